@@ -1,0 +1,247 @@
+"""A world of questions with one right answer: asked, answered, graded, and perhaps asked again.
+
+    reset  ->  "<shots>Question: 3 + 4\nAnswer:"
+    step(" 8\n")  ->  "Wrong. Try again.\nAnswer:", 0.0        only with feedback_turns > 0
+    step(" 7\n")  ->  "", reward, terminated
+
+A subclass says how many questions it has, names the n-th by a prompt id, and turns a prompt id into
+a `Question`. Everything else is here: shots, splits, prompt order, feedback, replay of a history.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from envs import text
+
+_DONE_GRADE = 0.999  # partial credit below this is no success
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Invariant: `answer` earns grade 1 and `wrong` earns less; equal `text` means the same question.
+    """
+
+    text: str
+    answer: str
+    wrong: str  # well-formed but wrong, for the shots that show what feedback looks like
+    canonical: str  # what decides the split
+
+
+@dataclass(frozen=True)
+class QuestionSettings:
+    """Settings that every world of questions has.
+
+    Invariant: `faults` is empty for the settings of a world that exists.
+    """
+
+    num_shots: int = 4  # solved questions before the one that is asked
+    shots_seed: int = 0  # which questions they are
+    feedback_turns: int = 0  # further tries after a wrong answer
+    retry_reward: float = 0.5  # share of the reward that a right answer on a further try earns
+
+    def faults(self) -> list[str]:
+        """Return one line for each setting out of its range."""
+        faults = [
+            f"{name} = {getattr(self, name)}; expected 0 or more"
+            for name in ("num_shots", "feedback_turns")
+            if getattr(self, name) < 0
+        ]
+        if not 0 <= self.retry_reward <= 1:
+            faults.append(f"retry_reward = {self.retry_reward}; expected 0 to 1")
+        return faults
+
+
+def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, world: str) -> Any:
+    """Return `settings_class` filled from `env_config`.
+
+    Raises:
+        ValueError: listing every unknown name, wrong type and value out of range at once.
+    """
+    fields = {field.name: field for field in dataclasses.fields(settings_class)}
+    given, faults = dict(env_config or {}), []
+    for name, value in given.items():
+        if name not in fields:
+            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(fields))}")
+        elif not _has_type(value, str(fields[name].type)):
+            faults.append(f"{name} = {value!r}; expected {fields[name].type}")
+    if not faults:
+        settings = settings_class(**given)
+        faults = settings.faults()
+        if not faults:
+            return settings
+    raise ValueError(f"env_config of {world}: " + "; ".join(faults))
+
+
+def _has_type(value: Any, annotation: str) -> bool:
+    kinds: dict[str, tuple[type, ...]] = {
+        "int": (int,),
+        "float": (int, float),
+        "str": (str,),
+        "bool": (bool,),
+        "dict": (dict,),
+        "int | None": (int, type(None)),
+    }
+    if isinstance(value, bool) and annotation != "bool":
+        return False
+    return isinstance(value, kinds[annotation])
+
+
+class QuestionWorld(gymnasium.Env[str, str]):
+    """A `gymnasium.Env` that asks one question an episode.
+
+    Invariant: the same settings and prompt id give the same texts and rewards in every process, and
+    no two instances share anything that changes.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    stop_strings: tuple[str, ...] = ("\n",)
+    settings_class: ClassVar[type[QuestionSettings]] = QuestionSettings
+    domain: str = "question"
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        self.observation_space = text.TextSpace()
+        self.action_space = text.TextSpace()
+        self.settings = read_settings(self.settings_class, env_config, type(self).__name__)
+        self._prepare()
+        shots = self._draw_shots()
+        self._shot_texts = frozenset(question.text for question in shots)
+        self._header = "".join(self._shot(index, question) for index, question in enumerate(shots))
+        self._question: Question | None = None
+        self._num_tries = 0
+
+    @property
+    @abstractmethod
+    def num_questions(self) -> int:
+        """Return how many distinct questions both splits hold together; the shots are in neither."""
+
+    @property
+    def chance(self) -> float | None:
+        """Return the probability that a well-formed guess is right; None where that says nothing."""
+        return None
+
+    @abstractmethod
+    def _num_ids(self) -> int:
+        """Return the number of prompt ids."""
+
+    @abstractmethod
+    def _prompt_id(self, number: int) -> str:
+        """Return the prompt id of question `number`, 0 <= number < _num_ids(); no two are the same question."""
+
+    @abstractmethod
+    def question(self, prompt_id: str) -> Question:
+        """Return the question of `prompt_id`. Raises `ValueError` if this world has no such question."""
+
+    @abstractmethod
+    def grade(self, prompt_id: str, answer: str) -> float | None:
+        """Return the grade of an answer in [0, 1], or None if it cannot be read."""
+
+    def _prepare(self) -> None:
+        """Set up what the settings call for, before the shots are drawn."""
+
+    def _draw_shots(self) -> list[Question]:
+        order = text.shuffled(self._num_ids(), f"shots:{self.settings.shots_seed}")
+        shots = [self.question(self._prompt_id(number)) for _, number in zip(range(self.settings.num_shots), order)]
+        if len(shots) < self.settings.num_shots:
+            raise ValueError(f"num_shots = {self.settings.num_shots}; expected at most {len(shots)} (all questions)")
+        return shots
+
+    def _shot(self, index: int, question: Question) -> str:
+        # Every second shot is answered wrong first, so that both courses of an episode have been seen.
+        retried = self.settings.feedback_turns > 0 and index % 2 == 1
+        return text.shot(question.text, *([question.wrong] if retried else []), question.answer)
+
+    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
+        """Yield the prompt ids of `split`, each question once.
+
+        Args:
+            split: "train" or "heldout"; the two share no question, whatever the seeds
+            seed: of the order
+        """
+        if split not in text.SPLITS:
+            raise ValueError(f"split = {split!r}; expected one of {', '.join(text.SPLITS)}")
+        for number in text.shuffled(self._num_ids(), f"{split}:{seed}"):
+            prompt_id = self._prompt_id(number)
+            if self.split_of(prompt_id) == split:
+                yield prompt_id
+
+    def split_of(self, prompt_id: str) -> str:
+        """Return "train", "heldout", or "shots" for a question that every prompt already shows solved."""
+        question = self.question(prompt_id)
+        return "shots" if question.text in self._shot_texts else text.split_of(question.canonical)
+
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return the turns that earn reward 1."""
+        return [f" {self.question(prompt_id).answer}{self.stop_strings[0]}"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Ask a question and return the transcript so far.
+
+        Args:
+            seed: of the generator that draws a training question when no prompt id is given
+            options: "prompt_id", and with it "history": turns of the policy to be replayed
+
+        Raises:
+            ValueError: for an unknown option or prompt id, or a history that ends the episode.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        prompt_id, history = options.pop("prompt_id", None), options.pop("history", None) or ()
+        if options:
+            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history")
+        if prompt_id is None:
+            if history:
+                raise ValueError("reset got a history without the prompt_id it belongs to")
+            prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
+            if prompt_id is None:
+                raise ValueError(f"{type(self).__name__} has no training question among its {self._num_ids()}")
+        self._question, self._num_tries, self._asked_id = self.question(prompt_id), 0, prompt_id
+        return self._replayed(history), {"prompt_id": prompt_id}
+
+    def _replayed(self, history: Sequence[str]) -> str:
+        assert self._question is not None
+        transcript = self._header + text.asked(self._question.text)
+        for turn in history:
+            observation, _, terminated, _, _ = self.step(turn)
+            if terminated:
+                raise ValueError(
+                    f"the history of {len(history)} turns ends the episode of prompt {self._asked_id!r}; "
+                    "expected one that leaves a turn to play"
+                )
+            transcript += turn + observation
+        return transcript
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Grade one turn; return the reply, the reward, and whether the episode is over."""
+        if self._question is None:
+            raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
+        grade = self.grade(self._asked_id, self.answer_in(action))
+        share = self.settings.retry_reward if self._num_tries else 1.0
+        self._num_tries += 1
+        succeeded = grade is not None and grade >= _DONE_GRADE
+        if not succeeded and self._num_tries <= self.settings.feedback_turns:
+            return text.reply(action, text.WRONG), 0.0, False, False, {}
+        self._question = None
+        info = {"stop_reason": "unparsable"} if grade is None else {}
+        return "", share * (grade or 0.0), True, False, info
+
+    def answer_in(self, turn: str) -> str:
+        """Return the answer that a turn states: all up to the stop string, without the white space around it."""
+        return turn.split(self.stop_strings[0], 1)[0].strip()
+
+
+def integer_in(answer: str) -> int | None:
+    """Return the integer that `answer` is, or None; a final full stop does not count."""
+    digits = answer.removesuffix(".")
+    if not digits.removeprefix("-").isdecimal() or not digits.isascii() or len(digits) > 30:
+        return None
+    return int(digits)

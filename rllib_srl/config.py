@@ -1,0 +1,241 @@
+"""SRLConfig: every setting of the algorithm, flat, so that Tune sees each one.
+
+The grouped methods are RLlib's (`environment`, `rl_module`, `env_runners`, `learners`, `training`,
+`evaluation`, `fault_tolerance`, ...) and take our settings beside RLlib's own; `replay` is ours.
+`validate` reports every fault at once. `docs/settings.md` is generated from the table below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.tune.registry import ENV_CREATOR, _global_registry
+from ray.tune.registry import register_trainable as _register_trainable
+
+from rllib_srl.faults import faults_of
+from rllib_srl.worlds import resolve
+
+# name: (default, unit and meaning). One table: __init__, the grouped methods and the docs read it.
+ENVIRONMENT = {
+    "worlds": (None, "several environments: name -> env_config; None plays `env` alone"),
+    "mixture": (None, "name -> weight of each world among fresh prompts; None weighs them equally"),
+}
+ENV_RUNNERS = {
+    "engine": ("vllm", '"vllm" or "transformers" (plain, exact, slow; for platforms without vLLM)'),
+    "engine_tensor_parallel_size": (1, "GPUs one engine spreads its model over"),
+    "engine_memory_utilization": (0.9, "share of GPU memory the engine takes, in (0, 1]"),
+    "engine_kv_cache_gib": (1.0, "GiB of KV cache on a CPU"),
+    "engine_max_num_seqs": (256, "turns generated at the same time, at most"),
+    "weight_transfer": ("object_store", '"object_store"; on GPUs also "nccl" or "ipc"'),
+    "colocate": (False, "engine and learner share one GPU: the engine sleeps while the learner works"),
+    "prompt_format": ("text", '"text" (the observation as it is) or "chat" (the model\'s chat template)'),
+    "temperature": (1.0, "of sampling in training, > 0; the learner's log-probs use the same"),
+    "max_turns": (8, "turns of an episode, at most"),
+    "max_turn_tokens": (64, "tokens of one turn, at most"),
+    "max_episode_tokens": (1024, "tokens of a whole episode, prompt included; the engine's context"),
+    "env_timeout_s": (10.0, "seconds one reset or step of an environment may take"),
+    "num_env_threads": (8, "threads that environments of one runner share"),
+    "num_transcripts": (2, "groups written out as text each iteration, per runner"),
+}
+TRAINING = {
+    "num_prompts_per_batch": (16, "prompts played each iteration, P"),
+    "group_size": (8, "episodes of each prompt, G, at least 2"),
+    "advantage": ("group", "a key of `advantages.ADVANTAGES`"),
+    "clip_low": (0.2, "the ratio may fall to 1 - clip_low"),
+    "clip_high": (0.28, "the ratio may rise to 1 + clip_high"),
+    "is_truncation": (2.0, "upper bound of the engine-mismatch correction; None switches it off"),
+    "kl_coeff": (0.0, "weight of the KL to the starting model; 0 loads no reference"),
+    "kl_estimator": ("k3", '"k1" (in the reward), "k2" or "k3" (in the loss)'),
+    "compute_dtype": ("auto", '"float32", "bfloat16", or "auto": bfloat16 where the processor has it'),
+    "micro_batch_tokens": (2048, "tokens of one forward and backward pass, at most (one longer episode passes alone)"),
+    "prefix_sharing": (True, "compute shared prompts once (exact; checked at start-up, off where it would not be)"),
+    "optimizer_name": ("adamw", '"adamw" or "sgd"'),
+    "adam_betas": ((0.9, 0.999), "AdamW's moving-average rates"),
+    "weight_decay": (0.0, "AdamW's, per step and learning rate"),
+    "update_timeout_s": (1800.0, "seconds one update of the learners may take"),
+    "sync_timeout_s": (300.0, "seconds one weight transfer may take"),
+    "start_timeout_s": (600.0, "seconds an engine may take to start or restart"),
+    "checkpoint_every": (10, "iterations between checkpoints in the log directory; 0 writes none"),
+    "checkpoints_kept": (2, "newest checkpoints kept there"),
+    "check_resources": (True, "refuse at once what the cluster cannot hold; False on clusters that grow by themselves"),
+}
+EVALUATION = {
+    "evaluation_pass_k": (0, "also sample k answers a held-out prompt and report pass@k; 0 skips that"),
+}
+REPLAY = {
+    "replay_revisit_fraction": (0.0, "share of played prompts that come from the memory; only 0 in this version"),
+    "replay_reuse_fraction": (0.0, "share of trained groups that come from the memory; only 0 in this version"),
+}
+SETTINGS = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY}
+
+
+class SRLConfig(AlgorithmConfig):
+    """Settings of `SRL`; build it with `SRLConfig().environment(...).build_algo()`.
+
+    Invariant: every attribute without a leading underscore is RLlib's or in `SETTINGS`, or `validate` refuses it.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        """Start from SRL's defaults; they differ from RLlib's where language models need it."""
+        from rllib_srl.env_runner import LLMEnvRunner
+        from rllib_srl.srl import SRL
+
+        super().__init__(algo_class=algo_class or SRL)
+        for name, (default, _) in SETTINGS.items():
+            setattr(self, name, default)
+        self._model_config = {"model": "smollm2-135m"}
+        self.env_runner_cls = LLMEnvRunner
+        self.num_env_runners = 1
+        self.lr = 1e-6
+        self.grad_clip = 1.0
+        self.gamma = 1.0  # rewards of an episode are summed, never discounted
+        self.evaluation_duration = 128  # held-out prompts
+        self.sample_timeout_s = 1200.0
+        self.evaluation_sample_timeout_s = 1200.0
+        self.delay_between_env_runner_restarts_s = 1.0
+        self.add_default_connectors_to_env_to_module_pipeline = False
+        self.add_default_connectors_to_module_to_env_pipeline = False
+        self.add_default_connectors_to_learner_pipeline = False
+        self._dont_auto_sync_env_runner_states = True
+
+    # --- grouped methods ----------------------------------------------------------------------
+
+    def environment(self, env: Any = NotProvided, *, worlds: Any = NotProvided, **kwargs: Any) -> SRLConfig:
+        """Set what is played: one environment, or several `worlds` with an optional `mixture`."""
+        ours, theirs = _divide({**kwargs, "worlds": worlds}, ENVIRONMENT)
+        super().environment(env, **theirs)
+        return self._assign(ours)
+
+    def env_runners(self, **kwargs: Any) -> SRLConfig:
+        """Set engine, sampling and limits of episodes (`ENV_RUNNERS`), beside RLlib's own settings."""
+        ours, theirs = _divide(kwargs, ENV_RUNNERS)
+        super().env_runners(**theirs)
+        return self._assign(ours)
+
+    def training(self, **kwargs: Any) -> SRLConfig:
+        """Set batch, loss and optimiser (`TRAINING`), beside RLlib's own settings such as `lr` and `num_epochs`."""
+        ours, theirs = _divide(kwargs, TRAINING)
+        super().training(**theirs)
+        return self._assign(ours)
+
+    def evaluation(self, **kwargs: Any) -> SRLConfig:
+        """Set when and on how many held-out prompts to evaluate (`evaluation_duration` counts prompts)."""
+        ours, theirs = _divide(kwargs, EVALUATION)
+        super().evaluation(**theirs)
+        return self._assign(ours)
+
+    def replay(self, **kwargs: Any) -> SRLConfig:
+        """Set the memory; names are those of `REPLAY` without the prefix."""
+        ours, unknown = _divide({f"replay_{name}": value for name, value in kwargs.items()}, REPLAY)
+        if unknown:
+            names = sorted(name.removeprefix("replay_") for name in REPLAY)
+            raise TypeError(f"replay() got unknown settings {sorted(kwargs)}; expected some of {names}")
+        return self._assign(ours)
+
+    def _assign(self, values: Mapping[str, Any]) -> SRLConfig:
+        for name, value in values.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check every setting.
+
+        Raises:
+            ValueError: naming all faults at once, one line each: "name = value; expected ...".
+        """
+        if not self.in_evaluation:
+            self.create_local_env_runner = self.num_env_runners == 0
+            if faults := faults_of(self):
+                raise ValueError("SRLConfig has faults:\n  " + "\n  ".join(faults))
+            if self.compute_dtype == "auto":
+                self.compute_dtype = self._best_dtype()
+        super().validate()
+
+    def _best_dtype(self) -> str:
+        from rllib_srl.hardware import best_dtype
+
+        return best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
+
+    # --- derived ------------------------------------------------------------------------------
+
+    def world_configs(self) -> dict[str, dict]:
+        """Return environment id -> env_config of every world."""
+        if self.worlds:
+            return {str(name): dict(env_config or {}) for name, env_config in self.worlds.items()}
+        return {self._env_id(): dict(self.env_config or {})}
+
+    def world_creators(self) -> dict[str, Callable[[dict], gym.Env]]:
+        """Return environment id -> creator.
+
+        Raises:
+            ValueError: an environment that cannot be found.
+        """
+        if self.worlds:
+            return {str(name): resolve(name, registry=_from_tune) for name in self.worlds}
+        return {self._env_id(): resolve(self.env, registry=_from_tune)}
+
+    def mixture_weights(self) -> dict[str, float]:
+        """Return environment id -> weight among fresh prompts."""
+        return {str(k): float(v) for k, v in (self.mixture or dict.fromkeys(self.world_configs(), 1.0)).items()}
+
+    def _env_id(self) -> str:
+        return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
+
+    def engine_settings(self, model_dir: Path) -> dict[str, Any]:
+        """Return the arguments of `make_engine`."""
+        common = {
+            "kind": self.engine,
+            "model_dir": model_dir,
+            "dtype": self.compute_dtype,
+            "seed": self.seed or 0,
+            "context_length": self.max_episode_tokens,
+            "max_num_seqs": self.engine_max_num_seqs,
+        }
+        if self.engine == "transformers":
+            return common
+        return common | {
+            "tensor_parallel_size": self.engine_tensor_parallel_size,
+            "memory_utilization": self.engine_memory_utilization,
+            "kv_cache_gib": self.engine_kv_cache_gib,
+            "weight_transfer": self.weight_transfer,
+        }
+
+    def get_default_learner_class(self) -> type:
+        """Return the GRPO learner."""
+        from rllib_srl.learner import GRPOTorchLearner
+
+        return GRPOTorchLearner
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """Return the Hugging Face causal language model."""
+        from rllib_srl.rl_module import CausalLMModule
+
+        return RLModuleSpec(module_class=CausalLMModule)
+
+    @property
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        return {"model": "smollm2-135m"}
+
+
+def register() -> None:
+    """Put "SRL" into Tune's registry, so that `tune.Tuner("SRL", ...)` finds it."""
+    from rllib_srl.srl import SRL
+
+    _register_trainable("SRL", SRL)
+
+
+def _from_tune(name: str) -> Callable[[dict], gym.Env] | None:
+    return _global_registry.get(ENV_CREATOR, name) if _global_registry.contains(ENV_CREATOR, name) else None
+
+
+def _divide(values: Mapping[str, Any], table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    ours = {name: value for name, value in values.items() if name in table}
+    return ours, {name: value for name, value in values.items() if name not in table}

@@ -1,0 +1,70 @@
+"""Text engines, and the verified weights between learner and engine.
+
+One engine, from start to its first update:
+
+    engine = make_engine("vllm", model_dir, context_length=1024)
+    engine.generate(prompts, Sampling(max_tokens=64))
+    engine.load_weights(pack(model.named_parameters(), version=1, dtype="float32"))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.engine.canary import (
+    CanaryGap,
+    SelfTestReport,
+    canary_sequences,
+    check_canary,
+    perturbed,
+    self_test,
+)
+from rllib_srl.engine.protocol import Engine, EngineError, Sampling, Turn
+from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack, unpack, verify
+
+ENGINE_KINDS = ("vllm", "transformers")
+
+__all__ = [
+    "ENGINE_KINDS",
+    "CanaryGap",
+    "Engine",
+    "EngineError",
+    "Sampling",
+    "SelfTestReport",
+    "TensorSpec",
+    "Turn",
+    "WeightBundle",
+    "WeightSyncError",
+    "canary_sequences",
+    "check_canary",
+    "make_engine",
+    "pack",
+    "perturbed",
+    "self_test",
+    "unpack",
+    "verify",
+]
+
+
+def make_engine(kind: str, model_dir: str | Path, **settings: Any) -> Engine:
+    """Build an engine.
+
+    Args:
+        kind: "vllm" or "transformers".
+        model_dir: a local Hugging Face directory with weights and tokenizer.
+        settings: `context_length`, `dtype`, `seed`, `max_num_seqs`, and what the engine of this kind takes besides.
+
+    Raises:
+        ValueError: if `kind`, the directory or a setting is unfit.
+        EngineError: if vLLM is not installed or cannot start.
+    """
+    if kind == "vllm":
+        from rllib_srl.engine.vllm_engine import VLLMEngine
+
+        return VLLMEngine(model_dir, **settings)
+    if kind == "transformers":
+        from rllib_srl.engine.transformers_engine import TransformersEngine
+
+        return TransformersEngine(model_dir, **settings)
+    raise ValueError(f"engine = {kind!r}; expected one of {', '.join(ENGINE_KINDS)}")

@@ -1,0 +1,213 @@
+"""The canary: do engine and learner give the same log-probs to the same fixed text?
+
+    gap = CanaryGap.between(engine.score(sequences), learner's log-probs)       nats a token
+    check_canary(gap, healthy, dtype, version)      fp32: max <= 1e-3        bf16: mean <= 1.5 x the healthy mean
+
+A canary after an ordinary update proves little: in bf16 one small step moves the policy less than rounding does. So
+`self_test`, at start-up and after every restart of an engine, sends weights in which every tensor is moved. The canary
+must follow, and in the engine's fingerprint every block of every module must move, and come back to the same bits.
+
+Why both: in bf16 a single stale matrix among the 270 of a 135M model changes the canary by less than rounding
+(measured: 1.12 to 1.4 x healthy for 21 of 29 tensors), so only the fingerprint shows it; and only the canary sees the
+whole policy, whichever way the engine computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rllib_srl.engine.fingerprint import Fingerprint, moved, unmoved
+from rllib_srl.engine.sync import WeightSyncError
+
+FP32_MAX_GAP = 1e-3  # nats; healthy is about 5e-5
+BF16_GROWTH = 1.5  # times the healthy mean
+BF16_PLAUSIBLE_MEAN = 0.2  # nats; healthy is about 0.04, another model's weights give more than 1
+SELF_TEST_MOVE = 10.0  # times the healthy gap, at least, or the self-test shows nothing
+SELF_TEST_SCALES = (0.05, 0.1, 0.2)  # the first that moves the canary enough; more noise also means more rounding
+SELF_TEST_BF16_GROWTH = 3.0  # times the healthy mean: perturbed weights round worse (measured: 1.16 to 1.4)
+MAX_SEQUENCE_TOKENS = 64
+
+_TEXTS = (
+    "17 + 25 = 42. 42 - 8 = 34. 34 * 2 = 68. 68 / 4 = 17. If a box holds 12 eggs and 5 of them are broken, 7 eggs "
+    "are whole. 9 * 9 = 81 and 81 - 17 = 64, which is 8 * 8. Half of 64 is 32, and a quarter of it is 16.",
+    "The old lighthouse stood at the end of the harbour wall, where the wind never rested. Every evening Martha "
+    "climbed its stairs with a lamp in her hand, counting the steps aloud, and every evening she lost count.",
+    "def largest(numbers):\n    best = numbers[0]\n    for number in numbers[1:]:\n        if number > best:\n"
+    "            best = number\n    return best\n\nprint(largest([3, 41, 7, 26]))  # prints 41\n",
+    "Things to bring:\n1. a torch and two spare batteries\n2. bread, apples, and a jar of honey\n3. the map of a coast"
+    "\n4. warm socks\n5. a pencil, some paper, and string\n6. water for two days\n7. the key to the boat house\n",
+    "Question: Which is larger, 318 or 291?\nAnswer: 318\n\nQuestion: Which is larger, 45 or 405?\nAnswer: 405\n\n"
+    "Question: a=12, b=40, c=7. What is b?\nAnswer: 40\n\nQuestion: What is 6 + 3?\nAnswer: 9\n",
+    "User: Is water wet, or does it only make other things wet?\nAssistant: People disagree. Chemists speak of one "
+    "substance wetting another, so a single drop is not wet by itself; in daily speech, of course, it is.\n",
+)
+
+
+def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
+    """Return six fixed token sequences of at most 64 tokens, shorter than the context: sums, prose, code, a list.
+
+    Raises:
+        ValueError: if the tokenizer makes nothing of the texts, or the context holds fewer than 4 tokens.
+    """
+    longest = min(MAX_SEQUENCE_TOKENS, context_length - 1)
+    sequences = [list(tokenizer.encode(text, add_special_tokens=False))[:longest] for text in _TEXTS]
+    if min(map(len, sequences)) < 3:
+        raise ValueError(
+            f"the canary texts have {[len(s) for s in sequences]} tokens with context_length = {context_length}; "
+            "expected at least 3 each: give a longer context or a tokenizer that knows plain English text"
+        )
+    return sequences
+
+
+@dataclass(frozen=True)
+class CanaryGap:
+    """How far two policies differ on the canary: |difference of log-probs|, in nats.
+
+    Invariant: 0 <= `mean` <= `max`, or both are not finite when a log-prob is not.
+    """
+
+    mean: float
+    max: float
+
+    @classmethod
+    def between(cls, engine_logps: Sequence[np.ndarray], learner_logps: Sequence[np.ndarray]) -> CanaryGap:
+        """Compare two scorings of the same sequences, one array a sequence.
+
+        Raises:
+            ValueError: if they do not align.
+        """
+        lengths = [len(a) for a in engine_logps], [len(a) for a in learner_logps]
+        if lengths[0] != lengths[1]:
+            raise ValueError(f"engine_logps has lengths {lengths[0]}, learner_logps has {lengths[1]}")
+        gap = np.abs(np.concatenate(engine_logps).astype(np.float64) - np.concatenate(learner_logps))
+        return cls(float(gap.mean()), float(gap.max()))
+
+    def __str__(self) -> str:
+        return f"mean {self.mean:.2g}, max {self.max:.2g} nats"
+
+
+def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version: int) -> None:
+    """Check that engine and learner are the same policy.
+
+    Args:
+        gap: engine against learner, now.
+        healthy: that of version 0, whose weights the engine read from disk itself; None if `gap` is that one.
+        dtype: what the engine computes in.
+        version: of the weights under test.
+
+    Raises:
+        WeightSyncError: naming version and gap.
+    """
+    if dtype == "float32":
+        is_same, limit = gap.max <= FP32_MAX_GAP, f"max <= {FP32_MAX_GAP:g}"
+    elif healthy is None:
+        is_same, limit = gap.mean <= BF16_PLAUSIBLE_MEAN, f"mean <= {BF16_PLAUSIBLE_MEAN:g} before any update"
+    else:
+        is_same = gap.mean <= BF16_GROWTH * healthy.mean
+        limit = f"mean <= {BF16_GROWTH:g} x the healthy {healthy.mean:.2g}"
+    if not is_same:  # so that NaN fails
+        raise WeightSyncError(f"the canary differs between engine and learner by {gap}; expected {limit}", version)
+
+
+def perturbed(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], scale: float, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over the self-test's weights: every tensor moved by its own seeded noise, the originals untouched.
+
+    Each number x becomes x (1 + scale s) with s = +-1 at random, which keeps outliers where they are; an all-zero
+    tensor becomes scale s / 50.
+
+    Args:
+        named_tensors: as from `named_parameters()`.
+        scale: relative size of the move.
+        seed: equal seeds give equal weights, in every process, whatever the device.
+    """
+    for index, (name, tensor) in enumerate(named_tensors):
+        if not tensor.is_floating_point():
+            yield name, tensor
+            continue
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+        sign = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        move = sign.to(device=tensor.device, dtype=tensor.dtype).mul_(scale)
+        values = tensor.detach()
+        yield name, values * (1 + move) if values.count_nonzero() else move / 50
+
+
+@dataclass(frozen=True)
+class SelfTestReport:
+    """What a passed self-test measured.
+
+    Invariant: `move.mean` is at least 10 times `healthy.mean`.
+    """
+
+    healthy: CanaryGap  # engine against learner at version 0
+    perturbed: CanaryGap  # engine against learner, both with perturbed weights
+    move: CanaryGap  # the engine with perturbed weights against itself before
+    restored: CanaryGap  # engine against learner, afterwards
+    scale: float  # of the perturbation
+
+
+def self_test(
+    score_engine: Callable[[], Sequence[np.ndarray]],
+    score_learner: Callable[[float], Sequence[np.ndarray]],
+    load: Callable[[float], None],
+    fingerprint: Callable[[], Fingerprint],
+    *,
+    dtype: str,
+    version: int,
+    healthy: CanaryGap | None = None,
+) -> SelfTestReport:
+    """Prove that the engine computes with every tensor it is sent.
+
+    The learner makes both sets of weights: `score_learner` and `load` take the scale of `perturbed`, 0 being the true
+    weights.
+
+    Args:
+        score_engine: the canary under the weights the engine has.
+        score_learner: the canary under the learner's weights; the learner is left as it was.
+        load: send the learner's weights to the engine and wait until they are loaded.
+        fingerprint: that of the engine, `Engine.fingerprint`.
+        dtype: what the engine computes in.
+        version: of the true weights, which the engine must have when this starts.
+        healthy: the gap of version 0; None at start-up, when it is measured here.
+
+    Raises:
+        WeightSyncError: saying which step failed and which modules are at fault. The engine may then hold perturbed
+            weights: do not play with it.
+    """
+    before, learner, print_before = score_engine(), score_learner(0.0), fingerprint()
+    start = CanaryGap.between(before, learner)
+    check_canary(start, healthy, dtype, version)
+    healthy = healthy or start
+
+    for scale in SELF_TEST_SCALES:
+        load(scale)
+        after = score_engine()
+        move = CanaryGap.between(after, before)
+        if move.mean >= SELF_TEST_MOVE * healthy.mean:
+            break
+    if stale := unmoved(print_before, fingerprint()):
+        raise WeightSyncError("self-test: parts of the engine kept their old weights", version, stale)
+    if not move.mean >= SELF_TEST_MOVE * healthy.mean:
+        raise WeightSyncError(
+            f"self-test: weights perturbed by {scale:g} moved the engine's canary by {move}; expected a mean of at "
+            f"least {SELF_TEST_MOVE:g} x the healthy {healthy.mean:.2g}",
+            version,
+        )
+    follow = CanaryGap.between(after, score_learner(scale))
+    if not (follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= SELF_TEST_BF16_GROWTH * healthy.mean):
+        raise WeightSyncError(
+            f"self-test: with perturbed weights the engine differs from the learner by {follow}", version
+        )
+
+    load(0.0)
+    if misplaced := moved(print_before, fingerprint()):
+        raise WeightSyncError("self-test: the true weights did not come back bit by bit", version, misplaced)
+    restored = CanaryGap.between(score_engine(), learner)
+    check_canary(restored, healthy, dtype, version)
+    return SelfTestReport(healthy, follow, move, restored, scale)

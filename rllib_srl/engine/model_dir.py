@@ -1,0 +1,82 @@
+"""What a local Hugging Face model directory holds, read before an engine is built on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DTYPES = ("float32", "bfloat16")
+
+
+def check_settings(model_dir: str | Path, dtype: str, context_length: int) -> Path:
+    """Check what both engines are given; return the directory.
+
+    Raises:
+        ValueError: naming all faults at once.
+    """
+    path, faults = Path(model_dir), []
+    if not path.is_dir():
+        faults.append(f"model_dir = {str(path)!r}; expected a directory with config.json, weights and a tokenizer")
+    else:
+        if not (path / "config.json").is_file():
+            faults.append(f"model_dir = {str(path)!r} has no config.json; save the model with save_pretrained()")
+        if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+            faults.append(f"model_dir = {str(path)!r} has no tokenizer; add it with tokenizer.save_pretrained()")
+        if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
+            faults.append(f"model_dir = {str(path)!r} has no weights (*.safetensors); save_pretrained() writes them")
+    if dtype not in DTYPES:
+        faults.append(f"dtype = {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if context_length < 8:
+        faults.append(f"context_length = {context_length}; expected at least 8 tokens")
+    if faults:
+        raise ValueError("the engine cannot be built: " + "; ".join(faults))
+    _check_positions(path, context_length)
+    return path
+
+
+def load_config(model_dir: Path) -> Any:
+    """Return the model's configuration, without running code from the directory."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model_dir, local_files_only=True)
+
+
+def load_tokenizer(model_dir: Path) -> Any:
+    """Return the tokenizer, without running code from the directory."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+
+
+def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a turn: the tokenizer's and those of the generation configuration."""
+    from transformers import GenerationConfig
+
+    listed = None
+    if (model_dir / "generation_config.json").is_file():
+        listed = GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id
+    found = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
+    return frozenset(token for token in found if token is not None)
+
+
+def expected_tensors(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every distinct parameter of the model; a tied head is not listed apart.
+
+    The names are those of `named_parameters()` of the Hugging Face model, which is what a learner packs.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _check_positions(path: Path, context_length: int) -> None:
+    config = load_config(path)
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and context_length > longest:
+        raise ValueError(
+            f"context_length = {context_length}; expected at most {longest}, the max_position_embeddings of {path.name}"
+        )

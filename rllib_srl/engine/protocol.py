@@ -1,0 +1,178 @@
+"""What a text engine must do: generate with continuous batching, score, take weights, rest.
+
+    submit(id, ids, sampling) ... step() -> [Turn, ...]    many at once; a finished one leaves while others go on
+    load_weights(bundle)                                   verified receipt, new version, prefix cache reset
+    sleep / wake, pause / resume, abort                    colocation, asynchronous updates, deadlines
+
+Two engines implement it: `VLLMEngine` (fast) and `TransformersEngine` (plain and exact). The same
+contract tests run on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rllib_srl.engine.fingerprint import Fingerprint
+from rllib_srl.engine.sync import WeightBundle
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one turn is sampled.
+
+    Invariant: with `top_p` 1 and `top_k` 0 the log-probs of a turn are those of the full softmax
+    at `temperature`, which is what the learner computes; a greedy turn's are those at temperature 1.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    stop: tuple[str, ...] = ()  # the turn ends with the token that completes one of these
+
+    def __post_init__(self) -> None:
+        """Check every value; all faults at once."""
+        faults = []
+        if self.max_tokens < 1:
+            faults.append(f"max_tokens = {self.max_tokens}; expected at least 1")
+        if not 0 <= self.temperature <= 100:
+            faults.append(f"temperature = {self.temperature}; expected 0 (greedy) to 100")
+        if not 0 < self.top_p <= 1:
+            faults.append(f"top_p = {self.top_p}; expected above 0, at most 1 (off)")
+        if self.top_k < 0:
+            faults.append(f"top_k = {self.top_k}; expected 0 (off) or more")
+        if isinstance(self.stop, str) or not all(self.stop):
+            faults.append(f"stop = {self.stop!r}; expected a tuple of non-empty strings")
+        if faults:
+            raise ValueError("sampling: " + "; ".join(faults))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One finished generation.
+
+    Invariant: `token_ids` and `logp` have the same length; ids are exactly those sampled,
+    end-of-sequence and stop tokens included.
+    """
+
+    request_id: str
+    token_ids: np.ndarray  # int32 [T]
+    logp: np.ndarray  # float32 [T], nats, of the distribution sampled from
+    text: str  # the ids decoded, special tokens left out
+    reason: str  # "stop", "length" or "aborted"
+    first_version: int
+    last_version: int
+
+
+class EngineError(RuntimeError):
+    """The engine cannot do what was asked; the message says what and why."""
+
+
+class Engine(Protocol):
+    """A causal language model that writes turns.
+
+    Invariant: `version` is that of the weights the next token is sampled from.
+    """
+
+    context_length: int
+    version: int
+    is_paused: bool
+
+    def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
+        """Queue one turn. Raises `EngineError` if the engine sleeps or the prompt fills the context."""
+
+    def step(self) -> list[Turn]:
+        """Advance every running request by at least one token; return the turns that ended."""
+
+    def num_running(self) -> int:
+        """Return how many submitted requests have not ended."""
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests; they never appear in `step`. Ids that do not run are ignored."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Turn]:
+        """Run `prompts` to the end and return their turns in order. Needs an engine where nothing runs."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Return for each sequence of T tokens the log-probs of tokens 1..T-1, float32 [T - 1], at temperature 1.
+
+        Always computed from the weights of now, never from the prefix cache.
+        """
+
+    def load_weights(self, bundle: WeightBundle) -> None:
+        """Verify `bundle`, load every tensor, reset the prefix cache, take its version.
+
+        Running requests go on: what they have read so far is computed again with the new weights.
+
+        Raises:
+            WeightSyncError: naming the version and the tensors at fault; the old version stands.
+            EngineError: if the engine sleeps.
+        """
+
+    def fingerprint(self) -> Fingerprint:
+        """Return digests of what each module computes on a fixed input, with the weights of now."""
+
+    def reseed(self, seed: int) -> None:
+        """Restart the sampling generator."""
+
+    def sleep(self) -> None:
+        """Free what can be freed (KV cache; on a GPU also weights). Nothing may be running."""
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+
+    def pause(self) -> None:
+        """Make `step` do nothing until `resume`; running requests keep their state, new ones may queue."""
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+def check_request(
+    request_id: str, token_ids: Sequence[int], *, context_length: int, vocab_size: int, running: Container[str]
+) -> None:
+    """Check what `submit` and `score` are given.
+
+    Raises:
+        EngineError: for an id that runs already, and for tokens that are none, too many or unknown.
+    """
+    if request_id in running:
+        raise EngineError(f"request {request_id!r} runs already; expected an id that is not in use")
+    if not 0 < len(token_ids) < context_length:
+        raise EngineError(
+            f"request {request_id!r} has {len(token_ids)} tokens; expected 1 to {context_length - 1}, so that one more "
+            f"fits context_length = {context_length}: shorten the prompt or raise context_length"
+        )
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        unknown = [t for t in token_ids if not 0 <= t < vocab_size]
+        raise EngineError(f"request {request_id!r} has token {unknown[0]}; expected 0 to {vocab_size - 1}")
+
+
+def run_to_end(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Turn]:
+    """Play `prompts` on an idle `engine` until all have ended; return their turns in order.
+
+    Raises:
+        EngineError: if something runs already (its turns would be lost) or the engine is paused.
+    """
+    if engine.num_running():
+        raise EngineError(f"generate was called while {engine.num_running()} requests run; use submit and step")
+    names = [f"generate-{index}" for index in range(len(prompts))]
+    turns: dict[str, Turn] = {}
+    try:
+        for name, token_ids in zip(names, prompts, strict=True):
+            engine.submit(name, token_ids, sampling)
+        while engine.num_running():
+            if engine.is_paused:
+                raise EngineError("generate was called on a paused engine; call resume() first")
+            turns.update((turn.request_id, turn) for turn in engine.step())
+    except BaseException:
+        engine.abort(names)
+        raise
+    return [turns[name] for name in names]

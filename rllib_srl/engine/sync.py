@@ -1,0 +1,179 @@
+"""Move weights from learner to engine, and prove that they arrived and that the engine computes with them.
+
+    learner: pack(named_parameters, version, dtype) -> WeightBundle      one buffer, one checksum a tensor
+    layer 3: moves the bundle (one `ray.put`, zero-copy `get`)
+    engine:  verify(bundle, expected) -> load each of unpack(bundle)     receipt
+
+A receipt says nothing about the policy: an engine may keep a prepacked copy of an old matrix, or load a matrix into
+the wrong place. `rllib_srl.engine.canary` compares the two policies on fixed text.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+ALIGNMENT = 64  # bytes; a cache line, and what every dtype's view needs
+_NUM_THREADS = min(4, os.cpu_count() or 1)
+
+
+class WeightSyncError(RuntimeError):
+    """Weights did not arrive, or the engine does not compute with them."""
+
+    def __init__(self, message: str, version: int, tensors: Sequence[str] = ()) -> None:
+        """Take one line of `message`, the `version` that failed and the names of the `tensors` at fault."""
+        names = ", ".join(tensors[:8]) + (f" and {len(tensors) - 8} more" if len(tensors) > 8 else "")
+        super().__init__(f"weights version {version}: {message}" + (f" [{names}]" if names else ""))
+        self.message, self.version, self.tensors = message, version, tuple(tensors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survive the trip through a Ray actor's reply."""
+        return type(self), (self.message, self.version, self.tensors)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Where one tensor lies in the buffer.
+
+    Invariant: `num_bytes` is what `shape` and `dtype` need; `checksum` is the xxh3_64 of those bytes.
+    """
+
+    name: str
+    dtype: str  # torch's name without the "torch."
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class WeightBundle:
+    """All weights of one version in one contiguous buffer.
+
+    Invariant: `verify` passes on every bundle `pack` made; `buffer` may be read-only shared memory.
+    """
+
+    version: int
+    tensors: tuple[TensorSpec, ...]
+    buffer: np.ndarray  # uint8
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype called `name`, "float32" or "bfloat16" for weights.
+
+    Raises:
+        ValueError: if torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f'dtype = {name!r}; expected the name of a torch dtype such as "float32" or "bfloat16"')
+    return dtype
+
+
+def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, dtype: str) -> WeightBundle:
+    """Cast the weights to the engine's dtype and lay them end to end.
+
+    A tensor that shares its memory with an earlier one (a tied head) is packed once, under the first name.
+
+    Args:
+        named_tensors: as from `named_parameters()`, on any device, whole (no shards).
+        version: that of these weights.
+        dtype: what floating-point tensors are cast to; an engine refuses weights of another dtype than its own.
+    """
+    target, specs, sources = torch_dtype(dtype), [], []
+    offset, seen = 0, set()
+    for name, tensor in named_tensors:
+        source = tensor.detach()
+        place = (source.device, source.data_ptr(), source.shape, source.stride())
+        if source.numel() and place in seen:
+            continue
+        seen.add(place)
+        kind = target if source.is_floating_point() else source.dtype
+        num_bytes = source.numel() * kind.itemsize
+        specs.append((name, str(kind).removeprefix("torch."), tuple(source.shape), offset, num_bytes))
+        sources.append(source)
+        offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    buffer = np.empty(offset, np.uint8)
+    raw = torch.from_numpy(buffer)
+
+    def fill(spec: tuple[str, str, tuple[int, ...], int, int], source: torch.Tensor) -> TensorSpec:
+        start, end = spec[3], spec[3] + spec[4]
+        _view(raw[start:end], spec[1], spec[2]).copy_(source)
+        buffer[end : end + -end % ALIGNMENT] = 0  # equal weights give equal buffers
+        return TensorSpec(*spec, checksum=xxhash.xxh3_64_intdigest(buffer[start:end]))
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        return WeightBundle(version, tuple(pool.map(fill, specs, sources)), buffer)
+
+
+def verify(bundle: WeightBundle, expected: Mapping[str, Sequence[int]] | None = None, dtype: str | None = None) -> None:
+    """Check that `bundle` arrived whole, and fits the engine that is to load it.
+
+    Args:
+        bundle: as received.
+        expected: name and shape of every tensor the engine needs; None checks the receipt alone.
+        dtype: that of the engine; None accepts any.
+
+    Raises:
+        WeightSyncError: naming every tensor that is damaged, missing, unknown or of a wrong shape or dtype.
+    """
+    names = [spec.name for spec in bundle.tensors]
+    if len(set(names)) != len(names):
+        raise WeightSyncError("a name occurs twice", bundle.version, sorted({n for n in names if names.count(n) > 1}))
+    if expected is not None:
+        _verify_fit(bundle, expected, dtype)
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        is_intact = list(pool.map(lambda spec: _is_intact(bundle.buffer, spec), bundle.tensors))
+    if damaged := [name for name, ok in zip(names, is_intact, strict=True) if not ok]:
+        raise WeightSyncError("received bytes differ from those that were sent", bundle.version, damaged)
+
+
+def unpack(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over (name, tensor) without copying.
+
+    The tensors are views: writing to one crashes the process when the buffer is Ray's read-only shared memory.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        raw = torch.frombuffer(bundle.buffer, dtype=torch.uint8) if bundle.buffer.size else torch.empty(0).byte()
+    for spec in bundle.tensors:
+        yield spec.name, _view(raw[spec.offset : spec.offset + spec.num_bytes], spec.dtype, spec.shape)
+
+
+def _view(raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return raw.view(torch_dtype(dtype)).view(shape)
+
+
+def _verify_fit(bundle: WeightBundle, expected: Mapping[str, Sequence[int]], dtype: str | None) -> None:
+    got = {spec.name: spec for spec in bundle.tensors}
+    faults = {
+        "tensors are missing": [name for name in expected if name not in got],
+        "the engine's model has no such tensors": [name for name in got if name not in expected],
+        "tensors have another shape than the engine's": [
+            name for name, shape in expected.items() if name in got and got[name].shape != tuple(shape)
+        ],
+        f"the engine computes in {dtype}, and casting belongs to the learner: pack(..., dtype={dtype!r})": [
+            name
+            for name, spec in got.items()
+            if dtype and torch_dtype(spec.dtype).is_floating_point and spec.dtype != dtype
+        ],
+    }
+    if found := {fault: names for fault, names in faults.items() if names}:
+        tensors = [name for names in found.values() for name in names]
+        raise WeightSyncError("; ".join(found), bundle.version, tensors)
+
+
+def _is_intact(buffer: np.ndarray, spec: TensorSpec) -> bool:
+    needed = int(np.prod(spec.shape, dtype=np.int64)) * torch_dtype(spec.dtype).itemsize
+    end = spec.offset + spec.num_bytes
+    if spec.num_bytes != needed or spec.offset % ALIGNMENT or spec.offset < 0 or end > buffer.size:
+        return False
+    return xxhash.xxh3_64_intdigest(buffer[spec.offset : end]) == spec.checksum

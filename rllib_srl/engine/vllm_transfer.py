@@ -1,0 +1,189 @@
+"""Our backend of vLLM's weight-transfer API: a `WeightBundle` that is already in this machine's memory.
+
+    start_weight_update() -> update_weights({"handle"}) -> finish_weight_update()      vLLM's own three calls
+                                        |
+    offer(bundle) -> handle ------------+      one process: the bundle itself, by reference
+                                               several workers: a name of POSIX shared memory
+
+vLLM's shipped backends move data between CUDA devices only. Importing this module imports vLLM.
+
+Traps (vLLM 0.32), each of which a test shows:
+1. The base class ends `update_weights` with `torch.accelerator.synchronize()`, which raises without an accelerator.
+2. On the CPU every linear layer computes with a prepacked copy of its weight. The layerwise reload makes it anew,
+   except for a head tied to the embedding: that layer receives no tensor of its own, and keeps the old matrix.
+3. A layer of which some tensors are missing is filled from uninitialised memory: `verify` against the model first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from rllib_srl.engine.fingerprint import digests, probe
+from rllib_srl.engine.sync import TensorSpec, WeightBundle, unpack
+
+BACKEND = "object_store"
+
+_reload_log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+_offered: dict[str, WeightBundle] = {}
+_handles = itertools.count()
+
+
+@dataclass
+class BundleInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on."""
+
+
+@dataclass
+class BundleUpdateInfo(WeightTransferUpdateInfo):
+    """Where the bundle lies.
+
+    Invariant: `handle` is a key of this process's offers, or with `specs` the name of a shared memory block.
+    """
+
+    handle: str
+    version: int
+    specs: list[TensorSpec] | None = None
+
+
+@contextmanager
+def offer(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, Any]]:
+    """Make `bundle` reachable for the workers; yield the update info that names it.
+
+    Args:
+        bundle: verified.
+        is_one_process: whether the one worker runs in this process; else the bytes are copied to shared memory.
+    """
+    if is_one_process:
+        handle = f"bundle-{next(_handles)}"
+        _offered[handle] = bundle
+        try:
+            yield {"handle": handle, "version": bundle.version}
+        finally:
+            del _offered[handle]
+        return
+    block = shared_memory.SharedMemory(create=True, size=max(1, bundle.buffer.nbytes))
+    try:
+        np.ndarray(bundle.buffer.nbytes, np.uint8, block.buf)[:] = bundle.buffer
+        yield {"handle": block.name, "version": bundle.version, "specs": list(bundle.tensors)}
+    finally:
+        block.close()
+        block.unlink()
+
+
+class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo]):
+    """The worker's side: load an offered bundle through vLLM's layerwise reload.
+
+    Invariant: after `finish_weight_update` no layer computes with an earlier weight, and none refers to the bundle.
+    """
+
+    init_info_cls = BundleInitInfo
+    update_info_cls = BundleUpdateInfo
+
+    def init_transfer_engine(self, init_info: BundleInitInfo) -> None:
+        """Do nothing: the bundle needs no connection."""
+
+    def start_weight_update(self) -> None:
+        """Open the layers for loading."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load; the base class would synchronise an accelerator, which a CPU has not."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: BundleUpdateInfo) -> None:
+        """Load every tensor of the bundle."""
+        if update_info.specs is None:
+            self.model.load_weights(unpack(_offered[update_info.handle]))
+            return
+        block = shared_memory.SharedMemory(update_info.handle)
+        try:
+            # Copied, because the layerwise reload may keep a tensor until finish, when the block is gone.
+            buffer = np.ndarray(block.size, np.uint8, block.buf).copy()
+        finally:
+            block.close()
+        self.model.load_weights(unpack(WeightBundle(update_info.version, tuple(update_info.specs), buffer)))
+
+    def finish_weight_update(self) -> None:
+        """Close the layers and pack tied heads anew."""
+        # It warns of each layer without a tensor of its own: rotary caches, tied heads. The bundle was verified whole.
+        _reload_log.addFilter(_is_news)
+        try:
+            finalize_layerwise_reload(self.model, self.model_config)
+        finally:
+            _reload_log.removeFilter(_is_news)
+        self.repack_heads()
+
+    def repack_heads(self) -> None:
+        """Make the prepacked copy of each head anew, from the weight it shares with the embedding."""
+        if self.device.type != "cpu":
+            return
+        for layer in self.model.modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
+
+    def shutdown(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+class WorkerExtension:
+    """Methods vLLM adds to each of its workers, and the import that registers the backend there."""
+
+    model_runner: Any  # vLLM's, as is `device`
+    device: torch.device
+
+    @torch.inference_mode()
+    def fingerprint(self) -> dict[str, tuple[int, ...]]:
+        """Return digests of each linear layer's answer to a fixed input, and of each other parameter.
+
+        The answer is computed the way the model computes it, from the prepacked copy if there is one.
+        """
+        found = {}
+        for name, layer in self.model_runner.get_model().named_modules():
+            # Rows that only pad the vocabulary belong to no tensor.
+            rows = layer.shard_indices.num_org_elements if isinstance(layer, VocabParallelEmbedding) else None
+            if isinstance(layer, LinearBase | ParallelLMHead):
+                found[f"{name} (answer)"] = digests(_answer(layer, self.device).T[:rows])
+            for kind, parameter in layer.named_parameters(recurse=False):
+                if parameter.numel():  # a prepacked layer may have dropped its own
+                    found[f"{name}.{kind}"] = digests(parameter[:rows])
+        return found
+
+    def reseed(self, seed: int) -> None:
+        """Restart the generators this worker samples from."""
+        torch.manual_seed(seed)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().endswith("Failed to load weights")
+
+
+def _answer(layer: Any, device: torch.device) -> torch.Tensor:
+    """Return the layer's output for the probe, [2, outputs]."""
+    is_head = isinstance(layer, ParallelLMHead)
+    num_features = layer.embedding_dim if is_head else layer.input_size_per_partition
+    return layer.quant_method.apply(layer, probe(num_features, layer.params_dtype, device), layer.bias)
+
+
+# By path, so that a registry inherited by a forked worker resolves to that process's own class.
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, __name__, BundleTransferEngine.__name__)

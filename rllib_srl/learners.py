@@ -1,0 +1,65 @@
+"""The LearnerGroup as SRL calls it: RLlib's update has no deadline, and a dead learner leaves the others waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.rllib.core.learner.learner_group import LearnerGroup
+
+from rllib_srl.deadlines import ActorFailure, Failure, gather
+from rllib_srl.shard import TrainingShard
+
+POLL_S = 1.0
+
+
+def update_learners(
+    group: LearnerGroup, shards: Sequence[TrainingShard], timesteps: dict, num_epochs: int, timeout_s: float
+) -> list[Any]:
+    """Train every learner on its shard and return their metrics.
+
+    Raises:
+        ActorFailure: a learner died, or did not finish in time.
+        Exception: what a learner raised itself.
+    """
+    refs = [ray.put(shard) for shard in shards]
+    if group.is_local:
+        return group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs)
+    group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs, async_update=True)
+    deadline, results, waiting = time.monotonic() + timeout_s, [], set(range(len(shards)))
+    while waiting:
+        # In short waits: the learners that live hang in their all-reduce once one of them is dead.
+        for answer in group._worker_manager.fetch_ready_async_reqs(timeout_seconds=POLL_S):
+            if not answer.ok:
+                raise _failure(answer.actor_id, answer.get())
+            waiting.discard(answer.actor_id)
+            results.append(answer.get())
+        if waiting and time.monotonic() > deadline:
+            raise ActorFailure(f"learner {min(waiting)} gave no answer within {timeout_s:g} s while updating")
+    return results
+
+
+def call_learners(group: LearnerGroup, method: str, arguments: Sequence[tuple], timeout_s: float, what: str) -> list[Any]:
+    """Call `method` on the first `len(arguments)` learners and return their answers in order.
+
+    Raises:
+        ActorFailure: naming the learner and `what` it was asked for.
+        Exception: what a learner raised itself.
+    """
+    if group.is_local:
+        return [getattr(group._learner, method)(*one) for one in arguments]
+    pending = {i: getattr(group._workers[i], method).remote(*one) for i, one in enumerate(arguments)}
+    answers = dict(gather(pending, timeout_s))
+    for index, answer in answers.items():
+        if isinstance(answer, Failure):
+            raise ActorFailure(f"learner {index} {answer.reason} while {what}")
+    return [answers[i] for i in range(len(arguments))]
+
+
+def _failure(index: int, error: Exception) -> Exception:
+    if isinstance(error, ray.exceptions.RayActorError):
+        return ActorFailure(f"learner {index} died while updating; continue from the last checkpoint")
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error

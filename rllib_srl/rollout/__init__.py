@@ -1,0 +1,27 @@
+"""Playing: prompts become episodes, episodes become groups.
+
+    play(requests, engine, worlds, ...) -> episodes in order of completion -> to_group -> Group
+
+`calls` are the threads environments run in, `replies` what they may answer, `transcript` text <-> tokens.
+"""
+
+from rllib_srl.rollout.calls import EnvCalls, FinishedCall, TooManyHangingCallsError
+from rllib_srl.rollout.groups import flatten, to_episodes, to_group
+from rllib_srl.rollout.play import Limits, PlayRequest, play
+from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, Transcript, make_transcript
+
+__all__ = [
+    "ChatTranscript",
+    "EnvCalls",
+    "FinishedCall",
+    "Limits",
+    "PlayRequest",
+    "RawTranscript",
+    "TooManyHangingCallsError",
+    "Transcript",
+    "flatten",
+    "make_transcript",
+    "play",
+    "to_episodes",
+    "to_group",
+]

@@ -1,0 +1,159 @@
+"""What an environment answers, read and checked inside the worker thread, where a hostile object can hurt nobody else.
+
+    construct(creator)   -> Constructed(creator, env, stop_strings)
+    reset(env, prompt)   -> Reply(observation, info)
+    step(env, text)      -> Reply(observation, reward, is_terminated, is_truncated, stop_reason, info)
+
+An answer that breaks the contract raises `BadReplyError`; the episode then ends as if the
+environment had crashed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.types import Prompt, StopReason
+from rllib_srl.worlds import SEED_PREFIX
+
+_PLAIN = (str, int, float, bool, type(None), np.number, np.bool_)
+_POLICY_ENDINGS = {reason.value: reason for reason in StopReason if not reason.is_infrastructure}
+
+
+class BadReplyError(ValueError):
+    """An environment answered something that the contract does not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constructed:
+    """An environment instance, what made it, and the strings that end a turn in it."""
+
+    creator: Callable[[], Any]
+    env: Any
+    stop_strings: tuple[str, ...]
+
+    def close(self) -> None:
+        """Close the environment, if it knows how."""
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One checked answer.
+
+    Invariant: `observation` is a plain str that UTF-8 can hold, `reward` is finite.
+    """
+
+    observation: str
+    reward: float = 0.0
+    is_terminated: bool = False
+    is_truncated: bool = False
+    stop_reason: StopReason | None = None  # the special ending named in the info of the last step
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def construct(creator: Callable[[], Any]) -> Constructed:
+    """Make an environment and read its `stop_strings`, empty if it has none."""
+    env = creator()
+    stop = attribute(env, "stop_strings", ())
+    if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
+        raise BadReplyError(f"stop_strings = {stop!r}; expected a tuple of non-empty strings")
+    return Constructed(creator, env, tuple(stop))
+
+
+def reset(env: Any, prompt: Prompt) -> Reply:
+    """Start `prompt`: by its id where the environment knows prompt ids, else its id is the seed."""
+    if attribute(env, "prompt_ids", None) is not None:
+        answer = env.reset(options={"prompt_id": prompt.prompt_id, "history": list(prompt.history)})
+    else:
+        answer = env.reset(seed=_seed_of(prompt))
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise BadReplyError(f"reset returned {_shape(answer)}; expected (observation, info)")
+    return Reply(_observation(answer[0]), info=_plain_info(answer[1]))
+
+
+def step(env: Any, text: str) -> Reply:
+    """Hand one turn to the environment."""
+    answer = env.step(text)
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        raise BadReplyError(
+            f"step returned {_shape(answer)}; expected (observation, reward, terminated, truncated, info)"
+        )
+    observation, reward, terminated, truncated, info = answer
+    is_over = bool(terminated) or bool(truncated)
+    return Reply(
+        observation=_observation(observation),
+        reward=_reward(reward),
+        is_terminated=bool(terminated),
+        is_truncated=bool(truncated),
+        stop_reason=_special_ending(info) if is_over else None,
+        info=_plain_info(info),
+    )
+
+
+def attribute(env: Any, name: str, default: Any) -> Any:
+    """Look `name` up on `env` and, since gymnasium's wrappers hide attributes, on what it wraps."""
+    return getattr(env, name, getattr(getattr(env, "unwrapped", env), name, default))
+
+
+def _seed_of(prompt: Prompt) -> int:
+    try:
+        seed = int(prompt.prompt_id.removeprefix(SEED_PREFIX))
+    except ValueError:
+        seed = -1
+    if seed < 0 or prompt.history:
+        raise BadReplyError(
+            f"prompt_id = {prompt.prompt_id!r} with {len(prompt.history)} turns of history; expected a whole number "
+            "and no history, because this environment has no prompt_ids and is reset by seed"
+        )
+    return seed
+
+
+def _observation(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise BadReplyError(f"the observation is {_shape(observation)}; expected a str (text in, text out)")
+    text = str.__str__(observation)  # a subclass may override anything
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadReplyError(f"the observation cannot be written as UTF-8: {error.reason} at {error.start}") from None
+    return text
+
+
+def _reward(reward: Any) -> float:
+    if not isinstance(reward, (int, float, np.number, np.bool_)) or isinstance(reward, np.complexfloating):
+        raise BadReplyError(f"the reward is {_shape(reward)}; expected a number")
+    try:
+        value = float(reward)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise BadReplyError(f"the reward is {value}; expected a finite number")
+    return value
+
+
+def _special_ending(info: Any) -> StopReason | None:
+    name = info.get("stop_reason") if isinstance(info, dict) else None
+    if name is None:
+        return None
+    ending = _POLICY_ENDINGS.get(str.__str__(name)) if isinstance(name, str) else None
+    if ending is None:
+        raise BadReplyError(f'info["stop_reason"] = {name!r}; expected one of {", ".join(_POLICY_ENDINGS)}')
+    return ending
+
+
+def _plain_info(info: Any) -> dict[str, Any]:
+    """Keep the plain values of `info`: anything else may be huge, or impossible to send to another process."""
+    if not isinstance(info, dict):
+        raise BadReplyError(f"the info is {_shape(info)}; expected a dict")
+    return {key: value for key, value in info.items() if type(key) is str and isinstance(value, _PLAIN)}
+
+
+def _shape(value: Any) -> str:
+    kind = f"of type {type(value).__name__}"
+    return f"{kind} with {len(value)} entries" if isinstance(value, (tuple, list)) else kind

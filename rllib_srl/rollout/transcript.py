@@ -1,0 +1,181 @@
+"""Text to tokens: how what an environment says joins what the policy wrote, without touching a token already there.
+
+    first(text)           the ids an episode begins with
+    later(text, last_id)  the ids that follow a turn whose last token was last_id
+    stop(stop_strings)    what ends a turn, besides the end-of-sequence token
+
+`RawTranscript` lays texts end to end. `ChatTranscript` wraps them in the model's chat template, and
+takes for a later observation only the part of the rendering that lies behind the policy's message
+(Source: TRL, "chat template prefix preservation"): the policy's own tokens stay as sampled.
+
+The tokeniser is used from one thread only: Hugging Face's fast ones raise "Already borrowed" otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Protocol
+
+_NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
+
+
+class Transcript(Protocol):
+    """What `play` needs to know of text and tokens."""
+
+    end_of_turn_id: int | None
+
+    def first(self, text: str) -> list[int]:
+        """Return the ids an episode begins with, ready for the policy's first token."""
+
+    def later(self, text: str, last_id: int) -> list[int]:
+        """Return the ids between a turn that ended in `last_id` and the policy's next token."""
+
+    def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the strings that end a turn, given those of the environment."""
+
+
+def make_transcript(format: str, tokenizer: Any) -> Transcript:
+    """Make the transcript of a format.
+
+    Args:
+        format: "text" (texts end to end) or "chat" (the model's chat template).
+        tokenizer: a Hugging Face tokeniser.
+
+    Raises:
+        ValueError: for another format, or a tokeniser or template that does not serve it.
+    """
+    if format == "text":
+        return RawTranscript(tokenizer)
+    if format == "chat":
+        return ChatTranscript(tokenizer)
+    raise ValueError(f"transcript format = {format!r}; expected 'text' or 'chat'")
+
+
+class RawTranscript:
+    """Texts end to end; only the first gets the special tokens the tokeniser puts in front by default.
+
+    Invariant: turns end with the environment's stop strings or the end-of-sequence token.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.end_of_turn_id: int | None = tokenizer.eos_token_id
+        if self._encode("a", True)[-1:] == [self.end_of_turn_id]:
+            raise ValueError(
+                f"tokenizer {_name(tokenizer)} ends every text with {tokenizer.eos_token!r}; expected a text that "
+                "the policy can continue: set add_eos_token=False"
+            )
+        self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._encode(text, True)))
+
+    def first(self, text: str) -> list[int]:
+        """Tokenise with the tokeniser's default special tokens."""
+        return list(self._first(text))
+
+    def later(self, text: str, last_id: int) -> list[int]:
+        """Tokenise without special tokens, whatever the turn ended in."""
+        return self._encode(text, False)
+
+    def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the environment's own stop strings."""
+        return stop_strings
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+
+
+class ChatTranscript:
+    """The model's chat template: the environment is the user, the policy the assistant.
+
+    Invariant: for a policy that closes its turns as the template does, the stream is exactly the
+    rendering of the conversation. Checked on a dummy conversation when constructed.
+
+    `end_of_turn_id` is the token the template closes a message with; the engine must end turns with it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                f"tokenizer {_name(tokenizer)} has no chat template; expected one for the transcript format 'chat': "
+                "use the format 'text' or an instruction-tuned model"
+            )
+        self._prefix, closing = self._split_template()
+        special = set(tokenizer.all_special_ids)
+        self.end_of_turn_id: int | None = closing[0] if closing and closing[0] in special else None
+        self._check_earlier_tokens_stay()
+        self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._render([text])))
+
+    def first(self, text: str) -> list[int]:
+        """Render one user message and the opening of the assistant's."""
+        return list(self._first(text))
+
+    def later(self, text: str, last_id: int) -> list[int]:
+        """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
+        ids = self._render([_QUESTION, text])
+        if ids[: len(self._prefix)] != self._prefix:
+            raise ValueError(
+                f"the chat template of {_name(self._tokenizer)} rewrites an earlier message when the next one is "
+                f"{text[:40]!r}; expected earlier tokens to stay: use the transcript format 'text'"
+            )
+        tail = ids[len(self._prefix) :]
+        return tail[1:] if last_id == self.end_of_turn_id else tail
+
+    def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
+        """Return nothing: a chat turn ends with the end-of-turn token."""
+        return ()
+
+    def _render(self, questions: list[str], answer: str | None = None) -> list[int]:
+        messages = [{"role": "user", "content": questions[0]}]
+        for question in questions[1:]:
+            messages += [
+                {"role": "assistant", "content": answer or _ANSWERS[0]},
+                {"role": "user", "content": question},
+            ]
+        return list(
+            self._tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+        )
+
+    def _split_template(self) -> tuple[list[int], list[int]]:
+        """Return the ids up to the end of a dummy answer, and those the template closes a message with.
+
+        Two answers with different last characters differ exactly up to where the closing begins.
+        """
+        one, other = (self._render([_QUESTION, _QUESTION], answer) for answer in _ANSWERS)
+        num_same = 0
+        while num_same < min(len(one), len(other)) and one[-1 - num_same] == other[-1 - num_same]:
+            num_same += 1
+        prefix, tail = one[: len(one) - num_same], one[len(one) - num_same :]
+        if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
+            raise ValueError(
+                f"the chat template of {_name(self._tokenizer)} does not show the assistant's message as it is; "
+                "expected its text, then a closing of its own: use the transcript format 'text'"
+            )
+        return prefix, tail
+
+    def _check_earlier_tokens_stay(self) -> None:
+        """Check that a conversation's tokens are a prefix of the next turn's, and that `later` builds just those."""
+        whole = [self._render([_QUESTION] * num) for num in (1, 2, 3)]
+        answer = self._prefix[len(whole[0]) :]
+        tail = whole[1][len(self._prefix) :]
+        built = whole[0] + answer + tail + answer + tail
+        for earlier, later in ((whole[0], whole[1]), (whole[1], whole[2]), (built, whole[2])):
+            where = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), None)
+            if where is None and len(earlier) <= len(later):
+                continue
+            where = min(len(earlier), len(later)) if where is None else where
+            raise ValueError(
+                f"the chat template of {_name(self._tokenizer)} changes earlier tokens when a turn is added: "
+                f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
+                "expected earlier tokens to stay: use the transcript format 'text' or another template"
+            )
+
+    def _token(self, ids: list[int], where: int) -> str:
+        return repr(self._tokenizer.decode(ids[where : where + 1])) if where < len(ids) else "nothing"
+
+
+_QUESTION = "What is 1 + 1?"
+_ANSWERS = ("It is x", "It is 0")  # no common last character
+
+
+def _name(tokenizer: Any) -> str:
+    return repr(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)

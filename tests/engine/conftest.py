@@ -1,0 +1,74 @@
+"""Engines of each kind and dtype on a small random Llama, each started once in a session."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: engines and learners share the cores
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.engine import Engine, make_engine
+from tests.engine.small_llama import CONTEXT_LENGTH, Learner, save_random_llama
+
+StartEngine = Callable[[str, str], Engine]
+
+
+@pytest.fixture(scope="session")
+def random_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the small random Llama."""
+    return save_random_llama(tmp_path_factory.mktemp("random_llama"))
+
+
+@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.engine)], scope="session")
+def kind(request: pytest.FixtureRequest) -> str:
+    """Return the kind of engine under test."""
+    return request.param
+
+
+@pytest.fixture(params=["float32", "bfloat16"], scope="session")
+def dtype(request: pytest.FixtureRequest) -> str:
+    """Return the dtype the engine computes in."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def start_engine(random_llama_dir: Path) -> Iterator[StartEngine]:
+    """Return a function that gives the engine of a kind and dtype; each is started once, since vLLM takes long."""
+    engines: dict[tuple[str, str], Engine] = {}
+
+    def start(kind: str, dtype: str) -> Engine:
+        if (kind, dtype) not in engines:
+            settings = {"kv_cache_gib": 0.125, "num_threads": 1} if kind == "vllm" else {}
+            engines[kind, dtype] = make_engine(
+                kind, random_llama_dir, dtype=dtype, seed=0, context_length=CONTEXT_LENGTH, max_num_seqs=64, **settings
+            )
+        return engines[kind, dtype]
+
+    yield start
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture
+def engine(kind: str, dtype: str, start_engine: StartEngine, learner: Learner) -> Iterator[Engine]:
+    """Return an idle engine with the weights of version 0 and a fresh generator."""
+    engine = start_engine(kind, dtype)
+    yield engine
+    engine.wake()
+    engine.resume()
+    engine.abort([f"r{i}" for i in range(100)])
+    while engine.num_running():
+        engine.step()
+    engine.reseed(0)
+    if engine.version != 0:
+        engine.load_weights(learner.pack(version=0))
+
+
+@pytest.fixture
+def learner(random_llama_dir: Path, dtype: str) -> Learner:
+    """Return a learner with the weights of version 0."""
+    return Learner(random_llama_dir, dtype)

@@ -1,0 +1,332 @@
+"""One contract, two engines: whatever runs on one runs on the other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rllib_srl.engine import CanaryGap, Engine, EngineError, Sampling, WeightSyncError, make_engine
+from tests.engine.small_llama import CONTEXT_LENGTH, Learner, byte_ids, text_of
+
+PROMPTS = [byte_ids("Question: 2 + 2?"), byte_ids("a"), byte_ids("The quick brown fox jumps over the lazy dog.")]
+
+
+@pytest.fixture(scope="session")
+def dtype() -> str:
+    """Compute in fp32: exact comparisons."""
+    return "float32"
+
+
+def play(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> dict[str, list[int]]:
+    """Submit all, step to the end."""
+    for index, prompt in enumerate(prompts):
+        engine.submit(f"r{index}", prompt, sampling)
+    turns = {}
+    while engine.num_running():
+        turns.update({turn.request_id: turn.token_ids.tolist() for turn in engine.step()})
+    return turns
+
+
+def test_generate_gives_turns_in_order_with_exact_ids(engine: Engine) -> None:
+    turns = engine.generate(PROMPTS, Sampling(max_tokens=12))
+    assert [turn.request_id for turn in turns] == ["generate-0", "generate-1", "generate-2"]
+    for turn in turns:
+        assert (turn.token_ids.dtype, turn.logp.dtype) == (np.int32, np.float32)
+        assert len(turn.token_ids) == len(turn.logp) == 12
+        assert (turn.reason, turn.first_version, turn.last_version) == ("length", 0, 0)
+        assert (turn.logp < 0).all()
+
+
+def test_greedy_submit_and_step_equal_generate_and_repeat(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=10, temperature=0.0)
+    generated = [turn.token_ids.tolist() for turn in engine.generate(PROMPTS, sampling)]
+    assert list(play(engine, PROMPTS, sampling).items()) == [(f"r{i}", ids) for i, ids in enumerate(generated)]
+    alone = [engine.generate([prompt], sampling)[0].token_ids.tolist() for prompt in PROMPTS]
+    assert alone == generated
+
+
+def test_greedy_takes_the_most_likely_token(engine: Engine, learner: Learner) -> None:
+    turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=1, temperature=0.0))[0]
+    every = learner.score(sequences=[[*PROMPTS[0], token] for token in range(288)])
+    assert turn.token_ids[0] == np.argmax([logp[-1] for logp in every])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_logp_is_that_of_an_independent_forward_pass(engine: Engine, learner: Learner, temperature: float) -> None:
+    for prompt, turn in zip(PROMPTS, engine.generate(PROMPTS, Sampling(24, temperature)), strict=True):
+        logp_T = learner.score(sequences=[[*prompt, *turn.token_ids]])[0]
+        np.testing.assert_allclose(turn.logp, logp_T[len(prompt) - 1 :], atol=5e-4)
+
+
+def test_logp_at_another_temperature_is_that_of_the_distribution_sampled_from(engine: Engine, learner: Learner) -> None:
+    turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=1, temperature=0.5))[0]
+    raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*PROMPTS[0], t] for t in range(288)])])
+    # softmax(z / 0.5): twice the log-probs, normalised again
+    wanted = 2 * raw_V[turn.token_ids[0]] - np.log(np.exp(2 * raw_V).sum())
+    assert turn.logp[0] == pytest.approx(wanted, abs=5e-4)
+    assert abs(turn.logp[0] - raw_V[turn.token_ids[0]]) > 1e-2
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.05}])
+def test_top_k_and_top_p_renormalise(engine: Engine, learner: Learner, cut: dict) -> None:
+    turns = engine.generate([PROMPTS[0]] * 16, Sampling(max_tokens=1, **cut))
+    raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*PROMPTS[0], t] for t in range(288)])])
+    order = np.argsort(-raw_V)
+    mass = np.exp(raw_V[order]).cumsum()
+    kept = order[: cut.get("top_k") or int(np.searchsorted(mass, cut["top_p"])) + 1]
+    for turn in turns:
+        assert turn.token_ids[0] in kept
+        assert turn.logp[0] == pytest.approx(raw_V[turn.token_ids[0]] - np.log(np.exp(raw_V[kept]).sum()), abs=1e-3)
+
+
+def test_samples_follow_the_distribution(engine: Engine, learner: Learner) -> None:
+    num_samples = 600
+    turns = engine.generate([PROMPTS[1]] * num_samples, Sampling(max_tokens=1))
+    raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*PROMPTS[1], t] for t in range(288)])])
+    counts_V = np.bincount([turn.token_ids[0] for turn in turns], minlength=288)
+    for token in np.argsort(-raw_V)[:5]:
+        p = np.exp(raw_V[token])
+        assert abs(counts_V[token] - num_samples * p) < 4.5 * np.sqrt(num_samples * p * (1 - p)) + 1
+
+
+def test_turn_ends_with_the_token_that_completes_a_stop_string(engine: Engine) -> None:
+    free = engine.generate([PROMPTS[0]], Sampling(max_tokens=30, temperature=0.0))[0]
+    position = next(i for i, token in enumerate(free.token_ids[3:], 3) if text_of(token).isascii())
+    stop = text_of(free.token_ids[position])
+    first = [text_of(token) for token in free.token_ids].index(stop)
+    turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=30, temperature=0.0, stop=(stop,)))[0]
+    assert turn.token_ids.tolist() == free.token_ids[: first + 1].tolist()
+    assert (turn.reason, len(turn.logp)) == ("stop", first + 1)
+    assert turn.text.endswith(stop)
+
+
+def test_a_full_context_ends_a_turn(engine: Engine) -> None:
+    prompt = byte_ids("x" * (CONTEXT_LENGTH - 3))
+    turn = engine.generate([prompt], Sampling(max_tokens=50))[0]
+    assert (len(turn.token_ids), turn.reason) == (3, "length")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [([], "0 tokens"), ([7] * CONTEXT_LENGTH, "context_length = 128"), ([3, 288], "token 288; expected 0 to 287")],
+)
+def test_unfit_prompts_are_refused_by_value(engine: Engine, prompt: list[int], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        engine.submit("r0", prompt, Sampling(max_tokens=4))
+    with pytest.raises(EngineError, match=words):
+        engine.score([prompt])
+    assert engine.num_running() == 0
+    assert len(engine.generate([PROMPTS[0]], Sampling(max_tokens=2))[0].token_ids) == 2
+
+
+def test_an_id_in_use_is_refused(engine: Engine) -> None:
+    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=4))
+    with pytest.raises(EngineError, match="'r0' runs already"):
+        engine.submit("r0", PROMPTS[1], Sampling(max_tokens=4))
+
+
+def test_a_short_request_leaves_while_others_go_on_and_new_ones_join(engine: Engine) -> None:
+    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=40))
+    for _ in range(5):
+        assert engine.step() == []
+    engine.submit("r1", PROMPTS[1], Sampling(max_tokens=3))
+    ended = []
+    while engine.num_running():
+        ended += engine.step()
+    assert [(turn.request_id, len(turn.token_ids)) for turn in ended] == [("r1", 3), ("r0", 40)]
+
+
+def test_joining_a_running_batch_changes_no_greedy_token(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=20, temperature=0.0)
+    alone = [engine.generate([prompt], sampling)[0].token_ids.tolist() for prompt in PROMPTS]
+    turns = {}
+    for index, prompt in enumerate(PROMPTS):
+        engine.submit(f"r{index}", prompt, sampling)
+        for _ in range(4):
+            turns.update({turn.request_id: turn.token_ids.tolist() for turn in engine.step()})
+    while engine.num_running():
+        turns.update({turn.request_id: turn.token_ids.tolist() for turn in engine.step()})
+    assert [turns[f"r{i}"] for i in range(3)] == alone
+
+
+def test_aborted_requests_never_come_back(engine: Engine) -> None:
+    for index in range(3):
+        engine.submit(f"r{index}", PROMPTS[index], Sampling(max_tokens=8))
+    engine.step()
+    engine.abort(["r1", "never-seen"])
+    assert engine.num_running() == 2
+    ended = []
+    while engine.num_running():
+        ended += engine.step()
+    assert sorted(turn.request_id for turn in ended) == ["r0", "r2"]
+    engine.submit("r1", PROMPTS[1], Sampling(max_tokens=2))
+    assert [len(turn.token_ids) for turn in engine.step() + engine.step() + engine.step()] == [2]
+
+
+def test_reseed_repeats_the_tokens_and_another_seed_does_not(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=16)
+    runs = []
+    for seed in (5, 5, 6):
+        engine.reseed(seed)
+        runs.append([turn.token_ids.tolist() for turn in engine.generate(PROMPTS, sampling)])
+    assert runs[0] == runs[1] != runs[2]
+    assert [t.token_ids.tolist() for t in engine.generate(PROMPTS, sampling)] != runs[2]
+
+
+def test_sampling_neither_reads_nor_moves_global_generators(engine: Engine) -> None:
+    import random
+
+    import torch
+
+    engine.reseed(1)
+    first = play(engine, PROMPTS, Sampling(max_tokens=8))
+    engine.reseed(1)
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    wanted = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    assert play(engine, PROMPTS, Sampling(max_tokens=8)) == first
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == wanted
+
+
+def test_equal_prompts_of_a_group_get_different_samples(engine: Engine) -> None:
+    turns = engine.generate([PROMPTS[0]] * 4, Sampling(max_tokens=12))
+    assert len({tuple(turn.token_ids) for turn in turns}) == 4
+
+
+def test_a_sleeping_engine_refuses_and_wakes_unchanged(engine: Engine, learner: Learner) -> None:
+    before = engine.score(learner.sequences)
+    engine.sleep()
+    for call in (
+        lambda: engine.submit("r0", PROMPTS[0], Sampling(max_tokens=2)),
+        engine.step,
+        lambda: engine.score([PROMPTS[0]]),
+        lambda: engine.load_weights(learner.pack(1)),
+    ):
+        with pytest.raises(EngineError, match="sleeps"):
+            call()
+    engine.wake()
+    assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
+
+
+def test_a_running_engine_does_not_sleep(engine: Engine) -> None:
+    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=2))
+    with pytest.raises(EngineError, match="1 requests run"):
+        engine.sleep()
+
+
+def test_a_paused_engine_keeps_its_requests(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=6, temperature=0.0)
+    wanted = engine.generate([PROMPTS[0]], sampling)[0].token_ids.tolist()
+    engine.submit("r0", PROMPTS[0], sampling)
+    engine.step()
+    engine.pause()
+    for _ in range(10):
+        assert engine.step() == []
+    assert engine.num_running() == 1
+    engine.resume()
+    turns = []
+    while engine.num_running():
+        turns += engine.step()
+    assert turns[0].token_ids.tolist() == wanted
+
+
+def test_generate_on_a_paused_or_busy_engine_says_so(engine: Engine) -> None:
+    engine.pause()
+    with pytest.raises(EngineError, match="paused"):
+        engine.generate(PROMPTS, Sampling(max_tokens=2))
+    engine.resume()
+    assert engine.num_running() == 0
+    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=2))
+    with pytest.raises(EngineError, match="1 requests run"):
+        engine.generate(PROMPTS, Sampling(max_tokens=2))
+
+
+def test_load_weights_changes_version_policy_and_cached_prefixes(engine: Engine, learner: Learner) -> None:
+    long = byte_ids("shared words " * 8)  # longer than a block, so that it is in the prefix cache
+    sampling = Sampling(max_tokens=8, temperature=0.0)
+    engine.generate([long], sampling)
+    engine.load_weights(learner.pack(version=3, scale=0.2))
+    assert engine.version == 3
+    turn = engine.generate([long], sampling)[0]
+    assert (turn.first_version, turn.last_version) == (3, 3)
+    logp_T = learner.score(scale=0.2, sequences=[[*long, *turn.token_ids]])[0]
+    np.testing.assert_allclose(turn.logp, logp_T[len(long) - 1 :], atol=5e-4)
+
+
+def test_an_update_in_mid_turn_is_in_the_turns_versions_and_log_probs(engine: Engine, learner: Learner) -> None:
+    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=10))
+    for _ in range(4):
+        assert engine.step() == []
+    engine.load_weights(learner.pack(version=7, scale=0.2))
+    turns = []
+    while engine.num_running():
+        turns += engine.step()
+    turn, start = turns[0], len(PROMPTS[0]) - 1
+    assert (turn.first_version, turn.last_version, len(turn.token_ids)) == (0, 7, 10)
+    stream = [[*PROMPTS[0], *turn.token_ids]]
+    old, new = (learner.score(scale, stream)[0][start:] for scale in (0.0, 0.2))
+    is_old = np.isclose(turn.logp, old, atol=5e-4)
+    switch = int(is_old.sum())
+    assert 1 <= switch <= 5
+    assert is_old[:switch].all()
+    # keys and values of the earlier tokens were computed again with the new weights
+    np.testing.assert_allclose(turn.logp[switch:], new[switch:], atol=5e-4)
+
+
+def test_a_corrupt_bundle_changes_nothing(engine: Engine, learner: Learner) -> None:
+    before = engine.score(learner.sequences)
+    bundle = learner.pack(version=9, scale=0.2)
+    buffer = bundle.buffer.copy()
+    spec = bundle.tensors[5]
+    buffer[spec.offset + spec.num_bytes // 2] ^= 1
+    with pytest.raises(WeightSyncError, match="version 9") as caught:
+        engine.load_weights(dataclasses.replace(bundle, buffer=buffer))
+    assert caught.value.tensors == (spec.name,)
+    assert engine.version == 0
+    assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
+    assert len(engine.generate([PROMPTS[0]], Sampling(max_tokens=3))[0].token_ids) == 3
+
+
+def test_the_engine_keeps_no_reference_to_the_bundle(engine: Engine, learner: Learner) -> None:
+    bundle = learner.pack(version=1, scale=0.1)
+    engine.load_weights(bundle)
+    before = engine.score(learner.sequences)
+    bundle.buffer[:] = 0
+    assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
+
+
+def test_score_is_that_of_the_learner_and_leaves_running_turns_alone(engine: Engine, learner: Learner) -> None:
+    sampling = Sampling(max_tokens=10, temperature=0.0)
+    wanted = engine.generate([PROMPTS[0]], sampling)[0].token_ids.tolist()
+    engine.submit("r0", PROMPTS[0], sampling)
+    engine.step()
+    gap = CanaryGap.between(engine.score(learner.sequences), learner.score())
+    assert gap.max < 5e-4
+    turns = []
+    while engine.num_running():
+        turns += engine.step()
+    assert [turn.token_ids.tolist() for turn in turns] == [wanted]
+    assert engine.score([[5]])[0].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "float16"}, "dtype = 'float16'"),
+        ({"context_length": 4096}, "at most 512, the max_position_embeddings"),
+        ({"context_length": 2}, "at least 8"),
+    ],
+)
+def test_unfit_settings_are_refused_before_anything_starts(kind: str, random_llama_dir, settings, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_engine(kind, random_llama_dir, **{"context_length": 64, **settings})
+
+
+def test_a_directory_without_tokenizer_or_weights_is_refused_with_all_faults(kind: str, tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no tokenizer.*no weights"):
+        make_engine(kind, tmp_path, context_length=64)
+    with pytest.raises(ValueError, match="expected a directory"):
+        make_engine(kind, tmp_path / "nowhere", context_length=64)

@@ -1,0 +1,182 @@
+"""Each way a weight update can go wrong is injected into a real engine, and must be caught in fp32 and in bf16."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from rllib_srl.engine import (
+    CanaryGap,
+    Engine,
+    SelfTestReport,
+    WeightBundle,
+    WeightSyncError,
+    check_canary,
+    self_test,
+    unpack,
+)
+from rllib_srl.engine.fingerprint import unmoved
+from rllib_srl.engine.transformers_engine import TransformersEngine
+from tests.engine.conftest import StartEngine
+from tests.engine.small_llama import Learner
+
+LAYER = "model.layers.1."
+
+
+def run_self_test(engine: Engine, learner: Learner, healthy: CanaryGap | None = None) -> SelfTestReport:
+    """Run the start-up proof as the algorithm does."""
+    return self_test(
+        score_engine=lambda: engine.score(learner.sequences),
+        score_learner=learner.score,
+        load=lambda scale: engine.load_weights(learner.pack(0, scale)),
+        fingerprint=engine.fingerprint,
+        dtype=learner.dtype,
+        version=0,
+        healthy=healthy,
+    )
+
+
+@pytest.fixture
+def engine(kind: str, dtype: str, start_engine: StartEngine, learner: Learner) -> Iterator[Engine]:
+    """Return a healthy engine, and mend it afterwards."""
+    engine = start_engine(kind, dtype)
+    engine.load_weights(learner.pack(0))
+    yield engine
+    if isinstance(engine, TransformersEngine):
+        engine._model.tie_weights()
+
+
+@pytest.fixture
+def tamper(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Callable[[Callable], None]:
+    """Return a function that changes what the engine loads: the given one maps (name, tensor) to a list of them."""
+
+    def tamper_with(change: Callable) -> None:
+        def tampered(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in unpack(bundle):
+                yield from change(name, tensor)
+
+        module = "transformers_engine" if isinstance(engine, TransformersEngine) else "vllm_transfer"
+        monkeypatch.setattr(f"rllib_srl.engine.{module}.unpack", tampered)
+
+    return tamper_with
+
+
+def stale_head(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the head tied to the embedding keep its old matrix."""
+    if isinstance(engine, TransformersEngine):
+        head = engine._model.lm_head
+        head.weight = torch.nn.Parameter(head.weight.clone(), requires_grad=False)
+    else:
+        monkeypatch.setattr("rllib_srl.engine.vllm_transfer.BundleTransferEngine.repack_heads", lambda self: None)
+
+
+def stale_layer(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Never load the second layer."""
+    return [] if name.startswith(LAYER) else [(name, tensor)]
+
+
+def swapped_keys_and_values(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Load k as v and v as k in the second layer."""
+    if name.startswith(LAYER):
+        name = name.replace("k_proj", "~").replace("v_proj", "k_proj").replace("~", "v_proj")
+    return [(name, tensor)]
+
+
+def caught_by_canary(engine: Engine, learner: Learner, healthy: CanaryGap) -> bool:
+    """Say whether the check after an ordinary, large update sees the fault."""
+    engine.load_weights(learner.pack(1, scale=0.1))
+    gap = CanaryGap.between(engine.score(learner.sequences), learner.score(scale=0.1))
+    try:
+        check_canary(gap, healthy, learner.dtype, version=1)
+    except WeightSyncError as error:
+        return "version 1" in str(error) and f"mean {gap.mean:.2g}" in str(error)
+    return False
+
+
+def healthy_gap(engine: Engine, learner: Learner) -> CanaryGap:
+    """Return the gap of version 0."""
+    return CanaryGap.between(engine.score(learner.sequences), learner.score())
+
+
+def test_a_healthy_engine_passes_and_keeps_its_weights(engine: Engine, learner: Learner) -> None:
+    before = engine.score(learner.sequences)
+    report = run_self_test(engine, learner)
+    assert report.move.mean >= 10 * report.healthy.mean
+    assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
+    assert run_self_test(engine, learner, report.healthy).scale == report.scale
+
+
+def test_a_stale_tied_head_is_caught(engine: Engine, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = healthy_gap(engine, learner)
+    stale_head(engine, monkeypatch)
+    with pytest.raises(WeightSyncError) as caught:
+        run_self_test(engine, learner)
+    assert any("lm_head" in name for name in caught.value.tensors)
+    assert caught_by_canary(engine, learner, healthy)
+
+
+def test_a_stale_layer_is_caught(engine: Engine, learner: Learner, tamper) -> None:
+    healthy = healthy_gap(engine, learner)
+    tamper(stale_layer)
+    with pytest.raises(WeightSyncError, match="kept their old weights") as caught:
+        run_self_test(engine, learner)
+    assert caught.value.tensors
+    assert all(name.startswith(LAYER) for name in caught.value.tensors)
+    assert caught_by_canary(engine, learner, healthy)
+
+
+@pytest.mark.parametrize("kind", ["transformers"])
+def test_each_single_stale_tensor_is_caught(engine: Engine, learner: Learner, tamper) -> None:
+    for spec in learner.pack(0).tensors:
+        tamper(lambda name, tensor, stale=spec.name: [] if name == stale else [(name, tensor)])
+        with pytest.raises(WeightSyncError) as caught:
+            run_self_test(engine, learner)
+        assert caught.value.tensors == (spec.name,)
+        tamper(lambda name, tensor: [(name, tensor)])
+        engine.load_weights(learner.pack(0))
+
+
+def test_swapped_keys_and_values_are_caught(engine: Engine, learner: Learner, tamper) -> None:
+    healthy = healthy_gap(engine, learner)
+    tamper(swapped_keys_and_values)
+    with pytest.raises(WeightSyncError):
+        run_self_test(engine, learner)
+    assert caught_by_canary(engine, learner, healthy)
+
+
+def test_a_skipped_sync_is_caught(engine: Engine, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = healthy_gap(engine, learner)
+    monkeypatch.setattr(engine, "load_weights", lambda bundle: setattr(engine, "version", bundle.version))
+    with pytest.raises(WeightSyncError, match="kept their old weights"):
+        run_self_test(engine, learner)
+    assert caught_by_canary(engine, learner, healthy)
+
+
+def test_a_flipped_byte_and_a_missing_tensor_are_caught_before_loading(engine: Engine, learner: Learner) -> None:
+    before = engine.score(learner.sequences)
+    bundle = learner.pack(4, scale=0.1)
+    buffer = bundle.buffer.copy()
+    buffer[-1 - 64] ^= 1
+    name = bundle.tensors[7].name
+    lost = tuple(spec for spec in bundle.tensors if spec.name != name)
+    with pytest.raises(WeightSyncError, match="differ"):
+        engine.load_weights(dataclasses.replace(bundle, buffer=buffer))
+    with pytest.raises(WeightSyncError, match=rf"missing \[{name}\]"):
+        engine.load_weights(dataclasses.replace(bundle, tensors=lost))
+    assert engine.version == 0
+    assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
+
+
+def test_every_module_of_the_engine_is_in_its_fingerprint(engine: Engine, learner: Learner) -> None:
+    before = engine.fingerprint()
+    num_matrices = sum("proj" in name for name in before)
+    # of two layers: 7 matrices each as they are named by Hugging Face, 4 where vLLM stacks q, k, v and gate, up
+    assert num_matrices == (14 if isinstance(engine, TransformersEngine) else 8)
+    assert sum("norm" in name for name in before) == 5
+    engine.load_weights(learner.pack(1, scale=0.05))
+    assert unmoved(before, engine.fingerprint()) == []
+    engine.load_weights(learner.pack(0))
+    assert engine.fingerprint() == before

@@ -1,0 +1,192 @@
+"""Packing, receipt and the canary, without an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from rllib_srl.engine import (
+    CanaryGap,
+    WeightBundle,
+    WeightSyncError,
+    canary_sequences,
+    check_canary,
+    pack,
+    perturbed,
+    unpack,
+    verify,
+)
+from rllib_srl.engine.fingerprint import digests, moved, unmoved
+from tests.engine.small_llama import make_byte_tokenizer
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "embed": torch.randn(7, 3),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 4),
+        "steps": torch.tensor([1, 2, 3]),
+        "transposed": torch.randn(4, 6).T,
+    }
+
+
+def corrupt(bundle: WeightBundle, position: int) -> WeightBundle:
+    buffer = bundle.buffer.copy()
+    buffer[position] ^= 0x10
+    return dataclasses.replace(bundle, buffer=buffer)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_unpack_gives_what_was_packed_cast_once(dtype: str) -> None:
+    tensors = some_tensors()
+    bundle = pack(tensors.items(), version=4, dtype=dtype)
+    verify(bundle)
+    got = dict(unpack(bundle))
+    assert list(got) == list(tensors)
+    for name, tensor in tensors.items():
+        wanted = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+        assert got[name].dtype == wanted.dtype
+        assert torch.equal(got[name], wanted)
+
+
+def test_layout_and_checksum_by_hand() -> None:
+    bundle = pack([("a", torch.tensor([1.0, 2.0])), ("b", torch.tensor([3.0]))], version=0, dtype="float32")
+    # a takes bytes 0..8, b starts at the next multiple of 64
+    assert [(spec.offset, spec.num_bytes, spec.shape) for spec in bundle.tensors] == [(0, 8, (2,)), (64, 4, (1,))]
+    assert bundle.tensors[1].checksum == xxhash.xxh3_64_intdigest(np.float32(3).tobytes())
+    assert bundle.buffer.nbytes == 128
+    assert not bundle.buffer[8:64].any()
+
+
+def test_views_share_the_memory_of_a_read_only_buffer_without_a_warning() -> None:
+    bundle = pack(some_tensors().items(), version=0, dtype="float32")
+    bundle.buffer.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = dict(unpack(bundle))
+    assert got["embed"].data_ptr() == bundle.buffer.ctypes.data + bundle.tensors[0].offset
+
+
+def test_a_tied_head_is_packed_once() -> None:
+    matrix = torch.randn(5, 2)
+    bundle = pack([("embed", matrix), ("norm", torch.ones(2)), ("head", matrix)], version=0, dtype="float32")
+    assert [spec.name for spec in bundle.tensors] == ["embed", "norm"]
+    clones = pack([("embed", matrix), ("head", matrix.clone())], version=0, dtype="float32")
+    assert [spec.name for spec in clones.tensors] == ["embed", "head"]
+
+
+def test_a_flipped_bit_anywhere_is_named() -> None:
+    bundle = pack(some_tensors().items(), version=11, dtype="bfloat16")
+    for spec in bundle.tensors:
+        for position in {0, spec.num_bytes // 2, spec.num_bytes - 1} if spec.num_bytes else ():
+            with pytest.raises(WeightSyncError, match="version 11") as caught:
+                verify(corrupt(bundle, spec.offset + position))
+            assert caught.value.tensors == (spec.name,)
+
+
+def test_a_truncated_buffer_and_swapped_contents_are_named() -> None:
+    bundle = pack([("a", torch.ones(32)), ("b", torch.zeros(32))], version=1, dtype="float32")
+    with pytest.raises(WeightSyncError) as caught:
+        verify(dataclasses.replace(bundle, buffer=bundle.buffer[:140]))
+    assert caught.value.tensors == ("b",)
+    first, second = bundle.tensors
+    swapped = dataclasses.replace(first, offset=second.offset), dataclasses.replace(second, offset=first.offset)
+    with pytest.raises(WeightSyncError) as caught:
+        verify(dataclasses.replace(bundle, tensors=swapped))
+    assert caught.value.tensors == ("a", "b")
+
+
+def test_verify_against_the_model_names_every_fault_at_once() -> None:
+    bundle = pack([("a", torch.ones(2, 3)), ("odd", torch.ones(1))], version=2, dtype="float32")
+    with pytest.raises(WeightSyncError) as caught:
+        verify(bundle, {"a": (3, 2), "lost": (4,)}, dtype="bfloat16")
+    for words in ("missing", "no such tensors", "another shape", "casting belongs to the learner"):
+        assert words in str(caught.value)
+    assert set(caught.value.tensors) == {"a", "odd", "lost"}
+    verify(bundle, {"a": (2, 3), "odd": (1,)}, dtype="float32")
+
+
+def test_a_name_twice_is_a_fault() -> None:
+    bundle = pack([("a", torch.ones(2)), ("a", torch.zeros(2))], version=2, dtype="float32")
+    with pytest.raises(WeightSyncError, match="twice"):
+        verify(bundle)
+
+
+def test_the_error_survives_pickling_and_shortens_long_lists() -> None:
+    error = WeightSyncError("bytes differ", 3, [f"t{i}" for i in range(20)])
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.version, again.tensors, str(again)) == (3, error.tensors, str(error))
+    assert "and 12 more" in str(error)
+    assert "t8" not in str(error)
+
+
+def test_canary_sequences_are_fixed_natural_and_shorter_than_the_context() -> None:
+    tokenizer = make_byte_tokenizer()
+    sequences = canary_sequences(tokenizer, 512)
+    assert [len(s) for s in sequences] == [64] * 6
+    assert sequences == canary_sequences(tokenizer, 512)
+    assert tokenizer.decode(sequences[0]).startswith("17 + 25 = 42.")
+    assert {len(s) for s in canary_sequences(tokenizer, 16)} == {15}
+    with pytest.raises(ValueError, match="context_length = 3"):
+        canary_sequences(tokenizer, 3)
+
+
+def test_gap_by_hand() -> None:
+    # |differences| are 0.5, 0, 1: mean 0.5, max 1
+    gap = CanaryGap.between([np.array([-1.0, -2.0]), np.array([-3.0])], [np.array([-1.5, -2.0]), np.array([-2.0])])
+    assert gap == CanaryGap(mean=0.5, max=1.0)
+    with pytest.raises(ValueError, match=r"\[1\].*\[2\]"):
+        CanaryGap.between([np.zeros(1)], [np.zeros(2)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "healthy", "passes"),
+    [
+        ("float32", CanaryGap(1e-5, 1e-3), None, True),
+        ("float32", CanaryGap(1e-5, 1.1e-3), None, False),
+        ("bfloat16", CanaryGap(0.15, 3.0), None, True),  # at version 0 only another model is refused
+        ("bfloat16", CanaryGap(0.25, 0.5), None, False),
+        ("bfloat16", CanaryGap(0.06, 9.0), CanaryGap(0.04, 0.3), True),  # 1.5 x 0.04
+        ("bfloat16", CanaryGap(0.061, 0.3), CanaryGap(0.04, 0.3), False),
+        ("float32", CanaryGap(float("nan"), float("nan")), None, False),
+        ("bfloat16", CanaryGap(float("nan"), float("nan")), CanaryGap(0.04, 0.3), False),
+    ],
+)
+def test_check_canary(dtype: str, gap: CanaryGap, healthy: CanaryGap | None, passes: bool) -> None:
+    if passes:
+        check_canary(gap, healthy, dtype, version=5)
+        return
+    with pytest.raises(WeightSyncError, match=r"version 5: .*expected (max|mean) <= ") as caught:
+        check_canary(gap, healthy, dtype, version=5)
+    assert f"mean {gap.mean:.2g}" in str(caught.value)
+
+
+def test_perturbed_moves_every_tensor_by_the_scale_and_repeats() -> None:
+    tensors = {"w": torch.randn(40, 5), "zero": torch.zeros(6), "steps": torch.tensor([3])}
+    originals = {name: tensor.clone() for name, tensor in tensors.items()}
+    first, second = (dict(perturbed(tensors.items(), 0.1, seed=2)) for _ in range(2))
+    other = dict(perturbed(tensors.items(), 0.1, seed=3))
+    torch.testing.assert_close((first["w"] / tensors["w"] - 1).abs(), torch.full((40, 5), 0.1), atol=1e-5, rtol=0)
+    assert torch.equal(first["zero"].abs(), torch.full((6,), 0.1 / 50))
+    assert torch.equal(first["steps"], tensors["steps"])
+    assert all(torch.equal(first[name], second[name]) for name in tensors)
+    assert not torch.equal(first["w"], other["w"])
+    assert all(torch.equal(originals[name], tensors[name]) for name in tensors)
+    assert ((first["w"] > tensors["w"]) == (tensors["w"] > 0)).float().mean().item() == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_fingerprint_shows_one_stale_block() -> None:
+    matrix, other = torch.randn(40, 3), torch.randn(40, 3)
+    before, after = {"m": digests(matrix)}, {"m": digests(other)}
+    assert len(before["m"]) == 3  # 16 + 16 + 8 rows
+    assert (unmoved(before, after), moved(before, after)) == ([], ["m"])
+    other[16:32] = matrix[16:32]
+    assert unmoved(before, {"m": digests(other)}) == ["m"]
+    assert (unmoved(before, before), moved(before, before)) == (["m"], [])

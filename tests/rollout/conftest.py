@@ -1,0 +1,51 @@
+"""Workers that are closed again, a tokeniser, and `play` with everything filled in."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rllib_srl.engine.protocol import Sampling
+from rllib_srl.rollout import EnvCalls, Limits, RawTranscript, play
+from tests.rollout.fakes import World, make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """Return a byte-level tokeniser in which "ab" is one token."""
+    return make_tokenizer(merges=[("a", "b")])
+
+
+@pytest.fixture
+def calls() -> Iterator[EnvCalls]:
+    """Return four workers with a deadline of 0.5 s a call."""
+    calls = EnvCalls(4, 0.5)
+    yield calls
+    calls.close(1.0)
+
+
+@pytest.fixture
+def play_with(calls: EnvCalls, tokenizer: Any):
+    """Return `play` with defaults for all it needs; `limits` is a dictionary of changes."""
+    World.made.clear()
+
+    def play_some(requests, engine, worlds=None, limits=None, deadline_s=20.0, **changes):
+        defaults = {"max_turns": 4, "max_turn_tokens": 50, "max_episode_tokens": 500}
+        return play(
+            requests,
+            engine=engine,
+            worlds=worlds or {"world": World},
+            transcript=changes.pop("transcript", None) or RawTranscript(tokenizer),
+            sampling=changes.pop("sampling", None) or Sampling(max_tokens=1, temperature=0.7),
+            limits=Limits(**{**defaults, **(limits or {})}),
+            calls=changes.pop("calls", None) or calls,
+            deadline_s=deadline_s,
+        )
+
+    return play_some

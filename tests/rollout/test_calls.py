@@ -1,0 +1,180 @@
+"""Threads with deadlines: each call comes back once, a hung one costs one thread, and threads do not leak."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from rllib_srl.rollout.calls import EnvCalls, TooManyHangingCallsError, one_line
+from rllib_srl.rollout.replies import Constructed
+from tests.rollout.fakes import misbehave, wait_until
+
+
+def poll_all(calls: EnvCalls, num: int, timeout_s: float = 10.0) -> dict:
+    """Poll until `num` calls have ended; return them by id."""
+    ended: list = []
+    deadline = time.monotonic() + timeout_s
+    while len(ended) < num and time.monotonic() < deadline:
+        ended += calls.poll(deadline - time.monotonic())
+    assert len({call.call_id for call in ended}) == len(ended) == num
+    return {call.call_id: call for call in ended}
+
+
+def test_values_and_errors_come_back_under_their_ids(calls):
+    calls.submit("sum", lambda a, b: a + b, 2, 3)
+    calls.submit("crash", misbehave, "crash-step", "step")
+    calls.submit("exit", misbehave, "exit-step", "step")
+    ended = poll_all(calls, 3)
+    assert (ended["sum"].value, ended["sum"].error) == (5, "")
+    assert ended["crash"].error == "KeyError: 'no luck\\nin step'"
+    assert ended["exit"].error == "SystemExit: 3"
+    assert not any(call.timed_out for call in ended.values())
+    assert (calls.num_open, calls.num_abandoned) == (0, 0)
+
+
+def test_poll_returns_at_once_when_nothing_is_open(calls):
+    started = time.monotonic()
+    assert calls.poll(30.0) == []
+    assert time.monotonic() - started < 5
+
+
+def test_poll_waits_no_longer_than_asked(calls):
+    release = threading.Event()
+    calls.submit(1, release.wait, 0.25)
+    assert calls.poll(0.01) == []
+    release.set()
+    assert poll_all(calls, 1)[1].value is True
+
+
+@pytest.mark.parametrize("mischief", ["loop-step", "sleep-step", "stubborn-step"])
+def test_a_hung_call_times_out_and_others_go_on(calls, mischief):
+    calls.submit("hung", misbehave, mischief, "step")
+    for i in range(20):
+        calls.submit(i, lambda i=i: i * i)
+    ended = poll_all(calls, 21)
+    assert [ended[i].value for i in range(20)] == [i * i for i in range(20)]
+    assert ended["hung"].timed_out
+    assert ended["hung"].error == "did not return within 0.5 s; a longer limit is a setting (env_timeout_s)"
+    assert calls.num_abandoned == 1
+
+
+def test_endless_python_loops_end_and_all_workers_are_replaced():
+    before = set(threading.enumerate())
+    calls = EnvCalls(4, 0.1)
+    for i in range(12):  # three times as many as there are workers
+        calls.submit(i, misbehave, "loop-step" if i % 2 else "stubborn-step", "step")
+    ended = poll_all(calls, 12)
+    assert all(call.timed_out for call in ended.values())
+    assert calls.num_abandoned == 12
+    assert wait_until(lambda: calls.num_hanging == 0)
+    calls.submit("after", lambda: "fine")
+    assert poll_all(calls, 1)["after"].value == "fine"
+    calls.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_loop_that_swallows_everything_is_interrupted_again():
+    calls = EnvCalls(1, 0.1)
+    num_caught = 0
+
+    def swallow() -> None:
+        nonlocal num_caught
+        while num_caught < 3:
+            try:
+                time.sleep(0.001)
+            except BaseException:
+                num_caught += 1
+
+    calls.submit("swallow", swallow)
+    assert poll_all(calls, 1)["swallow"].timed_out
+
+    def has_ended() -> bool:
+        calls.poll(0.0)
+        return calls.num_hanging == 0
+
+    assert wait_until(has_ended)
+    assert num_caught == 3
+    calls.close()
+
+
+def test_the_clock_starts_when_the_call_runs():
+    calls = EnvCalls(1, 0.3)
+    for i in range(6):  # 0.6 s of work in one queue
+        calls.submit(i, time.sleep, 0.1)
+    ended = poll_all(calls, 6)
+    assert [i for i in ended if ended[i].timed_out] == []
+    calls.close()
+
+
+def test_too_many_hanging_threads_are_an_error():
+    calls = EnvCalls(2, 0.05, max_abandoned=1)
+    calls.submit(1, time.sleep, 3)
+    assert poll_all(calls, 1)[1].timed_out
+    calls.submit(2, time.sleep, 3)
+    with pytest.raises(TooManyHangingCallsError, match=r"2 environment calls hang .* at most 1 \(max_abandoned\)"):
+        poll_all(calls, 1)
+    calls.close(0.1)
+
+
+def test_abandoned_calls_do_not_come_back():
+    calls = EnvCalls(1, 5.0)
+    is_running, ran = threading.Event(), []
+
+    def loop() -> None:
+        is_running.set()
+        misbehave("loop-step", "step")
+
+    calls.submit("running", loop)
+    calls.submit("queued", ran.append, 1)
+    assert is_running.wait(5)
+    assert calls.abandon(["running", "queued", "unknown"]) == {"running"}
+    calls.submit("next", lambda: "next")
+    assert poll_all(calls, 1)["next"].value == "next"
+    assert (calls.num_open, calls.num_abandoned, calls.poll(0.05), ran) == (0, 1, [], [])
+    assert wait_until(lambda: calls.num_hanging == 0)
+    calls.close()
+
+
+def test_close_closes_idle_environments_within_a_bound():
+    closed = []
+
+    class Env:
+        def __init__(self, mischief: str) -> None:
+            self.mischief = mischief
+
+        def close(self) -> None:
+            misbehave(self.mischief, "close")
+            closed.append(self.mischief)
+
+    calls = EnvCalls(2, 0.2)
+    for mischief in ("", "crash-close", "loop-close", "fine"):
+        calls.pool.put("world", Constructed(Env, Env(mischief), ()))
+    calls.pool.put("other", Constructed(object, object(), ()))
+    assert calls.pool.num_idle == 5
+    started = time.monotonic()
+    calls.close(3.0)
+    assert time.monotonic() - started < 6
+    assert (sorted(closed), calls.pool.num_idle) == (["", "fine"], 0)
+    with pytest.raises(ValueError, match="submitted after close"):
+        calls.submit(1, print)
+    calls.close()  # a second time is fine
+
+
+def test_bad_settings_and_ids(calls):
+    with pytest.raises(ValueError, match=r"num_workers = 0, timeout_s = 0, max_abandoned = -1"):
+        EnvCalls(0, 0, max_abandoned=-1)
+    calls.submit("twice", time.sleep, 0.05)
+    with pytest.raises(ValueError, match="'twice' is already open"):
+        calls.submit("twice", print)
+
+
+def test_one_line_survives_any_error():
+    class Hostile(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert one_line(ValueError("a\n  b\tc")) == "ValueError: a b c"
+    assert one_line(Hostile()) == "Hostile: (its message cannot be printed: RuntimeError)"
+    assert len(one_line(ValueError("x" * 10_000))) == 500

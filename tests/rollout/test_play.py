@@ -1,0 +1,321 @@
+"""Healthy episodes: every id, mask, reward and ending worked out by hand; environments and engine overlap."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rllib_srl.engine.protocol import Sampling
+from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits
+from rllib_srl.types import StopReason
+from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, requests_of, wait_until
+
+
+@pytest.fixture
+def ids_of(tokenizer):
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.fixture
+def engine_of(tokenizer, ids_of):
+    """Return a function: the texts to write, turn by turn (the last one again and again) -> an engine."""
+
+    def make(*texts: str, **settings) -> ScriptedEngine:
+        def script(request_id: str, token_ids: list[int]) -> list[int]:
+            return ids_of(texts[min(int(request_id.rsplit("/", 1)[1]), len(texts) - 1)])
+
+        return ScriptedEngine(tokenizer, script, **settings)
+
+    return make
+
+
+def test_a_single_turn_by_hand(play_with, engine_of, ids_of):
+    engine = engine_of("x=x\n")
+    (episode,) = play_with(requests_of("q1", group_id="group-7"), engine)
+    # "ask q1:" is 7 bytes and <bos> (id 0); the turn is 4 bytes; World pays one for each "x".
+    assert episode.get_observations(0).tolist() == [0, *ids_of("ask q1:")]
+    assert episode.get_actions(0).tolist() == ids_of("x=x\n")
+    assert episode.get_extra_model_outputs("action_logp", 0).tolist() == [-0.125, -0.25, -0.375, -0.5]
+    assert len(episode.get_observations(1)) == 0
+    assert (len(episode), episode.get_rewards(0), episode.get_return()) == (1, 2.0, 2.0)
+    assert (episode.is_terminated, episode.is_truncated) == (True, False)
+    assert episode.get_infos() == [{"turn": 0}, {"turn": 1}]  # what is not plain was left out
+    data = episode.custom_data
+    assert (data["prompt"].prompt_id, data["group_id"], data["index"]) == ("q1", "group-7", 0)
+    assert (data["stop_reason"], data["versions"], data["error"]) == (StopReason.TERMINATED, (7, 7), "")
+    assert data["text"] == [("environment", "ask q1:"), ("policy", "x=x\n"), ("environment", "[x=x]")]
+    for array in (episode.get_observations(0), episode.get_observations(1), episode.get_actions(0)):
+        assert array.dtype == np.int32
+
+
+def test_what_the_engine_is_asked_for(play_with, engine_of):
+    engine = engine_of("x\n")
+    sampling = Sampling(max_tokens=999, temperature=0.3, top_p=0.9, top_k=5, stop=("END",))
+    limits = {"max_turn_tokens": 20, "max_episode_tokens": 18}
+    list(play_with(requests_of("q1"), engine, sampling=sampling, limits=limits))
+    # 8 prompt tokens of 18 leave 10, less than max_turn_tokens.
+    assert engine.submitted["g/0/0"][1] == Sampling(10, 0.3, 0.9, 5, ("END", "\n"))
+
+
+def test_tool_output_joins_the_stream_and_the_next_prompt(play_with, engine_of, ids_of):
+    engine = engine_of("look x\n", "xx\n")
+    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: World(num_turns=2)})
+    first, tool = [0, *ids_of("ask q1:")], ids_of("[look x]")
+    assert [o.tolist() for o in episode.get_observations()] == [first, tool, []]
+    assert [a.tolist() for a in episode.get_actions()] == [ids_of("look x\n"), ids_of("xx\n")]
+    assert list(episode.get_rewards()) == [1.0, 2.0]
+    assert engine.submitted["g/0/1"][0] == first + ids_of("look x\n") + tool
+    assert engine.submitted["g/0/1"][1].max_tokens == 50
+    assert [role for role, _ in episode.custom_data["text"]] == ["environment", "policy"] * 2 + ["environment"]
+
+
+def test_sampled_tokens_are_never_tokenised_again(play_with, tokenizer, ids_of):
+    split = [tokenizer.convert_tokens_to_ids(t) for t in ("a", "b")]
+    assert ids_of("ab") == [tokenizer.convert_tokens_to_ids("ab")]  # the trap: another spelling of the same text
+    engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: split)
+    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: World(num_turns=2)})
+    assert [a.tolist() for a in episode.get_actions()] == [split, split]
+    assert engine.submitted["g/0/1"][0] == [0, *ids_of("ask q1:"), *split, *ids_of("[ab]")]
+    assert episode.custom_data["text"][1] == ("policy", "ab")
+
+
+def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
+    tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    answer = [*tokenizer("7", add_special_tokens=False)["input_ids"], end]
+    engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: answer)
+    world = {"world": lambda: World(num_turns=2)}
+    (episode,) = play_with(requests_of("q1"), engine, world, transcript=ChatTranscript(tokenizer))
+    stream = [t for pair in zip(episode.get_observations(), episode.get_actions()) for ids in pair for t in ids]
+    user, assistant = "<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n{}"
+    text = user.format("ask q1:") + assistant.format("7<|im_end|>\n")
+    assert tokenizer.decode(stream) == text + user.format("[7]") + assistant.format("7<|im_end|>")
+    assert engine.submitted["g/0/1"][1].stop == ()
+
+
+@pytest.mark.parametrize(
+    ("texts", "num_turns", "limits", "reason", "rewards"),
+    [
+        (["x\n"], 3, {"max_turns": 3}, StopReason.TERMINATED, [1, 1, 1]),
+        (["x\n"], 3, {"max_turns": 2}, StopReason.OUT_OF_TURNS, [1, 1]),
+        (["xxx\n"], 1, {"max_turn_tokens": 2}, StopReason.OUT_OF_TOKENS, [2]),  # cut off, graded, over
+        (["xxx\n"], 9, {"max_turn_tokens": 2, "max_turns": 2}, StopReason.OUT_OF_TOKENS, [2, 2]),
+        (["xxx\n", "x"], 2, {"max_turn_tokens": 2}, StopReason.TERMINATED, [2, 1]),  # cut off, but not at the end
+        (["xxx\n"], 2, {"max_episode_tokens": 10}, StopReason.OUT_OF_TOKENS, [2]),  # 8 of prompt, room for 2
+        # 8 of prompt, 2 of turn, 3 of "[x]": one more must fit for another turn.
+        (["x\n"], 3, {"max_episode_tokens": 13}, StopReason.OUT_OF_TOKENS, [1]),
+        (["x\n"], 3, {"max_episode_tokens": 14}, StopReason.OUT_OF_TOKENS, [1, 1]),
+        (["x\n"], 3, {"max_episode_tokens": 23}, StopReason.TERMINATED, [1, 1, 1]),
+    ],
+)
+def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts, num_turns, limits, reason, rewards):
+    (episode,) = play_with(requests_of("q1"), engine_of(*texts), {"world": lambda: World(num_turns)}, limits)
+    assert episode.custom_data["stop_reason"] is reason
+    assert list(episode.get_rewards()) == rewards
+    assert len(episode.get_observations(-1)) == 0
+    assert episode.is_done
+    assert episode.is_terminated == (sum(rewards) > 0 and len(rewards) == num_turns)
+    assert sum(map(len, [*episode.get_observations(), *episode.get_actions()])) <= limits.get("max_episode_tokens", 500)
+
+
+def test_the_engines_context_is_a_limit_too(play_with, engine_of):
+    (episode,) = play_with(requests_of("q1"), engine_of("xxxxxx", context_length=11))
+    assert (len(episode.get_actions(0)), episode.custom_data["stop_reason"]) == (3, StopReason.OUT_OF_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "is_terminated"),
+    [
+        (("", 0.25, False, True, {}), StopReason.TRUNCATED, False),
+        (("", 0.25, True, True, {}), StopReason.TERMINATED, True),
+        (("", 0.25, True, False, {"stop_reason": "unparsable"}), StopReason.UNPARSABLE, True),
+        (("", 0.25, False, True, {"stop_reason": StopReason.TOOL_TIMEOUT}), StopReason.TOOL_TIMEOUT, False),
+    ],
+)
+def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_terminated):
+    (episode,) = play_with(requests_of("q1"), engine_of("x"), {"world": lambda: Answering(answer)})
+    assert (episode.custom_data["stop_reason"], episode.get_return()) == (reason, 0.25)
+    assert (episode.is_terminated, episode.is_truncated) == (is_terminated, not is_terminated)
+
+
+def test_a_reason_in_the_middle_ends_nothing(play_with, engine_of):
+    world = {"world": lambda: Answering(("on", 0, False, False, {"stop_reason": "unparsable"}))}
+    (episode,) = play_with(requests_of("q1"), engine_of("x"), world, {"max_turns": 2})
+    assert (len(episode), episode.custom_data["stop_reason"]) == (2, StopReason.OUT_OF_TURNS)
+
+
+def test_versions_span_the_episode(play_with, engine_of):
+    engine = engine_of("x\n")
+    episodes = play_with(requests_of("q1", "q2"), engine, {"world": lambda: World(num_turns=2)})
+
+    def bump() -> None:
+        engine.version += len(engine.submitted) == 3  # between the first turns and the last second one
+
+    engine.script = lambda request_id, ids, write=engine.script: (bump(), write(request_id, ids))[1]
+    versions = sorted(episode.custom_data["versions"] for episode in episodes)
+    assert versions[0][0] == 7
+    assert versions[-1] == (7, 8)
+
+
+def test_history_and_seeds_reach_the_environment(play_with, engine_of):
+    (episode,) = play_with(requests_of("q1", history=("one ", "two ")), engine_of("x"))
+    assert episode.custom_data["text"][0] == ("environment", "one two ask q1:")
+
+    class Foreign:
+        def reset(self, *, seed=None, options=None):
+            return f"seed {seed} options {options}", {}
+
+        def step(self, action):
+            return "", 1, True, False, {}
+
+    episodes = list(play_with(requests_of("41", "word", "-1"), engine_of("x"), {"world": Foreign}))
+    by_prompt = {episode.custom_data["prompt"].prompt_id: episode.custom_data for episode in episodes}
+    assert by_prompt["41"]["text"][0] == ("environment", "seed 41 options None")
+    assert by_prompt["word"]["stop_reason"] is StopReason.ENV_CRASHED
+    assert "prompt_id = 'word' with 0 turns of history; expected a whole number" in by_prompt["word"]["error"]
+    assert by_prompt["-1"]["stop_reason"] is StopReason.ENV_CRASHED
+
+
+def test_a_wrapped_environment_keeps_its_contract(play_with, engine_of):
+    import gymnasium as gym
+
+    engine = engine_of("x\n")
+    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: gym.Wrapper(World())})
+    assert (episode.get_return(), engine.submitted["g/0/0"][1].stop) == (1.0, ("\n",))
+
+
+def test_a_slow_environment_delays_nobody_else(play_with, engine_of, tokenizer):
+    release = threading.Event()
+
+    class Slow(World):
+        def step(self, action: str):
+            if self.prompt_id == "slow":
+                release.wait(10)
+            return super().step(action)
+
+    calls = EnvCalls(2, 10.0)
+    engine = engine_of("x\n")
+    episodes = play_with(requests_of("slow", "a", "b", "c"), engine, {"world": lambda: Slow(num_turns=3)}, calls=calls)
+    first = [next(episodes) for _ in range(3)]
+    assert sorted(e.custom_data["prompt"].prompt_id for e in first) == ["a", "b", "c"]
+    num_turns = Counter(name.split("/")[1] for what, name in engine.log if what == "turn")
+    assert num_turns == {"0": 1, "1": 3, "2": 3, "3": 3}
+    release.set()
+    (last,) = episodes
+    assert (last.custom_data["prompt"].prompt_id, last.get_return()) == ("slow", 3.0)
+    calls.close()
+
+
+def test_a_finished_turn_is_answered_while_others_are_written(play_with, tokenizer, ids_of):
+    def script(request_id: str, token_ids: list[int]) -> list[int]:
+        return ids_of("y" * 300 if request_id.startswith("g/0") else "x\n")
+
+    engine = ScriptedEngine(tokenizer, script, step_s=0.001)
+    worlds = {"world": lambda: World(num_turns=3)}
+    limits = {"max_turn_tokens": 300, "max_episode_tokens": 320}
+    episodes = list(play_with(requests_of("long", "q1", "q2"), engine, worlds, limits))
+    assert [e.custom_data["index"] for e in episodes][-1] == 0
+    turns = [name for what, name in engine.log if what == "turn"]
+    assert turns[-1] == "g/0/0"
+    assert sorted(turns[:-1]) == [f"g/{i}/{turn}" for i in (1, 2) for turn in (0, 1, 2)]
+    assert engine.num_steps == 300 or engine.num_steps == 301  # the long turn never waited for an environment
+
+
+def test_waiting_costs_no_polling(play_with, engine_of, calls, monkeypatch):
+    class Slow(World):
+        def step(self, action: str):
+            time.sleep(0.2)
+            return super().step(action)
+
+    num_polls, poll = 0, calls.poll
+
+    def counting_poll(timeout_s: float):
+        nonlocal num_polls
+        num_polls += 1
+        return poll(timeout_s)
+
+    monkeypatch.setattr(calls, "poll", counting_poll)
+    engine = engine_of("x")
+    list(play_with(requests_of("q1"), engine, {"world": Slow}))
+    assert num_polls < 10
+    assert engine.num_steps == 1
+
+
+def test_a_paused_engine_is_not_stepped(play_with, engine_of):
+    engine = engine_of("x")
+    engine.is_paused = True
+    episodes: list = []
+    thread = threading.Thread(target=lambda: episodes.extend(play_with(requests_of("q1"), engine)), daemon=True)
+    thread.start()
+    assert wait_until(lambda: engine.num_running() == 1)
+    time.sleep(0.05)
+    assert (engine.num_steps, episodes) == (0, [])
+    engine.is_paused = False
+    thread.join(5)
+    assert episodes[0].get_return() == 1.0
+
+
+def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
+    before = set(threading.enumerate())
+    calls = EnvCalls(8, 5.0)
+    worlds = {"world": lambda: World(num_turns=3)}
+    limits = {"max_concurrent": 16}
+    requests = requests_of(*(f"q{i}" for i in range(200)))
+    for _ in range(2):  # the second play finds the instances of the first
+        episodes = list(play_with(requests, engine_of("x\n"), worlds, limits, calls=calls))
+        assert sorted(e.custom_data["index"] for e in episodes) == list(range(200))
+        assert {(e.custom_data["stop_reason"], e.get_return()) for e in episodes} == {(StopReason.TERMINATED, 3.0)}
+    assert len(World.made) <= 16
+    assert sum(world.num_resets for world in World.made) == 400
+    assert calls.pool.num_idle == len(World.made)
+    assert len(set(threading.enumerate()) - before) == 8
+    calls.close()
+    assert set(threading.enumerate()) <= before
+    assert [world.num_closed for world in World.made] == [1] * len(World.made)
+
+
+def test_max_concurrent_bounds_what_runs_at_once(play_with, engine_of):
+    engine = engine_of("x\n")
+    most = 0
+
+    def script(request_id: str, token_ids: list[int], write=engine.script):
+        nonlocal most
+        most = max(most, engine.num_running() + 1)
+        return write(request_id, token_ids)
+
+    engine.script = script
+    assert len(list(play_with(requests_of(*"abcdefgh"), engine, limits={"max_concurrent": 3}))) == 8
+    assert most == 3
+
+
+def test_bad_requests_and_limits_are_refused_at_once(play_with, engine_of):
+    with pytest.raises(ValueError, match=r"\('g', 0\) appears twice"):
+        play_with(requests_of("q1") * 2, engine_of("x"))
+    with pytest.raises(ValueError, match="env_id = 'mars'; expected one of 'world'"):
+        play_with(requests_of("q1", env_id="mars"), engine_of("x"))
+    with pytest.raises(ValueError, match="max_turns = 0; expected at least 1; max_concurrent = 0; expected"):
+        Limits(max_turns=0, max_turn_tokens=1, max_episode_tokens=1, max_concurrent=0)
+
+
+def test_a_prompt_without_room_for_a_turn_is_bad_input(play_with, engine_of, calls):
+    engine = engine_of("x")
+    message = (
+        r"prompt 'q1' of environment 'world' has 8 tokens; expected 1 to 7, so that a turn fits "
+        r"max_episode_tokens = 8 and the engine's context_length = 1000"
+    )
+    with pytest.raises(ValueError, match=message):
+        list(play_with(requests_of("q1"), engine, limits={"max_episode_tokens": 8}))
+    assert (engine.num_running(), calls.num_open) == (0, 1)  # the open one closes the instance
+    assert wait_until(lambda: World.made[0].num_closed == 1)
+
+
+def test_instances_of_another_configuration_are_not_reused(play_with, engine_of, calls):
+    (one,) = play_with(requests_of("q1"), engine_of("x\n"), {"world": lambda: World(1)})
+    (two,) = play_with(requests_of("q1"), engine_of("x\n"), {"world": lambda: World(2)})
+    assert (one.get_return(), two.get_return()) == (1.0, 2.0)
+    assert wait_until(lambda: World.made[0].num_closed == 1)
+    assert calls.pool.num_idle == 1

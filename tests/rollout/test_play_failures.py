@@ -1,0 +1,245 @@
+"""Infrastructure failures: each costs its own episode, names itself in one line, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rllib_srl.engine.protocol import EngineError
+from rllib_srl.rollout import EnvCalls
+from rllib_srl.types import StopReason
+from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, requests_of, wait_until
+
+
+@pytest.fixture
+def engine(tokenizer):
+    text = tokenizer("x\n", add_special_tokens=False)["input_ids"]
+    return ScriptedEngine(tokenizer, lambda request_id, token_ids: text)
+
+
+def by_prompt(episodes) -> dict:
+    return {episode.custom_data["prompt"].prompt_id: episode for episode in episodes}
+
+
+@pytest.mark.parametrize("mischief", ["crash", "exit", "sleep", "loop", "stubborn"])
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischief, place):
+    bad = f"{mischief}-{place}"
+    episodes = by_prompt(play_with(requests_of("q1", bad, "q2", "q3"), engine))
+    assert {name: e.custom_data["stop_reason"] for name, e in episodes.items() if name != bad} == dict.fromkeys(
+        ("q1", "q2", "q3"), StopReason.TERMINATED
+    )
+    data = episodes[bad].custom_data
+    is_hang = mischief in ("sleep", "loop", "stubborn")
+    assert data["stop_reason"] is (StopReason.ENV_TIMEOUT if is_hang else StopReason.ENV_CRASHED)
+    turn = 1 if place == "step" else 0
+    assert data["error"].startswith(f"environment 'world', prompt '{bad}', turn {turn}, {place}: ")
+    assert {"crash": "KeyError: 'no luck", "exit": "SystemExit: 3"}.get(mischief, "within 0.5 s") in data["error"]
+    assert "\n" not in data["error"]
+    # What the policy wrote is kept, without a reward; an episode that never began has one empty observation.
+    assert (len(episodes[bad]), episodes[bad].get_return(), episodes[bad].is_done) == (turn, 0.0, True)
+    assert len(episodes[bad].get_observations(-1)) == 0
+    assert calls.num_abandoned == int(is_hang)
+    # Three healthy instances wait; a crashed one is closed, a hung one is left alone.
+    assert calls.pool.num_idle == 3
+    calls.poll(1.0)
+    assert sorted(world.num_closed for world in World.made) == ([0, 0, 0, 0] if is_hang else [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("mischief", "reason"),
+    [("crash", StopReason.ENV_CRASHED), ("sleep", StopReason.ENV_TIMEOUT), ("loop", StopReason.ENV_TIMEOUT)],
+)
+def test_a_failing_constructor_costs_its_episodes_only(play_with, engine, mischief, reason):
+    worlds = {"world": World, "bad": lambda: World(mischief=f"{mischief}-construct")}
+    requests = requests_of("q1") + requests_of("q2", env_id="bad", group_id="h")
+    episodes = by_prompt(play_with(requests, engine, worlds))
+    assert episodes["q1"].custom_data["stop_reason"] is StopReason.TERMINATED
+    assert episodes["q2"].custom_data["stop_reason"] is reason
+    assert episodes["q2"].custom_data["error"].startswith("environment 'bad', prompt 'q2', turn 0, construct: ")
+
+
+class _Refuses:
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+def _never() -> bool:
+    misbehave("loop-step", "step")
+    return True
+
+
+HOSTILE_STEPS = [
+    ((None, 0, True, False, {}), "the observation is of type NoneType; expected a str"),
+    ((b"bytes", 0, True, False, {}), "the observation is of type bytes; expected a str"),
+    ((["a", "b"], 0, True, False, {}), "the observation is of type list with 2 entries; expected a str"),
+    (("\ud800", 0, False, False, {}), "the observation cannot be written as UTF-8"),
+    (("", float("nan"), True, False, {}), "the reward is nan; expected a finite number"),
+    (("", np.float32("inf"), True, False, {}), "the reward is inf; expected a finite number"),
+    (("", 10**400, True, False, {}), "the reward is inf; expected a finite number"),
+    (("", "1.0", True, False, {}), "the reward is of type str; expected a number"),
+    (("", None, True, False, {}), "the reward is of type NoneType; expected a number"),
+    (("", np.ones(1), True, False, {}), "the reward is of type ndarray; expected a number"),
+    (("", 1j, True, False, {}), "the reward is of type complex; expected a number"),
+    (("", 0, _Refuses(), False, {}), "RuntimeError: neither"),
+    (("", 0, True, False, None), "the info is of type NoneType; expected a dict"),
+    (("", 0, True, False, {"stop_reason": "env_crashed"}), "info[\"stop_reason\"] = 'env_crashed'; expected one of"),
+    (("", 0, True, False, {"stop_reason": 3}), 'info["stop_reason"] = 3; expected one of terminated'),
+    (("", 0, True, {}), "step returned of type tuple with 4 entries; expected (observation, reward"),
+    (None, "step returned of type NoneType; expected (observation, reward"),
+]
+
+
+@pytest.mark.parametrize(("answer", "message"), HOSTILE_STEPS)
+def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engine, answer, message):
+    worlds = {"world": World, "bad": lambda: Answering(answer)}
+    requests = requests_of("q1") + requests_of("q2", env_id="bad", group_id="h")
+    episodes = by_prompt(play_with(requests, engine, worlds))
+    assert episodes["q1"].custom_data["stop_reason"] is StopReason.TERMINATED
+    assert episodes["q2"].custom_data["stop_reason"] is StopReason.ENV_CRASHED
+    assert message in episodes["q2"].custom_data["error"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("text", "reset returned of type str; expected (observation, info)"),
+        ((1, {}), "the observation is of type int; expected a str"),
+        (("text", []), "the info is of type list with 0 entries; expected a dict"),
+    ],
+)
+def test_hostile_resets(play_with, engine, answer, message):
+    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: Answering(answer, to_reset=True)})
+    assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
+    assert message in episode.custom_data["error"]
+    assert len(episode) == 0
+
+
+def test_an_answer_that_hangs_when_looked_at_times_out(play_with, engine):
+    hanging = type("Hanging", (), {"__bool__": lambda self: _never()})()
+    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: Answering(("", 0, hanging, False, {}))})
+    assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
+
+
+def test_a_string_in_disguise_is_read_as_the_string_it_is(play_with, engine):
+    class Disguised(str):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    answer = (Disguised("end"), True, True, 0, {})
+    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: Answering(answer)})
+    assert type(episode.custom_data["text"][-1][1]) is str
+    assert (episode.custom_data["text"][-1], episode.get_return()) == (("environment", "end"), 1.0)
+
+
+def test_stop_strings_of_another_kind_are_refused(play_with, engine):
+    bad = type("Bad", (World,), {"stop_strings": "\n"})
+    (episode,) = play_with(requests_of("q1"), engine, {"world": bad})
+    assert r"stop_strings = '\n'; expected a tuple of non-empty strings" in episode.custom_data["error"]
+
+
+def test_an_engine_that_refuses_a_request_costs_its_episode(play_with, engine):
+    def script(request_id: str, token_ids: list[int], write=engine.script):
+        if request_id == "g/1/0":
+            raise EngineError("no room")
+        return write(request_id, token_ids)
+
+    engine.script = script
+    episodes = by_prompt(play_with(requests_of("q1", "q2", "q3"), engine))
+    reasons = {name: episode.custom_data["stop_reason"] for name, episode in episodes.items()}
+    assert reasons == {"q1": StopReason.TERMINATED, "q2": StopReason.ENGINE_FAILED, "q3": StopReason.TERMINATED}
+    assert episodes["q2"].custom_data["error"].endswith("turn 0, writing: EngineError: no room")
+    assert len(episodes["q2"].get_observations(0)) == 8  # the prompt nobody answered
+
+
+def test_an_engine_that_fails_in_a_step_costs_what_it_was_writing(play_with, engine, calls):
+    step = engine.step
+
+    def failing_step():
+        if engine.num_steps == 1:
+            engine.num_steps += 1
+            raise RuntimeError("out of memory\nhelp")
+        return step()
+
+    engine.step = failing_step
+    episodes = list(play_with(requests_of("q1", "q2", "q3"), engine, limits={"max_concurrent": 2}))
+    reasons = Counter(episode.custom_data["stop_reason"] for episode in episodes)
+    assert reasons == {StopReason.ENGINE_FAILED: 2, StopReason.TERMINATED: 1}
+    error = next(e.custom_data["error"] for e in episodes if e.custom_data["error"])
+    assert error == "the engine failed while it wrote 2 turns: RuntimeError: out of memory help"
+    assert engine.num_running() == 0
+    assert calls.pool.num_idle == 2  # the environments did nothing wrong
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logp": np.array([-1, np.nan], np.float32)}, "has a log-prob that is not finite and <= 0"),
+        ({"logp": np.array([-1, -np.inf], np.float32)}, "has a log-prob that is not finite and <= 0"),
+        ({"logp": np.array([-1, 0.5], np.float32)}, "has a log-prob that is not finite and <= 0"),
+        ({"logp": np.array([-1], np.float32)}, "has 2 tokens and 1 log-probs"),
+        ({"token_ids": np.empty(0, np.int32), "logp": np.empty(0, np.float32)}, "has 0 tokens and 0 log-probs"),
+        ({"reason": "aborted"}, "was aborted by the engine"),
+    ],
+)
+def test_an_unusable_turn_is_the_engines_failure(play_with, engine, changes, message):
+    from dataclasses import replace
+
+    step = engine.step
+    engine.step = lambda: [replace(turn, **changes) for turn in step()]
+    (episode,) = play_with(requests_of("q1"), engine)
+    assert episode.custom_data["stop_reason"] is StopReason.ENGINE_FAILED
+    assert episode.custom_data["error"].startswith(f"the engine's turn g/0/0 {message}")
+
+
+def test_the_deadline_ends_everything_wherever_it_is(play_with, engine, tokenizer):
+    def script(request_id: str, token_ids: list[int]):
+        return [9] * (400 if request_id.startswith("g/1") else 2)
+
+    engine = ScriptedEngine(tokenizer, script, step_s=0.005)
+    calls = EnvCalls(1, 30.0)
+    requests = requests_of("loop-step", "writing", "queued", "unstarted", "unstarted")
+    limits = {"max_concurrent": 3, "max_turn_tokens": 400}
+    episodes = list(play_with(requests, engine, limits=limits, deadline_s=0.5, calls=calls))
+    assert sorted(e.custom_data["index"] for e in episodes) == [0, 1, 2, 3, 4]
+    assert {e.custom_data["stop_reason"] for e in episodes} == {StopReason.ABORTED}
+    doing = {e.custom_data["index"]: e.custom_data["error"] for e in episodes}
+    for index, where in enumerate(("1, step", "0, writing", "1, step", "0, not started", "0, not started")):
+        assert f"turn {where}: deadline_s = 0.5 passed" in doing[index]
+    assert [len(e) for e in sorted(episodes, key=lambda e: e.custom_data["index"])] == [1, 0, 1, 0, 0]
+    assert (engine.num_running(), calls.num_open - 1) == (0, 0)  # the open one closes the queued one's instance
+    assert wait_until(lambda: calls.num_hanging == 0)
+    assert calls.num_abandoned == 1
+    calls.close()
+
+
+def test_a_caller_that_stops_listening_leaves_nothing_running(play_with, tokenizer):
+    lengths = {"g/0/0": 1, "g/1/0": 400, "g/2/0": 400}
+    engine = ScriptedEngine(tokenizer, lambda request_id, ids: [9] * lengths[request_id], step_s=0.001)
+    calls = EnvCalls(2, 30.0)
+    episodes = play_with(requests_of("q1", "q2", "q3"), engine, limits={"max_turn_tokens": 400}, calls=calls)
+    assert next(episodes).custom_data["index"] == 0
+    episodes.close()
+    assert (engine.num_running(), calls.num_open) == (0, 0)
+    assert sorted(name for what, name in engine.log if what == "abort") == ["g/1/0", "g/2/0"]
+    assert calls.pool.num_idle == 3
+    calls.close()
+
+
+def test_hanging_environments_leave_a_bounded_number_of_threads(play_with, engine):
+    before = set(threading.enumerate())
+    calls = EnvCalls(8, 0.5)
+    names = ["loop-step" if i % 10 == 0 else "crash-step" if i % 10 == 1 else "q" for i in range(200)]
+    episodes = list(play_with(requests_of(*names), engine, calls=calls))
+    assert Counter(e.custom_data["stop_reason"] for e in episodes) == {
+        StopReason.TERMINATED: 160,
+        StopReason.ENV_TIMEOUT: 20,
+        StopReason.ENV_CRASHED: 20,
+    }
+    assert calls.num_abandoned == 20
+    assert wait_until(lambda: len(set(threading.enumerate()) - before) == 8)
+    calls.close()
+    assert set(threading.enumerate()) <= before

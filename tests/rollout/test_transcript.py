@@ -1,0 +1,104 @@
+"""Text to tokens: earlier tokens stay, special tokens stand only where they belong, unfit templates are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, make_transcript
+from tests.rollout.fakes import CHATML, make_tokenizer
+
+# Opens the conversation with a system message, and shows an empty thought in the last answer only (as Qwen3 does).
+THINKING = (
+    "{{ '<|im_start|>system\nBe brief<|im_end|>\n' }}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+NUMBERED = (
+    "{% for m in messages %}{{ '<|im_start|>' + (messages | length | string) + m['content'] + '<|im_end|>' }}"
+    "{% endfor %}{{ '<|im_start|>' }}"
+)
+FORGETFUL = "{{ 'user:' + messages[-1]['content'] + '<|im_end|>' }}"
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer():
+    return make_tokenizer(chat_template=CHATML, with_bos=False)
+
+
+def test_raw_text_has_its_special_token_once(tokenizer):
+    raw = RawTranscript(tokenizer)
+    assert tokenizer.convert_ids_to_tokens(raw.first("hi")) == ["<bos>", "h", "i"]
+    assert tokenizer.convert_ids_to_tokens(raw.later("hi", 1)) == ["h", "i"]
+    assert raw.later("", 1) == []
+    assert raw.stop(("\n", "END")) == ("\n", "END")
+    assert raw.end_of_turn_id == tokenizer.convert_tokens_to_ids("<eos>")
+
+
+def test_first_hands_out_a_list_of_its_own(tokenizer):
+    raw = RawTranscript(tokenizer)
+    raw.first("hi").append(99)
+    assert 99 not in raw.first("hi")
+
+
+@pytest.mark.parametrize("template", [CHATML, THINKING])
+def test_a_chat_stream_is_the_rendering_of_the_conversation(template):
+    tokenizer = make_tokenizer(chat_template=template, with_bos=False)
+    chat = ChatTranscript(tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert chat.end_of_turn_id == end
+    answers, questions = ["4", "x y"], ["2+2?", "and?", "  why\n"]
+    stream = chat.first(questions[0])
+    messages = [{"role": "user", "content": questions[0]}]
+    for answer, question in zip(answers, questions[1:], strict=True):
+        stream += tokenizer(answer, add_special_tokens=False)["input_ids"] + [end]
+        stream += chat.later(question, stream[-1])
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(stream) == text
+    assert stream == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+def test_a_cut_off_turn_is_closed_for_the_policy(chat_tokenizer):
+    chat = ChatTranscript(chat_tokenizer)
+    end = chat_tokenizer.convert_tokens_to_ids("<|im_end|>")
+    closed, cut = chat.later("more", end), chat.later("more", 40)
+    assert chat_tokenizer.decode(closed) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert cut == [end, *closed]
+    assert chat.stop(("\n",)) == ()
+
+
+def test_templates_that_change_earlier_tokens_are_refused():
+    message = r"changes earlier tokens when a turn is added: token 1 becomes '3' instead of '1'"
+    with pytest.raises(ValueError, match=message):
+        ChatTranscript(make_tokenizer(chat_template=NUMBERED, with_bos=False))
+    with pytest.raises(ValueError, match="does not show the assistant's message as it is"):
+        ChatTranscript(make_tokenizer(chat_template=FORGETFUL, with_bos=False))
+
+
+def test_a_template_that_rewrites_for_one_message_is_refused_when_it_does(chat_tokenizer):
+    touchy = CHATML.replace("m['content']", "(m['content'] if messages[-1]['content'] != 'stop' else '')")
+    chat = ChatTranscript(make_tokenizer(chat_template=touchy, with_bos=False))
+    with pytest.raises(ValueError, match="rewrites an earlier message when the next one is 'stop'"):
+        chat.later("stop", 1)
+
+
+def test_make_transcript_names_what_is_missing(tokenizer, chat_tokenizer):
+    assert isinstance(make_transcript("text", tokenizer), RawTranscript)
+    assert isinstance(make_transcript("chat", chat_tokenizer), ChatTranscript)
+    with pytest.raises(ValueError, match=r"has no chat template; expected one .* use the format 'text'"):
+        make_transcript("chat", tokenizer)
+    with pytest.raises(ValueError, match="transcript format = 'xml'; expected 'text' or 'chat'"):
+        make_transcript("xml", tokenizer)
+
+
+def test_a_tokenizer_that_ends_every_text_is_refused():
+    from tokenizers import processors
+
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    with pytest.raises(ValueError, match="ends every text with '<eos>'"):
+        RawTranscript(tokenizer)

@@ -1,0 +1,49 @@
+"""Advantages against values worked by hand, and the laws every rule obeys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rllib_srl.advantages import ADVANTAGES, group, group_relative, has_signal, mean_only
+
+REWARDS = arrays(np.float64, st.integers(2, 16), elements=st.floats(0, 1, width=32))
+
+
+def test_group_divides_by_the_unbiased_deviation():
+    # mean .5, deviations +-.5, unbiased std sqrt(.5) = .707107: .5 / (.707107 + 1e-4) = .707007
+    np.testing.assert_allclose(group(np.array([1.0, 0.0])), [0.707007, -0.707007], atol=1e-6)
+
+
+def test_mean_only_keeps_the_spread():
+    np.testing.assert_allclose(mean_only(np.array([1.0, 0.0, 0.0, 0.0])), [0.75, -0.25, -0.25, -0.25])
+
+
+@pytest.mark.parametrize("rule", sorted(ADVANTAGES))
+@given(rewards_G=REWARDS)
+def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rule, rewards_G):
+    advantage_G = ADVANTAGES[rule](rewards_G)
+    assert abs(advantage_G.sum()) < 1e-6 * max(1, np.abs(advantage_G).sum())
+    order = np.argsort(rewards_G, kind="stable")
+    assert (np.diff(advantage_G[order]) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("num_right, expected", [(0, False), (1, True), (7, True), (8, False)])
+def test_only_groups_that_disagree_have_signal(num_right, expected):
+    assert has_signal(np.array([1.0] * num_right + [0.0] * (8 - num_right))) is expected
+
+
+def test_groups_do_not_see_each_other():
+    alone = group_relative([np.array([1.0, 0.0, 0.0])])[0]
+    beside = group_relative([np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.9])])[0]
+    np.testing.assert_array_equal(alone, beside)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="advantage = 'grpo'; expected one of"):
+        group_relative([np.array([1.0, 0.0])], rule="grpo")
+    with pytest.raises(ValueError, match="a group of 1 episode has no baseline"):
+        group_relative([np.array([1.0])])

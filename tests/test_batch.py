@@ -1,0 +1,107 @@
+"""Tries, micro-batches and shards: each law on random groups, and one trie worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.batch import Episode, balanced_shards, episodes_of, micro_batch, micro_batches, padded_layout, trie_layout
+from rllib_srl.types import Group, Prompt, StopReason
+
+STREAMS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
+
+
+def episode(ids, num_written, index=0, advantage=1.0):
+    mask = np.zeros(len(ids), bool)
+    mask[len(ids) - num_written :] = True
+    return Episode(np.array(ids, np.int32), mask, np.where(mask, -0.5, 0.0).astype(np.float32), advantage, index)
+
+
+def test_a_trie_worked_by_hand():
+    # 7 8 ─┬─ 1        streams, sorted: [7 8 1], [7 8 2 3]
+    #      └─ 2 3      laid out:         7 8 1 2 3
+    layout = trie_layout([np.array([7, 8, 2, 3]), np.array([7, 8, 1])])
+    assert layout.token_ids_RT.tolist() == [[7, 8, 1, 2, 3]]
+    assert layout.position_ids_RT.tolist() == [[0, 1, 2, 2, 3]]
+    assert [path.tolist() for path in layout.paths] == [[0, 1, 3, 4], [0, 1, 2]]
+    assert layout.attention_mask[0, 0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1],
+    ]
+
+
+@given(STREAMS)
+def test_every_token_sees_exactly_its_own_path(streams):
+    layout = trie_layout([np.array(s, np.int32) for s in streams])
+    mask, ids = layout.attention_mask[0, 0], layout.token_ids_RT[0]
+    for stream, path in zip(streams, layout.paths, strict=True):
+        assert ids[path].tolist() == stream
+        assert layout.position_ids_RT[0][path].tolist() == list(range(len(stream)))
+        for depth, at in enumerate(path):
+            assert np.flatnonzero(mask[at]).tolist() == sorted(path[: depth + 1].tolist())
+    prefixes = {tuple(s[: n + 1]) for s in streams for n in range(len(s))}
+    assert layout.num_tokens == len(prefixes)  # each distinct prefix is one token, computed once
+
+
+@given(STREAMS)
+def test_padding_keeps_every_stream(streams):
+    layout = padded_layout([np.array(s, np.int32) for s in streams])
+    flat = layout.token_ids_RT.ravel()
+    assert [flat[path].tolist() for path in layout.paths] == streams
+    assert layout.attention_mask.sum(1).tolist() == [len(s) for s in streams]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_row_before_a_token_predicts_it(share):
+    one = micro_batch([episode([5, 6, 1, 2], 2, 0, 1.0), episode([5, 6, 3], 1, 1, -1.0)], share)
+    flat = one.layout.token_ids_RT.ravel()
+    assert flat[one.predictor_N].tolist() == [6, 1, 6]
+    assert one.target_N.tolist() == [1, 2, 3]
+    assert one.advantage_N.tolist() == [1, 1, -1]
+    assert one.episode_N.tolist() == [0, 0, 1]
+
+
+@settings(max_examples=40)
+@given(STREAMS, st.integers(1, 30), st.booleans())
+def test_micro_batches_hold_each_loss_token_once_within_the_budget(streams, max_tokens, share):
+    episodes = [episode(s, len(s) - 1, index) for index, s in enumerate(streams)]
+    parts = micro_batches(episodes, max_tokens, share)
+    seen = sorted((int(e), int(t)) for part in parts for e, t in zip(part.episode_N, part.target_N, strict=True))
+    assert seen == sorted((e.index, int(t)) for e in episodes for t in e.token_ids_T[e.loss_mask_T])
+    for part in parts:
+        assert part.layout.num_tokens <= max_tokens or len(part.layout.paths) == 1
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 4))
+def test_shards_are_whole_and_balanced(costs, num_shards):
+    shards = balanced_shards(costs, num_shards)
+    assert sorted(i for shard in shards for i in shard) == list(range(len(costs)))
+    loads = [sum(costs[i] for i in shard) for shard in shards]
+    assert max(loads) - min(loads) <= max(costs)  # the law of "largest to the lightest"
+
+
+def group_of_two():
+    return Group(
+        "g", Prompt("e", "p"), np.array([1, 2, 1, 3, 4], np.int32), np.array([0, 1, 0, 1, 1], bool),
+        np.array([0, -0.5, 0, -0.25, -0.1], np.float32), np.array([0, 2, 5]), np.array([1.0, 0.0], np.float32),
+        np.zeros((2, 2), np.int64), (StopReason.TERMINATED,) * 2,
+    )  # fmt: skip
+
+
+def test_groups_are_cut_into_episodes():
+    first, second = episodes_of([group_of_two()], [np.array([0.7, -0.7])])
+    assert (first.token_ids_T.tolist(), second.token_ids_T.tolist()) == ([1, 2], [1, 3, 4])
+    assert (first.advantage, second.advantage) == (0.7, -0.7)
+    np.testing.assert_allclose(second.behaviour_logp_T, [0, -0.25, -0.1])
+
+
+def test_lengths_that_do_not_align_are_named():
+    with pytest.raises(ValueError, match="1 groups but 2 advantage arrays"):
+        episodes_of([group_of_two()], [np.zeros(2), np.zeros(2)])
+    with pytest.raises(ValueError, match="group g has 2 episodes but 3 advantages"):
+        episodes_of([group_of_two()], [np.zeros(3)])

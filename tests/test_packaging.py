@@ -1,0 +1,244 @@
+"""The package is what setup.cfg says, light to import, pinned completely, and free of what the house style forbids."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPO = Path(__file__).resolve().parent.parent
+PINS = REPO / "scripts" / "requirements"
+PYTHONS = ("3.11", "3.12", "3.13")
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "llm", "llama-cpp-python"}  # scripts/requirements says why
+MOST_LINES, MOST_FUNCTION_LINES = 400, 60
+
+
+@pytest.fixture(scope="module")
+def config() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(REPO / "setup.cfg")
+    return parser
+
+
+def listed(config: configparser.ConfigParser, section: str, option: str) -> list[str]:
+    return [line for line in config[section][option].splitlines() if line and not line.startswith("#")]
+
+
+def pins_of(name: str) -> dict[str, str]:
+    """Return the pinned versions of a requirements file and those it includes with -r, by canonical name."""
+    pins: dict[str, str] = {}
+    for line in (PINS / f"{name}.txt").read_text().splitlines():
+        if line.startswith("-r "):
+            pins |= pins_of(line[3:].removesuffix(".txt"))
+        elif line and line[0] not in "#-":
+            package, version = re.split("={2,3}", line)
+            pins[canonicalize_name(package)] = version
+    return pins
+
+
+# --- metadata
+
+
+def test_metadata(config: configparser.ConfigParser) -> None:
+    assert config["metadata"]["name"] == "rllib_srl"
+    assert config["options"]["python_requires"] == ">=3.11,<3.14"
+    assert {*listed(config, "options.packages.find", "include")} == {"rllib_srl*", "envs*", "tune_configs*"}
+    assert {*config["options.extras_require"]} == {"cpu", "gpu", "envs", "dev"}
+    needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
+    assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
+    assert re.search(r"^## \[(Unreleased|0\.1\.0)\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert config["metadata"]["version"] == "0.1.0"
+
+
+def test_every_folder_to_install_is_a_package(config: configparser.ConfigParser) -> None:
+    for pattern in listed(config, "options.packages.find", "include"):
+        assert (REPO / pattern.rstrip("*") / "__init__.py").exists(), f"{pattern} has no __init__.py: not installed"
+
+
+def test_entry_points_are_environments_that_run(config: configparser.ConfigParser) -> None:
+    lines = listed(config, "options.entry_points", "rllib_srl.envs")
+    points = [importlib.metadata.EntryPoint(*re.split(r"\s*=\s*", line), group="rllib_srl.envs") for line in lines]
+    assert {point.name for point in points} == {"chain_sum", "products", "compare", "lookup", "reasoning_gym"}
+    for point in points:
+        assert issubclass(point.load(), gymnasium.Env), point.name
+
+
+def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) -> None:
+    declared = {canonicalize_name(Requirement(line).name) for line in listed(config, "options", "install_requires")}
+    packages_of = importlib.metadata.packages_distributions()
+    optional = {"faiss", "vllm"}  # extras, imported where a setting asks for them
+    own = {"rllib_srl", "envs", "tune_configs"}
+    for path in python_files(*own):
+        for name in third_party_imports(path.read_text()) - own - optional:
+            assert declared & {canonicalize_name(package) for package in packages_of[name]}, f"{path.name}: {name}"
+
+
+def third_party_imports(source: str) -> set[str]:
+    """Return the top-level names that `source` imports, the standard library's left out."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names)
+
+
+# --- pins
+
+
+@pytest.mark.parametrize(("extra", "pinned_in"), [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), (None, "cpu")])
+def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, extra: str, pinned_in: str) -> None:
+    pins = pins_of("base") | pins_of(pinned_in)
+    lines = listed(config, *(("options.extras_require", extra) if extra else ("options", "install_requires")))
+    for requirement in map(Requirement, lines):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
+
+
+@pytest.mark.parametrize("name", ["base", "cpu", "plain", "dev"])
+def test_no_cuda_build_is_pinned_for_a_cpu(name: str) -> None:
+    pins = pins_of(name)
+    assert [package for package in pins if package.startswith("nvidia-") or package in LEFT_OUT] == []
+    assert pins.get("torch", "+cpu").endswith("+cpu")
+
+
+def test_the_same_torch_is_pinned_for_cpu_and_gpu() -> None:
+    assert pins_of("cpu")["torch"].removesuffix("+cpu") == pins_of("gpu")["torch"]
+
+
+def missing_requirements(pins: dict[str, str], python: str) -> Iterator[str]:
+    """Yield what an installed package of `pins` needs under `python` and `pins` lacks or pins to another version."""
+    markers = {
+        "python_version": python,
+        "python_full_version": f"{python}.5",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+    }
+    todo = [(name, "") for name in pins]
+    done = set(todo)
+    while todo:
+        name, extra = todo.pop()
+        for line in importlib.metadata.distribution(name).requires or []:
+            needed = Requirement(line)
+            package = canonicalize_name(needed.name)
+            if package in LEFT_OUT or (needed.marker and not needed.marker.evaluate({**markers, "extra": extra})):
+                continue
+            if package not in pins or not needed.specifier.contains(pins[package], prereleases=True):
+                yield f"{name} needs {line}, pinned: {pins.get(package)}"
+            elif fresh := {(package, more) for more in needed.extras} - done:
+                done |= fresh
+                todo += fresh
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pins_are_complete(config: configparser.ConfigParser, python: str) -> None:
+    pins = pins_of("cpu") | pins_of("dev")
+    absent = [name for name, version in pins.items() if not _is_installed(name, version)]
+    if absent:
+        pytest.skip(f"not this environment's pins: {', '.join(absent[:5])}")
+    assert list(missing_requirements(pins, python)) == []
+    less = {name: version for name, version in pins.items() if name != "aiosignal"}
+    assert [line.split()[0] for line in missing_requirements(less, python)] == ["aiohttp"]
+
+
+def _is_installed(name: str, version: str) -> bool:
+    try:
+        return importlib.metadata.version(name) == version
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+# --- a light import
+
+
+def test_import_is_light() -> None:
+    program = (
+        "import sys, time; start = time.perf_counter(); import rllib_srl; seconds = time.perf_counter() - start\n"
+        "print(seconds, *sorted({'torch', 'ray', 'vllm', 'transformers', 'gymnasium'} & set(sys.modules)))"
+    )
+    runs = []
+    for _ in range(3):  # the fastest of three: the first may read a cold disk
+        result = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr
+        seconds, *heavy = result.stdout.split()
+        assert heavy == []
+        runs.append(float(seconds))
+    assert min(runs) < 0.5
+
+
+# --- what the house style forbids
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))]
+
+
+def faults_of(source: str, is_test: bool) -> list[str]:
+    """Return one line for each thing in `source` that the house style forbids."""
+    faults = []
+    if not is_test and (lines := source.count("\n")) > MOST_LINES:
+        faults.append(f"{lines} lines; expected at most {MOST_LINES}")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_test:
+            if (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES:
+                faults.append(f"{node.name} has {lines} lines; expected at most {MOST_FUNCTION_LINES}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec"):
+            faults.append(f"line {node.lineno}: {ast.unparse(node.func)}()")
+        elif isinstance(node, ast.Call) and re.fullmatch(r"(cloud)?pickle\.loads?", ast.unparse(node.func)):
+            faults.append(f"line {node.lineno}: {ast.unparse(node.func)}() runs what it reads")
+        elif isinstance(node, ast.ExceptHandler) and node.type is None:
+            faults.append(f"line {node.lineno}: bare except")
+    return faults
+
+
+@pytest.mark.parametrize("folder", ["rllib_srl", "envs", "tune_configs", "scripts", "tests"])
+def test_house_style(folder: str) -> None:
+    faults = [
+        f"{path.relative_to(REPO)}: {fault}"
+        for path in python_files(folder)
+        for fault in faults_of(path.read_text(), is_test=folder == "tests")
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("\n" * 401, "401 lines; expected at most 400"),
+        ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; expected at most 60"),
+        ("eval(text)", "line 1: eval()"),
+        ("import pickle\npickle.load(file)", "line 2: pickle.load() runs what it reads"),
+        ("try:\n    f()\nexcept:\n    raise", "line 3: bare except"),
+    ],
+)
+def test_house_style_can_fail(source: str, fault: str) -> None:
+    assert faults_of(source, is_test=False) == [fault]
+
+
+MACHINE_PATH = re.compile(r"""["'\s=(](/(?:root|work|home|Users)/\w[^\s"']*)""")
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    files = [*python_files("rllib_srl", "envs", "tune_configs", "scripts", "tests"), *(REPO / "docs").rglob("*.md")]
+    files += [*(REPO / "scripts").glob("*.sh"), REPO / "setup.cfg", REPO / "pyproject.toml", REPO / ".ci" / "run"]
+    found = {str(path.relative_to(REPO)): MACHINE_PATH.findall(path.read_text()) for path in files}
+    assert {name: paths for name, paths in found.items() if paths} == {}
+    assert MACHINE_PATH.findall("a = '/ro" + "ot/models/x'") == ["/ro" + "ot/models/x"]
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "test.sh", "quickstart.sh", "../.ci/run"])
+def test_shell_scripts_parse_and_stop_on_errors(script: str) -> None:
+    path = REPO / "scripts" / script
+    assert subprocess.run(["bash", "-n", str(path)], timeout=60, check=False).returncode == 0
+    assert "\nset -euo pipefail\n" in path.read_text()
