@@ -83,7 +83,7 @@ class Compare(QuestionWorld):
         return None if value is None else float(value == max(self._numbers(prompt_id)))
 
     def _numbers(self, prompt_id: str) -> list[int]:
-        numbers = [int(number) for number in prompt_id.split(", ")] if _PROMPT_ID.fullmatch(prompt_id) else []
+        numbers = [int(number) for number in prompt_id.split(", ")] if _PROMPT_ID.fullmatch(str(prompt_id)) else []
         if len(numbers) < 2 or len(set(numbers)) < len(numbers):
             raise ValueError(f"prompt_id = {prompt_id!r}; expected distinct numbers as in '17, 93, 40'")
         return numbers

@@ -1,7 +1,7 @@
 """Which value has the name?
 
-    Question: a=12, b=40. b?
-    Answer: 40                                      reward 1; any other number 0; no number: unparsable
+Question: a=12, b=40. b?
+Answer: 40                                      reward 1; any other number 0; no number: unparsable
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from envs.compare import ordered_choice
 from envs.question import Question, QuestionSettings, QuestionWorld, integer_in
 
 _VALUES = range(10, 100)
+_PROMPT_ID = re.compile(r"[a-z]=\d\d(, [a-z]=\d\d)+\. [a-z]\?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Lookup(QuestionWorld):
 
     def _pairs(self, prompt_id: str) -> tuple[dict[str, str], str]:
         expected = f"prompt_id = {prompt_id!r}; expected pairs and a name among them, as in 'a=12, b=40. b?'"
-        if not re.fullmatch(r"[a-z]=\d\d(, [a-z]=\d\d)+\. [a-z]\?", prompt_id, re.ASCII):
+        if not _PROMPT_ID.fullmatch(str(prompt_id)):
             raise ValueError(expected)
         listed, name = prompt_id[:-1].split(". ")
         pairs = dict(pair.split("=") for pair in listed.split(", "))

@@ -52,9 +52,9 @@ class QuestionSettings:
     def faults(self) -> list[str]:
         """Return one line for each setting out of its range."""
         faults = [
-            f"{name} = {getattr(self, name)}; expected 0 or more"
-            for name in ("num_shots", "feedback_turns")
-            if getattr(self, name) < 0
+            f"{name} = {getattr(self, name)}; expected 0 to {most}"
+            for name, most in (("num_shots", 64), ("feedback_turns", 16))
+            if not 0 <= getattr(self, name) <= most
         ]
         if not 0 <= self.retry_reward <= 1:
             faults.append(f"retry_reward = {self.retry_reward}; expected 0 to 1")
@@ -224,6 +224,8 @@ class QuestionWorld(gymnasium.Env[str, str]):
         """Grade one turn; return the reply, the reward, and whether the episode is over."""
         if self._question is None:
             raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
+        if not isinstance(action, str):
+            raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
         grade = self.grade(self._asked_id, self.answer_in(action))
         share = self.settings.retry_reward if self._num_tries else 1.0
         self._num_tries += 1

@@ -98,7 +98,9 @@ class ReasoningGym(QuestionWorld):
             question = self.question(self._id(index))
             shots.setdefault(question.text, question)
         if len(shots) < self.settings.num_shots:
-            raise ValueError(f"num_shots = {self.settings.num_shots}; {self.settings.dataset} has {len(shots)} questions")
+            raise ValueError(
+                f"num_shots = {self.settings.num_shots}; {self.settings.dataset} has {len(shots)} questions"
+            )
         return list(shots.values())
 
     def _num_ids(self) -> int:
@@ -119,8 +121,9 @@ class ReasoningGym(QuestionWorld):
         """Return the indices of the distinct questions: of equal ones the first."""
         if self._indices is None:
             first: dict[str, int] = {}
+            dataset = self._dataset(self._id(0))
             for index in range(self.settings.pool_size):
-                first.setdefault(_question_text(self._entry(self._id(index))), index)
+                first.setdefault(_question_text(dataset[index]), index)
             self._texts = {index: text for text, index in first.items()}
             self._indices = list(self._texts)
         return self._indices
@@ -156,10 +159,8 @@ class ReasoningGym(QuestionWorld):
 
     def _entry(self, prompt_id: str) -> dict[str, Any]:
         parts = self._parts(prompt_id)
-        if len(self._entries) > 2 * self.settings.pool_size:
-            self._entries.clear()
-        if prompt_id not in self._entries:
-            self._entries[prompt_id] = self._dataset(prompt_id)[parts["index"]]
+        if prompt_id not in self._entries:  # one episode asks for its entry several times
+            self._entries = {prompt_id: self._dataset(prompt_id)[parts["index"]]}
         return self._entries[prompt_id]
 
     def _parts(self, prompt_id: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -40,19 +41,19 @@ from envs.text import WRONG, reply  # noqa: E402
 from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir  # noqa: E402
 
 SEED = 7
-NUM_STEPS = 320
+NUM_STEPS = 250
 BATCH_SIZE = 64
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 1e-3
 WARMUP_STEPS = 40
-DECAY_STEPS = 100
 FEEDBACK_SHARE = 0.1  # of the examples: a wrong answer first, so that feedback turns are in distribution
 # What takes longer to learn gets more turns.
 TURNS = ("compare", "lookup", "chain_sum", "lookup", "compare_2", "lookup", "chain_sum", "lookup")
 NUM_GRADED = 200  # held-out questions a world is graded on
 PAD, EOS = "<|pad|>", "<|end|>"
-WORDS = (
-    "Question Answer Which| is| larger| largest| or State| the| final| answer| to| following| arithmetic| problem "
-    "Solve| multiplication| Give| only| result| as| your Wrong| Try| again Tool Result| Result| Answer"
+WORDS = (  # each is one token; all else is spelt in bytes
+    *("Question", "Answer", "Which", " is", " larger", " largest", " or", "Wrong", " Try", " again"),
+    *("State", " the", " final", " answer", " to", " following", " arithmetic", " problem"),
+    *("Solve", " multiplication", " Give", " only", " result", " as", " your", "Tool", "Result"),
 )
 
 
@@ -101,7 +102,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *alphabet])}
     merges: list[tuple[str, str]] = []
-    for word in WORDS.replace("|", " |").replace("| ", "|Ġ").replace(" |", "|").replace(" ", "|").split("|"):
+    for word in (word.replace(" ", "Ġ") for word in WORDS):  # byte-level tokenizers spell a space so
         for end in range(2, len(word) + 1):
             if word[:end] not in vocabulary:
                 vocabulary[word[:end]] = len(vocabulary)
@@ -141,7 +142,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps
     model.train()
     for step in range(num_steps):
         for group in optimiser.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS, (num_steps - step) / DECAY_STEPS)
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS, 1 - step / num_steps)
         batch = to_batch([next(stream) for _ in range(BATCH_SIZE)], tokenizer)
         loss = model(**batch).loss
         optimiser.zero_grad()
@@ -238,7 +239,7 @@ def make(cache_dir: str | Path | None = None, verbose: bool = False) -> Path:
 
 
 def _point_to(target: Path, pointer: Path) -> None:
-    partial = pointer.with_name(f"{pointer.name}.{hash(target) & 0xFFFF:x}.partial")
+    partial = pointer.with_name(f"{pointer.name}.{os.getpid()}.partial")
     partial.write_text(target.name + "\n", encoding="utf-8")
     partial.replace(pointer)
 

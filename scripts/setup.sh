@@ -4,8 +4,8 @@
 #   bash scripts/setup.sh [--dev] [--set cpu|gpu|plain]
 #
 #   --dev        also what scripts/test.sh needs (pytest, ruff, mypy, ...)
-#   --set NAME   package set; default: "gpu" if nvidia-smi shows an NVIDIA GPU, "cpu" on Linux x86-64,
-#                "plain" (without vLLM) elsewhere
+#   --set NAME   package set; default: the one that .venv holds; in a new one "gpu" if nvidia-smi shows an
+#                NVIDIA GPU, "cpu" on Linux x86-64, "plain" (without vLLM) elsewhere
 #   PYTHON=...   environment variable: the Python to use; default: the first of python3.11, 3.12, 3.13, python3 that fits
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -156,7 +156,7 @@ install_packages() {
         must "vLLM, FAISS and torch for CUDA, about 10 GB" pip install --prefer-binary -r $PINS/gpu.txt
     else
         install_torch
-        count=$(cat $PINS/base.txt $PINS/$PACKAGE_SET.txt | grep -c '==')
+        count=$(cat $PINS/base.txt "$PINS/$PACKAGE_SET.txt" | grep -c '==')
         must "the working set, $count packages, a few minutes" pip install --no-deps -r "$PINS/$PACKAGE_SET.txt"
         remove_cuda_builds
     fi
@@ -194,8 +194,12 @@ main() {
     read_arguments "$@"
     choose_python
     python="$BASE_PYTHON"
-    # Without PYTHON, an environment that is there decides which Python it is.
-    [ -n "${PYTHON:-}" ] || ! fits "$(version_of "$VENV/bin/python")" || python="$VENV/bin/python"
+    if [ -z "${PYTHON:-}" ] && fits "$(version_of "$VENV/bin/python")"; then
+        python="$VENV/bin/python" # the environment that is there decides, also if it has to be made anew
+        BASE_PYTHON="$("$python" -c 'import sys; print(sys._base_executable)')"
+    fi
+    # Without --set, the set chosen before stays, so that test.sh and quickstart.sh keep it.
+    [ -n "$PACKAGE_SET" ] || [ ! -f "$VENV/.holds" ] || PACKAGE_SET="$(sed -n "s/^the '\([a-z]*\)' set.*/\1/p" "$VENV/.holds")"
     [ -n "$PACKAGE_SET" ] || PACKAGE_SET="$("$python" scripts/preflight.py --print-set)"
     WANTED="the '$PACKAGE_SET' set for Python $(version_of "$python")"
     run_stamp="$WANTED, pins $(hash_of $PINS/base.txt "$PINS/$PACKAGE_SET.txt" $PINS/cpu.txt setup.cfg pyproject.toml)"

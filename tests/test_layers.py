@@ -64,7 +64,8 @@ ALLOWED_BELOW_RAY = {  # third-party packages by layer; layers 3 and 4 may impor
     1: {"numpy", "torch", "gymnasium", "xxhash"},
     2: {"numpy", "torch", "gymnasium", "xxhash", "transformers"},
 }
-ALLOWED_LAZILY = {"faiss", "filelock", "gguf", "huggingface_hub", "safetensors", "sqlite3", "transformers"}  # in layers 1 and 2
+# In layers 1 and 2, inside the functions that need them:
+ALLOWED_LAZILY = {"faiss", "filelock", "gguf", "huggingface_hub", "safetensors", "sqlite3", "transformers"}
 RLLIB_EPISODE = ("ray.rllib.env.single_agent_episode", "ray.rllib.env.single_agent_episode.SingleAgentEpisode")
 ROOMS = {  # what each folder beside rllib_srl may import, itself and the standard library aside
     "envs": {"gymnasium", "numpy", "reasoning_gym", "math_verify"},

@@ -185,7 +185,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def faults_of(source: str, is_test: bool) -> list[str]:
-    """Return one line for each thing in `source` that the house style forbids."""
+    """Return one line for each thing in `source` that the house style forbids; tests may be long and unpickle."""
     faults = []
     if not is_test and (lines := source.count("\n")) > MOST_LINES:
         faults.append(f"{lines} lines; expected at most {MOST_LINES}")
@@ -196,7 +196,7 @@ def faults_of(source: str, is_test: bool) -> list[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec"):
             faults.append(f"line {node.lineno}: {ast.unparse(node.func)}()")
         elif isinstance(node, ast.Call) and re.fullmatch(r"(cloud)?pickle\.loads?", ast.unparse(node.func)):
-            faults.append(f"line {node.lineno}: {ast.unparse(node.func)}() runs what it reads")
+            faults += [] if is_test else [f"line {node.lineno}: {ast.unparse(node.func)}() runs what it reads"]
         elif isinstance(node, ast.ExceptHandler) and node.type is None:
             faults.append(f"line {node.lineno}: bare except")
     return faults

@@ -75,7 +75,10 @@ def test_the_registry_is_asked_last(installed):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("chian_sum", r"world 'chian_sum' is unknown; known: compare, stale; or give \"package.module:Class\", a class"),
+        (
+            "chian_sum",
+            r"world 'chian_sum' is unknown; known: compare, stale; or give \"package.module:Class\", a class",
+        ),
         ("stale", r"world 'stale': module 'envs.gone' cannot be imported \(ModuleNotFoundError: No module named"),
         ("no_such.module:World", r"module 'no_such.module' cannot be imported"),
         ("envs.compare:Contrast", r"module 'envs.compare' has no 'Contrast'"),
@@ -152,7 +155,10 @@ def test_prompts_of_a_foreign_environment_are_seeds():
     train = list(islice(prompts_of(env, "train", 0), 500))
     assert train == list(islice(prompts_of(env, "train", 0), 500))
     assert train != list(islice(prompts_of(env, "train", 1), 500))
-    seeds = {split: {seed_of(p) for s in (0, 1, 2) for p in islice(prompts_of(env, split, s), 2000)} for split in worlds.SPLITS}
+    seeds = {
+        split: {seed_of(p) for s in (0, 1, 2) for p in islice(prompts_of(env, split, s), 2000)}
+        for split in worlds.SPLITS
+    }
     assert len(seeds["train"]) > 5990  # a repetition among 2**30 seeds is rare
     assert not seeds["train"] & seeds["heldout"]
     assert max(seeds["train"] | seeds["heldout"]) < 2**31  # what any library takes as a seed

@@ -1,0 +1,37 @@
+"""Fixtures that several rooms share."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.small_llama import save_random_llama
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def random_llama_dir(tmp_path_factory):
+    """Return the directory of a small Llama with random weights."""
+    return save_random_llama(tmp_path_factory.mktemp("random_llama"))
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    """Start a local Ray of two CPUs for one test module."""
+    import ray
+
+    ray.shutdown()
+    # Workers import the package and the classes that tests define from here.
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    yield ray
+    ray.shutdown()
