@@ -4,7 +4,8 @@
 
 A user's own rule is one registered function: `ADVANTAGES["mine"] = rule`.
 
-Sources: Shao et al. 2024, arXiv 2402.03300 section 4.1 (group); Liu et al. 2025, arXiv 2503.20783 section 3.2 (mean_only).
+Sources: Shao et al. 2024, arXiv 2402.03300 section 4.1 (group);
+Liu et al. 2025, arXiv 2503.20783 section 3.2 (mean_only).
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ TRAINING = {
     "start_timeout_s": (600.0, "seconds an engine may take to start or restart"),
     "checkpoint_every": (10, "iterations between checkpoints in the log directory; 0 writes none"),
     "checkpoints_kept": (2, "newest checkpoints kept there"),
+    "log_directory": (None, "where checkpoints, transcripts and event files lie; None: a new one under ~/ray_results"),
     "check_resources": (True, "refuse at once what the cluster cannot hold; False on clusters that grow by themselves"),
 }
 EVALUATION = {

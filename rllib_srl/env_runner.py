@@ -248,7 +248,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def get_spaces(self) -> dict[str, Any]:
         """Return the token spaces of the model, for every key that RLlib looks up."""
         space = TokenSpace(len(self.tokenizer))
-        return {key: (space, space) for key in (INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID)}
+        return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
 
     def get_metrics(self) -> Any:
         """Return and reset what callbacks logged here since the last call."""

@@ -92,7 +92,8 @@ def _unknown(config: Any) -> Iterator[str]:
 def _unused(config: Any) -> Iterator[str]:
     for name, (default, instead) in UNUSED.items():
         if getattr(config, name) != default:
-            yield f"{name.lstrip('_')} = {getattr(config, name)!r}; expected {default!r}, SRL does not use it: use {instead}"
+            value = getattr(config, name)
+            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}, SRL does not use it: use {instead}"
     if config.is_multi_agent:
         yield "policies of several agents; expected one: SRL trains a single policy"
 
@@ -123,12 +124,9 @@ def _choices(config: Any) -> Iterator[str]:
 
 
 def _pairs(config: Any) -> Iterator[str]:
-    if isinstance(config.max_turn_tokens, int) and isinstance(config.max_episode_tokens, int):
-        if config.max_turn_tokens >= config.max_episode_tokens:
-            yield (
-                f"max_turn_tokens = {config.max_turn_tokens}; expected less than "
-                f"max_episode_tokens = {config.max_episode_tokens}, which holds the prompt too"
-            )
+    turn, episode = config.max_turn_tokens, config.max_episode_tokens
+    if isinstance(turn, int) and isinstance(episode, int) and turn >= episode:
+        yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which holds the prompt too"
     if config.optimizer_name == "sgd" and config.weight_decay:
         yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
     if not isinstance(config.adam_betas, tuple | list) or len(config.adam_betas) != 2:
@@ -136,22 +134,22 @@ def _pairs(config: Any) -> Iterator[str]:
 
 
 def _placement(config: Any) -> Iterator[str]:
-    has_engine_gpu = config.num_gpus_per_env_runner > 0
+    num_gpus = config.num_gpus_per_env_runner
+    has_engine_gpu = num_gpus > 0
     if config.num_env_runners == 0 and config.num_learners != 0:
         yield f"num_env_runners = 0 (all in one process); expected num_learners = 0, not {config.num_learners}"
     if config.weight_transfer != "object_store" and not (has_engine_gpu and config.num_gpus_per_learner > 0):
         yield f"weight_transfer = {config.weight_transfer!r}; expected 'object_store' without GPUs on both sides"
     if config.engine == "transformers" and config.weight_transfer != "object_store":
         yield f"weight_transfer = {config.weight_transfer!r}; expected 'object_store' with engine = 'transformers'"
-    if has_engine_gpu and config.num_gpus_per_env_runner >= 1:
-        if config.engine_tensor_parallel_size != config.num_gpus_per_env_runner:
-            yield (
-                f"engine_tensor_parallel_size = {config.engine_tensor_parallel_size}; expected "
-                f"num_gpus_per_env_runner = {config.num_gpus_per_env_runner:g}"
-            )
-    if config.colocate and has_engine_gpu and config.num_gpus_per_env_runner + config.num_gpus_per_learner > 1:
+    if num_gpus >= 1 and config.engine_tensor_parallel_size != num_gpus:
         yield (
-            f"colocate = True with {config.num_gpus_per_env_runner:g} + {config.num_gpus_per_learner:g} GPUs; "
+            f"engine_tensor_parallel_size = {config.engine_tensor_parallel_size}; expected "
+            f"num_gpus_per_env_runner = {num_gpus:g}"
+        )
+    if config.colocate and has_engine_gpu and num_gpus + config.num_gpus_per_learner > 1:
+        yield (
+            f"colocate = True with {num_gpus:g} + {config.num_gpus_per_learner:g} GPUs; "
             "expected fractions that sum to at most 1"
         )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,17 @@ logger = logging.getLogger(__name__)
 
 SHARING_TOLERANCE = 1e-3  # largest |log-prob difference| of trie against padded in fp32, nats
 OPTIMIZERS = ("adamw", "sgd")
-STATS = ("loss", "policy_loss", "kl", "entropy", "clipped", "correction", "mismatch", "num_tokens", "num_computed_tokens")
+STATS = (
+    "loss",
+    "policy_loss",
+    "kl",
+    "entropy",
+    "clipped",
+    "correction",
+    "mismatch",
+    "num_tokens",
+    "num_computed_tokens",
+)
 
 
 class GRPOTorchLearner(WeightSender, TorchLearner):
@@ -160,7 +171,7 @@ class GRPOTorchLearner(WeightSender, TorchLearner):
             kl_N = batch["behaviour_logp"] - batch["ref_logp"]
             np.add.at(sums, part.episode_N, kl_N.float().cpu().numpy())
         bounds = np.cumsum([0] + [group.size for group in groups])
-        return [sums[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [sums[a:b].tolist() for a, b in pairwise(bounds)]
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -241,7 +252,7 @@ class GRPOTorchLearner(WeightSender, TorchLearner):
 
     def _sum_over_learners(self, gradients: dict, stats: dict[str, float]) -> dict:
         """Add up gradients and statistics; a learner without groups contributes zeros."""
-        filled = {ref: self._params[ref].new_zeros(self._params[ref].shape) if g is None else g for ref, g in gradients.items()}
+        filled = {ref: torch.zeros_like(self._params[ref]) if g is None else g for ref, g in gradients.items()}
         if self.config.num_learners < 2:
             return filled
         values = torch.tensor(list(stats.values()), dtype=torch.float64, device=self._device)

@@ -41,7 +41,9 @@ def update_learners(
     return results
 
 
-def call_learners(group: LearnerGroup, method: str, arguments: Sequence[tuple], timeout_s: float, what: str) -> list[Any]:
+def call_learners(
+    group: LearnerGroup, method: str, arguments: Sequence[tuple], timeout_s: float, what: str
+) -> list[Any]:
     """Call `method` on the first `len(arguments)` learners and return their answers in order.
 
     Raises:

@@ -28,7 +28,11 @@ def check_cluster_holds(request: Any, config: Any) -> None:
     for bundle in request.bundles:
         needed.update(bundle)
     cluster = ray.cluster_resources()
-    short = [f"{n:g} {name} (the cluster has {cluster.get(name, 0):g})" for name, n in needed.items() if n > cluster.get(name, 0)]
+    short = [
+        f"{n:g} {name} (the cluster has {cluster.get(name, 0):g})"
+        for name, n in needed.items()
+        if n > cluster.get(name, 0)
+    ]
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in request.bundles:
         if not any(all(node.get(name, 0) >= n for name, n in bundle.items()) for node in nodes):

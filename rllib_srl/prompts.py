@@ -76,7 +76,8 @@ class PromptSource:
             ValueError: the state is of other worlds.
         """
         if set(state["drawn"]) != set(self._ids):
-            raise ValueError(f"the checkpoint's worlds are {sorted(state['drawn'])}; this run's are {sorted(self._ids)}")
+            theirs, ours = sorted(state["drawn"]), sorted(self._ids)
+            raise ValueError(f"the checkpoint's worlds are {theirs}; this run's are {ours}")
         self._seed = state["seed"]
         self._start()
         self._generator.bit_generator.state = state["generator"]

@@ -43,7 +43,8 @@ class Runners:
                 yield runner_id, getattr(self._group.local_env_runner, method)(**arguments)
             return
         actors = self._actors()
-        yield from gather({i: getattr(actors[i], method).remote(**arguments) for i, arguments in kwargs.items()}, timeout_s)
+        calls = {i: getattr(actors[i], method).remote(**arguments) for i, arguments in kwargs.items()}
+        yield from gather(calls, timeout_s)
 
     def all(self, method: str, kwargs: Mapping[int, Mapping[str, Any]], timeout_s: float, what: str) -> dict[int, Any]:
         """Call `method` on some runners; all must answer.

@@ -78,6 +78,14 @@ class SRL(Algorithm):
         self.weight_sync.start(self.version)
         self.report = Report(self.metrics, Path(self.logdir))
 
+    def _setup_logdir(self) -> None:
+        """Log into `log_directory` where it is set; Tune gives each trial a directory of its own."""
+        if self._storage is not None or not self.config.log_directory:
+            super()._setup_logdir()
+            return
+        self._logdir = str(Path(self.config.log_directory).expanduser().absolute())
+        Path(self._logdir).mkdir(parents=True, exist_ok=True)
+
     def training_step(self) -> None:
         """Play, compare, learn, sync."""
         with self._timed("plan"):
@@ -122,7 +130,10 @@ class SRL(Algorithm):
                 return
             pending = [pair for runner_id in lost for pair in shares[runner_id]]
             self._restore_runners(lost)
-        raise ActorFailure(f"{len(pending)} prompts could not be played in {MAX_TRIES} tries: runner {min(lost)} {lost[min(lost)].reason}")
+        culprit = min(lost)
+        raise ActorFailure(
+            f"{len(pending)} prompts could not be played in {MAX_TRIES} tries: runner {culprit} {lost[culprit].reason}"
+        )
 
     def _play_arguments(
         self, share: list[tuple[str, Prompt]], runner_id: int, stream: str, attempt: int, arguments: dict[str, Any]
@@ -160,11 +171,12 @@ class SRL(Algorithm):
         if not self.config.kl_coeff or self.config.kl_estimator != "k1" or not groups:
             return rewards
         shards = build_shards(groups, rewards, max(1, self.config.num_learners), self.config.sync_timeout_s)
-        answers = call_learners(
-            self.learner_group, "episode_kl", [(s,) for s in shards], self.config.update_timeout_s, "scoring the reference"
-        )
-        kl_of = {id(ref): kl for shard, kls in zip(shards, answers, strict=True) for ref, kl in zip(shard.group_refs, kls, strict=True)}
-        return [r - self.config.kl_coeff * np.array(kl_of[id(g.ref)]) for g, r in zip(groups, rewards, strict=True)]
+        arguments = [(shard,) for shard in shards]
+        timeout_s = self.config.update_timeout_s
+        answers = call_learners(self.learner_group, "episode_kl", arguments, timeout_s, "scoring the reference")
+        refs = [id(ref) for shard in shards for ref in shard.group_refs]
+        kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
+        return [r - self.config.kl_coeff * kl_of[id(g.ref)] for g, r in zip(groups, rewards, strict=True)]
 
     def _learn(self, shards: Sequence[TrainingShard]) -> bool:
         """Update the learners; a batch in which no group has signal changes nothing, and is counted."""
@@ -195,7 +207,7 @@ class SRL(Algorithm):
         if not self.config.colocate:
             yield
             return
-        everyone: dict[int, dict] = dict.fromkeys(self.runners.ids, {})
+        everyone: dict[int, dict] = {runner_id: {} for runner_id in self.runners.ids}
         self.runners.all("rest", everyone, self.config.sync_timeout_s, "going to sleep")
         try:
             yield

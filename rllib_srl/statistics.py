@@ -21,7 +21,7 @@ def wilson_interval(num_right: float, num_tried: int, z: float = Z_95) -> tuple[
     Source: Wilson 1927, J. Am. Stat. Assoc. 22, "Probable inference, the law of succession, and statistical inference".
     """
     if num_tried < 1 or not 0 <= num_right <= num_tried:
-        raise ValueError(f"num_right = {num_right}, num_tried = {num_tried}; expected 0 <= num_right <= num_tried, >= 1")
+        raise ValueError(f"num_right = {num_right}, num_tried = {num_tried}; expected 0 <= num_right <= num_tried >= 1")
     p, n = num_right / num_tried, num_tried
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)

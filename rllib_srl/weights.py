@@ -30,7 +30,9 @@ class WeightSender:
     model: torch.nn.Module
     config: Any
 
-    def score(self, sequences: list[list[int]], share_prefixes: bool = False, is_exact: bool = False) -> list[np.ndarray]:
+    def score(
+        self, sequences: list[list[int]], share_prefixes: bool = False, is_exact: bool = False
+    ) -> list[np.ndarray]:
         """See `GRPOTorchLearner.score`."""
         raise NotImplementedError
 

@@ -29,16 +29,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from envs.compare import Compare  # noqa: E402
-from envs.lookup import Lookup  # noqa: E402
-from envs.question import QuestionWorld  # noqa: E402
-from envs.reasoning_gym_env import ChainSum  # noqa: E402
-from envs.text import WRONG, reply  # noqa: E402
-from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir  # noqa: E402
+from envs.compare import Compare
+from envs.lookup import Lookup
+from envs.question import QuestionWorld
+from envs.reasoning_gym_env import ChainSum
+from envs.text import WRONG, reply
+from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir
 
 SEED = 7
 NUM_STEPS = 250

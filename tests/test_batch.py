@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.batch import Episode, balanced_shards, episodes_of, micro_batch, micro_batches, padded_layout, trie_layout
+from rllib_srl.batch import (
+    Episode,
+    balanced_shards,
+    episodes_of,
+    micro_batch,
+    micro_batches,
+    padded_layout,
+    trie_layout,
+)
 from rllib_srl.types import Group, Prompt, StopReason
 
 STREAMS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)

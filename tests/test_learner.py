@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
 from rllib_srl.learner import GRPOTorchLearner
@@ -13,7 +14,6 @@ from rllib_srl.learners import update_learners
 from rllib_srl.shard import build_shards
 from rllib_srl.spaces import TokenSpace
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 VOCABULARY = 256
 

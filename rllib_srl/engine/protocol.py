@@ -33,18 +33,21 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
     stop: tuple[str, ...] = ()  # the turn ends with the token that completes one of these
+    runs_to_limit: bool = False  # True: nothing but max_tokens and the context ends the turn (benchmarks)
 
     def __post_init__(self) -> None:
         """Check every value; all faults at once."""
         faults = []
         if self.max_tokens < 1:
             faults.append(f"max_tokens = {self.max_tokens}; expected at least 1")
-        if not 0 <= self.temperature <= 100:
-            faults.append(f"temperature = {self.temperature}; expected 0 (greedy) to 100")
+        if self.temperature != 0 and not 0.01 <= self.temperature <= 100:  # vLLM raises smaller ones to 0.01
+            faults.append(f"temperature = {self.temperature}; expected 0 (greedy) or 0.01 to 100")
         if not 0 < self.top_p <= 1:
             faults.append(f"top_p = {self.top_p}; expected above 0, at most 1 (off)")
         if self.top_k < 0:
             faults.append(f"top_k = {self.top_k}; expected 0 (off) or more")
+        if self.runs_to_limit and self.stop:
+            faults.append(f"runs_to_limit = True with stop = {self.stop!r}; expected one of them")
         if isinstance(self.stop, str) or not all(self.stop):
             faults.append(f"stop = {self.stop!r}; expected a tuple of non-empty strings")
         if faults:

@@ -298,7 +298,8 @@ class TransformersEngine:
         return turns, is_kept
 
     def _ending(self, request: _Running) -> str | None:
-        if request.new_ids[-1] in self._end_ids or self._has_stop_string(request):
+        is_end = request.new_ids[-1] in self._end_ids and not request.sampling.runs_to_limit
+        if is_end or self._has_stop_string(request):
             return "stop"
         num_tokens = len(request.prompt_ids) + len(request.new_ids)
         is_full = num_tokens >= self.context_length or len(request.new_ids) >= request.sampling.max_tokens

@@ -101,6 +101,7 @@ def turn_params(sampling: Sampling) -> Any:
         top_p=1.0 if is_greedy else sampling.top_p,
         top_k=0 if is_greedy else sampling.top_k,
         stop=list(sampling.stop) or None,
+        ignore_eos=sampling.runs_to_limit,
         include_stop_str_in_output=True,
         detokenize=bool(sampling.stop),  # only stop strings need the text while sampling
         logprobs=0,  # the sampled token's alone

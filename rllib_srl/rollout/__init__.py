@@ -2,12 +2,14 @@
 
     play(requests, engine, worlds, ...) -> episodes in order of completion -> to_group -> Group
 
-`calls` are the threads environments run in, `replies` what they may answer, `transcript` text <-> tokens.
+`calls` are the threads environments run in, `pool` their idle instances, `replies` what they may answer,
+`transcript` text <-> tokens, `live` one episode under way.
 """
 
 from rllib_srl.rollout.calls import EnvCalls, FinishedCall, TooManyHangingCallsError
 from rllib_srl.rollout.groups import flatten, to_episodes, to_group
-from rllib_srl.rollout.play import Limits, PlayRequest, play
+from rllib_srl.rollout.live import PlayRequest
+from rllib_srl.rollout.play import Limits, play
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, Transcript, make_transcript
 
 __all__ = [

@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Engine, Sampling, Turn
 from rllib_srl.rollout.calls import EnvCalls, FinishedCall, one_line
-from rllib_srl.rollout.replies import Constructed, Reply, construct, reset, step
+from rllib_srl.rollout.live import LiveEpisode, PlayRequest, fault_of
+from rllib_srl.rollout.replies import Reply, construct, reset, step
 from rllib_srl.rollout.transcript import Transcript
-from rllib_srl.types import Prompt, StopReason
+from rllib_srl.types import StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 0.002
 _MAX_LINGER_S = 0.05
 _PAUSED_S = 0.01  # how long to wait before asking a paused engine again
-
-_EMPTY = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,6 @@ class Limits:
         faults = [f"{name} = {value}; expected at least 1" for name, value in values.items() if value < 1]
         if faults:
             raise ValueError("limits: " + "; ".join(faults))
-
-
-@dataclass(frozen=True)
-class PlayRequest:
-    """One episode to play: episode `index` of group `group_id`."""
-
-    prompt: Prompt
-    group_id: str
-    index: int
 
 
 def play(
@@ -119,40 +108,6 @@ def play(
     ).run()
 
 
-class _Live:
-    """An episode under way.
-
-    Invariant: `stream` is the concatenation of the episode's observations and actions so far.
-    """
-
-    __slots__ = ("doing", "episode", "instance", "num_turns", "request", "stream", "text", "turn", "versions")
-
-    def __init__(self, request: PlayRequest, version: int) -> None:
-        self.request = request
-        self.episode = SingleAgentEpisode(id_=f"{request.group_id}/{request.index}")
-        self.instance: Constructed | None = None
-        self.stream: list[int] = []
-        self.text: list[tuple[str, str]] = []
-        self.turn: Turn | None = None  # written, not yet answered
-        self.num_turns = 0
-        self.versions = (version, version)
-        self.doing = "not started"
-
-    @property
-    def where(self) -> str:
-        """Say what the episode was doing, for error messages."""
-        prompt = self.request.prompt
-        return f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, turn {self.num_turns}, {self.doing}"
-
-    def add_step(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> None:
-        """Close the turn that was waiting for this answer."""
-        assert self.turn is not None
-        self.episode.add_env_step(
-            observation, self.turn.token_ids, reward, info, extra_model_outputs={"action_logp": self.turn.logp}
-        )
-        self.turn = None
-
-
 @dataclass(eq=False)
 class _Loop:
     """The event loop of one `play`.
@@ -168,8 +123,8 @@ class _Loop:
     calls: EnvCalls
     deadline_s: float
     waiting: deque[PlayRequest]
-    live: set[_Live] = field(default_factory=set)
-    writing: dict[str, _Live] = field(default_factory=dict)
+    live: set[LiveEpisode] = field(default_factory=set)
+    writing: dict[str, LiveEpisode] = field(default_factory=dict)
     ended: deque[SingleAgentEpisode] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -193,7 +148,7 @@ class _Loop:
     def _start(self) -> None:
         limit = self.limits.max_concurrent
         while self.waiting and (limit is None or len(self.live) < limit):
-            live = _Live(self.waiting.popleft(), self.engine.version)
+            live = LiveEpisode(self.waiting.popleft(), self.engine.version)
             self.live.add(live)
             env_id = live.request.prompt.env_id
             live.instance = self.calls.pool.take(env_id, self.worlds[env_id])
@@ -202,7 +157,7 @@ class _Loop:
             else:
                 self._call(live, "reset", reset, live.instance.env, live.request.prompt)
 
-    def _call(self, live: _Live, doing: str, function: Callable[..., Any], *args: Any) -> None:
+    def _call(self, live: LiveEpisode, doing: str, function: Callable[..., Any], *args: Any) -> None:
         live.doing = doing
         self.calls.submit(live, function, *args)
 
@@ -232,25 +187,19 @@ class _Loop:
             writer = self.writing.pop(turn.request_id, None)
             if writer is None:
                 logger.warning("the engine returned turn %s, which nobody waits for", turn.request_id)
-            elif fault := _fault_of(turn):
+            elif fault := fault_of(turn):
                 self._end(writer, StopReason.ENGINE_FAILED, f"the engine's turn {turn.request_id} {fault}")
             else:
                 self._take_turn(writer, turn)
 
-    def _take_turn(self, live: _Live, turn: Turn) -> None:
-        if not live.num_turns:
-            live.versions = (turn.first_version, turn.last_version)
-        live.versions = (live.versions[0], turn.last_version)
-        live.num_turns += 1
-        live.stream += turn.token_ids.tolist()
-        live.text.append(("policy", turn.text))
-        live.turn = turn
+    def _take_turn(self, live: LiveEpisode, turn: Turn) -> None:
+        live.add_turn(turn)
         assert live.instance is not None
         self._call(live, "step", step, live.instance.env, turn.text)
 
     def _take_reply(self, call: FinishedCall) -> None:
         live = call.call_id
-        assert isinstance(live, _Live)
+        assert isinstance(live, LiveEpisode)
         if call.error:
             if live.instance is not None and not call.timed_out:  # a hung thread may be inside its instance for ever
                 self.calls.discard(live.instance)
@@ -265,8 +214,7 @@ class _Loop:
         else:
             self._go_on(live, call.value)
 
-    def _begin(self, live: _Live, reply: Reply) -> None:
-        live.text.append(("environment", reply.observation))
+    def _begin(self, live: LiveEpisode, reply: Reply) -> None:
         ids = self.transcript.first(reply.observation)
         if not 0 < len(ids) < self._max_tokens:
             raise ValueError(
@@ -274,26 +222,24 @@ class _Loop:
                 f"{len(ids)} tokens; expected 1 to {self._max_tokens - 1}, so that a turn fits max_episode_tokens = "
                 f"{self.limits.max_episode_tokens} and the engine's context_length = {self.engine.context_length}"
             )
-        live.episode.add_env_reset(np.array(ids, np.int32), reply.info)
-        self._write(live, ids)
+        live.begin(ids, reply)
+        self._write(live)
 
-    def _go_on(self, live: _Live, reply: Reply) -> None:
+    def _go_on(self, live: LiveEpisode, reply: Reply) -> None:
         """Close the turn with the environment's answer; end the episode, or let the policy write the next turn."""
         turn = live.turn
         assert turn is not None
-        if reply.observation:
-            live.text.append(("environment", reply.observation))
         reason = self._ending(live, turn, reply)
         ids = [] if reason else self.transcript.later(reply.observation, live.stream[-1])
         if len(live.stream) + len(ids) >= self._max_tokens:
             reason, ids = reason or StopReason.OUT_OF_TOKENS, []
-        live.add_step(np.array(ids, np.int32), reply.reward, reply.info)
+        live.answer(ids, reply)
         if reason:
             self._end(live, reason, is_terminated=reply.is_terminated)
         else:
-            self._write(live, ids)
+            self._write(live)
 
-    def _ending(self, live: _Live, turn: Turn, reply: Reply) -> StopReason | None:
+    def _ending(self, live: LiveEpisode, turn: Turn, reply: Reply) -> StopReason | None:
         """Say how the episode ends with this turn, if it does; a turn that was cut off explains every ending."""
         is_over = reply.is_terminated or reply.is_truncated
         if not is_over and live.num_turns < self.limits.max_turns:
@@ -304,9 +250,8 @@ class _Loop:
             return StopReason.OUT_OF_TURNS
         return reply.stop_reason or (StopReason.TERMINATED if reply.is_terminated else StopReason.TRUNCATED)
 
-    def _write(self, live: _Live, ids: list[int]) -> None:
-        """Let the engine write the next turn behind `ids`."""
-        live.stream += ids
+    def _write(self, live: LiveEpisode) -> None:
+        """Let the engine write the next turn."""
         live.doing = "writing"
         request_id = f"{live.request.group_id}/{live.request.index}/{live.num_turns}"
         try:
@@ -316,7 +261,7 @@ class _Loop:
         else:
             self.writing[request_id] = live
 
-    def _sampling_of(self, live: _Live) -> Sampling:
+    def _sampling_of(self, live: LiveEpisode) -> Sampling:
         assert live.instance is not None
         room = min(self.limits.max_turn_tokens, self._max_tokens - len(live.stream))
         key = (room, live.instance.stop_strings)
@@ -325,36 +270,20 @@ class _Loop:
             self._samplings[key] = replace(self.sampling, max_tokens=room, stop=stop)
         return self._samplings[key]
 
-    def _end(self, live: _Live, reason: StopReason, error: str = "", is_terminated: bool = False) -> None:
-        """Take the episode out of the loop and make it ready to be yielded."""
+    def _end(self, live: LiveEpisode, reason: StopReason, error: str = "", is_terminated: bool = False) -> None:
+        """Take the episode out of the loop, to be yielded."""
         if error:
             logger.info("episode %s ended as %s: %s", live.episode.id_, reason.value, error)
         self.live.discard(live)
         self._give_back(live)
-        if live.turn is not None:  # written but never answered
-            live.add_step(_EMPTY, 0.0, {})
-        episode = live.episode
-        if not episode.is_reset:
-            episode.add_env_reset(_EMPTY, {})
-        episode.is_terminated, episode.is_truncated = is_terminated, not is_terminated
-        request = live.request
-        episode.custom_data.update(
-            prompt=request.prompt,
-            group_id=request.group_id,
-            index=request.index,
-            stop_reason=reason,
-            versions=live.versions,
-            text=live.text,
-            error=error,
-        )
-        self.ended.append(episode)
+        self.ended.append(live.finish(reason, error, is_terminated))
 
-    def _give_back(self, live: _Live) -> None:
+    def _give_back(self, live: LiveEpisode) -> None:
         if live.instance is not None:
             self.calls.pool.put(live.request.prompt.env_id, live.instance)
             live.instance = None
 
-    def _stop_writing(self) -> list[_Live]:
+    def _stop_writing(self) -> list[LiveEpisode]:
         """Take everything back from the engine."""
         stopped, request_ids = list(self.writing.values()), list(self.writing)
         self.writing.clear()
@@ -368,7 +297,7 @@ class _Loop:
         """End every episode that has not ended, started or not."""
         unfinished = sorted(self.live, key=lambda live: (live.request.group_id, live.request.index))
         self._drop_all()
-        unfinished += [_Live(request, self.engine.version) for request in self.waiting]
+        unfinished += [LiveEpisode(request, self.engine.version) for request in self.waiting]
         self.waiting.clear()
         for live in unfinished:
             self._end(live, StopReason.ABORTED, f"{live.where}: deadline_s = {self.deadline_s:g} passed")
@@ -383,14 +312,3 @@ class _Loop:
                 self.calls.discard(live.instance)
             live.instance = None
         self.live.clear()
-
-
-def _fault_of(turn: Turn) -> str:
-    """Return what makes a turn unusable, or nothing."""
-    if turn.reason == "aborted":
-        return "was aborted by the engine"
-    if not 0 < len(turn.token_ids) == len(turn.logp):
-        return f"has {len(turn.token_ids)} tokens and {len(turn.logp)} log-probs; expected as many of each, at least 1"
-    if not (np.isfinite(turn.logp).all() and (turn.logp <= 1e-4).all()):
-        return "has a log-prob that is not finite and <= 0"
-    return ""

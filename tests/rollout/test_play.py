@@ -143,7 +143,7 @@ def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_
 
 
 def test_a_reason_in_the_middle_ends_nothing(play_with, engine_of):
-    world = {"world": lambda: Answering(("on", 0, False, False, {"stop_reason": "unparsable"}))}
+    world = {"world": lambda: Answering(("on", 0, False, False, {"stop_reason": "none yet"}))}
     (episode,) = play_with(requests_of("q1"), engine_of("x"), world, {"max_turns": 2})
     assert (len(episode), episode.custom_data["stop_reason"]) == (2, StopReason.OUT_OF_TURNS)
 
@@ -319,3 +319,21 @@ def test_instances_of_another_configuration_are_not_reused(play_with, engine_of,
     assert (one.get_return(), two.get_return()) == (1.0, 2.0)
     assert wait_until(lambda: World.made[0].num_closed == 1)
     assert calls.pool.num_idle == 1
+
+
+def test_answers_that_come_together_are_written_to_together(play_with, engine_of):
+    class OneByOne(EnvCalls):
+        """Hands out what has ended one call at a time, and nothing to who does not wait."""
+
+        held: list = []
+
+        def poll(self, timeout_s: float):
+            while self.num_open:
+                self.held += super().poll(timeout_s)
+            return [self.held.pop(0)] if self.held and timeout_s > 0 else []
+
+    calls = OneByOne(2, 5.0)
+    engine = engine_of("x\n")
+    assert len(list(play_with(requests_of(*"abcdef"), engine, calls=calls))) == 6
+    assert [what for what, _ in engine.log] == ["submit"] * 6 + ["turn"] * 6
+    calls.close()

@@ -1,0 +1,248 @@
+"""Settings of a run, by the names they have in SRLConfig, from YAML files and flags.
+
+    run.yaml                        python scripts/train.py --config run.yaml --lr 3e-5 --env_config num_numbers=2
+      env: compare
+      env_config: {num_shots: 4}    flags go before the file, the file before the defaults
+      model: smollm2-135m
+      lr: 3e-5
+
+One table (`rllib_srl.config` and, for RLlib's own settings, `RLLIB` below) makes flags, `--help` and docs/settings.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllib_srl import SRLConfig
+from rllib_srl import config as ours
+
+ENVIRONMENT, MODEL, RUNNERS = "environment", "model", "env runners and engine"
+TRAINING, LEARNERS, EVALUATION, MEMORY = "training", "learners", "evaluation", "memory"
+
+# RLlib's settings that are used most: name -> (group, unit and meaning). `model` stands for model_config["model"].
+RLLIB = {
+    "env": (ENVIRONMENT, 'what is played: an installed name, or "package.module:Class"'),
+    "env_config": (ENVIRONMENT, "its settings"),
+    "model": (MODEL, '"smollm2-135m", "tiny", a local directory, or a Hugging Face hub id'),
+    "seed": (TRAINING, "of prompts, sampling and learner; none: another one each time"),
+    "lr": (TRAINING, "learning rate, or a schedule [[step, rate], ...] over generated turns"),
+    "num_epochs": (TRAINING, "optimiser steps on each batch"),
+    "grad_clip": (TRAINING, "largest norm of the gradient"),
+    "num_env_runners": (RUNNERS, "processes that generate and play; 0: all in one process, for debugging"),
+    "num_cpus_per_env_runner": (RUNNERS, "CPUs Ray reserves for each"),
+    "num_gpus_per_env_runner": (RUNNERS, "GPUs Ray reserves for each; below 1: a share"),
+    "custom_resources_per_env_runner": (RUNNERS, "further Ray resources of each"),
+    "sample_timeout_s": (RUNNERS, "seconds one round of playing may take"),
+    "num_learners": (LEARNERS, "processes that learn; 0: the main process does"),
+    "num_cpus_per_learner": (LEARNERS, "CPUs Ray reserves for each"),
+    "num_gpus_per_learner": (LEARNERS, "GPUs Ray reserves for each; below 1: a share"),
+    "num_cpus_for_main_process": (LEARNERS, "CPUs Ray reserves for the main process"),
+    "evaluation_interval": (EVALUATION, "iterations between evaluations; none: no evaluation"),
+    "evaluation_duration": (EVALUATION, "held-out prompts an evaluation plays"),
+}
+TABLES = (
+    (ENVIRONMENT, ours.ENVIRONMENT),
+    (RUNNERS, ours.ENV_RUNNERS),
+    (TRAINING, ours.TRAINING),
+    (EVALUATION, ours.EVALUATION),
+    (MEMORY, ours.REPLAY),
+)
+MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
+NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+class SettingsError(ValueError):
+    """A YAML file or a flag says what no setting can be; the message names each fault."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. Invariant: `default` is what a new `SRLConfig` holds."""
+
+    name: str
+    group: str
+    default: Any
+    meaning: str
+
+
+@cache
+def all_settings() -> dict[str, Setting]:
+    """Return every setting by name, group by group."""
+    config = SRLConfig()
+    rows = [Setting(name, group, getattr(config, name, None), meaning) for name, (group, meaning) in RLLIB.items()]
+    rows = [Setting(r.name, r.group, config.model_config["model"], r.meaning) if r.name == "model" else r for r in rows]
+    rows += [Setting(n, group, default, text) for group, table in TABLES for n, (default, text) in table.items()]
+    order = (ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY)
+    return {row.name: row for row in sorted(rows, key=lambda row: order.index(row.group))}
+
+
+def flag_settings() -> list[Setting]:
+    """Return the settings that scripts take as flags and in YAML files."""
+    return [setting for setting in all_settings().values() if setting.name not in NOT_A_FLAG]
+
+
+# --- flags and files ------------------------------------------------------------------------------
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add `--config` and a flag for each setting; a flag that is not given leaves no attribute."""
+    parser.add_argument("--config", metavar="YAML", type=Path, help="file of settings by the names below; flags win")
+    groups: dict[str, Any] = {}
+    for setting in flag_settings():
+        title = f"settings: {setting.group}"
+        group = groups.setdefault(title, None) or parser.add_argument_group(title)
+        groups[title] = group
+        is_mapping = setting.name in MAPPINGS
+        group.add_argument(
+            f"--{setting.name}",
+            default=argparse.SUPPRESS,
+            nargs="+" if is_mapping else None,
+            metavar="NAME=VALUE" if is_mapping else "VALUE",
+            help=f"{setting.meaning} (default: {shown(setting.default)})".replace("%", "%%"),
+        )
+
+
+def shown(default: Any) -> str:
+    """Return a default as YAML would say it."""
+    if default is None:
+        return "none"
+    text = yaml.safe_dump(list(default) if isinstance(default, tuple) else default, default_flow_style=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def with_underscores(argv: Iterable[str]) -> list[str]:
+    """Return `argv` with flags such as --group-size spelt as the settings are: --group_size."""
+
+    def spelt(word: str) -> str:
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        return f"--{name}{equals}{value}" if flag.startswith("--") and name in all_settings() else word
+
+    return [spelt(word) for word in argv]
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the flags of `add_settings` and the file of `--config` give, flags first.
+
+    Raises:
+        SettingsError: unknown names, or values of the wrong kind; all at once.
+    """
+    flags = {s.name: getattr(arguments, s.name) for s in flag_settings() if hasattr(arguments, s.name)}
+    in_file = read_yaml(arguments.config) if arguments.config else {}
+    values = {name: in_file[name] for name in in_file if name not in flags} | flags
+    return read_values(values)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the settings of a YAML file.
+
+    Raises:
+        SettingsError: the file is missing, is no mapping, or names no setting.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"settings file {path}: {error.strerror}; expected a YAML file that can be read") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"settings file {path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"settings file {path} holds {type(content).__name__}; expected lines of `name: value`")
+    known = [setting.name for setting in flag_settings()]
+    faults = [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]
+    if faults:
+        raise SettingsError(f"settings file {path} has names that are no settings:\n" + "\n".join(faults))
+    return content
+
+
+def _instead(name: str, known: list[str]) -> str:
+    if name in NOT_A_FLAG:
+        return "expected --out in its place"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else "--help lists the settings"
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values in the types of their settings.
+
+    Raises:
+        SettingsError: values of the wrong kind, all at once.
+    """
+    read, faults = {}, []
+    for name, value in values.items():
+        try:
+            read[name] = read_value(name, value)
+        except (ValueError, yaml.YAMLError) as error:
+            faults.append(f"  {name} = {value!r}; expected {' '.join(str(error).split())}")
+    if faults:
+        raise SettingsError("settings cannot be read:\n" + "\n".join(faults))
+    return read
+
+
+def read_value(name: str, value: Any) -> Any:
+    """Return one value, from text or YAML, in the type of its setting; ranges are `SRLConfig.validate`'s business.
+
+    Raises:
+        ValueError: saying what is expected.
+    """
+    if name in MAPPINGS:
+        return _mapping(value)
+    default = all_settings()[name].default
+    if isinstance(default, str) and default != "auto":
+        return str(value)
+    if isinstance(value, str):
+        value = plain(value)
+    if value is None or isinstance(value, list | tuple):
+        return tuple(value) if isinstance(default, tuple) and value else value
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ValueError("true or false")
+    elif isinstance(default, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("a number")
+        value = float(value) if isinstance(default, float) else value
+    return value
+
+
+def plain(text: str) -> Any:
+    """Return what YAML says `text` is, and 3e-5 as a number, which YAML 1.1 takes for text."""
+    if NUMBER.fullmatch(text.strip()):
+        return int(text) if re.fullmatch(r"[+-]?\d+", text.strip()) else float(text)
+    return None if text.strip().casefold() == "none" else yaml.safe_load(text)
+
+
+def _mapping(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        if len(value) == 1 and "=" not in value[0].split("{")[0]:
+            value = plain(value[0])  # JSON or YAML
+        else:
+            pairs = [word.partition("=") for word in value]
+            if not all(equals and name for name, equals, _ in pairs):
+                raise ValueError("name=value pairs, or one JSON object")
+            value = {name: plain(text) for name, _, text in pairs}
+    if value is not None and not isinstance(value, dict):
+        raise ValueError("name=value pairs, or one JSON object")
+    return value
+
+
+def build_config(values: Mapping[str, Any]) -> SRLConfig:
+    """Return the config of settings by name, not yet validated."""
+    rest = dict(values)
+    config = SRLConfig().environment(rest.pop("env", None), env_config=rest.pop("env_config", None) or {})
+    if "model" in rest:
+        config.rl_module(model_config={"model": rest.pop("model")})
+    return config.update_from_dict(rest)

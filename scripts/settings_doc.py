@@ -1,0 +1,63 @@
+"""Write docs/settings.md from the table of settings.
+
+    python scripts/settings_doc.py            writes it
+    python scripts/settings_doc.py --check    says whether it is current
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
+
+from scripts.settings import RLLIB, Setting, all_settings, shown  # noqa: E402
+
+TARGET = ROOT / "docs" / "settings.md"
+INTRODUCTION = """# Settings
+
+Written by `python scripts/settings_doc.py`; do not edit.
+
+Every setting is a flat attribute of `SRLConfig`, a flag of `scripts/train.py` and a name in its YAML file. In Python
+`env`, `env_config`, `worlds` and `mixture` are set by `.environment(...)`, `model` by
+`.rl_module(model_config={"model": ...})`, the others by the method of their group. Settings marked * are RLlib's own;
+those of RLlib that are not listed keep RLlib's defaults, and `validate()` refuses those that would do nothing here.
+"""
+
+
+def document() -> str:
+    """Return the text of docs/settings.md."""
+    parts = [INTRODUCTION]
+    group = ""
+    for setting in all_settings().values():
+        if setting.group != group:
+            group = setting.group
+            parts.append(f"\n## {group[0].upper()}{group[1:]}\n\n| setting | default | meaning |\n|---|---|---|\n")
+        parts.append(_row(setting))
+    return "".join(parts)
+
+
+def _row(setting: Setting) -> str:
+    mark = " *" if setting.name in RLLIB else ""
+    meaning = setting.meaning.replace("|", "\\|")
+    return f"| `{setting.name}`{mark} | `{shown(setting.default)}` | {meaning} |\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the document, or compare it."""
+    parser = argparse.ArgumentParser(description="Write docs/settings.md from the table of settings.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the document is out of date")
+    if parser.parse_args(argv).check:
+        is_current = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == document()
+        print(f"docs/{TARGET.name} is {'current' if is_current else 'out of date: run scripts/settings_doc.py'}")
+        return 0 if is_current else 1
+    TARGET.write_text(document(), encoding="utf-8")
+    print(f"wrote docs/{TARGET.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
