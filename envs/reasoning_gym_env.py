@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from envs import text
 from envs.question import Question, QuestionSettings, QuestionWorld, integer_in
 
 COMPARED_AS_TEXT = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
@@ -34,6 +35,8 @@ _SUCCESS = 0.999  # reasoning-gym gives partial credit for an answer that contai
 _ARITHMETIC = re.compile(r"[0-9+\-*/() ]{1,100}", re.ASCII)
 _MAX_ANSWER_CHARS = 10_000
 _SEED = 0  # of every dataset: the index in it is what varies
+_SIZE = 20_000  # of every dataset, for some make other entries at another size; word_ladder takes no more
+_MAX_POOL_SIZE = 16_384  # the entries beyond are for shots
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class ReasoningGymSettings(QuestionSettings):
         faults = super().faults()
         if not self.dataset:
             faults.append("dataset is not set; expected a name from reasoning-gym such as 'chain_sum'")
-        if self.pool_size < 1:
-            faults.append(f"pool_size = {self.pool_size}; expected 1 or more")
+        if not 1 <= self.pool_size <= _MAX_POOL_SIZE:
+            faults.append(f"pool_size = {self.pool_size}; expected 1 to {_MAX_POOL_SIZE}")
         for name in sorted({"seed", "size"} & set(self.config)):
             faults.append(f"config sets {name}, which the world sets itself; leave it out")
         return faults
@@ -89,13 +92,13 @@ class ReasoningGym(QuestionWorld):
         self.question(self._id(0))  # a dataset that cannot be played is refused here and not in mid-training
 
     def _draw_shots(self) -> list[Question]:
-        # They lie beyond the pool, so that making a world does not call for the whole pool.
-        first = self.settings.pool_size + 1000 * self.settings.shots_seed
+        # They lie beyond every pool, so that making a world does not call for the pool, and its size changes no shot.
         shots: dict[str, Question] = {}
-        for index in range(first, first + 100 * self.settings.num_shots):
+        order = text.shuffled(_SIZE - _MAX_POOL_SIZE, f"shots:{self.settings.shots_seed}")
+        for _, index in zip(range(100 * self.settings.num_shots), order):
             if len(shots) == self.settings.num_shots:
                 break
-            question = self.question(self._id(index))
+            question = self.question(self._id(_MAX_POOL_SIZE + index))
             shots.setdefault(question.text, question)
         if len(shots) < self.settings.num_shots:
             raise ValueError(
@@ -170,7 +173,7 @@ class ReasoningGym(QuestionWorld):
         except (json.JSONDecodeError, TypeError):
             parts = None
         known = isinstance(parts, dict) and parts.keys() <= {"dataset", "index", "config", "level"}
-        if not known or parts.get("dataset") != self.settings.dataset or not isinstance(parts.get("index"), int):
+        if not known or parts.get("dataset") != self.settings.dataset or parts.get("index") not in range(_SIZE):
             raise ValueError(f"prompt_id = {prompt_id!r}; expected {expected}")
         return parts
 
@@ -211,7 +214,7 @@ def make_dataset(name: str, config: Mapping[str, Any], level: int | None) -> Any
         if key not in known:
             raise ValueError(f"config of dataset {name!r} has no {key!r}; expected {', '.join(sorted(known))}")
     try:
-        return dataset_class(config_class(**{**wanted, **config, "seed": _SEED, "size": 2**31}))
+        return dataset_class(config_class(**{**wanted, **config, "seed": _SEED, "size": _SIZE}))
     except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(f"config of dataset {name!r} is refused: {error}") from error
 

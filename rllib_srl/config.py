@@ -7,7 +7,9 @@ The grouped methods are RLlib's (`environment`, `rl_module`, `env_runners`, `lea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.registry import register_trainable as _register_trainable
 
 from rllib_srl.faults import faults_of
+from rllib_srl.hardware import best_dtype
 from rllib_srl.worlds import resolve
+
+logger = logging.getLogger(__name__)
 
 # name: (default, unit and meaning). One table: __init__, the grouped methods and the docs read it.
 ENVIRONMENT = {
@@ -26,7 +31,7 @@ ENVIRONMENT = {
     "mixture": (None, "name -> weight of each world among fresh prompts; None weighs them equally"),
 }
 ENV_RUNNERS = {
-    "engine": ("vllm", '"vllm" or "transformers" (plain, exact, slow; for platforms without vLLM)'),
+    "engine": ("auto", '"vllm", "transformers" (plain, exact, slow), or "auto": vLLM where it is installed'),
     "engine_tensor_parallel_size": (1, "GPUs one engine spreads its model over"),
     "engine_memory_utilization": (0.9, "share of GPU memory the engine takes, in (0, 1]"),
     "engine_kv_cache_gib": (1.0, "GiB of KV cache on a CPU"),
@@ -156,14 +161,17 @@ class SRLConfig(AlgorithmConfig):
             self.create_local_env_runner = self.num_env_runners == 0
             if faults := faults_of(self):
                 raise ValueError("SRLConfig has faults:\n  " + "\n  ".join(faults))
-            if self.compute_dtype == "auto":
-                self.compute_dtype = self._best_dtype()
+            self._settle()
         super().validate()
 
-    def _best_dtype(self) -> str:
-        from rllib_srl.hardware import best_dtype
-
-        return best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
+    def _settle(self) -> None:
+        """Replace "auto" by what this machine has, so that results and checkpoints say what was used."""
+        if self.compute_dtype == "auto":
+            self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
+        if self.engine == "auto":
+            self.engine = "vllm" if find_spec("vllm") else "transformers"
+            if self.engine == "transformers":
+                logger.warning("vLLM is not installed: the TransformersEngine samples, slower and exact")
 
     # --- derived ------------------------------------------------------------------------------
 

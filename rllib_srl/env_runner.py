@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,16 @@ class RunnerBatch:
     stop_reasons: dict[str, int]  # over all episodes, lost ones included
     transcripts: list[dict[str, Any]]
     errors: list[str]  # one line for each episode that infrastructure ended
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # play_s, and of it engine_s and environment_s
     metrics: Any = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How an engine took weights: how far its policy is from the learner's, and get_s, load_s and engine_canary_s."""
+
+    gap: CanaryGap
+    seconds: dict[str, float]
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -142,9 +151,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if seed is not None:
             self.engine.reseed(seed)
         version, start = self.engine.version, time.perf_counter()
+        seconds: dict[str, float] = {}
         ids = [group_id for group_id, _ in prompts]
-        episodes = self._play([prompt for _, prompt in prompts], group_size, overrides, ids)
-        seconds = {"play": time.perf_counter() - start}
+        episodes = self._play([prompt for _, prompt in prompts], group_size, overrides, ids, seconds)
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
@@ -154,6 +163,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]
         errors = [str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")]
         reasons = Counter(e.custom_data["stop_reason"].value for e in episodes)
+        seconds["play_s"] = time.perf_counter() - start
         return RunnerBatch(
             version, metas, len(groups) - len(metas), dict(reasons), shown, errors, seconds, self.get_metrics()
         )
@@ -164,6 +174,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         group_size: int,
         overrides: Mapping[str, Any],
         group_ids: Sequence[str] | None = None,
+        seconds: dict[str, float] | None = None,
     ) -> list[SingleAgentEpisode]:
         ids = group_ids or [prompt.key for prompt in prompts]
         requests = [
@@ -187,6 +198,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             limits=limits,
             calls=self.calls,
             deadline_s=self.config.sample_timeout_s * 0.9,  # so that the runner answers before the driver gives up
+            seconds=seconds,
         ):
             self._callback("on_episode_end", episode=episode)
             episodes.append(episode)
@@ -214,14 +226,34 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def load_weights(
         self, ref: Any, learner_logps: Sequence[np.ndarray], sequences: Sequence[Sequence[int]], timeout_s: float
-    ) -> CanaryGap:
+    ) -> Loaded:
         """Fetch, verify and load weights; return how far the engine's policy is from the learner's.
 
         Raises:
             WeightSyncError: the receipt failed; the message names version and tensors.
         """
-        self.engine.load_weights(_fetch(ref, timeout_s))
-        return CanaryGap.between(self.engine.score(sequences), learner_logps)
+        times = [time.perf_counter()]
+        bundle = _fetch(ref, timeout_s)
+        times.append(time.perf_counter())
+        self.engine.load_weights(bundle)
+        times.append(time.perf_counter())
+        compared = self.compare(learner_logps, sequences)
+        spent = dict(zip(("get_s", "load_s"), (end - start for start, end in pairwise(times)), strict=True))
+        return Loaded(compared.gap, {**spent, **compared.seconds})
+
+    def compare(self, learner_logps: Sequence[np.ndarray], sequences: Sequence[Sequence[int]]) -> Loaded:
+        """Return how far the engine's policy is from the learner's."""
+        start = time.perf_counter()
+        gap = CanaryGap.between(self.engine.score(sequences), learner_logps)
+        return Loaded(gap, {"engine_canary_s": time.perf_counter() - start})
+
+    def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Connect to the learner through vLLM's own backend; see `VLLMEngine.init_transfer`."""
+        self.engine.init_transfer(init_info)
+
+    def receive_weights(self, update_info: dict[str, Any], version: int) -> None:
+        """Take one whole update through vLLM's own backend; see `VLLMEngine.receive`."""
+        self.engine.receive(update_info, version)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the engine's log-probs of the canary; see `Engine.score`."""

@@ -5,37 +5,65 @@ Each line reads "name = value; expected ...". Nothing here starts a process or l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.advantages import ADVANTAGES
 from rllib_srl.learner import OPTIMIZERS
 from rllib_srl.losses import KL_ESTIMATORS
 from rllib_srl.models import check_model_name
 
-# RLlib's settings that would parse and then do nothing here: name -> (default, what to use instead).
-UNUSED = {
-    "train_batch_size": (32, "num_prompts_per_batch and group_size"),
-    "_train_batch_size_per_learner": (None, "num_prompts_per_batch and group_size"),
-    "minibatch_size": (None, "num_epochs: each epoch is one step over the whole batch"),
-    "shuffle_batch_per_epoch": (False, "nothing: gradients are summed over the whole batch"),
-    "gamma": (1.0, "nothing: rewards of an episode are summed"),
-    "rollout_fragment_length": (200, "nothing: episodes are played to their end"),
-    "batch_mode": ("truncate_episodes", "nothing: episodes are played to their end"),
-    "num_envs_per_env_runner": (1, "num_env_threads and engine_max_num_seqs"),
-    "evaluation_num_env_runners": (0, "nothing: evaluation plays on the training engines"),
-    "evaluation_parallel_to_training": (False, "nothing: evaluation plays on the training engines"),
-    "evaluation_duration_unit": ("episodes", '"episodes" (one greedy episode a held-out prompt)'),
-    "evaluation_config": (None, "evaluation_pass_k and the settings of training"),
-    "custom_evaluation_function": (None, "a subclass of SRL with its own evaluate()"),
-    "num_aggregator_actors_per_learner": (0, "nothing: learners fetch groups themselves"),
-    "torch_compile_learner": (False, "nothing in this version"),
-    "torch_skip_nan_gradients": (False, "nothing: non-finite gradients are always skipped and counted"),
-    "compress_observations": (False, "nothing: observations are token ids"),
-    "clip_rewards": (None, "the environment's own rewards in [0, 1]"),
-    "_env_to_module_connector": (None, "prompt_format"),
-    "_module_to_env_connector": (None, "prompt_format"),
-    "_learner_connector": (None, "a subclass of GRPOTorchLearner"),
+# RLlib's settings that act here; a change of any other would parse and then do nothing, so it is refused.
+USED = frozenset(
+    """
+    env env_config num_env_runners create_local_env_runner env_runner_cls num_cpus_per_env_runner num_gpus_per_env_runner
+    custom_resources_per_env_runner validate_env_runners_after_construction sample_timeout_s
+    num_learners num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner local_gpu_idx
+    max_requests_in_flight_per_learner lr grad_clip grad_clip_by num_epochs learner_config_dict log_gradients
+    evaluation_interval evaluation_duration in_evaluation seed log_level log_sys_usage
+    placement_strategy num_cpus_for_main_process custom_resources_for_main_process
+    extra_python_environs_for_driver extra_python_environs_for_worker
+    restart_failed_env_runners max_num_env_runner_restarts delay_between_env_runner_restarts_s
+    env_runner_health_probe_timeout_s env_runner_restore_timeout_s
+    algo_class stats_cls_lookup keep_per_episode_custom_metrics metrics_num_episodes_for_smoothing
+    metrics_episode_collection_timeout_s disable_env_checking simple_optimizer
+    """.split()  # noqa: SIM905
+)
+# What to use in place of those that are asked for most, and of three with an underscore.
+INSTEAD = {
+    "train_batch_size": "num_prompts_per_batch and group_size",
+    "_train_batch_size_per_learner": "num_prompts_per_batch and group_size",
+    "minibatch_size": "num_epochs: each epoch is one step over the whole batch",
+    "shuffle_batch_per_epoch": "nothing: gradients are summed over the whole batch",
+    "gamma": "nothing: rewards of an episode are summed",
+    "rollout_fragment_length": "nothing: episodes are played to their end",
+    "batch_mode": "nothing: episodes are played to their end",
+    "num_envs_per_env_runner": "num_env_threads and engine_max_num_seqs",
+    "evaluation_num_env_runners": "nothing: evaluation plays on the training engines",
+    "evaluation_parallel_to_training": "nothing: evaluation plays on the training engines",
+    "evaluation_duration_unit": "nothing: evaluation_duration counts held-out prompts",
+    "evaluation_sample_timeout_s": "sample_timeout_s",
+    "evaluation_config": "evaluation_pass_k and the settings of training",
+    "custom_evaluation_function": "a subclass of SRL with its own evaluate()",
+    "num_aggregator_actors_per_learner": "nothing: learners fetch groups themselves",
+    "min_time_s_per_iteration": "nothing: an iteration is one batch",
+    "min_sample_timesteps_per_iteration": "num_prompts_per_batch: an iteration is one batch",
+    "min_train_timesteps_per_iteration": "num_prompts_per_batch: an iteration is one batch",
+    "torch_skip_nan_gradients": "nothing: non-finite gradients are always skipped and counted",
+    "compress_observations": "nothing: observations are token ids",
+    "clip_rewards": "the environment's own rewards in [0, 1]",
+    "explore": "temperature",
+    "model": "model_config={'model': ...}",
+    "optimizer": "optimizer_name",
+    "num_gpus": "num_gpus_per_learner",
+    "framework_str": "nothing: SRL is written in torch",
+    "_env_to_module_connector": "prompt_format",
+    "_module_to_env_connector": "prompt_format",
+    "_learner_connector": "a subclass of GRPOTorchLearner",
 }
 AT_LEAST = {
     "num_prompts_per_batch": 1,
@@ -54,9 +82,9 @@ AT_LEAST = {
     "num_env_runners": 0,
     "num_learners": 0,
     "num_epochs": 1,
+    "evaluation_duration": 1,
 }
 ABOVE_ZERO = (
-    "temperature",
     "clip_high",
     "env_timeout_s",
     "sample_timeout_s",
@@ -64,10 +92,10 @@ ABOVE_ZERO = (
     "sync_timeout_s",
     "start_timeout_s",
     "engine_kv_cache_gib",
-    "engine_memory_utilization",
 )
+TRUE_OR_FALSE = ("colocate", "prefix_sharing", "check_resources")
 ONE_OF = {
-    "engine": ("vllm", "transformers"),
+    "engine": ("auto", "vllm", "transformers"),
     "weight_transfer": ("object_store", "nccl", "ipc"),
     "prompt_format": ("text", "chat"),
     "kl_estimator": KL_ESTIMATORS,
@@ -83,38 +111,53 @@ def faults_of(config: Any) -> list[str]:
 
 
 def _unknown(config: Any) -> Iterator[str]:
-    known = vars(type(config)())
-    for name in sorted(set(vars(config)) - set(known) - {"class"}):  # RLlib's from_state leaves "class" behind
+    known = set(vars(type(config)()))
+    for name in sorted(set(vars(config)) - known - {"class"}):  # RLlib's from_state leaves "class" behind
         if not name.startswith("_"):
-            yield f"{name} = {getattr(config, name)!r}; expected no setting of that name"
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"{name} = {getattr(config, name)!r}; expected no setting of that name{hint}"
 
 
 def _unused(config: Any) -> Iterator[str]:
-    for name, (default, instead) in UNUSED.items():
-        if getattr(config, name) != default:
-            value = getattr(config, name)
-            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}, SRL does not use it: use {instead}"
+    inherited = set(vars(AlgorithmConfig())) - USED
+    defaults = vars(type(config)())
+    for name in sorted(inherited):
+        is_watched = name in INSTEAD or not name.startswith(("_", "callbacks_", "policies", "policy_"))
+        if is_watched and getattr(config, name) != defaults[name]:
+            use = f": use {INSTEAD[name]}" if name in INSTEAD else ""
+            yield f"{name.lstrip('_')} = {getattr(config, name)!r}; expected {defaults[name]!r}, SRL does not use it{use}"
     if config.is_multi_agent:
         yield "policies of several agents; expected one: SRL trains a single policy"
 
 
 def _numbers(config: Any) -> Iterator[str]:
     for name, least in AT_LEAST.items():
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            yield f"{name} = {value!r}; expected an integer of at least {least}"
+        if not _is_integer(getattr(config, name), least):
+            yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}"
+    for name, least in {"seed": 0, "evaluation_interval": 1}.items():
+        if getattr(config, name) is not None and not _is_integer(getattr(config, name), least):
+            yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
     for name in ABOVE_ZERO:
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             yield f"{name} = {getattr(config, name)!r}; expected a number above 0"
-    if not _is_number(config.clip_low) or not 0 < config.clip_low <= 1:
-        yield f"clip_low = {config.clip_low!r}; expected a number in (0, 1]"
-    if config.is_truncation is not None and (not _is_number(config.is_truncation) or config.is_truncation <= 0):
-        yield f"is_truncation = {config.is_truncation!r}; expected a number above 0, or None"
+    for name in ("clip_low", "engine_memory_utilization"):
+        if not _is_number(getattr(config, name)) or not 0 < getattr(config, name) <= 1:
+            yield f"{name} = {getattr(config, name)!r}; expected a number in (0, 1]"
+    if not _is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
+        yield f"temperature = {config.temperature!r}; expected a number from 0.01 to 100"
+    for name in ("is_truncation", "grad_clip"):
+        value = getattr(config, name)
+        if value is not None and (not _is_number(value) or value <= 0):
+            yield f"{name} = {value!r}; expected a number above 0, or None"
     for name in ("kl_coeff", "weight_decay"):
         if not _is_number(getattr(config, name)) or getattr(config, name) < 0:
             yield f"{name} = {getattr(config, name)!r}; expected a number of at least 0"
-    if config.seed is not None and (not isinstance(config.seed, int) or config.seed < 0):
-        yield f"seed = {config.seed!r}; expected an integer of at least 0, or None"
+    if not isinstance(config.lr, list | tuple) and (not _is_number(config.lr) or config.lr < 0):
+        yield f"lr = {config.lr!r}; expected a number of at least 0, or a schedule [[turns, rate], ...]"
+    for name in TRUE_OR_FALSE:
+        if not isinstance(getattr(config, name), bool):
+            yield f"{name} = {getattr(config, name)!r}; expected True or False"
 
 
 def _choices(config: Any) -> Iterator[str]:
@@ -129,8 +172,9 @@ def _pairs(config: Any) -> Iterator[str]:
         yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which holds the prompt too"
     if config.optimizer_name == "sgd" and config.weight_decay:
         yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
-    if not isinstance(config.adam_betas, tuple | list) or len(config.adam_betas) != 2:
-        yield f"adam_betas = {config.adam_betas!r}; expected two numbers"
+    betas = config.adam_betas
+    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
+        yield f"adam_betas = {betas!r}; expected two numbers in [0, 1)"
 
 
 def _placement(config: Any) -> Iterator[str]:
@@ -172,6 +216,18 @@ def _worlds(config: Any) -> Iterator[str]:
     if config.env is not None and config.worlds:
         yield f"env = {config.env!r} and worlds = {sorted(config.worlds)}; expected one of the two"
         return
+    if config.env is not None and not isinstance(config.env, str | type):
+        yield f"env = {config.env!r}; expected a name, 'package.module:Class' or a class"
+        return
+    for name in ("worlds", "mixture"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value)):
+            yield f"{name} = {value!r}; expected a mapping from the names of worlds"
+            return
+    for name, env_config in {**(config.worlds or {}), "env": config.env_config}.items():
+        if not isinstance(env_config or {}, Mapping):
+            yield f"env_config of {name} = {env_config!r}; expected a mapping"
+            return
     try:
         config.world_creators()
     except ValueError as error:
@@ -191,4 +247,8 @@ def _replay(config: Any) -> Iterator[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -13,8 +13,9 @@ numbers of micro-batches); a non-finite gradient skips the step and is counted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 SHARING_TOLERANCE = 1e-3  # largest |log-prob difference| of trie against padded in fp32, nats
 OPTIMIZERS = ("adamw", "sgd")
+TIMERS = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
 STATS = (
     "loss",
     "policy_loss",
@@ -85,15 +87,27 @@ class GRPOTorchLearner(WeightSender, TorchLearner):
         self, *, training_data: Any, num_epochs: int = 1, **kwargs: Any
     ) -> Iterable[TrainingShard]:
         shard: TrainingShard = training_data.batch
-        episodes = episodes_of(shard.groups(), shard.advantages)
-        passes = micro_batches(episodes, self.config.micro_batch_tokens, self._can_share)
-        self._micro_batches = [self._tensors(one, shard.num_tokens) for one in passes]
+        self._seconds = dict.fromkeys(TIMERS, 0.0)
+        with self._timed("layout_s"):
+            episodes = episodes_of(shard.groups(), shard.advantages)
+            passes = micro_batches(episodes, self.config.micro_batch_tokens, self._can_share)
+            self._micro_batches = [self._tensors(one, shard.num_tokens) for one in passes]
         return [shard] * num_epochs
 
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
         stats = dict.fromkeys(STATS, 0.0)
+        with self._timed("forward_backward_s"):
+            self._accumulate_gradients(stats)
+        with self._timed("reduce_s"):
+            gradients = self._sum_over_learners({ref: p.grad for ref, p in self._params.items()}, stats)
+        with self._timed("optimizer_s"):
+            self.apply_gradients(self.postprocess_gradients(gradients))
+        self._log_stats(stats | self._seconds)
+        return {}, {DEFAULT_MODULE_ID: stats["loss"]}, {}
+
+    def _accumulate_gradients(self, stats: dict[str, float]) -> None:
         for one in self._micro_batches:
             with self._autocast():
                 fwd_out = self.module[DEFAULT_MODULE_ID](one)
@@ -105,10 +119,6 @@ class GRPOTorchLearner(WeightSender, TorchLearner):
             loss.backward()
             for name, value in one.pop("stats").items():
                 stats[name] += float(value)
-        gradients = self._sum_over_learners({ref: p.grad for ref, p in self._params.items()}, stats)
-        self._log_stats(stats)
-        self.apply_gradients(self.postprocess_gradients(gradients))
-        return {}, {DEFAULT_MODULE_ID: stats["loss"]}, {}
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict, fwd_out: dict) -> torch.Tensor:
         """Return this micro-batch's share of the loss: a sum over tokens, divided by the global count.
@@ -262,6 +272,14 @@ class GRPOTorchLearner(WeightSender, TorchLearner):
         torch.distributed.all_reduce(flat)
         parts = flat.split([g.numel() for g in filled.values()])
         return {ref: part.view_as(filled[ref]) for ref, part in zip(filled, parts, strict=True)}
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # kernels run on after the call that started them
+        self._seconds[name] += time.perf_counter() - start
 
     def _log_stats(self, stats: dict[str, float]) -> None:
         for name, value in stats.items():

@@ -9,7 +9,7 @@ token count (DAPO's token mean), so that any sharding and any micro-batches give
 
 Sources: Schulman et al. 2017, arXiv 1707.06347 eq. 7;
 Yu et al. 2025 (DAPO), arXiv 2503.14476 sections 3.1 and 3.3;
-Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (truncated importance sampling);
+Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (truncation);
 Schulman 2020, "Approximating KL divergence" (k1, k2, k3).
 """
 

@@ -69,8 +69,8 @@ class PromptSource:
             "seed": self._seed,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where `get_state` was called.
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Check that `set_state` would take a state.
 
         Raises:
             ValueError: the state is of other worlds.
@@ -78,6 +78,14 @@ class PromptSource:
         if set(state["drawn"]) != set(self._ids):
             theirs, ours = sorted(state["drawn"]), sorted(self._ids)
             raise ValueError(f"the checkpoint's worlds are {theirs}; this run's are {ours}")
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called.
+
+        Raises:
+            ValueError: the state is of other worlds.
+        """
+        self.check_state(state)
         self._seed = state["seed"]
         self._start()
         self._generator.bit_generator.state = state["generator"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,20 @@ class Report:
         self._value("num_groups_dropped", sum(batch.num_dropped_groups for batch in batches))
         self._value("num_generated_tokens", tokens)
         self._value("num_generated_tokens_lifetime", tokens, reduce="lifetime_sum")
+        for name in ("play_s", "engine_s", "environment_s"):
+            self._value(name, max((batch.seconds.get(name, 0.0) for batch in batches), default=0.0))
         self._reasons(batches)
         self._lifetimes(len(rewards), sum(batch.stop_reasons.get(r.value, 0) for batch in batches for r in StopReason))
         self._age(groups, batches)
         self._transcripts(iteration, batches, groups, advantages)
 
-    def canary(self, gap: CanaryGap, version: int) -> None:
-        """Log how far engines and learner are apart after a sync."""
-        self._metrics.log_value(("weight_sync", "canary_mean"), gap.mean, reduce="mean", window=1)
-        self._metrics.log_value(("weight_sync", "canary_max"), gap.max, reduce="mean", window=1)
+    def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:
+        """Log how far engines and learner are apart after a sync (None: no engine answered), and its times."""
+        for name, value in seconds.items():
+            self._metrics.log_value(("weight_sync", name), value, reduce="mean", window=1)
+        if gap is not None:
+            self._metrics.log_value(("weight_sync", "canary_mean"), gap.mean, reduce="mean", window=1)
+            self._metrics.log_value(("weight_sync", "canary_max"), gap.max, reduce="mean", window=1)
         self._metrics.log_value(("weight_sync", "version"), version, reduce="mean", window=1)
 
     def count(self, name: str, number: int) -> None:

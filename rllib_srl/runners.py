@@ -81,5 +81,9 @@ class Runners:
                 return
         raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
 
+    def actors(self) -> list[Any]:
+        """Return the handles of the remote runners, in order of their ids."""
+        return [actor for _, actor in sorted(self._actors().items())]
+
     def _actors(self) -> dict[int, Any]:
         return dict(self._group._worker_manager.actors())

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     LEARNER_RESULTS,
@@ -24,6 +26,7 @@ from ray.rllib.utils.metrics import (
 
 from rllib_srl import checkpoints
 from rllib_srl.advantages import group_relative, has_signal
+from rllib_srl.carriers import Direct, ObjectStore
 from rllib_srl.config import SRLConfig
 from rllib_srl.deadlines import ActorFailure, Failure
 from rllib_srl.engine.canary import canary_sequences
@@ -68,15 +71,18 @@ class SRL(Algorithm):
             self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights(), self.seed
         )
         self.runners = Runners(self.env_runner_group)
-        self.weight_sync = WeightSync(
-            self.learner_group,
-            self.runners,
-            canary_sequences(load_tokenizer(model_dir), self.config.max_episode_tokens),
-            self.config.compute_dtype,
-            self.config.sync_timeout_s,
-        )
+        self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
         self.report = Report(self.metrics, Path(self.logdir))
+
+    def _make_weight_sync(self, model_dir: Path) -> WeightSync:
+        config, timeout_s = self.config, self.config.sync_timeout_s
+        sequences = canary_sequences(load_tokenizer(model_dir), config.max_episode_tokens)
+        both = (self.learner_group, self.runners, sequences, timeout_s)
+        carrier: ObjectStore | Direct = ObjectStore(*both)
+        if config.weight_transfer != "object_store":
+            carrier = Direct(*both, config.weight_transfer, config.engine_tensor_parallel_size)
+        return WeightSync(carrier, self.runners, sequences, config.compute_dtype, timeout_s)
 
     def _setup_logdir(self) -> None:
         """Log into `log_directory` where it is set; Tune gives each trial a directory of its own."""
@@ -156,7 +162,8 @@ class SRL(Algorithm):
         groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         rewards = self._rewards_with_kl(groups)
         advantages = group_relative(rewards, self.config.advantage)
-        kept = [i for i, group_rewards in enumerate(rewards) if has_signal(group_rewards)]
+        # By what was earned alone: a KL of rounding errors, divided by its own spread, would look like a signal.
+        kept = [i for i, group in enumerate(groups) if has_signal(group.rewards_G)]
         shards = build_shards(
             [groups[i] for i in kept],
             [advantages[i] for i in kept],
@@ -199,7 +206,7 @@ class SRL(Algorithm):
         self.version += 1
         gap, lost = self.weight_sync.sync(self.version)
         self._restore_runners(lost)
-        self.report.canary(gap, self.version)
+        self.report.sync(gap, self.version, self.weight_sync.seconds)
 
     @contextmanager
     def _engines_at_rest(self) -> Iterator[None]:
@@ -237,11 +244,19 @@ class SRL(Algorithm):
         return {**super().get_state(*args, **kwargs), "srl": own}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take a state and bring every engine to its weights."""
+        """Take a state and, if weights are in it, bring every engine to them.
+
+        Raises:
+            ValueError: the state is of other worlds; nothing was changed.
+        """
+        if "srl" in state:
+            self.source.check_state(state["srl"]["prompts"])
         super().set_state(state)
         if "srl" in state:
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
             self.source.set_state(state["srl"]["prompts"])
+        if COMPONENT_LEARNER_GROUP in state:
+            self._restore_runners(self.weight_sync.sync(self.version)[1])
 
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """Write a checkpoint and seal it."""
@@ -249,14 +264,24 @@ class SRL(Algorithm):
         checkpoints.seal(Path(saved))
         return saved
 
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Read a checkpoint, after checking that it is whole, and bring every engine to its weights.
+    def restore_from_path(self, path: Any, *args: Any, component: str | None = None, **kwargs: Any) -> None:
+        """Read a checkpoint, after checking that it is whole and fits, and bring every engine to its weights.
+
+        Args:
+            path: what `save_to_path` wrote, or with `component` that part of it.
+            args: RLlib's.
+            component: RLlib's path of the part to restore, such as "learner_group/learner/rl_module"; None for all.
+            kwargs: RLlib's.
 
         Raises:
             CheckpointError: a file is missing or damaged; nothing was changed.
+            ValueError: the checkpoint is of other worlds, in which case nothing was changed, or of another model.
         """
-        checkpoints.verify_sealed(Path(path))
-        super().restore_from_path(path, *args, **kwargs)
+        if component is None:
+            checkpoints.verify_sealed(Path(path))
+            state = pickle.loads((Path(path) / f"{self.STATE_FILE_NAME}.pkl").read_bytes())  # noqa: S301 (as RLlib does)
+            self.source.check_state(state["srl"]["prompts"])
+        super().restore_from_path(path, *args, component=component, **kwargs)
         self._restore_runners(self.weight_sync.sync(self.version)[1])
 
     @classmethod

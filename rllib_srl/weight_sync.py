@@ -2,7 +2,7 @@
 
     start:    perturbed weights out, canary must move and follow, true weights back           (self-test)
     sync:     weights of version v out, receipts checked, canary compared                      (every update)
-    restore:  a restarted engine gets the current weights and the self-test                    (after a failure)
+    start of one: a restarted engine gets the current weights and the self-test                (after a failure)
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-from ray.rllib.core.learner.learner_group import LearnerGroup
-
+from rllib_srl.carriers import Direct, ObjectStore
 from rllib_srl.deadlines import ActorFailure, Failure
 from rllib_srl.engine.canary import CanaryGap, check_canary, self_test
-from rllib_srl.learners import call_learners
 from rllib_srl.runners import Runners
-from rllib_srl.weights import Sent
 
 
 class WeightSync:
@@ -28,13 +24,18 @@ class WeightSync:
     """
 
     def __init__(
-        self, learners: LearnerGroup, runners: Runners, sequences: list[list[int]], dtype: str, timeout_s: float
+        self,
+        carrier: ObjectStore | Direct,
+        runners: Runners,
+        sequences: list[list[int]],
+        dtype: str,
+        timeout_s: float,
     ) -> None:
-        """Take the two groups, the canary's token ids, the engines' number format and the deadline of each call."""
-        self._learners, self._runners = learners, runners
+        """Take carrier, runners, the canary's token ids, the engines' number format and each call's deadline."""
+        self._carrier, self._runners = carrier, runners
         self._sequences, self._dtype, self._timeout_s = sequences, dtype, timeout_s
-        self._sent: dict[tuple[int, float], Sent] = {}
         self.healthy: CanaryGap | None = None
+        self.seconds: dict[str, float] = {}  # where the last sync's time went
 
     def start(self, version: int, runner_ids: Sequence[int] | None = None) -> None:
         """Bring some runners, by default all, to the learner's weights and run the self-test on each.
@@ -43,12 +44,13 @@ class WeightSync:
             WeightSyncError: an engine does not compute with what it was sent.
             ActorFailure: a learner or runner died or was silent.
         """
+        self._carrier.forget()
         for runner_id in self._runners.ids if runner_ids is None else runner_ids:
             if version > 0:  # a restarted engine has the weights of its files
                 self._load(runner_id, version, 0.0)
             report = self_test(
                 partial(self._call, runner_id, "score", sequences=self._sequences),
-                lambda scale: self._from_learner(version, scale)[1],
+                partial(self._carrier.logps, version),
                 partial(self._load, runner_id, version),
                 partial(self._call, runner_id, "fingerprint"),
                 dtype=self._dtype,
@@ -56,44 +58,34 @@ class WeightSync:
                 healthy=self.healthy,
             )
             self.healthy = self.healthy or report.healthy
-        self._sent.clear()
+        self._carrier.forget()
 
-    def sync(self, version: int) -> tuple[CanaryGap, dict[int, Failure]]:
+    def sync(self, version: int) -> tuple[CanaryGap | None, dict[int, Failure]]:
         """Send the weights of `version` to all runners.
 
         Returns:
-            The widest gap, and the runners that died or were silent, which must be restored.
+            The widest gap, None if no runner lives; and the runners that died or were silent, which must be restored.
 
         Raises:
             WeightSyncError: naming the version and, if a receipt failed, the tensors.
-            ActorFailure: the learner died or was silent, or all runners.
+            ActorFailure: the learner died or was silent.
         """
-        arguments = self._arguments(*self._from_learner(version))
-        self._sent.clear()
-        answers = dict(self._runners.each("load_weights", dict.fromkeys(self._runners.ids, arguments), self._timeout_s))
+        answers = self._carrier.deliver(version, 0.0, self._runners.ids)
         lost = {i: answer for i, answer in answers.items() if isinstance(answer, Failure)}
-        gaps = [answer for answer in answers.values() if not isinstance(answer, Failure)]
-        for gap in gaps:
-            check_canary(gap, self.healthy, self._dtype, version)
-        if not gaps:
-            raise ActorFailure(f"no runner took weights version {version}: runner {min(lost)} {lost[min(lost)].reason}")
-        return max(gaps, key=lambda gap: gap.max), lost
+        loaded = [answer for answer in answers.values() if not isinstance(answer, Failure)]
+        if lost or isinstance(self._carrier, ObjectStore):
+            self._carrier.forget()
+        for one in loaded:
+            check_canary(one.gap, self.healthy, self._dtype, version)
+        names = loaded[0].seconds if loaded else ()
+        self.seconds = {**self._carrier.seconds, **{name: max(one.seconds[name] for one in loaded) for name in names}}
+        return max((one.gap for one in loaded), key=lambda gap: gap.max, default=None), lost
 
     def _load(self, runner_id: int, version: int, scale: float) -> None:
-        self._call(runner_id, "load_weights", **self._arguments(*self._from_learner(version, scale)))
-
-    def _arguments(self, ref: Any, logps: list[np.ndarray]) -> dict[str, Any]:
-        return {"ref": ref, "learner_logps": logps, "sequences": self._sequences, "timeout_s": self._timeout_s}
+        answer = self._carrier.deliver(version, scale, [runner_id])[runner_id]
+        if isinstance(answer, Failure):
+            raise ActorFailure(f"runner {runner_id} {answer.reason} while testing weights version {version}")
 
     def _call(self, runner_id: int, method: str, **arguments: Any) -> Any:
         what = f"testing weights ({method})"
         return self._runners.all(method, {runner_id: arguments}, self._timeout_s, what)[runner_id]
-
-    def _from_learner(self, version: int, scale: float = 0.0) -> Sent:
-        """Return what the learner sends; the self-test asks for the same weights once per runner."""
-        if (version, scale) not in self._sent:
-            self._sent.clear()  # so that one bundle at a time lies in the object store
-            arguments = [(version, self._sequences, scale)]
-            what = f"sending weights version {version}"
-            self._sent[version, scale] = call_learners(self._learners, "send", arguments, self._timeout_s, what)[0]
-        return self._sent[version, scale]

@@ -1,6 +1,6 @@
 """Ray for a script: a quiet one of its own, or the cluster that RAY_ADDRESS names; and errors as one clear message.
 
-`quiet` must run before Ray, transformers and vLLM are imported; it is why the scripts import them inside functions.
+`quiet` must run before transformers, vLLM and the package are imported, since they read the environment only then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parents[1]
 HUSHED = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TQDM_PATCH_PRINT": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -39,11 +39,11 @@ def quiet(verbose: bool) -> None:
     for name, value in HUSHED.items():
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    _lower_ray_loggers()
 
 
 def start_ray(verbose: bool) -> None:
-    """Start a Ray of our own on this machine, or join the cluster that RAY_ADDRESS names, as `ray job submit` sets it."""
+    """Start a Ray of our own on this machine, or join the cluster that RAY_ADDRESS names (`ray job submit` sets it)."""
     import ray
 
     if ray.is_initialized():
@@ -57,7 +57,14 @@ def start_ray(verbose: bool) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         ray.init(address="local", include_dashboard=False, **said)
     if not verbose:
-        logging.getLogger("ray").setLevel(logging.ERROR)  # ray.init sets some loggers back
+        _lower_ray_loggers()  # ray.init sets some of them back
+
+
+def _lower_ray_loggers() -> None:
+    import ray  # noqa: F401  (importing it sets levels, which would undo ours)
+
+    for name in ("ray", "ray.rllib", "ray.tune"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def run_cleanly(action: Callable[[], int], debug: bool) -> int:
@@ -72,15 +79,16 @@ def run_cleanly(action: Callable[[], int], debug: bool) -> int:
     """
     try:
         return action()
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print("\n".join(["\nstopped", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 130
     except Exception as error:  # whatever it is, a user wants one message first, and --debug for the rest
         if debug:
             raise
         where = "" if is_expected(error) else f"{type(error).__name__}: "
         hint = "" if is_expected(error) else "\n(--debug shows where it comes from)"
-        print(f"error: {where}{message_of(error)}{hint}", file=sys.stderr)
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        print(f"error: {where}{message_of(error)}{notes}{hint}", file=sys.stderr)
         return 1
 
 
@@ -108,6 +116,27 @@ def message_of(error: BaseException) -> str:
         lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
         return lines[-1]
     return text
+
+
+@contextmanager
+def hushed_stderr(verbose: bool) -> Iterator[None]:
+    """Drop what native code writes to standard error meanwhile: Ray's core warns of how RLlib starts its actors.
+
+    Args:
+        verbose: leave it on.
+    """
+    if verbose:
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class StopRequest:

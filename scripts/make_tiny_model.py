@@ -5,8 +5,9 @@
     SRLConfig().rl_module(model_config={"model": "tiny"})
 
 A Llama of 5 layers with a byte-level tokenizer of its own sees some thousand training questions with
-their answers, without shots, and is then let go: it writes well-formed answers of which about half are
-right, so that a few steps of reinforcement learning show.
+their answers, without shots. In the last steps a share of the answers is wrong: the model still tells
+right from wrong, but says the right thing only about half the time, so that a few steps of
+reinforcement learning show.
 
 The model is made once. Its place in the cache carries a hash of its recipe: this file, the questions as
 the worlds put them, and the versions of what computes it. One thread computes it, so that the same
@@ -20,9 +21,11 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import random
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,9 +45,12 @@ from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_m
 
 SEED = 7
 NUM_STEPS = 250
+NUM_NOISY_STEPS = 40
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
+NOISY_LEARNING_RATE = 3e-4
 WARMUP_STEPS = 40
+NOISE = {"compare": 0.5, "compare_2": 0.4}  # share of wrong answers in the noisy steps; the other worlds stay hard
 FEEDBACK_SHARE = 0.1  # of the examples: a wrong answer first, so that feedback turns are in distribution
 # What takes longer to learn gets more turns.
 TURNS = ("compare", "lookup", "chain_sum", "lookup", "compare_2", "lookup", "chain_sum", "lookup")
@@ -75,9 +81,13 @@ def worlds() -> dict[str, QuestionWorld]:
     }
 
 
-def examples() -> Iterator[Example]:
-    """Yield training examples for ever, the worlds taking turns, each pass over a world in the same order."""
-    played = worlds()
+def examples(noise: Mapping[str, float] | None = None) -> Iterator[Example]:
+    """Yield training examples for ever, the worlds taking turns, each pass over a world in the same order.
+
+    Args:
+        noise: of each world, the share of examples whose target is another number of the question
+    """
+    played, generator = worlds(), random.Random(SEED)
     streams = {name: _endless(world) for name, world in played.items()}
     period, number = round(1 / FEEDBACK_SHARE), 0
     while True:
@@ -88,7 +98,12 @@ def examples() -> Iterator[Example]:
             if number % period == 0:
                 wrong = f" {world.question(prompt_id).wrong}\n"
                 prompt += wrong + reply(wrong, WRONG)
-            yield Example(prompt, world.gold_turns(prompt_id)[0])
+            target = world.gold_turns(prompt_id)[0]
+            if generator.random() < (noise or {}).get(name, 0.0):
+                right = world.question(prompt_id).answer
+                others = [other for other in re.findall(r"\d+", prompt_id) if other != right]
+                target = target.replace(right, generator.choice(others))
+            yield Example(prompt, target)
             number += 1
 
 
@@ -136,22 +151,31 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, verbose: bool) -> None:
-    """Fit the answers, and only them, of `num_steps` batches of examples."""
-    stream = examples()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    """Fit the answers, and only them: `num_steps` batches as they should be, then the noisy ones."""
+    fit(model, tokenizer, examples(), num_steps, LEARNING_RATE)
+    if verbose:
+        print(f"before the noisy steps: {accuracies(model, tokenizer, NUM_GRADED)}", flush=True)
+    fit(model, tokenizer, examples(NOISE), NUM_NOISY_STEPS, NOISY_LEARNING_RATE)
+
+
+def fit(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stream: Iterator[Example],
+    num_steps: int,
+    learning_rate: float,
+) -> None:
+    """Take `num_steps` steps; the learning rate rises for WARMUP_STEPS and falls to 0 in the end."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     for step in range(num_steps):
         for group in optimiser.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS, 1 - step / num_steps)
-        batch = to_batch([next(stream) for _ in range(BATCH_SIZE)], tokenizer)
-        loss = model(**batch).loss
+            group["lr"] = learning_rate * min(1.0, (step + 1) / WARMUP_STEPS, 1 - step / num_steps)
+        loss = model(**to_batch(list(islice(stream, BATCH_SIZE)), tokenizer)).loss
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        if verbose and (step + 1) % 50 == 0:
-            print(f"step {step + 1:4d}  loss {loss.item():.3f}  {accuracies(model, tokenizer, 100)}", flush=True)
-            model.train()
 
 
 def to_batch(batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:

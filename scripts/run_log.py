@@ -34,15 +34,12 @@ class Iteration:
     def of(cls, result: Mapping[str, Any]) -> Iteration:
         """Read what `algo.train()` returned."""
         timers, played = result["timers"], result["env_runners"]
-        parts = {name: float(timers[name]) for name in PARTS}
-        if "evaluation" in result:
-            parts["evaluation"] = float(timers.get("evaluation_iteration", 0.0))
         return cls(
             number=int(result["training_iteration"]),
             reward=float(played["episode_return_mean"]),
             num_tokens=int(played["num_generated_tokens"]),
             seconds=float(result["time_this_iter_s"]),
-            seconds_by_part=parts,
+            seconds_by_part={name: float(timers[name]) for name in PARTS},
         )
 
     @property

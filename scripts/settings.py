@@ -25,8 +25,18 @@ import yaml
 from rllib_srl import SRLConfig
 from rllib_srl import config as ours
 
-ENVIRONMENT, MODEL, RUNNERS = "environment", "model", "env runners and engine"
+RUN, ENVIRONMENT, MODEL, RUNNERS = "run", "environment", "model", "env runners and engine"
 TRAINING, LEARNERS, EVALUATION, MEMORY = "training", "learners", "evaluation", "memory"
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. Invariant: `default` is what a new `SRLConfig` holds."""
+
+    name: str
+    group: str
+    default: Any
+    meaning: str
+
 
 # RLlib's settings that are used most: name -> (group, unit and meaning). `model` stands for model_config["model"].
 RLLIB = {
@@ -56,6 +66,7 @@ TABLES = (
     (EVALUATION, ours.EVALUATION),
     (MEMORY, ours.REPLAY),
 )
+ITERATIONS = Setting("iterations", RUN, 100, "iterations in all; a resumed run counts those it had")
 MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -65,24 +76,16 @@ class SettingsError(ValueError):
     """A YAML file or a flag says what no setting can be; the message names each fault."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting. Invariant: `default` is what a new `SRLConfig` holds."""
-
-    name: str
-    group: str
-    default: Any
-    meaning: str
-
-
 @cache
 def all_settings() -> dict[str, Setting]:
-    """Return every setting by name, group by group."""
+    """Return every setting by name, group by group; that of the group "run" is the scripts' own."""
     config = SRLConfig()
-    rows = [Setting(name, group, getattr(config, name, None), meaning) for name, (group, meaning) in RLLIB.items()]
-    rows = [Setting(r.name, r.group, config.model_config["model"], r.meaning) if r.name == "model" else r for r in rows]
+    rows = [ITERATIONS]
+    for name, (group, meaning) in RLLIB.items():
+        default = config.model_config["model"] if name == "model" else getattr(config, name)
+        rows.append(Setting(name, group, default, meaning))
     rows += [Setting(n, group, default, text) for group, table in TABLES for n, (default, text) in table.items()]
-    order = (ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY)
+    order = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY)
     return {row.name: row for row in sorted(rows, key=lambda row: order.index(row.group))}
 
 
@@ -94,14 +97,16 @@ def flag_settings() -> list[Setting]:
 # --- flags and files ------------------------------------------------------------------------------
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
     """Add `--config` and a flag for each setting; a flag that is not given leaves no attribute."""
     parser.add_argument("--config", metavar="YAML", type=Path, help="file of settings by the names below; flags win")
     groups: dict[str, Any] = {}
     for setting in flag_settings():
-        title = f"settings: {setting.group}"
-        group = groups.setdefault(title, None) or parser.add_argument_group(title)
-        groups[title] = group
+        if setting.name in without:
+            continue
+        if setting.group not in groups:
+            groups[setting.group] = parser.add_argument_group(f"settings: {setting.group}")
+        group = groups[setting.group]
         is_mapping = setting.name in MAPPINGS
         group.add_argument(
             f"--{setting.name}",
@@ -241,8 +246,16 @@ def _mapping(value: Any) -> dict[str, Any] | None:
 
 def build_config(values: Mapping[str, Any]) -> SRLConfig:
     """Return the config of settings by name, not yet validated."""
-    rest = dict(values)
-    config = SRLConfig().environment(rest.pop("env", None), env_config=rest.pop("env_config", None) or {})
+    return apply_settings(SRLConfig(), values)
+
+
+def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:
+    """Set settings by name, and return `config`."""
+    rest = {name: value for name, value in values.items() if name != ITERATIONS.name}
+    if "env" in rest:
+        config.environment(rest.pop("env"))
     if "model" in rest:
         config.rl_module(model_config={"model": rest.pop("model")})
+    if "env_config" in rest:
+        config.environment(env_config=rest.pop("env_config") or {})
     return config.update_from_dict(rest)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
-from scripts.settings import RLLIB, Setting, all_settings, shown  # noqa: E402
+from scripts.settings import RLLIB, RUN, Setting, all_settings, shown  # noqa: E402
 
 TARGET = ROOT / "docs" / "settings.md"
 INTRODUCTION = """# Settings
@@ -33,6 +33,8 @@ def document() -> str:
     parts = [INTRODUCTION]
     group = ""
     for setting in all_settings().values():
+        if setting.group == RUN:
+            continue
         if setting.group != group:
             group = setting.group
             parts.append(f"\n## {group[0].upper()}{group[1:]}\n\n| setting | default | meaning |\n|---|---|---|\n")

@@ -106,7 +106,7 @@ def test_compare_refuses_impossible_settings(env_config, message):
         ({"dataset": "chain_sum", "config": {"min_terms": 9}}, "is refused: max_terms must be >= min_terms"),
         ({"dataset": "chain_sum", "config": {"seed": 1, "size": 3}}, "config sets seed, .*config sets size"),
         ({"dataset": "chain_sum", "level": 99}, r"level = 99; expected 0 to \d+ for dataset 'chain_sum'"),
-        ({"dataset": "chain_sum", "pool_size": 0}, "pool_size = 0; expected 1 or more"),
+        ({"dataset": "chain_sum", "pool_size": 0}, "pool_size = 0; expected 1 to 16384"),
         ({"dataset": "simple_integration"}, "refused: its grader runs the answer as code"),
         ({"dataset": "rubiks_cube"}, "states no answers"),
         ({"dataset": "products", "config": {"max_digits": 1}, "num_shots": 65}, "num_shots = 65; expected 0 to 64"),

@@ -50,6 +50,7 @@ LAYER_OF = {
     "runners": 3,
     "shard": 3,
     "weight_sync": 3,
+    "carriers": 3,
     "weights": 3,
     "config": 4,
     "evaluation": 4,

@@ -119,8 +119,8 @@ def perturbed(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterate over the self-test's weights: every tensor moved by its own seeded noise, the originals untouched.
 
-    Each number x becomes x (1 + scale s) with s = +-1 at random, which keeps outliers where they are; an all-zero
-    tensor becomes scale s / 50.
+    Each number x becomes x (1 + scale s) with s = +-1 at random, which keeps outliers where they are. A zero, of which
+    whole rows may exist (tokens never seen), becomes scale s times the tensor's root mean square, or 0.02 if that is 0.
 
     Args:
         named_tensors: as from `named_parameters()`.
@@ -135,7 +135,8 @@ def perturbed(
         sign = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
         move = sign.to(device=tensor.device, dtype=tensor.dtype).mul_(scale)
         values = tensor.detach()
-        yield name, values * (1 + move) if values.count_nonzero() else move / 50
+        typical = values.square().mean().sqrt().item() or 0.02
+        yield name, torch.where(values == 0, move * typical, values * (1 + move))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_config, load_tokenizer
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, verify
-from rllib_srl.engine.vllm_start import TRANSFERS, score_params, start_vllm, turn_params
+from rllib_srl.engine.vllm_start import TRANSFERS, score_params, start_vllm, stop_vllm, turn_params
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SCORE_PREFIX = "score-"
@@ -248,7 +248,7 @@ class VLLMEngine:
     def close(self) -> None:
         """Stop vLLM and its workers; the engine is of no use afterwards."""
         if self._llm is not None:
-            self._llm.engine_core.shutdown()
+            stop_vllm(self._llm)
         self._llm, self._broken = None, "the engine is closed"
         self._running, self._finished = set(), []
 

@@ -7,6 +7,7 @@ Traps (vLLM 0.32):
 2. It replaces `torch.set_num_threads` by a function that does nothing: the threads are set before.
 3. Blocks of the default 128 tokens never share shorter prompts: 32 on a CPU.
 4. `processed_logprobs` are those of the distribution sampled from; the default mode ignores the temperature.
+5. Its shutdown takes down process-wide state that every other engine in the process still needs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ import torch
 from rllib_srl.engine.protocol import EngineError, Sampling
 
 TRANSFERS = ("object_store", "nccl", "ipc")
+
+_running: list[Any] = []  # vLLM's engines in this process
+_stopped: list[Any] = []  # those waiting for the others to stop
 
 
 def start_vllm(
@@ -83,9 +87,23 @@ def start_vllm(
     )
     with _global_generators_kept():
         try:
-            return LLMEngine.from_engine_args(args), is_cpu
+            llm = LLMEngine.from_engine_args(args)
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
             raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
+    _running.append(llm)
+    return llm, is_cpu
+
+
+def stop_vllm(llm: Any) -> None:
+    """Stop what `start_vllm` started, once no other engine runs in this process.
+
+    Until then it keeps its memory: even its garbage collection would take down what the others need. With the last
+    one torch.distributed's default group goes.
+    """
+    _running.remove(llm)
+    _stopped.append(llm)
+    while _stopped and not _running:
+        _stopped.pop().engine_core.shutdown()
 
 
 @cache

@@ -20,6 +20,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +72,7 @@ def play(
     limits: Limits,
     calls: EnvCalls,
     deadline_s: float,
+    seconds: dict[str, float] | None = None,
 ) -> Iterator[SingleAgentEpisode]:
     """Play every request and yield its episode as soon as it has ended.
 
@@ -83,6 +85,8 @@ def play(
         limits: how far an episode may go.
         calls: the threads environments run in, and their idle instances.
         deadline_s: seconds from now after which whatever still runs ends as ABORTED.
+        seconds: filled with `engine_s`, the time the engine worked, and `environment_s`, the time it stood still
+            because every episode waited for its environment.
 
     Raises:
         ValueError: at once, for a request twice or of an unknown environment; on the way, for a prompt that is
@@ -105,6 +109,7 @@ def play(
         calls=calls,
         deadline_s=deadline_s,
         waiting=deque(requests),
+        seconds={} if seconds is None else seconds,
     ).run()
 
 
@@ -123,6 +128,7 @@ class _Loop:
     calls: EnvCalls
     deadline_s: float
     waiting: deque[PlayRequest]
+    seconds: dict[str, float]
     live: set[LiveEpisode] = field(default_factory=set)
     writing: dict[str, LiveEpisode] = field(default_factory=dict)
     ended: deque[SingleAgentEpisode] = field(default_factory=deque)
@@ -130,6 +136,7 @@ class _Loop:
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.deadline_s
         self._max_tokens = min(self.limits.max_episode_tokens, self.engine.context_length)
+        self.seconds.update(engine_s=0.0, environment_s=0.0)
         self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
 
     def run(self) -> Iterator[SingleAgentEpisode]:
@@ -164,16 +171,24 @@ class _Loop:
     def _advance(self) -> list[FinishedCall]:
         """Step the engine or, if nothing is being written, wait for environments; return what they answered."""
         if self.writing and not self.engine.is_paused:
-            self._step_engine()
+            with self._timed("engine_s"):
+                self._step_engine()
             return self.calls.poll(0.0)
         if self.writing:
             time.sleep(_PAUSED_S)
             return self.calls.poll(0.0)
-        replies = self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
-        linger_until = time.monotonic() + _MAX_LINGER_S
-        while time.monotonic() < linger_until and (more := self.calls.poll(_LINGER_S)):
-            replies += more
+        with self._timed("environment_s"):
+            replies = self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
+            linger_until = time.monotonic() + _MAX_LINGER_S
+            while time.monotonic() < linger_until and (more := self.calls.poll(_LINGER_S)):
+                replies += more
         return replies
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
 
     def _step_engine(self) -> None:
         try:
@@ -255,7 +270,8 @@ class _Loop:
         live.doing = "writing"
         request_id = f"{live.request.group_id}/{live.request.index}/{live.num_turns}"
         try:
-            self.engine.submit(request_id, live.stream, self._sampling_of(live))
+            with self._timed("engine_s"):
+                self.engine.submit(request_id, live.stream, self._sampling_of(live))
         except Exception as error:
             self._end(live, StopReason.ENGINE_FAILED, f"{live.where}: {one_line(error)}")
         else:

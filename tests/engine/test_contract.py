@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +104,22 @@ def test_turn_ends_with_the_token_that_completes_a_stop_string(engine: Engine) -
     assert turn.token_ids.tolist() == free.token_ids[: first + 1].tolist()
     assert (turn.reason, len(turn.logp)) == ("stop", first + 1)
     assert turn.text.endswith(stop)
+
+
+def test_every_end_token_of_the_directory_ends_a_turn(kind: str, random_llama_dir: Path, tmp_path: Path) -> None:
+    model_dir = shutil.copytree(random_llama_dir, tmp_path / "model")
+    config = model_dir / "generation_config.json"
+    settings = {"context_length": CONTEXT_LENGTH} | ({"kv_cache_gib": 0.125} if kind == "vllm" else {})
+    sampling = Sampling(max_tokens=12, temperature=0.0, runs_to_limit=True)
+    reference = make_engine("transformers", model_dir, context_length=CONTEXT_LENGTH)
+    free = reference.generate([PROMPTS[0]], sampling)[0].token_ids.tolist()
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [256, free[4]]}))
+    engine = make_engine(kind, model_dir, **settings)
+    turn = engine.generate([PROMPTS[0]], dataclasses.replace(sampling, runs_to_limit=False))[0]
+    assert turn.token_ids.tolist() == free[: free.index(free[4]) + 1]
+    assert turn.reason == "stop"
+    assert engine.generate([PROMPTS[0]], sampling)[0].token_ids.tolist() == free
+    engine.close()
 
 
 def test_a_full_context_ends_a_turn(engine: Engine) -> None:
@@ -330,3 +350,16 @@ def test_a_directory_without_tokenizer_or_weights_is_refused_with_all_faults(kin
         make_engine(kind, tmp_path, context_length=64)
     with pytest.raises(ValueError, match="expected a directory"):
         make_engine(kind, tmp_path / "nowhere", context_length=64)
+
+
+def test_unfit_sampling_is_refused_with_all_faults() -> None:
+    with pytest.raises(ValueError, match=r"max_tokens = 0.*temperature = -1.*top_p = 0.*stop = 'x'"):
+        Sampling(max_tokens=0, temperature=-1, top_p=0, stop="x")
+
+
+def test_an_unknown_kind_and_a_missing_vllm_say_what_to_do(random_llama_dir: Path, monkeypatch) -> None:
+    with pytest.raises(ValueError, match="engine = 'tgi'; expected one of vllm, transformers"):
+        make_engine("tgi", random_llama_dir, context_length=64)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(EngineError, match=r"pip install rllib_srl\[cpu\]"):
+        make_engine("vllm", random_llama_dir, context_length=64)

@@ -11,17 +11,20 @@ import torch
 from rllib_srl.engine import (
     CanaryGap,
     Engine,
+    Sampling,
     SelfTestReport,
     WeightBundle,
     WeightSyncError,
+    canary_sequences,
     check_canary,
+    make_engine,
     self_test,
     unpack,
 )
 from rllib_srl.engine.fingerprint import unmoved
 from rllib_srl.engine.transformers_engine import TransformersEngine
 from tests.engine.conftest import StartEngine
-from tests.engine.small_llama import Learner
+from tests.engine.small_llama import CONTEXT_LENGTH, Learner
 
 LAYER = "model.layers.1."
 
@@ -128,13 +131,17 @@ def test_a_stale_layer_is_caught(engine: Engine, learner: Learner, tamper) -> No
     assert caught_by_canary(engine, learner, healthy)
 
 
-@pytest.mark.parametrize("kind", ["transformers"])
 def test_each_single_stale_tensor_is_caught(engine: Engine, learner: Learner, tamper) -> None:
-    for spec in learner.pack(0).tensors:
-        tamper(lambda name, tensor, stale=spec.name: [] if name == stale else [(name, tensor)])
-        with pytest.raises(WeightSyncError) as caught:
+    true = dict(unpack(learner.pack(0)))
+    stacks = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
+    stacks |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
+    for stale in true:
+        tamper(lambda name, tensor, stale=stale: [(name, true[name] if name == stale else tensor)])
+        with pytest.raises(WeightSyncError, match="kept their old weights") as caught:
             run_self_test(engine, learner)
-        assert caught.value.tensors == (spec.name,)
+        module, part = stale.removesuffix(".weight").rpartition(".")[::2]
+        places = {f"{module}.{part}", f"{module}.{stacks.get(part, part)}", "lm_head" if part == "embed_tokens" else ""}
+        assert {name.removesuffix(" (answer)").removesuffix(".weight") for name in caught.value.tensors} <= places
         tamper(lambda name, tensor: [(name, tensor)])
         engine.load_weights(learner.pack(0))
 
@@ -180,3 +187,61 @@ def test_every_module_of_the_engine_is_in_its_fingerprint(engine: Engine, learne
     assert unmoved(before, engine.fingerprint()) == []
     engine.load_weights(learner.pack(0))
     assert engine.fingerprint() == before
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_one_stale_matrix_of_the_real_model_escapes_the_bf16_canary_not_the_self_test(monkeypatch) -> None:
+    from transformers import AutoTokenizer
+
+    from rllib_srl.models import local_model
+
+    model_dir = local_model("smollm2-135m")
+    learner = Learner(model_dir, "bfloat16")
+    learner.sequences = canary_sequences(AutoTokenizer.from_pretrained(model_dir), 256)
+    engine = make_engine("vllm", model_dir, dtype="bfloat16", context_length=256, kv_cache_gib=0.25, num_threads=2)
+    try:
+        report = run_self_test(engine, learner)
+        assert report.move.mean >= 10 * report.healthy.mean
+        stale = "model.layers.15.self_attn.o_proj.weight"
+        true = dict(learner.model.named_parameters())[stale].to(torch.bfloat16)
+
+        def keep_one(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
+            return ((name, true if name == stale else tensor) for name, tensor in unpack(bundle))
+
+        monkeypatch.setattr("rllib_srl.engine.vllm_transfer.unpack", keep_one)
+        with pytest.raises(WeightSyncError) as caught:
+            run_self_test(engine, learner, report.healthy)
+        assert caught.value.tensors == ("model.layers.15.self_attn.o_proj (answer)",)
+        gap = CanaryGap.between(engine.score(learner.sequences), learner.score(report.scale))
+        check_canary(gap, report.healthy, "bfloat16", 0)
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_two_workers_follow_too(random_llama_dir) -> None:
+    engine = make_engine(
+        "vllm",
+        random_llama_dir,
+        context_length=CONTEXT_LENGTH,
+        kv_cache_gib=0.125,
+        num_threads=1,
+        tensor_parallel_size=2,
+    )
+    try:
+        learner = Learner(random_llama_dir, "float32")
+        run_self_test(engine, learner)
+        prints = engine.fingerprint()
+        assert sum(name.startswith("worker 1 ") for name in prints) == len(prints) // 2
+        engine.load_weights(learner.pack(3, scale=0.1))
+        gap = CanaryGap.between(engine.score(learner.sequences), learner.score(0.1))
+        assert gap.max < 1e-3
+        runs = []
+        for _ in range(2):
+            engine.reseed(4)
+            runs.append([turn.token_ids.tolist() for turn in engine.generate([[1, 2, 3]] * 4, Sampling(max_tokens=8))])
+        assert runs[0] == runs[1]
+    finally:
+        engine.close()

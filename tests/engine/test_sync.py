@@ -170,11 +170,14 @@ def test_check_canary(dtype: str, gap: CanaryGap, healthy: CanaryGap | None, pas
 
 def test_perturbed_moves_every_tensor_by_the_scale_and_repeats() -> None:
     tensors = {"w": torch.randn(40, 5), "zero": torch.zeros(6), "steps": torch.tensor([3])}
+    tensors["half"] = torch.tensor([0.0, 2.0])
     originals = {name: tensor.clone() for name, tensor in tensors.items()}
     first, second = (dict(perturbed(tensors.items(), 0.1, seed=2)) for _ in range(2))
     other = dict(perturbed(tensors.items(), 0.1, seed=3))
     torch.testing.assert_close((first["w"] / tensors["w"] - 1).abs(), torch.full((40, 5), 0.1), atol=1e-5, rtol=0)
-    assert torch.equal(first["zero"].abs(), torch.full((6,), 0.1 / 50))
+    torch.testing.assert_close(first["zero"].abs(), torch.full((6,), 0.1 * 0.02))
+    # root mean square of (0, 2) is sqrt(2)
+    torch.testing.assert_close((first["half"] - tensors["half"]).abs(), torch.tensor([0.1 * 2**0.5, 0.2]))
     assert torch.equal(first["steps"], tensors["steps"])
     assert all(torch.equal(first[name], second[name]) for name in tensors)
     assert not torch.equal(first["w"], other["w"])

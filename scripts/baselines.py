@@ -1,0 +1,88 @@
+"""What an accuracy is worth without a model: always giving the most frequent answer, and guessing.
+
+The majority answer is the most frequent gold answer among training prompts; it is played on the held-out
+prompts and graded by the environment itself. Chance is what the environment says a well-formed guess earns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from rllib_srl import SRLConfig
+from rllib_srl.evaluation import RIGHT
+from rllib_srl.types import Prompt
+from rllib_srl.worlds import prompts_of
+
+NUM_TRAINING_PROMPTS = 5000  # that the majority answer is counted on
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Accuracies on the same held-out prompts. Invariant: None where a world cannot tell."""
+
+    majority: float | None
+    majority_answers: dict[str, str]  # environment id -> the answer
+    chance: float | None
+
+
+def baselines(config: SRLConfig, prompts: Sequence[Prompt], seed: int) -> Baselines:
+    """Play the majority answer of each world on its held-out prompts, and average the worlds' chances.
+
+    Args:
+        config: names the worlds.
+        prompts: held out.
+        seed: of the order of training prompts.
+    """
+    creators, env_configs = config.world_creators(), config.world_configs()
+    worlds = {env_id: creators[env_id](env_configs[env_id]) for env_id in {prompt.env_id for prompt in prompts}}
+    answers = {env_id: majority_turns(world, seed) for env_id, world in worlds.items()}
+    chances = {env_id: getattr(world.unwrapped, "chance", None) for env_id, world in worlds.items()}
+    right = [_is_right(worlds[p.env_id], p, turns) for p in prompts if (turns := answers[p.env_id]) is not None]
+    known = [chances[p.env_id] for p in prompts if chances[p.env_id] is not None]
+    return Baselines(
+        majority=sum(right) / len(right) if prompts and len(right) == len(prompts) else None,
+        majority_answers={env_id: "".join(turns).strip() for env_id, turns in answers.items() if turns is not None},
+        chance=sum(known) / len(known) if prompts and len(known) == len(prompts) else None,
+    )
+
+
+def majority_turns(world: Any, seed: int) -> tuple[str, ...] | None:
+    """Return the most frequent gold turns among training prompts; None if the world knows no gold turns."""
+    plain = world.unwrapped
+    if not hasattr(plain, "gold_turns") or not hasattr(plain, "prompt_ids"):
+        return None
+    ids = islice(prompts_of(world, "train", seed), NUM_TRAINING_PROMPTS)
+    counts = Counter(tuple(plain.gold_turns(prompt_id)) for prompt_id in ids)
+    # Equally frequent ones are told apart by their text, so that every run names the same.
+    return min(counts, key=lambda turns: (-counts[turns], turns)) if counts else None
+
+
+def _is_right(world: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
+    world.reset(options={"prompt_id": prompt.prompt_id, "history": list(prompt.history)})
+    total = 0.0
+    for turn in turns:
+        _, reward, is_terminated, is_truncated, _ = world.step(turn)
+        total += float(reward)
+        if is_terminated or is_truncated:
+            break
+    return total >= RIGHT
+
+
+def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a table: what it is, and the accuracy."""
+    named = ", ".join(repr(answer) for answer in found.majority_answers.values())
+    yield f"majority answer{f' ({named})' if named and len(named) < 30 else ''}", _shown(found.majority)
+    yield "chance", _shown(found.chance)
+
+
+def as_json(found: Baselines) -> Mapping[str, Any]:
+    """Return what --json writes."""
+    return {"majority": found.majority, "majority_answers": found.majority_answers, "chance": found.chance}
+
+
+def _shown(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.3f}"

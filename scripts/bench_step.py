@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Where the time of one iteration goes, and what the verified weight sync costs beside a plain move of its bytes.
+
+    python scripts/bench_step.py              the quick-start's configuration
+
+After each iteration the bytes of one weight bundle are moved once through the object store, `ray.put` here and
+`ray.get` in another process, so that both sides of the ratio saw the same machine. The sync does more: it casts and
+packs, checks every tensor's checksum, loads the engine and compares two policies on the canary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
+    from scripts.cluster import quiet
+
+    quiet(verbose="--verbose" in sys.argv)
+
+from scripts import bench
+from scripts.cluster import run_cleanly, start_ray
+from scripts.display import table
+
+MOST_MOVES = 4.0  # the sync's time, in plain moves of its bytes
+CANARY = ("learner_canary_s", "engine_canary_s")
+SYNC = ("pack_s", "put_s", "get_s", "load_s", *CANARY)
+LEARN = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
+PLAY = ("engine_s", "environment_s")
+
+
+@dataclass
+class Steps:
+    """What was measured. Invariant: entry i of every list is of the same iteration."""
+
+    num_bytes: int  # of one weight bundle, and of one plain move
+    dtype: str
+    parts: list[dict[str, float]] = field(default_factory=list)  # "part" or "part: detail" -> seconds
+    moves: list[float] = field(default_factory=list)  # seconds of a plain move
+    num_tokens: list[dict[str, int]] = field(default_factory=list)  # generated, trained on, computed
+
+    @property
+    def sync_ratios(self) -> list[float]:
+        """Return sync over move, one an iteration."""
+        return [parts["sync"] / move for parts, move in zip(self.parts, self.moves, strict=True)]
+
+    @property
+    def sync_ratios_without_canary(self) -> list[float]:
+        """Return the same without the time both sides took to score the canary."""
+        scored = [sum(parts[f"sync: {name}"] for name in CANARY) for parts in self.parts]
+        return [(p["sync"] - s) / move for p, s, move in zip(self.parts, scored, self.moves, strict=True)]
+
+
+def measure(settings: Mapping[str, Any], num_iterations: int, verbose: bool) -> Steps:
+    """Train for some iterations after one to warm up, a plain move after each."""
+    import ray
+
+    from rllib_srl.engine import pack
+
+    start_ray(verbose)
+    algo = bench.quickstart_config(**settings).build_algo()
+    try:
+        learner = algo.learner_group._learner
+        dtype = algo.config.compute_dtype
+        payload = pack(learner.model.named_parameters(), 0, dtype).buffer
+        steps, reader = Steps(payload.nbytes, dtype), ray.remote(num_cpus=0)(Reader).remote()
+        for iteration in range(-1, num_iterations):
+            result = algo.train()
+            move = seconds_to_move(payload, reader)
+            if iteration >= 0 and "pack_s" in result.get("weight_sync", {}):
+                steps.parts.append(parts_of(result))
+                steps.moves.append(move)
+                steps.num_tokens.append(tokens_of(result))
+        return steps
+    finally:
+        algo.stop()
+
+
+class Reader:
+    """The other process of a plain move."""
+
+    def size(self, refs: list[Any]) -> int:
+        """Return the bytes of what lies behind the one reference in `refs`."""
+        import ray
+
+        return ray.get(refs[0]).nbytes
+
+
+def seconds_to_move(payload: Any, reader: Any) -> float:
+    """Return how long `payload` takes from here into another process."""
+    import ray
+
+    start = time.perf_counter()
+    received = ray.get(reader.size.remote([ray.put(payload)]), timeout=300)
+    seconds = time.perf_counter() - start
+    if received != payload.nbytes:
+        raise RuntimeError(f"{received} bytes arrived; expected {payload.nbytes}")
+    return seconds
+
+
+def parts_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return seconds by part: whole parts, and of some their details and what these leave over."""
+    timers, played = result["timers"], result["env_runners"]
+    learned, synced = result["learners"]["default_policy"], result["weight_sync"]
+    whole = {name: float(timers[name]) for name in ("rollout", "batch", "learn", "sync")}
+    whole["batch"] += float(timers["plan"])
+    details = {"rollout": (PLAY, played), "batch": ((), {}), "learn": (LEARN, learned), "sync": (SYNC, synced)}
+    parts: dict[str, float] = {}
+    for name, seconds in whole.items():
+        parts[name] = seconds
+        names, source = details[name]
+        parts |= {f"{name}: {detail}": float(source[detail]) for detail in names}
+        if names:
+            parts[f"{name}: rest"] = seconds - sum(float(source[detail]) for detail in names)
+    parts["other"] = float(result["time_this_iter_s"]) - sum(whole.values())
+    return parts
+
+
+def tokens_of(result: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens that were generated, trained on, and computed by the learner."""
+    learned = result["learners"]["default_policy"]
+    return {
+        "generated": int(result["env_runners"]["num_generated_tokens"]),
+        "trained": int(learned["num_tokens"]),
+        "computed": int(learned["num_computed_tokens"]),
+    }
+
+
+def lines(steps: Steps, most: float) -> list[str]:
+    """Return the table of parts, and the sync's ratio."""
+    middle = {name: median(parts[name] for parts in steps.parts) for name in steps.parts[0]}
+    total = sum(seconds for name, seconds in middle.items() if ":" not in name)
+    rows = [
+        (("  " + name.split(": ")[1].removesuffix("_s")) if ":" in name else name, f"{seconds:.2f}", f"{seconds / total:.1%}")
+        for name, seconds in middle.items()
+    ]
+    tokens = {name: f"{median(one[name] for one in steps.num_tokens):g}" for name in steps.num_tokens[0]}
+    ratio = median(steps.sync_ratios)
+    return [
+        table([("part", "seconds", "share"), *rows, ("all", f"{total:.2f}", "100.0%")], ""),
+        f"medians over {len(steps.parts)} iterations; tokens an iteration: "
+        + ", ".join(f"{number} {name}" for name, number in tokens.items()),
+        f"moving {steps.num_bytes / 2**20:.0f} MiB once through the object store: {bench.spread(steps.moves)} s",
+        f"sync over move: {bench.spread(steps.sync_ratios)}; at most {most:g}: {bench.verdict(ratio <= most)}",
+        f"the same without the canary: {bench.spread(steps.sync_ratios_without_canary)}",
+        bench.conditions(steps.dtype),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and return 1 if the sync takes too long."""
+    parser = argparse.ArgumentParser(description="Split one iteration of the quick-start into its parts.")
+    parser.add_argument("--model", help="default: the quick-start's")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings in place of its own")
+    parser.add_argument("--num-iterations", type=int, default=7, help="after one to warm up")
+    parser.add_argument("--most", type=float, default=MOST_MOVES, help="exit status 1 above this ratio of sync to move")
+    parser.add_argument("--json", type=Path, help="also write every figure here")
+    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    arguments = parser.parse_args(argv)
+
+    from scripts.settings import read_values
+
+    settings = read_values(dict(pair.split("=", 1) for pair in arguments.set))
+    settings |= {"model": arguments.model} if arguments.model else {}
+    steps = measure(settings, arguments.num_iterations, arguments.verbose)
+    if not steps.parts:
+        raise ValueError("no iteration updated the weights (no group had signal); expected some: more --num-iterations")
+    print("\n".join(lines(steps, arguments.most)))
+    if arguments.json:
+        figures = {**vars(steps), "sync_ratios": steps.sync_ratios}
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if median(steps.sync_ratios) <= arguments.most else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_cleanly(main, debug="--verbose" in sys.argv))

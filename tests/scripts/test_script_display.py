@@ -1,0 +1,136 @@
+"""What scripts print and log: progress, tables, numbers, memory, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts import display, memory
+from scripts.cluster import message_of, run_cleanly, stop_at_ctrl_c
+from scripts.display import Progress, duration, rounded, sparkline, table
+from scripts.run_log import Iteration, RunLog, numbers_of
+
+RESULT = {
+    "training_iteration": 3,
+    "time_this_iter_s": 5.0,
+    "env_runners": {"episode_return_mean": np.float64(0.5), "num_generated_tokens": 800.0},
+    "timers": {"plan": 0.1, "rollout": 2.0, "batch": 0.1, "learn": 1.0, "sync": 0.5, "training_step": 4.0},
+    "learners": {"default_policy": {"loss": np.float32(0.25), "kl": float("nan")}},
+    "config": {"lr": 1.0},
+    "done": False,
+    "experiment": "text",
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_each_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    progress = Progress(3, stream)
+    progress.begin("starting ...")
+    for number, seconds in ((1, 10.0), (2, 20.0), (3, 15.0)):
+        progress.iteration(number, 0.5, 812.4, seconds)
+    progress.end()
+    assert stream.getvalue().splitlines() == [
+        "starting ...",
+        "iteration 1/3  reward 0.50  812 tokens/s  20s left",  # 2 iterations of 10 s
+        "iteration 2/3  reward 0.50  812 tokens/s  15s left",  # 1 iteration of (10 + 20) / 2 s
+        "iteration 3/3  reward 0.50  812 tokens/s  done",
+    ]
+
+
+def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it() -> None:
+    stream = Terminal()
+    progress = Progress(2, stream)
+    progress.iteration(1, math.nan, 10, 1.0)
+    progress.note("a warning")
+    progress.end()
+    line = "iteration 1/2  reward -  10 tokens/s  1s left"
+    assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Ka warning\n\r\x1b[K{line}\n"
+
+
+def test_the_warnings_of_the_package_become_notes() -> None:
+    stream = io.StringIO()
+    display.show_warnings(Progress(1, stream))
+    logging.getLogger("rllib_srl.report").warning("an episode was lost: %s", "it hung")
+    assert stream.getvalue() == "warning: an episode was lost: it hung\n"
+
+
+def test_small_things() -> None:
+    assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█ "
+    assert [duration(s) for s in (45.4, 125, 11220)] == ["45s", "2m 05s", "3h 07m"]
+    assert [rounded(v) for v in (0.126, None, math.nan)] == ["0.13", "-", "-"]
+    assert table([("a", "bb"), ("ccc", "d")]) == "  a    bb\n  ccc  d"
+
+
+def test_an_iteration_reads_the_result_of_train() -> None:
+    iteration = Iteration.of(RESULT)
+    assert (iteration.number, iteration.reward, iteration.num_tokens) == (3, 0.5, 800)
+    assert iteration.tokens_per_s == 400.0  # 800 tokens in 2 s of rollout
+    assert iteration.seconds_by_part == {"plan": 0.1, "rollout": 2.0, "batch": 0.1, "learn": 1.0, "sync": 0.5}
+
+
+def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(3, RESULT)
+    log.write(4, {"a": {"b": 1}})
+    log.close()
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert second == {"iteration": 4, "a/b": 1.0}
+    assert first["learners/default_policy/loss"] == 0.25
+    assert {"learners/default_policy/kl", "config/lr", "experiment"}.isdisjoint(first)
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    assert dict(numbers_of({"x": True, "y": None})) == {"x": 1.0}
+
+
+def test_memory_is_the_proportional_size_of_a_process_tree() -> None:
+    assert memory.proportional_bytes("Rss:  900 kB\nPss:  300 kB\nPss_Anon: 5 kB\n") == 300 * 1024
+    assert memory.proportional_bytes("") == 0
+    before = memory.memory_of_tree(os.getpid())
+    if before == 0:
+        pytest.skip("this system has no /proc")
+    held = np.ones(32 << 20, np.uint8)
+    grown = memory.memory_of_tree(os.getpid()) - before
+    assert 0.9 * held.nbytes < grown < 2 * held.nbytes
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (ValueError("lr = 0; expected more"), "error: lr = 0; expected more\n"),
+        (KeyError("x"), "error: KeyError: 'x'\n(--debug shows where it comes from)\n"),
+    ],
+)
+def test_errors_are_one_message(error: Exception, printed: str, capsys: pytest.CaptureFixture) -> None:
+    def fail() -> int:
+        raise error
+
+    assert run_cleanly(fail, debug=False) == 1
+    assert capsys.readouterr().err == printed
+    with pytest.raises(type(error)):
+        run_cleanly(fail, debug=True)
+
+
+def test_a_remote_traceback_is_cut_to_what_it_says() -> None:
+    text = "ray::f() died\nTraceback (most recent call last):\n  File 'x', line 1\nRuntimeError: no vLLM here"
+    assert message_of(RuntimeError(text)) == "RuntimeError: no vLLM here"
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt), stop_at_ctrl_c(said.append) as request:
+        assert not request.is_made
+        os.kill(os.getpid(), 2)
+        assert request.is_made and said == ["stopping after this iteration; Ctrl-C again stops at once"]
+        os.kill(os.getpid(), 2)
+        raise AssertionError("the second Ctrl-C did nothing")

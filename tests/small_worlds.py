@@ -1,0 +1,98 @@
+"""Worlds for end-to-end tests, small enough that a random model learns them, and an `SRLConfig` that plays them fast."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from rllib_srl import SRLConfig
+
+
+class Even(gym.Env):
+    """Pays 1 for an answer whose first character has an even code point: a random policy gets about half.
+
+    Invariant: prompt ids are "<name> <number>", train ones even numbers, held-out ones odd.
+    """
+
+    domain = "even"
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        """Take `num_prompts` of each split, `pay` (what every answer gets, if set) and `slow_s` (of a step)."""
+        settings = {"num_prompts": 40, "pay": None, "slow_s": 0.0, **(env_config or {})}
+        self.num_prompts, self.pay, self.slow_s = settings["num_prompts"], settings["pay"], settings["slow_s"]
+
+    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
+        """Yield each prompt of a split once, in the order of the seed."""
+        numbers = list(range(split == "heldout", 2 * self.num_prompts, 2))
+        random.Random(seed).shuffle(numbers)
+        return (f"{self.domain} {number}" for number in numbers)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
+        """Ask the prompt of `options`."""
+        self.prompt_id = str((options or {})["prompt_id"])
+        return f"{self.prompt_id}: ", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Pay, after `slow_s` seconds."""
+        time.sleep(self.slow_s)
+        reward = float(bool(action) and ord(action[0]) % 2 == 0) if self.pay is None else self.pay
+        return "", reward, True, False, {}
+
+
+class Odd(Even):
+    """The opposite of `Even`."""
+
+    domain = "odd"
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Pay for an odd code point."""
+        observation, reward, *rest = super().step(action)
+        return observation, 1.0 - reward, *rest
+
+
+class Known(Even):
+    """Pays by prompt, whatever the answer: held-out numbers 1 mod 4 get 1, 3 mod 4 get 0.25."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Pay what is known beforehand."""
+        number = int(self.prompt_id.rsplit(" ", 1)[1])
+        return "", 1.0 if number % 4 == 1 else 0.25, True, False, {}
+
+
+class Hanging(Even):
+    """Hangs for good on every second training prompt: the numbers 0 mod 4."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Hang, or pay as `Even`."""
+        if int(self.prompt_id.rsplit(" ", 1)[1]) % 4 == 0:
+            time.sleep(3)
+        return super().step(action)
+
+
+def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_config: Any) -> SRLConfig:
+    """Return settings under which an iteration takes a fraction of a second, all in one process.
+
+    Args:
+        model_dir: the model, as `random_llama_dir`.
+        directory: the log directory.
+        env: a class of this module.
+        env_config: its settings.
+    """
+    return (
+        SRLConfig()
+        .environment(f"tests.small_worlds:{env}", env_config=env_config)
+        .rl_module(model_config={"model": str(model_dir)})
+        .env_runners(engine="transformers", num_env_runners=0, max_turns=1, max_turn_tokens=3, max_episode_tokens=48)
+        .env_runners(num_cpus_per_env_runner=0.25)
+        .learners(num_cpus_per_learner=0.25)
+        .training(lr=1e-3, num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
+        .training(checkpoint_every=0, log_directory=str(directory))
+        .evaluation(evaluation_duration=8)
+        .resources(num_cpus_for_main_process=0.25)
+        .debugging(seed=1)
+    )

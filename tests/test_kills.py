@@ -1,0 +1,244 @@
+"""Processes die and fall silent: a runner comes back and its prompts are played; a learner's death is one clear error.
+
+Stated times on an idle machine of 2 cores: a runner is back within 30 s, a learner's death is reported within 15 s.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rllib_srl import SRL
+from rllib_srl.checkpoints import checkpoints_in
+from rllib_srl.deadlines import ActorFailure
+from rllib_srl.env_runner import LLMEnvRunner
+from rllib_srl.learner import GRPOTorchLearner
+from tests.small_worlds import small_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+RUNNER_BACK_S = 90.0  # three times the stated times, for machines that do other things
+LEARNER_REPORTED_S = 45.0
+
+
+def is_first(flag: str) -> bool:
+    """Say whether no process has asked before, in any life."""
+    try:
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class Hangs(LLMEnvRunner):
+    """Falls silent once, in its second round of playing."""
+
+    num_rounds = 0
+
+    def play_groups(self, *args, **kwargs):
+        self.num_rounds += 1
+        if self.num_rounds == 2 and is_first(self.config.env_config["flag"]):
+            time.sleep(600)
+        return super().play_groups(*args, **kwargs)
+
+
+class DiesWhileLoading(LLMEnvRunner):
+    """Dies once, when it gets the weights of the first update."""
+
+    num_loads = 0
+
+    def load_weights(self, *args, **kwargs):
+        self.num_loads += 1
+        if self.num_loads == 3 and is_first(self.config.env_config["flag"]):  # after the self-test's two
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().load_weights(*args, **kwargs)
+
+
+class DiesAlways(LLMEnvRunner):
+    """Dies whenever it should play."""
+
+    def play_groups(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingLearner(GRPOTorchLearner):
+    """One of them dies in the middle of the third update."""
+
+    num_updates = 0
+
+    def _accumulate_gradients(self, stats):
+        super()._accumulate_gradients(stats)
+        self.num_updates += 1
+        if self.num_updates == 3 and is_first(self.config.env_config["flag"]):
+            self.end()
+
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SilentLearner(DyingLearner):
+    """One of them falls silent in the middle of the third update."""
+
+    def end(self):
+        time.sleep(600)
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = small_config(random_llama_dir, tmp_path, flag=str(tmp_path / "flag"))
+    return config.training(start_timeout_s=RUNNER_BACK_S, sync_timeout_s=60.0, update_timeout_s=60.0)
+
+
+@contextmanager
+def running(config, num_env_runners: int = 1):
+    config.env_runners(num_env_runners=num_env_runners)
+    algo = config.build_algo()
+    try:
+        yield algo
+    finally:
+        start = time.monotonic()
+        algo.stop()
+        assert time.monotonic() - start < 30
+
+
+def pids_of(algo) -> dict[int, int]:
+    asked = dict.fromkeys(algo.runners.ids, {})
+    return {i: answer["pid"] for i, answer in algo.runners.all("where", asked, 30, "saying where it is").items()}
+
+
+def watch(algo) -> list:
+    """Return a list that every batch is added to, and fill it."""
+    seen, play = [], algo.play
+
+    def watched(*args, **kwargs):
+        for batch in play(*args, **kwargs):
+            seen.append(batch)
+            yield batch
+
+    algo.play = watched
+    return seen
+
+
+def drawn(algo) -> list[list[str]]:
+    """Return a list that the prompts of every draw are added to."""
+    prompts, draw = [], algo.source.draw
+
+    def recorded(num_prompts):
+        prompts.append(draw(num_prompts))
+        return prompts[-1]
+
+    algo.source.draw = recorded
+    return prompts
+
+
+def assert_all_were_played(seen, prompts) -> None:
+    """Everything that was drawn was played, and once."""
+    assert sorted(m.prompt.key for batch in seen for m in batch.groups) == sorted(p.key for p in prompts[-1])
+
+
+@pytest.mark.parametrize("num_env_runners", [1, 2])
+def test_a_runner_killed_in_mid_rollout(config, num_env_runners):
+    config.environment(env_config={"slow_s": 1.0, "num_prompts": 40})
+    with running(config, num_env_runners) as algo:
+        algo.train()
+        seen, prompts, old = watch(algo), drawn(algo), pids_of(algo)
+        killer = threading.Timer(0.7, os.kill, (max(old.items())[1], signal.SIGKILL))
+        start = time.monotonic()
+        killer.start()
+        result = algo.train()
+        assert time.monotonic() - start < RUNNER_BACK_S
+        assert_all_were_played(seen, prompts)
+        assert result["num_runner_restarts"] == 1
+        new = pids_of(algo)
+        assert [i for i in old if old[i] != new[i]] == [max(old)]
+        assert_engines_agree(algo)
+        assert algo.train()["num_runner_restarts"] == 1
+        assert algo.version == 3
+
+
+def assert_engines_agree(algo) -> None:
+    """Every engine computes with the same weights, those of the last update."""
+    asked = dict.fromkeys(algo.runners.ids, {})
+    prints = list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values())
+    assert all(one == prints[0] for one in prints)
+    gap, lost = algo.weight_sync.sync(algo.version)
+    assert gap.max < 1e-3 and not lost
+    assert list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values()) == prints
+
+
+def test_a_runner_that_falls_silent_is_ended_and_replaced(config):
+    config.env_runners(env_runner_cls=Hangs, sample_timeout_s=8.0)
+    with running(config) as algo:
+        algo.train()
+        seen, prompts, old = watch(algo), drawn(algo), pids_of(algo)
+        start = time.monotonic()
+        result = algo.train()
+        assert 8 <= time.monotonic() - start < 8 + RUNNER_BACK_S
+        assert_all_were_played(seen, prompts)
+        assert result["num_runner_restarts"] == 1
+        assert pids_of(algo) != old
+        with pytest.raises(ProcessLookupError):
+            os.kill(old[1], 0)
+        assert_engines_agree(algo)
+
+
+def test_a_runner_killed_between_iterations(config):
+    with running(config, 2) as algo:
+        algo.train()
+        os.kill(pids_of(algo)[2], signal.SIGKILL)
+        seen = watch(algo)
+        result = algo.train()
+        assert sum(len(batch.groups) for batch in seen) == 4
+        assert (result["num_runner_restarts"], algo.version) == (1, 2)
+        assert_engines_agree(algo)
+
+
+@pytest.mark.parametrize("num_env_runners", [1, 2])
+def test_a_runner_that_dies_while_it_loads_weights(config, num_env_runners):
+    config.env_runners(env_runner_cls=DiesWhileLoading)
+    with running(config, num_env_runners) as algo:
+        result = algo.train()
+        assert (result["num_runner_restarts"], algo.version) == (1, 1)
+        assert_engines_agree(algo)
+        assert algo.train()["num_runner_restarts"] == 1
+
+
+def test_a_runner_that_always_dies_ends_in_one_error(config):
+    config.env_runners(env_runner_cls=DiesAlways)
+    with running(config) as algo:
+        with pytest.raises(ActorFailure, match=r"4 prompts could not be played in 3 tries: runner 1 died"):
+            algo.train()
+
+
+@pytest.mark.parametrize(
+    ("learner_class", "timeout_s", "message"),
+    [
+        (DyingLearner, 60.0, r"learner [01] died while updating; continue from the last checkpoint"),
+        (SilentLearner, 10.0, r"learner [01] gave no answer within 10 s while updating"),
+    ],
+)
+def test_a_lost_learner_is_named_and_the_run_continues_from_its_checkpoint(
+    config, tmp_path, learner_class, timeout_s, message
+):
+    config.learners(num_learners=2, learner_class=learner_class)
+    config.training(update_timeout_s=timeout_s, checkpoint_every=1)
+    with running(config) as algo:
+        algo.train()
+        algo.train()
+        start = time.monotonic()
+        with pytest.raises(ActorFailure, match=message) as caught:
+            algo.train()
+        assert time.monotonic() - start < LEARNER_REPORTED_S
+        assert "\n" not in str(caught.value)
+    newest = checkpoints_in(Path(tmp_path))[-1]
+    assert newest.name == "checkpoint_000002"
+    again = SRL.from_checkpoint(newest)
+    assert (again.iteration, again.version) == (2, 2)
+    result = again.train()
+    assert (result["training_iteration"], again.version) == (3, 3)
+    again.stop()

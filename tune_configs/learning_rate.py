@@ -1,0 +1,31 @@
+"""At which learning rate does a small model learn to compare numbers best within ten iterations?
+
+Varied: the learning rate, a factor of about three between neighbours, on two seeds each.
+Kept: everything else, the prompts of a seed included.
+Read: held-out accuracy after the last iteration, the mean of the seeds; a rate whose seeds disagree by more than
+the intervals of the accuracies is unstable, whatever its mean.
+"""
+
+from __future__ import annotations
+
+from ray import tune
+
+from rllib_srl import SRLConfig
+from tune_configs import Study
+
+RATES = (1e-5, 3e-5, 1e-4)
+SEEDS = (1, 2)
+
+
+def study() -> Study:
+    """Return the study; one trial takes two CPUs, the engine's and the learner's."""
+    config = (
+        SRLConfig()
+        .environment("compare", env_config={"num_numbers": 3})
+        .rl_module(model_config={"model": "smollm2-135m"})
+        .env_runners(num_env_runners=1, max_turn_tokens=8, max_episode_tokens=256)
+        .training(lr=tune.grid_search(list(RATES)), num_prompts_per_batch=16, group_size=8, checkpoint_every=0)
+        .evaluation(evaluation_duration=200)
+        .debugging(seed=tune.grid_search(list(SEEDS)))
+    )
+    return Study(config, iterations=10, varied=("lr", "seed"), metric="evaluation/accuracy")
