@@ -199,6 +199,9 @@ def _placement(config: Any) -> Iterator[str]:
 
 
 def _model(config: Any) -> Iterator[str]:
+    if not isinstance(config._model_config, Mapping):
+        yield f"model_config = {config._model_config!r}; expected {{'model': ...}}"
+        return
     try:
         name = config.model_config["model"]
         check_model_name(name)

@@ -13,6 +13,7 @@ from rllib_srl.deadlines import ActorFailure, Failure, gather
 from rllib_srl.shard import TrainingShard
 
 POLL_S = 1.0
+DEATH_SHOWS_S = 10.0  # longest time between a learner's death and Ray's notice of it
 
 
 def update_learners(
@@ -28,16 +29,30 @@ def update_learners(
     if group.is_local:
         return group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs)
     group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs, async_update=True)
-    deadline, results, waiting = time.monotonic() + timeout_s, [], set(range(len(shards)))
-    while waiting:
-        # In short waits: the learners that live hang in their all-reduce once one of them is dead.
+    return _collect(group, timeout_s)
+
+
+def _collect(group: LearnerGroup, timeout_s: float) -> list[Any]:
+    """Wait for all learners, in short steps: those that live hang in their all-reduce once one is dead."""
+    deadline, results, waiting = time.monotonic() + timeout_s, [], set(range(len(group._workers)))
+    errors: dict[int, Exception] = {}
+    while waiting and time.monotonic() < deadline:
         for answer in group._worker_manager.fetch_ready_async_reqs(timeout_seconds=POLL_S):
-            if not answer.ok:
-                raise _failure(answer.actor_id, answer.get())
             waiting.discard(answer.actor_id)
-            results.append(answer.get())
-        if waiting and time.monotonic() > deadline:
-            raise ActorFailure(f"learner {min(waiting)} gave no answer within {timeout_s:g} s while updating")
+            if answer.ok:
+                results.append(answer.get())
+                continue
+            errors[answer.actor_id] = answer.get()
+            if isinstance(errors[answer.actor_id], ray.exceptions.RayActorError):
+                raise ActorFailure(f"learner {answer.actor_id} died while updating; continue from the last checkpoint")
+            # The others may only report that their connection broke: give a death the time to show.
+            deadline = min(deadline, time.monotonic() + DEATH_SHOWS_S)
+    if errors:
+        error = next(iter(errors.values()))  # the first: later ones may follow from it
+        raise error.cause if isinstance(getattr(error, "cause", None), Exception) else error
+    if waiting:
+        who = ", ".join(map(str, sorted(waiting)))
+        raise ActorFailure(f"learner {who} gave no answer within {timeout_s:g} s while updating")
     return results
 
 
@@ -58,10 +73,3 @@ def call_learners(
         if isinstance(answer, Failure):
             raise ActorFailure(f"learner {index} {answer.reason} while {what}")
     return [answers[i] for i in range(len(arguments))]
-
-
-def _failure(index: int, error: Exception) -> Exception:
-    if isinstance(error, ray.exceptions.RayActorError):
-        return ActorFailure(f"learner {index} died while updating; continue from the last checkpoint")
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error

@@ -7,6 +7,8 @@ from typing import Any
 
 import ray
 
+ROUNDING = 1e-6  # sums of fractions of a CPU
+
 
 class PlacementError(ValueError):
     """The cluster is too small for the run; the message says what is missing and which settings ask for it."""
@@ -31,15 +33,16 @@ def check_cluster_holds(request: Any, config: Any) -> None:
     short = [
         f"{n:g} {name} (the cluster has {cluster.get(name, 0):g})"
         for name, n in needed.items()
-        if n > cluster.get(name, 0)
+        if n > cluster.get(name, 0) + ROUNDING
     ]
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in request.bundles:
         if not any(all(node.get(name, 0) >= n for name, n in bundle.items()) for node in nodes):
-            short.append(f"one process with {dict(bundle)} (no node has that)")
+            amounts = " and ".join(f"{n:g} {name}" for name, n in sorted(bundle.items()))
+            short.append(f"{amounts} in one process (no node has that)")
     if short:
         raise PlacementError(
-            f"one run needs {', '.join(short)}; expected less: lower num_env_runners = {config.num_env_runners}, "
+            f"one run needs {', '.join(dict.fromkeys(short))}; expected less: lower num_env_runners = {config.num_env_runners}, "
             f"num_learners = {config.num_learners} or the CPUs and GPUs of each, or set check_resources = False "
             "if the cluster grows by itself"
         )

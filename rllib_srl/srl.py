@@ -62,6 +62,8 @@ class SRL(Algorithm):
     def setup(self, config: SRLConfig) -> None:
         """Start runners and learners, and prove that each engine follows the learner's weights."""
         model_dir = local_model(self.config.model_config["model"])  # once, before any process starts
+        if not ray.is_initialized():
+            ray.init()  # as the first remote call would, but before asking what the machine holds
         if ray.util.get_current_placement_group() is None:
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         super().setup(config)
@@ -135,11 +137,13 @@ class SRL(Algorithm):
             if not lost:
                 return
             pending = [pair for runner_id in lost for pair in shares[runner_id]]
+            if attempt + 1 == MAX_TRIES:
+                culprit = min(lost)
+                raise ActorFailure(
+                    f"{len(pending)} prompts could not be played in {MAX_TRIES} tries: "
+                    f"runner {culprit} {lost[culprit].reason}"
+                )
             self._restore_runners(lost)
-        culprit = min(lost)
-        raise ActorFailure(
-            f"{len(pending)} prompts could not be played in {MAX_TRIES} tries: runner {culprit} {lost[culprit].reason}"
-        )
 
     def _play_arguments(
         self, share: list[tuple[str, Prompt]], runner_id: int, stream: str, attempt: int, arguments: dict[str, Any]

@@ -4,11 +4,11 @@
     python scripts/train.py --env compare --lr 3e-5 --iterations 20
     python scripts/train.py --config run.yaml --out results/first
     python scripts/train.py --resume results/first --iterations 40
-    ray job submit --address http://head:8265 --working-dir . -- python scripts/train.py --config run.yaml
+    ray job submit --address http://head:8265 --working-dir . -- python scripts/train.py --config run.yaml --out DIR
 
 A resumed run keeps its settings; flags given with --resume change them, except what is trained on what (env,
 env_config, worlds, model, seed, optimizer_name). It goes on exactly: same prompts, same order. Ctrl-C stops after
-the iteration that runs, with a checkpoint.
+the iteration that runs, with a checkpoint. As a job, give --out a path that outlives the job's working directory.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from ray import tune
 from ray.tune.search.variant_generator import generate_variants
 
 import tune_configs
-from rllib_srl import SRL, SRLConfig
+from rllib_srl import SRL, SRLConfig, register
 from scripts.cluster import message_of, run_cleanly, start_ray
 from scripts.display import rounded, table
 from scripts.runs import RunError
@@ -144,6 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and not tune.Tuner.can_restore(str(target)):
         raise RunError(f"{target} holds no study to resume; leave --resume out to start it")
     start_ray(arguments.verbose)
+    register()  # once more: Tune's registry belongs to the Ray that runs, and this one has just started
     num_trials, needed = checked_trials(study)
     at_once = min(num_trials, num_at_once(needed, ray.cluster_resources()))
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())

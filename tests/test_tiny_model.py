@@ -59,7 +59,20 @@ def test_examples_are_training_questions_and_only_answers_are_learnt(tokenizer):
         )
 
 
-def test_two_trainings_make_the_same_weights(tokenizer):
+def test_noise_makes_the_targets_of_its_world_wrong_and_no_others():
+    clean, noisy = (list(islice(tiny.examples(noise), 80)) for noise in (None, {"lookup": 1.0}))
+    num_changed = 0
+    for (before, after), world in zip(zip(clean, noisy), tiny.TURNS * 10):
+        assert before.prompt == after.prompt
+        assert (before.target != after.target) == (world == "lookup")
+        if world == "lookup":
+            assert after.target.strip() in before.prompt  # the other value
+            num_changed += 1
+    assert num_changed == 40
+
+
+def test_two_trainings_make_the_same_weights(monkeypatch, tokenizer):
+    monkeypatch.setattr(tiny, "NUM_NOISY_STEPS", 1)
     trained = []
     for _ in range(2):
         model = tiny.make_model(tokenizer)
@@ -72,6 +85,8 @@ def test_two_trainings_make_the_same_weights(tokenizer):
 
 def test_making_it_again_costs_nothing_and_another_recipe_is_another_model(monkeypatch, tmp_path):
     monkeypatch.setattr(tiny, "NUM_STEPS", 1)
+    monkeypatch.setattr(tiny, "NUM_NOISY_STEPS", 1)
+    monkeypatch.setattr(tiny, "NUM_GRADED", 8)
     path = tiny.make(tmp_path)
     assert local_model("tiny", cache_dir=tmp_path) == path == tmp_path / f"tiny-{tiny.recipe_hash()}"
     monkeypatch.setattr(tiny, "train", None)  # it would raise if it were called

@@ -57,9 +57,9 @@ def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
         given("--group_size", "many", "--colocate", "maybe", "--env_config", "num_numbers", "--lr", "1e-5")
     assert str(caught.value).splitlines() == [
         "settings cannot be read:",
-        "  group_size = 'many'; expected a number",
-        "  colocate = 'maybe'; expected true or false",
         "  env_config = ['num_numbers']; expected name=value pairs, or one JSON object",
+        "  colocate = 'maybe'; expected true or false",
+        "  group_size = 'many'; expected a number",
     ]
 
 

@@ -1,0 +1,66 @@
+"""scripts/tune.py: studies are listed, checked, and run side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import tune
+from tests.scripts.conftest import TINY
+
+
+def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture) -> None:
+    assert tune.main([]) == 0
+    assert "  learning_rate  At which learning rate does a small model learn" in capsys.readouterr().out
+    assert all(question.endswith("?") for question in tune.studies().values())
+
+
+@pytest.mark.parametrize("name", sorted(tune.studies()))
+def test_every_study_is_valid_and_varies_what_it_says(name: str) -> None:
+    study = tune.load(name, {})
+    assert all("grid_search" in getattr(study.param_space, varied) for varied in study.varied)
+    num_trials, needed = tune.checked_trials(study)
+    assert num_trials >= 2 and needed["CPU"] > 0
+    assert not study.metric.startswith("evaluation/") or study.param_space.evaluation_interval == study.iterations
+
+
+def test_flags_replace_what_is_varied() -> None:
+    study = tune.load("learning_rate", {"lr": 1e-5, "iterations": 3, "model": "tiny"})
+    assert (study.varied, study.iterations, study.param_space.evaluation_interval) == (("seed",), 3, 3)
+    assert tune.checked_trials(study) == (2, {"CPU": 2.0})
+
+
+def test_trials_at_once_are_bounded_by_the_scarcest_resource() -> None:
+    assert tune.num_at_once({"CPU": 0.5, "GPU": 1.0}, {"CPU": 16.0, "GPU": 3.0}) == 3
+    assert tune.num_at_once({"CPU": 0.1}, {"CPU": 0.3}) == 3
+    assert tune.num_at_once({"GPU": 1.0}, {"CPU": 16.0}) == 0
+
+
+def test_what_cannot_run_says_so_at_once(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    storage = ["--storage", str(tmp_path)]
+    assert tune.main(["learning_rat", *storage]) == 1
+    assert "study 'learning_rat' is unknown; expected one of learning_rate" in capsys.readouterr().err
+    assert tune.main(["learning_rate", "--num_cpus_per_env_runner", "64", *storage]) == 1
+    assert "65 CPU (the cluster has 2)" in capsys.readouterr().err
+    assert tune.main(["learning_rate", "--group_size", "1", *storage]) == 1
+    assert "group_size = 1; expected" in capsys.readouterr().err
+    assert tune.main(["learning_rate", "--resume", *storage]) == 1
+    assert "holds no study to resume" in capsys.readouterr().err
+    (tmp_path / "learning_rate").mkdir()
+    assert tune.main(["learning_rate", *storage]) == 1
+    assert "holds this study already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_trials_run_at_once_and_resume_keeps_them(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    # One process a trial: a CPU each, so that both fit the two there are.
+    flags = [*TINY[:-2], "--iterations", "2", "--evaluation_duration", "20", "--storage", str(tmp_path), "--debug"]
+    assert tune.main(["learning_rate", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "2 trials, each 2 iterations on 1 CPU; 2 run at once" in shown
+    assert "seed=1: iteration 2/2" in shown and "seed=2: iteration 2/2" in shown
+    rows = [row.split() for row in shown.splitlines() if row.strip().startswith(("1 ", "2 "))]
+    assert sorted(row[0] for row in rows[1:]) == ["1", "2"] and all(0 < float(row[1]) <= 1 for row in rows[1:])
+    assert tune.main(["learning_rate", *flags, "--resume"]) == 0
+    assert "iteration 1/2" not in capsys.readouterr().out
