@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from pyarrow.fs import LocalFileSystem
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.utils.metrics import (
@@ -23,6 +24,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
+from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl import checkpoints
 from rllib_srl.advantages import group_relative, has_signal
@@ -87,11 +89,15 @@ class SRL(Algorithm):
         return WeightSync(carrier, self.runners, sequences, config.compute_dtype, timeout_s)
 
     def _setup_logdir(self) -> None:
-        """Log into `log_directory` where it is set; Tune gives each trial a directory of its own."""
-        if self._storage is not None or not self.config.log_directory:
+        """Log into `log_directory` where it is set; under Tune into the trial's own directory of results."""
+        if self._storage is not None:
             super()._setup_logdir()
-            return
-        self._logdir = str(Path(self.config.log_directory).expanduser().absolute())
+            if isinstance(self._storage.storage_filesystem, LocalFileSystem):
+                self._logdir = self._storage.trial_fs_path  # what lies in Tune's working directory is not kept
+        elif self.config.log_directory:
+            self._logdir = str(Path(self.config.log_directory).expanduser().absolute())
+        else:
+            super()._setup_logdir()
         Path(self._logdir).mkdir(parents=True, exist_ok=True)
 
     def training_step(self) -> None:
@@ -232,10 +238,13 @@ class SRL(Algorithm):
         return evaluate(self)
 
     def step(self) -> dict[str, Any]:
-        """Run one iteration, and write a checkpoint every `checkpoint_every`."""
+        """Run one iteration, and write a checkpoint every `checkpoint_every`; under Tune, Tune writes and keeps it."""
         results = super().step()
         every = self.config.checkpoint_every
         if every and (self.iteration + 1) % every == 0:
+            if self._storage is not None:
+                results[SHOULD_CHECKPOINT] = True
+                return results
             self._iteration += 1  # Trainable counts up after step(); the checkpoint must say what it holds
             self.save_to_path(checkpoints.place_for(Path(self.logdir), self._iteration))
             self._iteration -= 1

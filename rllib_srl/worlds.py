@@ -16,6 +16,7 @@ import importlib
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -45,7 +46,7 @@ def resolve(spec: str | Callable[..., gymnasium.Env], registry: Registry | None 
     """
     if not isinstance(spec, str):
         if callable(spec):
-            return spec
+            return _taking_config(spec, getattr(spec, "__name__", repr(spec)))
         raise WorldError(f"world {spec!r} is a {type(spec).__name__}; expected {_WAYS}")
     if ":" in spec:
         return _imported(spec)
@@ -145,7 +146,24 @@ def _loaded(point: EntryPoint) -> Creator:
         found = getattr(found, part)
     if not callable(found):
         raise WorldError(f"world {point.name!r} is a {type(found).__name__}; expected a class or a callable")
-    return found
+    return _taking_config(found, point.name)
+
+
+def _taking_config(make: Callable[..., gymnasium.Env], name: str) -> Creator:
+    """Return `make` itself, or what calls it without arguments if it takes none, as many environments do."""
+    try:
+        inspect.signature(make).bind({})
+    except TypeError:
+        return partial(_make_plain, make, name)
+    except ValueError:  # a builtin tells nothing about its arguments
+        return make
+    return make
+
+
+def _make_plain(make: Callable[..., gymnasium.Env], name: str, env_config: Mapping[str, Any]) -> gymnasium.Env:
+    if env_config:
+        raise WorldError(f"world {name!r} takes no settings; expected an empty env_config, not {dict(env_config)!r}")
+    return make()
 
 
 def _faults_of_reset(env: gymnasium.Env) -> list[str]:

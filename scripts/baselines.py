@@ -42,7 +42,7 @@ def baselines(config: SRLConfig, prompts: Sequence[Prompt], seed: int) -> Baseli
     answers = {env_id: majority_turns(world, seed) for env_id, world in worlds.items()}
     chances = {env_id: getattr(world.unwrapped, "chance", None) for env_id, world in worlds.items()}
     right = [_is_right(worlds[p.env_id], p, turns) for p in prompts if (turns := answers[p.env_id]) is not None]
-    known = [chances[p.env_id] for p in prompts if chances[p.env_id] is not None]
+    known = [chance for p in prompts if (chance := chances[p.env_id]) is not None]
     return Baselines(
         majority=sum(right) / len(right) if prompts and len(right) == len(prompts) else None,
         majority_answers={env_id: "".join(turns).strip() for env_id, turns in answers.items() if turns is not None},

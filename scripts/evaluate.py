@@ -38,6 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
+        usage="%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]",
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")

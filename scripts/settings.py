@@ -59,13 +59,9 @@ RLLIB = {
     "evaluation_interval": (EVALUATION, "iterations between evaluations; none: no evaluation"),
     "evaluation_duration": (EVALUATION, "held-out prompts an evaluation plays"),
 }
-TABLES = (
-    (ENVIRONMENT, ours.ENVIRONMENT),
-    (RUNNERS, ours.ENV_RUNNERS),
-    (TRAINING, ours.TRAINING),
-    (EVALUATION, ours.EVALUATION),
-    (MEMORY, ours.REPLAY),
-)
+GROUPS = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY)
+OURS: dict[str, dict[str, tuple[Any, str]]] = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS}
+OURS |= {TRAINING: ours.TRAINING, EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY}
 ITERATIONS = Setting("iterations", RUN, 100, "iterations in all; a resumed run counts those it had")
 MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
@@ -84,17 +80,13 @@ def all_settings() -> dict[str, Setting]:
     for name, (group, meaning) in RLLIB.items():
         default = config.model_config["model"] if name == "model" else getattr(config, name)
         rows.append(Setting(name, group, default, meaning))
-    rows += [Setting(n, group, default, text) for group, table in TABLES for n, (default, text) in table.items()]
-    order = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY)
-    return {row.name: row for row in sorted(rows, key=lambda row: order.index(row.group))}
+    rows += [Setting(name, group, *row) for group, table in OURS.items() for name, row in table.items()]
+    return {row.name: row for row in sorted(rows, key=lambda row: GROUPS.index(row.group))}
 
 
 def flag_settings() -> list[Setting]:
     """Return the settings that scripts take as flags and in YAML files."""
     return [setting for setting in all_settings().values() if setting.name not in NOT_A_FLAG]
-
-
-# --- flags and files ------------------------------------------------------------------------------
 
 
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
@@ -106,9 +98,8 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
             continue
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(f"settings: {setting.group}")
-        group = groups[setting.group]
         is_mapping = setting.name in MAPPINGS
-        group.add_argument(
+        groups[setting.group].add_argument(
             f"--{setting.name}",
             default=argparse.SUPPRESS,
             nargs="+" if is_mapping else None,
@@ -143,9 +134,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         SettingsError: unknown names, or values of the wrong kind; all at once.
     """
     flags = {s.name: getattr(arguments, s.name) for s in flag_settings() if hasattr(arguments, s.name)}
-    in_file = read_yaml(arguments.config) if arguments.config else {}
-    values = {name: in_file[name] for name in in_file if name not in flags} | flags
-    return read_values(values)
+    return read_values({**(read_yaml(arguments.config) if arguments.config else {}), **flags})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -163,8 +152,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"settings file {path} holds {type(content).__name__}; expected lines of `name: value`")
     known = [setting.name for setting in flag_settings()]
-    faults = [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]
-    if faults:
+    if faults := [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]:
         raise SettingsError(f"settings file {path} has names that are no settings:\n" + "\n".join(faults))
     return content
 
@@ -174,9 +162,6 @@ def _instead(name: str, known: list[str]) -> str:
         return "expected --out in its place"
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "--help lists the settings"
-
-
-# --- values ---------------------------------------------------------------------------------------
 
 
 def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,9 +224,9 @@ def _mapping(value: Any) -> dict[str, Any] | None:
             if not all(equals and name for name, equals, _ in pairs):
                 raise ValueError("name=value pairs, or one JSON object")
             value = {name: plain(text) for name, _, text in pairs}
-    if value is not None and not isinstance(value, dict):
-        raise ValueError("name=value pairs, or one JSON object")
-    return value
+    if value is None or isinstance(value, dict):
+        return value
+    raise ValueError("name=value pairs, or one JSON object")
 
 
 def build_config(values: Mapping[str, Any]) -> SRLConfig:

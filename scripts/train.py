@@ -42,6 +42,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
+        usage="%(prog)s [--config YAML] [--out DIR | --resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]",
         description=summary,
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,

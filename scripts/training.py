@@ -37,7 +37,8 @@ def train_until(
     algo: Any, last: int, directory: Path, progress: Progress, request: StopRequest | None = None
 ) -> list[Iteration]:
     """Train up to iteration `last`, or until a stop is asked for; return the iterations done."""
-    log, done = RunLog(directory), []
+    log = RunLog(directory)
+    done: list[Iteration] = []
     try:
         while algo.iteration < last and not (request and request.is_made):
             if not done:

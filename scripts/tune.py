@@ -45,6 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
+        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--SETTING VALUE ...]",
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("study", nargs="?", help="a file of tune_configs/, without .py")

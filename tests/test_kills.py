@@ -92,7 +92,7 @@ def running(config, num_env_runners: int = 1):
     finally:
         start = time.monotonic()
         algo.stop()
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 45  # Ray Train gives silent learners 30 s to say goodbye
 
 
 def pids_of(algo) -> dict[int, int]:

@@ -116,6 +116,24 @@ def test_reward_rises(config, build):
     assert np.mean(rewards[:2]) < 0.5 and np.mean(rewards[-3:]) > np.mean(rewards[:2]) + 0.35, rewards
 
 
+def test_colocated_engines_sleep_while_the_learner_works(config, build):
+    """On a CPU nothing is freed, but the contract is the one of a shared GPU: asleep, then awake, whatever happens."""
+    algo = build(config.training(num_prompts_per_batch=8).env_runners(colocate=True))
+    learner, engine, asleep = algo.learner_group._learner, algo.env_runner.engine, []
+    accumulate = learner._accumulate_gradients
+    learner._accumulate_gradients = lambda stats: asleep.append(engine._is_asleep) or accumulate(stats)
+    algo.train()
+    assert asleep == [True] and not engine._is_asleep and algo.version == 1
+
+    def fail(stats):
+        raise RuntimeError("out of memory")
+
+    learner._accumulate_gradients = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        algo.train()
+    assert not engine._is_asleep
+
+
 @pytest.mark.parametrize("changes", [{"lr": 0.0}, {"pay": 0.5}], ids=["no learning rate", "no signal"])
 def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     if "pay" in changes:

@@ -172,3 +172,20 @@ def test_a_split_and_a_seed_are_checked():
     for bad in ("123", "seed:", "seed:-1", "seed:x", "17, 93", "seed:²"):
         with pytest.raises(WorldError, match="expected 'seed:<number>'"):
             seed_of(bad)
+
+
+class Plain(gymnasium.Env):
+    """An environment without settings, as gymnasium's own are."""
+
+    def reset(self, *, seed=None, options=None):
+        return "say a:", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+
+
+def test_an_environment_without_settings_is_made_without_them():
+    creator = resolve(Plain)
+    assert isinstance(creator({}), Plain)
+    with pytest.raises(WorldError, match="world 'Plain' takes no settings; expected an empty env_config, not .'a': 1"):
+        creator({"a": 1})
