@@ -50,6 +50,7 @@ class RunnerBatch:
     groups: list[GroupMeta]
     num_dropped_groups: int
     stop_reasons: dict[str, int]  # over all episodes, lost ones included
+    num_turns: int
     transcripts: list[dict[str, Any]]
     errors: list[str]  # one line for each episode that infrastructure ended
     seconds: dict[str, float] = field(default_factory=dict)  # play_s, and of it engine_s and environment_s
@@ -71,9 +72,20 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     """
 
     def __init__(self, *, config: Any, tune_trial_id: str | None = None, **kwargs: Any) -> None:
-        """Start engine and environment threads; RLlib passes `worker_index` and more."""
+        """Start engine and environment threads; RLlib passes `worker_index` and more.
+
+        What goes wrong here is kept for `check_started` to raise: RLlib drops an actor whose constructor
+        raises, and the reason with it.
+        """
         super().__init__(config=config, **kwargs)
         self.tune_trial_id = tune_trial_id
+        self._fault: Exception | None = None
+        try:
+            self._start()
+        except Exception as error:  # any: it is raised again, in the driver
+            self._fault = error
+
+    def _start(self) -> None:
         self._model_dir = local_model(self.config.model_config["model"])
         self.engine = make_engine(**self.config.engine_settings(self._model_dir))
         self.tokenizer = load_tokenizer(self._model_dir)
@@ -85,7 +97,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.worlds = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
         self._source: PromptSource | None = None
         self._callbacks = [cls() for cls in _as_list(self.config.callbacks_class)]
-        self._is_healthy = True
 
     # --- playing ------------------------------------------------------------------------------
 
@@ -165,7 +176,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         reasons = Counter(e.custom_data["stop_reason"].value for e in episodes)
         seconds["play_s"] = time.perf_counter() - start
         return RunnerBatch(
-            version, metas, len(groups) - len(metas), dict(reasons), shown, errors, seconds, self.get_metrics()
+            version=version,
+            groups=metas,
+            num_dropped_groups=len(groups) - len(metas),
+            stop_reasons=dict(reasons),
+            num_turns=sum(len(episode) for episode in episodes),
+            transcripts=shown,
+            errors=errors,
+            seconds=seconds,
+            metrics=self.get_metrics(),
         )
 
     def _play(
@@ -274,12 +293,16 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     # --- what RLlib asks of an EnvRunner --------------------------------------------------------
 
     def assert_healthy(self) -> None:
-        """Raise AssertionError if the constructor did not finish."""
-        assert getattr(self, "_is_healthy", False), "LLMEnvRunner was not constructed completely"
+        """Pass: RLlib calls this through `apply`, which ends the actor, and the reason with it, when it raises."""
+
+    def check_started(self) -> None:
+        """Raise what the constructor ran into, if anything."""
+        if self._fault is not None:
+            raise self._fault
 
     def get_spaces(self) -> dict[str, Any]:
         """Return the token spaces of the model, for every key that RLlib looks up."""
-        space = TokenSpace(len(self.tokenizer))
+        space = TokenSpace(1 if self._fault else len(self.tokenizer))
         return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
 
     def get_metrics(self) -> Any:
@@ -307,8 +330,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def stop(self) -> None:
         """Close environments and engine."""
-        self.calls.close()
-        self.engine.close()
+        if self._fault is None:
+            self.calls.close()
+            self.engine.close()
 
 
 def transcript_of(episode: SingleAgentEpisode) -> dict[str, Any]:

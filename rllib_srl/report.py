@@ -74,7 +74,7 @@ class Report:
         for name in ("play_s", "engine_s", "environment_s"):
             self._value(name, max((batch.seconds.get(name, 0.0) for batch in batches), default=0.0))
         self._reasons(batches)
-        self._lifetimes(len(rewards), sum(batch.stop_reasons.get(r.value, 0) for batch in batches for r in StopReason))
+        self._lifetimes(len(rewards), sum(batch.num_turns for batch in batches))
         self._age(groups, batches)
         self._transcripts(iteration, batches, groups, advantages)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_srl.deadlines import ActorFailure, Failure, gather
@@ -58,11 +58,15 @@ class Runners:
                 raise ActorFailure(f"runner {runner_id} {answer.reason} while {what}")
         return answers
 
+    def check_started(self, timeout_s: float) -> None:
+        """Raise what any runner's constructor ran into, or wait until all have started."""
+        self.all("check_started", {runner_id: {} for runner_id in self.ids}, timeout_s, "starting")
+
     def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
         """Wait until a failed runner answers again; end it first if it may still be running.
 
         Raises:
-            ActorFailure: it did not come back in time.
+            ActorFailure: it did not come back in time, or its constructor fails now.
         """
         actor = self._actors()[runner_id]
         manager = self._group._worker_manager
@@ -72,7 +76,9 @@ class Runners:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                ray.get(actor.assert_healthy.remote(), timeout=max(0.1, deadline - time.monotonic()))
+                ray.get(actor.check_started.remote(), timeout=max(0.1, deadline - time.monotonic()))
+            except RayTaskError as error:  # it restarted, and its constructor failed: waiting cannot help
+                raise ActorFailure(f"runner {runner_id} {failure.reason}, and cannot start: {error.cause}") from error
             except RayError:
                 time.sleep(0.5)
             else:

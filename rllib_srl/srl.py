@@ -75,6 +75,7 @@ class SRL(Algorithm):
             self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights(), self.seed
         )
         self.runners = Runners(self.env_runner_group)
+        self.runners.check_started(self.config.start_timeout_s)
         self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
         self.report = Report(self.metrics, Path(self.logdir))
