@@ -20,8 +20,9 @@ from rllib_srl.models import check_model_name
 # RLlib's settings that act here; a change of any other would parse and then do nothing, so it is refused.
 USED = frozenset(
     """
-    env env_config num_env_runners create_local_env_runner env_runner_cls num_cpus_per_env_runner num_gpus_per_env_runner
-    custom_resources_per_env_runner validate_env_runners_after_construction sample_timeout_s
+    env env_config num_env_runners create_local_env_runner env_runner_cls
+    num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner
+    validate_env_runners_after_construction sample_timeout_s
     num_learners num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner local_gpu_idx
     max_requests_in_flight_per_learner lr grad_clip grad_clip_by num_epochs learner_config_dict log_gradients
     evaluation_interval evaluation_duration in_evaluation seed log_level log_sys_usage
@@ -124,9 +125,10 @@ def _unused(config: Any) -> Iterator[str]:
     defaults = vars(type(config)())
     for name in sorted(inherited):
         is_watched = name in INSTEAD or not name.startswith(("_", "callbacks_", "policies", "policy_"))
-        if is_watched and getattr(config, name) != defaults[name]:
+        value, default = getattr(config, name), defaults[name]
+        if is_watched and value != default:
             use = f": use {INSTEAD[name]}" if name in INSTEAD else ""
-            yield f"{name.lstrip('_')} = {getattr(config, name)!r}; expected {defaults[name]!r}, SRL does not use it{use}"
+            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}, SRL does not use it{use}"
     if config.is_multi_agent:
         yield "policies of several agents; expected one: SRL trains a single policy"
 

@@ -168,6 +168,26 @@ class GRPOTorchLearner(WeightSender, TorchLearner):
         for optimizer in self._optimizer_parameters:
             optimizer.step()
 
+    def make_room(self) -> None:
+        """Move the optimiser's state to host memory and free the gradients, for an engine on the same card."""
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        self._move_optimizer_state("cpu")
+        self._micro_batches = []
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def take_room(self) -> None:
+        """Undo `make_room`."""
+        self._move_optimizer_state(self._device)
+
+    def _move_optimizer_state(self, device: Any) -> None:
+        for optimizer in self._optimizer_parameters:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.dim():  # step counts stay where the optimiser put them
+                        state[name] = value.to(device)
+
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
         """Return for each group and episode the summed k1 of its tokens against the reference, nats.
 

@@ -42,7 +42,7 @@ def check_cluster_holds(request: Any, config: Any) -> None:
             short.append(f"{amounts} in one process (no node has that)")
     if short:
         raise PlacementError(
-            f"one run needs {', '.join(dict.fromkeys(short))}; expected less: lower num_env_runners = {config.num_env_runners}, "
-            f"num_learners = {config.num_learners} or the CPUs and GPUs of each, or set check_resources = False "
-            "if the cluster grows by itself"
+            f"one run needs {', '.join(dict.fromkeys(short))}; expected less: "
+            f"lower num_env_runners = {config.num_env_runners}, num_learners = {config.num_learners} or the CPUs and "
+            "GPUs of each, or set check_resources = False if the cluster grows by itself"
         )

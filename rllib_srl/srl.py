@@ -167,9 +167,7 @@ class SRL(Algorithm):
             self.weight_sync.start(self.version, [runner_id])
             self.report.count("num_runner_restarts", 1)
 
-    def _build(
-        self, batches: Sequence[RunnerBatch]
-    ) -> tuple[list[GroupMeta], list[np.ndarray], list[TrainingShard]]:
+    def _build(self, batches: Sequence[RunnerBatch]) -> tuple[list[GroupMeta], list[np.ndarray], list[TrainingShard]]:
         groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         rewards = self._rewards_with_kl(groups)
         advantages = group_relative(rewards, self.config.advantage)
@@ -221,16 +219,17 @@ class SRL(Algorithm):
 
     @contextmanager
     def _engines_at_rest(self) -> Iterator[None]:
-        """With `colocate`, put the engines to sleep while the learner uses their card."""
+        """With `colocate`, put the engines to sleep while the learners use their card, and the other way round."""
         if not self.config.colocate:
             yield
             return
+        timeout_s, no_arguments = self.config.sync_timeout_s, [()] * max(1, self.config.num_learners)
         everyone: dict[int, dict] = {runner_id: {} for runner_id in self.runners.ids}
-        self.runners.all("rest", everyone, self.config.sync_timeout_s, "going to sleep")
-        try:
-            yield
-        finally:
-            self.runners.all("rise", everyone, self.config.sync_timeout_s, "waking up")
+        self.runners.all("rest", everyone, timeout_s, "going to sleep")
+        call_learners(self.learner_group, "take_room", no_arguments, timeout_s, "taking the card")
+        yield
+        call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "making room on the card")
+        self.runners.all("rise", everyone, timeout_s, "waking up")
 
     # --- evaluation, checkpoints, export ----------------------------------------------------------
 

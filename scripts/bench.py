@@ -29,7 +29,9 @@ def conditions(dtype: str) -> str:
     import torch
 
     load = "/".join(f"{value:.1f}" for value in os.getloadavg())
-    threads = f"{torch.get_num_threads()} torch threads here, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    threads = (
+        f"{torch.get_num_threads()} torch threads here, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    )
     return f"{_processor()}, {os.cpu_count()} cores, load {load}, {dtype}, {threads}; {', '.join(_versions())}"
 
 

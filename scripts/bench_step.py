@@ -139,7 +139,11 @@ def lines(steps: Steps, most: float) -> list[str]:
     middle = {name: median(parts[name] for parts in steps.parts) for name in steps.parts[0]}
     total = sum(seconds for name, seconds in middle.items() if ":" not in name)
     rows = [
-        (("  " + name.split(": ")[1].removesuffix("_s")) if ":" in name else name, f"{seconds:.2f}", f"{seconds / total:.1%}")
+        (
+            ("  " + name.split(": ")[1].removesuffix("_s")) if ":" in name else name,
+            f"{seconds:.2f}",
+            f"{seconds / total:.1%}",
+        )
         for name, seconds in middle.items()
     ]
     tokens = {name: f"{median(one[name] for one in steps.num_tokens):g}" for name in steps.num_tokens[0]}

@@ -24,9 +24,9 @@ def random_llama_dir(tmp_path_factory):
     return save_random_llama(tmp_path_factory.mktemp("random_llama"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_here():
-    """Start a local Ray of two CPUs for one test module."""
+    """Start a local Ray of two CPUs, once: whoever starts actors on it ends them."""
     import ray
 
     ray.shutdown()

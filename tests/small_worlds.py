@@ -1,4 +1,4 @@
-"""Worlds for end-to-end tests, small enough that a random model learns them, and an `SRLConfig` that plays them fast."""
+"""Worlds for end-to-end tests, so small that a random model learns them, and an `SRLConfig` that plays them fast."""
 
 from __future__ import annotations
 

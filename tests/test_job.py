@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -48,11 +50,7 @@ def free_port() -> int:
 @pytest.fixture
 def cluster(tmp_path):
     """Start a head on this machine; return the dashboard's address and the environment of its clients."""
-    import ray
-
-    ray.shutdown()
-    # Short, for Ray's sockets; on its own, so that no other cluster of this machine is met or ended.
-    directory = Path("/tmp") / f"srl{os.getpid()}"
+    directory = Path(tempfile.mkdtemp(prefix="srl"))  # not below tmp_path: names of sockets must be short
     ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port")}
     command = [*RAY, "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
     command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--temp-dir={directory}"]
@@ -67,7 +65,7 @@ def cluster(tmp_path):
         yield address, environment
     finally:
         end(head)
-        subprocess.run(["rm", "-rf", str(directory)], check=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def end(head: subprocess.Popen) -> None:

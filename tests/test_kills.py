@@ -36,7 +36,7 @@ def is_first(flag: str) -> bool:
 
 
 class Troubled(LLMEnvRunner):
-    """Dies when it gets the weights of the first update, later hangs once, and in the end dies whenever it should play."""
+    """Dies when it gets the weights of the first update, then hangs once, and in the end dies whenever it plays."""
 
     num_loads = 0
 
@@ -96,7 +96,7 @@ def running(config, num_env_runners: int = 1):
 
 
 def pids_of(algo) -> dict[int, int]:
-    asked = dict.fromkeys(algo.runners.ids, {})
+    asked = {runner_id: {} for runner_id in algo.runners.ids}
     return {i: answer["pid"] for i, answer in algo.runners.all("where", asked, 30, "saying where it is").items()}
 
 
@@ -132,7 +132,7 @@ def assert_all_were_played(seen, prompts) -> None:
 
 def assert_engines_agree(algo) -> None:
     """Every engine computes with the same weights, those of the last update."""
-    asked = dict.fromkeys(algo.runners.ids, {})
+    asked = {runner_id: {} for runner_id in algo.runners.ids}
     prints = list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values())
     assert all(one == prints[0] for one in prints)
     gap, lost = algo.weight_sync.sync(algo.version)

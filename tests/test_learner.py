@@ -204,3 +204,19 @@ def test_sending_perturbed_weights_leaves_the_policy_as_it_was(config, ray_here)
     assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
     assert np.abs(moved.logps[0] - sent.logps[0]).max() > 1e-3
     assert not np.array_equal(ray.get(sent.ref).buffer, ray.get(moved.ref).buffer)
+
+
+def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):
+    """Three updates with the optimiser moved out and in between equal three without."""
+    config = config.training(optimizer_name="adamw", lr=1e-3)
+    weights = []
+    for moves in (False, True):
+        group = learner_group(config)
+        for _ in range(3):
+            update_learners(group, build_shards([GroupMeta.of(g, g) for g in GROUPS], ADVANTAGES, 1, 10), {}, 1, 60)
+            if moves:
+                group._learner.make_room()
+                assert all(p.grad is None for p in group._learner.model.parameters())
+                group._learner.take_room()
+        weights.append(group.get_weights()[DEFAULT_MODULE_ID])
+    assert relative_gap(*weights) == 0

@@ -38,7 +38,8 @@ def test_smollm2_learns_to_compare_numbers(ray_here, tmp_path):
     finally:
         algo.stop()
     assert before["num_prompts"] == after["num_prompts"] == 200 and after["num_lost"] == 0
-    assert after["accuracy"] > before["accuracy"] + 0.15 and after["accuracy"] > before["accuracy_high"], (before, after)
+    assert after["accuracy"] > before["accuracy"] + 0.15, (before, after)
+    assert after["accuracy"] > before["accuracy_high"], (before, after)
     for version, result in enumerate(results, start=1):
         assert result["weight_sync"]["version"] == version
         if algo.config.compute_dtype == "float32":

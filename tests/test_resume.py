@@ -160,7 +160,8 @@ def flip_a_byte(path):
 def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, harm, message):
     algo, _, path = straight
     harm(path)
-    before, state = {n: p.clone() for n, p in algo.learner_group._learner.model.named_parameters()}, algo.source.get_state()
+    before = {n: p.clone() for n, p in algo.learner_group._learner.model.named_parameters()}
+    state = algo.source.get_state()
     for restore in (algo.restore_from_path, SRL.from_checkpoint):
         with pytest.raises(CheckpointError, match=message) as caught:
             restore(path)

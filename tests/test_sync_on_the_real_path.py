@@ -81,9 +81,13 @@ def swapped(name, tensor):
     return [(name, tensor)]
 
 
+def train(algo, num_iterations):
+    return [algo.train() for _ in range(num_iterations)]
+
+
 def test_a_healthy_engine_trains_on(config):
     algo = config.build_algo()
-    assert [algo.train()["weight_sync"]["version"] for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert [result["weight_sync"]["version"] for result in train(algo, 3)] == [1, 2, 3]
     algo.stop()
 
 
@@ -117,21 +121,19 @@ def test_a_fault_that_comes_later_stops_training(config, monkeypatch, change):
     assert algo.train()["weight_sync"]["version"] == 1
     tampered(monkeypatch, change)
     with pytest.raises(WeightSyncError, match=r"version [2-5]: .*the canary differs|the canary differs.*version [2-5]"):
-        for _ in range(4):
-            algo.train()
+        train(algo, 4)
     algo.stop()
 
 
 def test_a_skipped_sync_stops_training(config):
     algo = config.env_runners(env_runner_cls=SkipsSyncs).build_algo()
     with pytest.raises(WeightSyncError, match="version [1-4]"):
-        for _ in range(4):
-            algo.train()
+        train(algo, 4)
     algo.stop()
 
 
 @pytest.mark.parametrize("config", ["float32"], indirect=True)
-@pytest.mark.parametrize("num_env_runners", [0, 1])
+@pytest.mark.parametrize("num_env_runners", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_damaged_receipt_stops_training_and_names_the_tensor(config, num_env_runners):
     """Through a remote runner the error arrives as it was raised, not as Ray's wrapper."""
     config.env_runners(env_runner_cls=LosesATensor, num_env_runners=num_env_runners)
