@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# Threads that wait for one another must sleep: where cores are shared, waiting ones that spin take the time from those
-# that work (measured: an update on 2 threads 6 times slower). Read by OpenMP when torch loads, here and in Ray's workers.
+# Threads that wait for one another must sleep: where cores are shared, waiting ones that spin take the time from
+# those that work (measured: an update on 2 threads 6 times slower). Read by OpenMP when torch loads, here and in
+# Ray's workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -22,16 +24,21 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be read; the message says which file and why."""
 
 
-def seal(path: Path) -> None:
-    """Write the manifest of a finished checkpoint."""
+def seal(path: Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write the manifest of a finished checkpoint.
+
+    Args:
+        path: the checkpoint.
+        about: plain facts that a reader wants to know before it loads anything.
+    """
     files = {str(file.relative_to(path)): _describe(file) for file in _files(path)}
     scratch = path / (MANIFEST + ".tmp")
-    scratch.write_text(json.dumps(files, indent=1, sort_keys=True))
+    scratch.write_text(json.dumps({"about": dict(about or {}), "files": files}, indent=1, sort_keys=True))
     scratch.replace(path / MANIFEST)
 
 
-def verify_sealed(path: Path) -> None:
-    """Check that every file is what was written.
+def verify_sealed(path: Path) -> dict[str, Any]:
+    """Check that every file is what was written, and return what `seal` was told about the checkpoint.
 
     Raises:
         CheckpointError: naming what is missing or damaged, and what to do.
@@ -44,9 +51,10 @@ def verify_sealed(path: Path) -> None:
         listed = json.loads((path / MANIFEST).read_text())
     except json.JSONDecodeError as error:
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} is damaged ({error}); use an earlier one") from error
-    damaged = [name for name, described in listed.items() if not _is_intact(path / name, described)]
+    damaged = [name for name, described in listed["files"].items() if not _is_intact(path / name, described)]
     if damaged:
         raise CheckpointError(f"checkpoint {path} is damaged: {', '.join(sorted(damaged)[:5])}; use an earlier one")
+    return listed["about"]
 
 
 def checkpoints_in(directory: Path) -> list[Path]:

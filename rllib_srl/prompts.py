@@ -8,7 +8,7 @@ every run would play the same tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -69,15 +69,19 @@ class PromptSource:
             "seed": self._seed,
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Check that `set_state` would take a state.
+    @property
+    def world_ids(self) -> list[str]:
+        """Return the environment ids that prompts come from."""
+        return list(self._ids)
+
+    def check_worlds(self, theirs: Iterable[str]) -> None:
+        """Check that a state of these worlds can be taken.
 
         Raises:
             ValueError: the state is of other worlds.
         """
-        if set(state["drawn"]) != set(self._ids):
-            theirs, ours = sorted(state["drawn"]), sorted(self._ids)
-            raise ValueError(f"the checkpoint's worlds are {theirs}; this run's are {ours}")
+        if sorted(theirs) != sorted(self._ids):
+            raise ValueError(f"the checkpoint's worlds are {sorted(theirs)}; this run's are {sorted(self._ids)}")
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called.
@@ -85,7 +89,7 @@ class PromptSource:
         Raises:
             ValueError: the state is of other worlds.
         """
-        self.check_state(state)
+        self.check_worlds(state["drawn"])
         self._seed = state["seed"]
         self._start()
         self._generator.bit_generator.state = state["generator"]

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -263,7 +262,7 @@ class SRL(Algorithm):
             ValueError: the state is of other worlds; nothing was changed.
         """
         if "srl" in state:
-            self.source.check_state(state["srl"]["prompts"])
+            self.source.check_worlds(state["srl"]["prompts"]["drawn"])
         super().set_state(state)
         if "srl" in state:
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
@@ -274,7 +273,7 @@ class SRL(Algorithm):
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """Write a checkpoint and seal it."""
         saved = super().save_to_path(path, **kwargs)
-        checkpoints.seal(Path(saved))
+        checkpoints.seal(Path(saved), {"worlds": self.source.world_ids, "version": self.version})
         return saved
 
     def restore_from_path(self, path: Any, *args: Any, component: str | None = None, **kwargs: Any) -> None:
@@ -291,9 +290,7 @@ class SRL(Algorithm):
             ValueError: the checkpoint is of other worlds, in which case nothing was changed, or of another model.
         """
         if component is None:
-            checkpoints.verify_sealed(Path(path))
-            state = pickle.loads((Path(path) / f"{self.STATE_FILE_NAME}.pkl").read_bytes())  # noqa: S301 (as RLlib does)
-            self.source.check_state(state["srl"]["prompts"])
+            self.source.check_worlds(checkpoints.verify_sealed(Path(path))["worlds"])
         super().restore_from_path(path, *args, component=component, **kwargs)
         self._restore_runners(self.weight_sync.sync(self.version)[1])
 

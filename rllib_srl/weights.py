@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ import ray
 import torch
 
 from rllib_srl.engine.canary import perturbed
-from rllib_srl.engine.sync import WeightBundle, pack, torch_dtype
+from rllib_srl.engine.sync import WeightBundle, pack
+from rllib_srl.engine.vllm_trainer import open_trainer
 
 SELF_TEST_SEED = 7
 
@@ -85,16 +85,11 @@ class WeightSender:
             kind: "nccl" or "ipc".
             client: a `carriers.RunnersClient`.
         """
-        from vllm.distributed.weight_transfer.base import ParamMeta
-        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
         if self._direct is not None:
             self._direct.shutdown()
-        source = CastSource(self.model, torch_dtype(self.config.compute_dtype), ParamMeta)
         self._client = client
-        self._direct = WeightTransferTrainerFactory.trainer_init(
-            _trainer_info(kind, client.world_size), client=client, source=source
-        )
+        address = ray.util.get_node_ip_address()
+        self._direct = open_trainer(kind, self.model, self.config.compute_dtype, client, address)
 
     def send_direct(self, version: int, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
         """Send the weights from GPU memory to every engine; return the canary log-probs under them."""
@@ -105,40 +100,6 @@ class WeightSender:
 
     def _pack(self, version: int) -> WeightBundle:
         return pack(self.model.named_parameters(), version, self.config.compute_dtype)
-
-
-class CastSource:
-    """vLLM's `WeightSource` (duck-typed) over a model: its parameters in the engine's number format."""
-
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, describe: Any) -> None:
-        """Take the model, the format on the wire, and vLLM's `ParamMeta`."""
-        self._model, self._dtype, self._describe = model, dtype, describe
-
-    def metadata(self) -> list[Any]:
-        """Describe every parameter, in the order of iteration."""
-        return [self._describe(name, self._dtype, tuple(p.shape)) for name, p in self._model.named_parameters()]
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self._model.named_parameters():
-            yield name, parameter.detach().to(self._dtype)
-
-
-def _trainer_info(kind: str, world_size: int) -> Any:
-    if kind == "ipc":
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-        return IPCTrainerInitInfo(rank=0)
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-    # Unpacked: one update call a round, which is what `RunnersClient` maps to one runner call.
-    address, port = ray.util.get_node_ip_address(), _free_port()
-    return NCCLTrainerInitInfo(rank=0, master_address=address, master_port=port, world_size=world_size, packed=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
 
 
 @contextmanager

@@ -31,6 +31,7 @@ if __name__ == "__main__":
 
 import gymnasium
 
+from envs.compare import Compare
 from scripts import bench
 from scripts.cluster import run_cleanly
 
@@ -88,24 +89,25 @@ class Comparison:
         return [ours / theirs for ours, theirs in zip(*rates, strict=True)]
 
 
-def endless_world(env_config: dict[str, Any]) -> gymnasium.Env:
-    """Return the quick-start's world without its stop string, so that a turn runs to its limit; any turn is fine."""
-    from envs.compare import Compare
+class Endless(gymnasium.Env):
+    """The quick-start's world without its stop string, where any turn ends the episode.
 
-    class Endless(gymnasium.Env):
-        stop_strings = ()
+    Invariant: `reset` tells the same as the quick-start's world.
+    """
 
-        def __init__(self) -> None:
-            self._world = Compare(env_config)
-            self.prompt_ids = self._world.prompt_ids
+    stop_strings: tuple[str, ...] = ()
 
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
-            return self._world.reset(seed=seed, options=options)
+    def __init__(self, env_config: dict[str, Any] | None = None) -> None:
+        self._world = Compare(env_config)
+        self.prompt_ids = self._world.prompt_ids
 
-        def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-            return "", 0.0, True, False, {}
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Ask a question."""
+        return self._world.reset(seed=seed, options=options)
 
-    return Endless()
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """End the episode."""
+        return "", 0.0, True, False, {}
 
 
 def make_runner(workload: Workload, model: str | None, dtype: str) -> Any:
@@ -116,7 +118,11 @@ def make_runner(workload: Workload, model: str | None, dtype: str) -> Any:
     settings |= {"model": model} if model else {}
     if workload.is_forced:
         room = bench.quickstart_config(**settings).max_episode_tokens + workload.turn_tokens
-        settings |= {"env": endless_world, "max_turn_tokens": workload.turn_tokens, "max_episode_tokens": room}
+        settings |= {
+            "env": "scripts.bench_rollout:Endless",
+            "max_turn_tokens": workload.turn_tokens,
+            "max_episode_tokens": room,
+        }
     return LLMEnvRunner(config=bench.quickstart_config(**settings), worker_index=0)
 
 
@@ -219,7 +225,8 @@ def lines(result: Comparison, least: float) -> list[str]:
     is_met = median(result.ratios) >= least
     return [
         *out,
-        f"ratio   {bench.spread(result.ratios, 3)} over {len(result.ratios)} repeats; at least {least:g}: {bench.verdict(is_met)}",
+        f"ratio   {bench.spread(result.ratios, 3)} over {len(result.ratios)} repeats; "
+        f"at least {least:g}: {bench.verdict(is_met)}",
         f"        {bench.spread(result.cpu_ratios, 3)} by processor time",
     ]
 

@@ -10,7 +10,8 @@ import ray
 import torch
 
 from rllib_srl.carriers import Direct, RunnersClient
-from rllib_srl.weights import CastSource, WeightSender, _trainer_info
+from rllib_srl.engine.vllm_trainer import CastSource, trainer_info
+from rllib_srl.weights import WeightSender
 
 
 class Recorder:
@@ -94,6 +95,6 @@ def test_a_lost_runner_means_a_new_rendezvous(monkeypatch):
 @pytest.mark.engine
 def test_vllm_knows_the_settings_we_send(ray_here):
     """The fields are those of the installed vLLM; a renamed one fails here and not on a cluster."""
-    assert _trainer_info("ipc", 2).backend == "ipc"
-    info = _trainer_info("nccl", 3)
+    assert trainer_info("ipc", 2, "127.0.0.1").backend == "ipc"
+    info = trainer_info("nccl", 3, "127.0.0.1")
     assert (info.backend, info.world_size, info.rank, info.packed) == ("nccl", 3, 0, False)

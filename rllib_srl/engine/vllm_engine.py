@@ -77,8 +77,7 @@ class VLLMEngine:
         if weight_transfer not in TRANSFERS:
             raise ValueError(f"weight_transfer = {weight_transfer!r}; expected one of {', '.join(TRANSFERS)}")
         self.context_length, self.version, self.is_paused = context_length, 0, False
-        self._dtype, self._transfer = dtype, weight_transfer
-        self._tensor_parallel_size = tensor_parallel_size
+        self._dtype, self._transfer, self._tensor_parallel_size = dtype, weight_transfer, tensor_parallel_size
         self._is_asleep, self._broken = False, ""
         self._finished: list[Turn] = []  # by a step that `score` made
         self._running: set[str] = set()

@@ -85,13 +85,12 @@ def start_vllm(
         worker_extension_cls="rllib_srl.engine.vllm_transfer.WorkerExtension",
         **place,
     )
-    with _global_generators_kept():
-        try:
-            llm = LLMEngine.from_engine_args(args)
-        except (RuntimeError, ValueError, OSError, AssertionError) as error:
-            raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
-    _running.append(llm)
-    return llm, is_cpu
+    try:
+        with _global_generators_kept():
+            _running.append(LLMEngine.from_engine_args(args))
+    except (RuntimeError, ValueError, OSError, AssertionError) as error:
+        raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
+    return _running[-1], is_cpu
 
 
 def stop_vllm(llm: Any) -> None:
