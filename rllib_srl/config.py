@@ -20,7 +20,7 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.registry import register_trainable as _register_trainable
 
 from rllib_srl.faults import faults_of
-from rllib_srl.hardware import best_dtype
+from rllib_srl.hardware import best_dtype, engine_threads
 from rllib_srl.worlds import resolve
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ ENV_RUNNERS = {
     "engine_memory_utilization": (0.9, "share of GPU memory the engine takes, in (0, 1]"),
     "engine_kv_cache_gib": (1.0, "GiB of KV cache on a CPU"),
     "engine_max_num_seqs": (256, "turns generated at the same time, at most"),
+    "engine_num_threads": (None, "CPU threads of one engine; None: OMP_NUM_THREADS, else its share of all cores"),
     "weight_transfer": ("object_store", '"object_store"; on GPUs also "nccl" or "ipc"'),
     "colocate": (False, "engine and learner share one GPU: the engine sleeps while the learner works"),
     "prompt_format": ("text", '"text" (the observation as it is) or "chat" (the model\'s chat template)'),
@@ -57,7 +58,7 @@ TRAINING = {
     "kl_coeff": (0.0, "weight of the KL to the starting model; 0 loads no reference"),
     "kl_estimator": ("k3", '"k1" (in the reward), "k2" or "k3" (in the loss)'),
     "compute_dtype": ("auto", '"float32", "bfloat16", or "auto": bfloat16 where the processor has it'),
-    "micro_batch_tokens": (2048, "tokens of one forward and backward pass, at most (one longer episode passes alone)"),
+    "micro_batch_tokens": (1024, "tokens of one forward and backward pass, at most (one longer episode passes alone)"),
     "prefix_sharing": (True, "compute shared prompts once (exact; checked at start-up, off where it would not be)"),
     "optimizer_name": ("adamw", '"adamw" or "sgd"'),
     "adam_betas": ((0.9, 0.999), "AdamW's moving-average rates"),
@@ -168,6 +169,8 @@ class SRLConfig(AlgorithmConfig):
         """Replace "auto" by what this machine has, so that results and checkpoints say what was used."""
         if self.compute_dtype == "auto":
             self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
+        if self.engine_num_threads is None:
+            self.engine_num_threads = engine_threads(self.num_env_runners * self.engine_tensor_parallel_size)
         if self.engine == "auto":
             self.engine = "vllm" if find_spec("vllm") else "transformers"
             if self.engine == "transformers":
@@ -215,6 +218,7 @@ class SRLConfig(AlgorithmConfig):
             "memory_utilization": self.engine_memory_utilization,
             "kv_cache_gib": self.engine_kv_cache_gib,
             "weight_transfer": self.weight_transfer,
+            "num_threads": None if self.num_gpus_per_env_runner else self.engine_num_threads,
         }
 
     def get_default_learner_class(self) -> type:

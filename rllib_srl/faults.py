@@ -137,7 +137,7 @@ def _numbers(config: Any) -> Iterator[str]:
     for name, least in AT_LEAST.items():
         if not _is_integer(getattr(config, name), least):
             yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}"
-    for name, least in {"seed": 0, "evaluation_interval": 1}.items():
+    for name, least in {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1}.items():
         if getattr(config, name) is not None and not _is_integer(getattr(config, name), least):
             yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
     for name in ABOVE_ZERO:

@@ -128,7 +128,9 @@ def _head(
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap:
         logits_UV = torch.tanh(logits_UV / cap) * cap
-    logp_UV = torch.log_softmax(logits_UV / temperature, dim=-1)
+    if temperature != 1.0:
+        logits_UV = logits_UV / temperature
+    logp_UV = torch.log_softmax(logits_UV, dim=-1)
     with torch.no_grad():
-        entropy_U = -(logp_UV.exp() * logp_UV).sum(-1)
+        entropy_U = -logp_UV.exp().mul_(logp_UV).sum(-1)
     return logp_UV[row_N, target_N], entropy_U[row_N]

@@ -226,9 +226,11 @@ class SRL(Algorithm):
         everyone: dict[int, dict] = {runner_id: {} for runner_id in self.runners.ids}
         self.runners.all("rest", everyone, timeout_s, "going to sleep")
         call_learners(self.learner_group, "take_room", no_arguments, timeout_s, "taking the card")
-        yield
-        call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "making room on the card")
-        self.runners.all("rise", everyone, timeout_s, "waking up")
+        try:
+            yield
+            call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "making room on the card")
+        finally:
+            self.runners.all("rise", everyone, timeout_s, "waking up")
 
     # --- evaluation, checkpoints, export ----------------------------------------------------------
 

@@ -44,6 +44,7 @@ class WeightSender:
 
     model: torch.nn.Module
     config: Any
+    _memory: np.ndarray | None = None  # of the last bundle; the object store holds a copy
     _direct: Any = None  # vLLM's trainer side, once connected
     _client: Any = None
 
@@ -60,7 +61,6 @@ class WeightSender:
             version: the number the engine will carry.
             sequences: the canary's token ids.
             scale: 0 sends the weights themselves; above 0 the self-test's perturbed ones.
-
         """
         with _moved(self.model, scale):
             times = [time.perf_counter()]
@@ -99,7 +99,9 @@ class WeightSender:
             return self.score(sequences)
 
     def _pack(self, version: int) -> WeightBundle:
-        return pack(self.model.named_parameters(), version, self.config.compute_dtype)
+        bundle = pack(self.model.named_parameters(), version, self.config.compute_dtype, self._memory)
+        self._memory = bundle.buffer
+        return bundle
 
 
 @contextmanager

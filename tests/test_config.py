@@ -16,6 +16,7 @@ import rllib_srl
 from rllib_srl import SRL, SRLConfig
 from rllib_srl import config as tables
 from rllib_srl.faults import AT_LEAST, INSTEAD, ONE_OF, USED, faults_of
+from rllib_srl.hardware import engine_threads
 
 PACKAGE = Path(rllib_srl.__file__).parent
 
@@ -225,7 +226,7 @@ def test_every_setting_is_read_somewhere(name):
 
 def test_the_engine_gets_its_settings(config):
     config.env_runners(engine="vllm", engine_tensor_parallel_size=2, engine_memory_utilization=0.4)
-    config.env_runners(engine_kv_cache_gib=0.5, engine_max_num_seqs=7, max_episode_tokens=99)
+    config.env_runners(engine_kv_cache_gib=0.5, engine_max_num_seqs=7, max_episode_tokens=99, engine_num_threads=3)
     config.training(compute_dtype="bfloat16").debugging(seed=5)
     from rllib_srl.engine.vllm_engine import VLLMEngine
 
@@ -241,6 +242,7 @@ def test_the_engine_gets_its_settings(config):
         "memory_utilization": 0.4,
         "kv_cache_gib": 0.5,
         "weight_transfer": "object_store",
+        "num_threads": 3,
     }
     assert set(settings) - {"kind"} <= set(inspect.signature(VLLMEngine.__init__).parameters)
 
@@ -296,3 +298,12 @@ def test_srl_is_known_to_tune():
     _global_registry.unregister(TRAINABLE_CLASS, "SRL")
     assert rllib_srl.SRLConfig is SRLConfig  # loading the class is enough
     assert _global_registry.get(TRAINABLE_CLASS, "SRL") is SRL
+
+
+@pytest.mark.parametrize(
+    ("given", "num_engines", "expected"), [("3", 1, 3), ("", 1, 6), ("", 2, 3), ("", 4, 1), ("", 9, 1), ("", 0, 6)]
+)
+def test_engines_share_the_cores_unless_openmp_is_told_otherwise(monkeypatch, given, num_engines, expected):
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert engine_threads(num_engines) == expected

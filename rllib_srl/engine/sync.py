@@ -78,7 +78,9 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, dtype: str) -> WeightBundle:
+def pack(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, dtype: str, memory: np.ndarray | None = None
+) -> WeightBundle:
     """Cast the weights to the engine's dtype and lay them end to end.
 
     A tensor that shares its memory with an earlier one (a tied head) is packed once, under the first name.
@@ -87,6 +89,7 @@ def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, dtype:
         named_tensors: as from `named_parameters()`, on any device, whole (no shards).
         version: that of these weights.
         dtype: what floating-point tensors are cast to; an engine refuses weights of another dtype than its own.
+        memory: the buffer of an earlier bundle, which is overwritten if it fits: fresh memory costs more than packing.
     """
     target, specs, sources = torch_dtype(dtype), [], []
     offset, seen = 0, set()
@@ -101,7 +104,7 @@ def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, dtype:
         specs.append((name, str(kind).removeprefix("torch."), tuple(source.shape), offset, num_bytes))
         sources.append(source)
         offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
-    buffer = np.empty(offset, np.uint8)
+    buffer = memory if memory is not None and memory.size == offset else np.empty(offset, np.uint8)
     raw = torch.from_numpy(buffer)
 
     def fill(spec: tuple[str, str, tuple[int, ...], int, int], source: torch.Tensor) -> TensorSpec:

@@ -82,6 +82,18 @@ def test_a_tied_head_is_packed_once() -> None:
     assert [spec.name for spec in clones.tensors] == ["embed", "head"]
 
 
+def test_memory_of_an_earlier_bundle_is_used_again_where_it_fits() -> None:
+    old, new = some_tensors(), {name: tensor + 1 for name, tensor in some_tensors().items()}
+    memory = pack(old.items(), version=1, dtype="bfloat16").buffer
+    bundle = pack(new.items(), version=2, dtype="bfloat16", memory=memory)
+    assert bundle.buffer is memory
+    verify(bundle)
+    assert np.array_equal(bundle.buffer, pack(new.items(), version=2, dtype="bfloat16").buffer)
+    wider = pack(new.items(), version=3, dtype="float32", memory=memory)
+    assert wider.buffer is not memory
+    verify(bundle)
+
+
 def test_a_flipped_bit_anywhere_is_named() -> None:
     bundle = pack(some_tensors().items(), version=11, dtype="bfloat16")
     for spec in bundle.tensors:
