@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = compare(workload, arguments.model, arguments.dtype, repeats, lambda line: print(line, flush=True))
         results.append(result)
         print("\n".join(lines(result, arguments.least)))
-        print(bench.conditions(arguments.dtype), flush=True)
+        print(bench.conditions(bench.quickstart_config(compute_dtype=arguments.dtype).compute_dtype), flush=True)
     if arguments.json:
         figures = [{**asdict(one), "ratios": one.ratios, "cpu_ratios": one.cpu_ratios} for one in results]
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
