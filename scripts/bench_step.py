@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from scripts import bench
 from scripts.cluster import run_cleanly, start_ray
 from scripts.display import table
 
+MOST_TRIES = 3  # iterations played for each one measured
 MOST_MOVES = 4.0  # the sync's time, in plain moves of its bytes
 CANARY = ("learner_canary_s", "engine_canary_s")
 SYNC = ("pack_s", "put_s", "get_s", "load_s", *CANARY)
@@ -75,15 +77,18 @@ def measure(settings: Mapping[str, Any], num_iterations: int, verbose: bool) -> 
         dtype = algo.config.compute_dtype
         payload = pack(learner.model.named_parameters(), 0, dtype).buffer
         steps, reader = Steps(payload.nbytes, dtype), ray.remote(num_cpus=0)(Reader).remote()
-        for iteration in range(-1, num_iterations):
+        for attempt in range(1 + MOST_TRIES * num_iterations):
             result = algo.train()
             move, landing = (seconds_to_move(payload, reader, copies) for copies in (False, True))
-            if iteration >= 0 and "pack_s" in result.get("weight_sync", {}):
+            # The first one warms up; one without signal neither learns nor syncs, and RLlib reports NaN for it.
+            if attempt > 0 and not math.isnan(result.get("weight_sync", {}).get("pack_s", math.nan)):
                 steps.parts.append(parts_of(result))
                 steps.moves.append(move)
                 steps.landings.append(landing)
                 steps.num_tokens.append(tokens_of(result))
-        return steps
+            if len(steps.parts) == num_iterations:
+                return steps
+        raise RuntimeError(f"{len(steps.parts)} of {attempt} iterations had signal; expected {num_iterations}")
     finally:
         algo.stop()
 

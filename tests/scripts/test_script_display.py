@@ -8,6 +8,8 @@ import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,12 +99,18 @@ def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
 def test_memory_is_the_proportional_size_of_a_process_tree() -> None:
     assert memory.proportional_bytes("Rss:  900 kB\nPss:  300 kB\nPss_Anon: 5 kB\n") == 300 * 1024
     assert memory.proportional_bytes("") == 0
-    before = memory.memory_of_tree(os.getpid())
-    if before == 0:
+    if memory.memory_of_tree(os.getpid()) == 0:
         pytest.skip("this system has no /proc")
-    held = np.ones(32 << 20, np.uint8)
-    grown = memory.memory_of_tree(os.getpid()) - before
-    assert 0.9 * held.nbytes < grown < 2 * held.nbytes
+    source = "print(flush=True); input(); held = b'1' * (32 << 20); print(flush=True); input()"
+    # A tree of its own: other tests' processes come and go under this one.
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        sizes = []
+        for _ in range(2):
+            child.stdout.readline()
+            sizes.append(memory.memory_of_tree(child.pid))
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+    assert 0.9 * 2**25 < sizes[1] - sizes[0] < 1.5 * 2**25
 
 
 @pytest.mark.parametrize(
