@@ -96,3 +96,16 @@ def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_conf
         .resources(num_cpus_for_main_process=0.25)
         .debugging(seed=1)
     )
+
+
+def watch(algo) -> list:
+    """Return a list that every batch of groups an algorithm plays is added to."""
+    seen, play = [], algo.play
+
+    def watched(*args, **kwargs):
+        for batch in play(*args, **kwargs):
+            seen.append(batch)
+            yield batch
+
+    algo.play = watched
+    return seen

@@ -19,7 +19,7 @@ from rllib_srl.checkpoints import checkpoints_in
 from rllib_srl.deadlines import ActorFailure
 from rllib_srl.env_runner import LLMEnvRunner
 from rllib_srl.learner import GRPOTorchLearner
-from tests.small_worlds import small_config
+from tests.small_worlds import small_config, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 RUNNER_BACK_S = 90.0  # three times the stated times, for machines that do other things
@@ -98,19 +98,6 @@ def running(config, num_env_runners: int = 1):
 def pids_of(algo) -> dict[int, int]:
     asked = {runner_id: {} for runner_id in algo.runners.ids}
     return {i: answer["pid"] for i, answer in algo.runners.all("where", asked, 30, "saying where it is").items()}
-
-
-def watch(algo) -> list:
-    """Return a list that every batch is added to, and fill it."""
-    seen, play = [], algo.play
-
-    def watched(*args, **kwargs):
-        for batch in play(*args, **kwargs):
-            seen.append(batch)
-            yield batch
-
-    algo.play = watched
-    return seen
 
 
 def drawn(algo) -> list[list[str]]:

@@ -13,7 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.advantages import group as group_rule
 from rllib_srl.types import StopReason
-from tests.small_worlds import small_config
+from tests.small_worlds import small_config, watch
 
 
 @pytest.fixture
@@ -42,19 +42,6 @@ def weights_of(algo) -> dict[str, np.ndarray]:
 
 def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def watch(algo) -> list:
-    """Return a list that every batch of groups an algorithm plays is added to."""
-    seen, play = [], algo.play
-
-    def watched(*args, **kwargs):
-        for batch in play(*args, **kwargs):
-            seen.append(batch)
-            yield batch
-
-    algo.play = watched
-    return seen
 
 
 def tokens_of(batches) -> list[list[int]]:

@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.engine import Engine, make_engine
-from tests.engine.small_llama import CONTEXT_LENGTH, Learner, save_random_llama
+from tests.engine.small_llama import CONTEXT_LENGTH, Learner
 
 StartEngine = Callable[[str, str], Engine]
-
-
-@pytest.fixture(scope="session")
-def random_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the small random Llama."""
-    return save_random_llama(tmp_path_factory.mktemp("random_llama"))
 
 
 @pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.engine)], scope="session")
