@@ -1,4 +1,4 @@
-"""Groups and advantages -> prefix tries, micro-batches and balanced shards: pure numpy.
+"""Groups and advantages -> prefix tries, micro-batches and balanced parts: pure numpy.
 
 Episodes of a group share their prompt, and groups share a few-shot text. A trie lays each shared
 token out once; a branch attends to its own path only, so the result equals the padded computation:
@@ -24,7 +24,7 @@ from rllib_srl.types import Group
 
 @dataclass(frozen=True)
 class Episode:
-    """What the loss needs of one episode: its stream, what the policy wrote, and its advantage.
+    """What the loss needs of one episode: its stream, what the policy wrote, its advantage, and its tokens' weight.
 
     Invariant: the three arrays have the same length T, and `loss_mask_T[0]` is False.
     """
@@ -34,10 +34,18 @@ class Episode:
     behaviour_logp_T: np.ndarray
     advantage: float
     index: int  # position in the shard
+    scale: float = 1.0  # what the loss of each token is multiplied by
 
 
-def episodes_of(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> list[Episode]:
-    """Cut groups into episodes with their advantages.
+def episodes_of(
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], scales: Sequence[float] | None = None
+) -> list[Episode]:
+    """Cut groups into episodes with their advantages; `Episode.index` counts through all groups.
+
+    Args:
+        groups: whole groups.
+        advantages: one array a group.
+        scales: what the loss of each group's tokens is multiplied by; None: 1.
 
     Raises:
         ValueError: the number of groups and of advantage arrays, or of episodes and advantages of a group, differ.
@@ -45,14 +53,20 @@ def episodes_of(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> li
     if len(groups) != len(advantages):
         raise ValueError(f"{len(groups)} groups but {len(advantages)} advantage arrays")
     episodes: list[Episode] = []
-    for group, advantage_G in zip(groups, advantages, strict=True):
+    for group, advantage_G, scale in zip(groups, advantages, scales or [1.0] * len(groups), strict=True):
         if group.size != len(advantage_G):
             raise ValueError(f"group {group.group_id} has {group.size} episodes but {len(advantage_G)} advantages")
         for g, advantage in enumerate(advantage_G):
             cut = slice(group.offsets[g], group.offsets[g + 1])
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])
-            episodes.append(Episode(*arrays, float(advantage), len(episodes)))
+            episodes.append(Episode(*arrays, float(advantage), len(episodes), scale))
     return episodes
+
+
+def bare_episode(token_ids: Sequence[int], index: int) -> Episode:
+    """Return tokens as an episode that the policy wrote from the second token on, for scoring alone."""
+    token_ids_T = np.asarray(token_ids, np.int32)
+    return Episode(token_ids_T, np.arange(len(token_ids_T)) > 0, np.zeros(len(token_ids_T), np.float32), 0.0, index)
 
 
 @dataclass(frozen=True)
@@ -125,13 +139,14 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 class MicroBatch:
     """One forward and backward pass: a layout and its N loss tokens.
 
-    Invariant: the five `_N` arrays have the same length; `predictor_N` indexes flattened rows.
+    Invariant: the six `_N` arrays have the same length; `predictor_N` indexes flattened rows.
     """
 
     layout: Layout
     predictor_N: np.ndarray
     target_N: np.ndarray
     advantage_N: np.ndarray
+    scale_N: np.ndarray
     behaviour_logp_N: np.ndarray
     episode_N: np.ndarray  # `Episode.index` of each loss token
 
@@ -146,18 +161,20 @@ def micro_batch(episodes: Sequence[Episode], share_prefixes: bool) -> MicroBatch
         predictor_N=np.concatenate([path[at - 1] for _, at, path in cut]),
         target_N=np.concatenate([e.token_ids_T[at] for e, at, _ in cut]).astype(np.int64),
         advantage_N=np.concatenate([np.full(len(at), e.advantage, np.float32) for e, at, _ in cut]),
+        scale_N=np.concatenate([np.full(len(at), e.scale, np.float32) for e, at, _ in cut]),
         behaviour_logp_N=np.concatenate([e.behaviour_logp_T[at] for e, at, _ in cut]),
         episode_N=np.concatenate([np.full(len(at), e.index, np.int64) for e, at, _ in cut]),
     )
 
 
 def micro_batches(episodes: Sequence[Episode], max_tokens: int, share_prefixes: bool) -> list[MicroBatch]:
-    """Split episodes into passes of at most `max_tokens` computed tokens each.
+    """Split episodes into passes of at most `max_tokens` computed tokens each, no episode over two of them.
 
     An episode longer than `max_tokens` gets a pass of its own: the budget bounds memory, it never
-    drops or cuts an episode. Episodes are taken in lexical order, so those that share most sit together.
+    drops or cuts an episode. Only one without a token to learn from is left out. Episodes are taken in
+    lexical order, so those that share most sit together.
     """
-    ordered = sorted(episodes, key=lambda e: e.token_ids_T.tolist())
+    ordered = sorted((e for e in episodes if e.loss_mask_T.any()), key=lambda e: e.token_ids_T.tolist())
     parts: list[list[Episode]] = []
     cost = 0
     for episode in ordered:

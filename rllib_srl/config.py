@@ -21,6 +21,8 @@ from ray.tune.registry import register_trainable as _register_trainable
 
 from rllib_srl.faults import faults_of
 from rllib_srl.hardware import best_dtype, engine_threads
+from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
+from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.worlds import resolve
 
 logger = logging.getLogger(__name__)
@@ -74,52 +76,7 @@ TRAINING = {
 EVALUATION = {
     "evaluation_pass_k": (0, "also sample k answers a held-out prompt and report pass@k; 0 skips that"),
 }
-REPLAY = {
-    "replay_revisit_fraction": (0.25, "share of played prompts that come from the memory, in [0, 1]"),
-    "replay_reuse_fraction": (0.25, "share of trained groups that are stored ones, in [0, 1)"),
-    "replay_capacity": (65_536, "items (prompts) kept, at most; 0 runs without a memory"),
-    "replay_groups_per_item": (2, "newest groups kept of each item"),
-    "replay_max_bytes": (2 << 30, "bytes of groups held in memory; older ones are read back from disk"),
-    "replay_min_buffer_size": (16, "items below which nothing is revisited or reused"),
-    "replay_spacing": ("fsrs", "a key of `spacing.SPACINGS`: when an item is due again"),
-    "replay_spacing_config": ({}, "parameters of the spacing rule, by name"),
-    "replay_desired_retention": (0.9, "recall at which an item becomes due, in (0, 1)"),
-    "replay_iterations_per_day": (1.0, "iterations that count as one of the rule's days, > 0"),
-    "replay_min_recall_interval": (1, "iterations between two visits of an item, at least"),
-    "replay_load_control": ("intake", '"intake" (new items wait until reviews fit), "stretch" (intervals grow) or "none"'),
-    "replay_grade": ("pass_rate", '"pass_rate", "reward", "likelihood" or "rating": what grades a visit'),
-    "replay_pass_reward": (0.9, "reward from which an episode counts as recalled"),
-    "replay_min_graded": (2, "valid episodes below which a visit grades nothing"),
-    "replay_selection": ("srl", "a key of `selection.SELECTIONS`: which items are revisited"),
-    "replay_reuse_selection": ("srl", "a key of `selection.SELECTIONS`: which groups are reused"),
-    "replay_selection_config": ({}, "parameters of both selection rules, by name"),
-    "replay_candidate_pool": (16_384, "items or groups a rule chooses among; it is exact up to that many"),
-    "replay_domains": ("all", '"all", "last", a list of domains, or a predicate "module:function" of a domain'),
-    "replay_domain_quotas": (None, 'share of draws by domain: None, "equal" or domain -> weight'),
-    "replay_leech_failures": (8, "failed visits in a row that make an item a leech; 0 knows no leeches"),
-    "replay_leech_share": (0.1, "share of revisits that leeches may take, in [0, 1]"),
-    "replay_leech_interval": (32, "iterations until a leech is tested again"),
-    "replay_max_age": (32, "iterations after which a group is not reused"),
-    "replay_max_uses": (4, "times a group is reused, at most"),
-    "replay_reuse_coeff": (1.0, "weight of the reused groups' loss beside the played ones'"),
-    "replay_reuse_correction": ("clip", '"clip" (ratio to the stored log-probs), "truncate" or "mask" (weight beside it)'),
-    "replay_mask_window": ((0.5, 2.0), 'ratios that "mask" keeps; "truncate" cuts at the upper one'),
-    "replay_max_drift": (1.0, "mean |log ratio| in nats from which a reused episode is left out; None keeps all"),
-    "replay_diversity_coeff": (0.5, "how much diversity shortens effective intervals and weighs in draws; 0 switches it off"),
-    "replay_diversity_parts": (("variance", "novelty"), "some of variance, novelty, centroid, rarity, episodic"),
-    "replay_diversity_on": (("interval", "draw"), "where diversity acts: some of interval, draw"),
-    "replay_diversity_bonus": (None, 'advantages times distance to the group\'s centre: None, "paper", "minmax", "mean1"'),
-    "replay_neighbours": (8, "k of novelty: neighbours in the memory"),
-    "replay_embedding": ("ngram", '"ngram", "sentence" (packaged MiniLM) or "policy" (hidden states)'),
-    "replay_eviction": ("lowest_value", "a key of `eviction.EVICTIONS`: which items go when the memory is full"),
-    "replay_near_duplicate": (None, "cosine from which a new prompt counts as one that is stored; None compares hashes only"),
-    "replay_degenerate_share": (0.5, "share of an episode's tokens one repeated token may take; None admits all"),
-    "replay_on_secret": ("refuse", '"refuse", "mask" (out of the loss, redacted in exports) or "keep"'),
-    "replay_task_growth": (False, "partial histories become items (ExIt)"),
-    "replay_p_div": (0.2, "probability that a revisit asks for a different answer, where a world can"),
-    "replay_num_shards": (1, "buffer actors; items are shared out by prompt hash"),
-    "replay_timeout_s": (60.0, "seconds one call to the memory may take"),
-}
+REPLAY = {f"replay_{name}": entry for name, entry in REPLAY_TABLE.items()}
 SETTINGS = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY}
 
 
@@ -219,6 +176,10 @@ class SRLConfig(AlgorithmConfig):
                 logger.warning("vLLM is not installed: the TransformersEngine samples, slower and exact")
 
     # --- derived ------------------------------------------------------------------------------
+
+    def replay_settings(self) -> ReplaySettings:
+        """Return the memory's settings, without their prefix."""
+        return ReplaySettings(**{name: getattr(self, f"replay_{name}") for name in REPLAY_TABLE})
 
     def world_configs(self) -> dict[str, dict]:
         """Return environment id -> env_config of every world."""

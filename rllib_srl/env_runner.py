@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -147,6 +147,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         seed: int | None,
         num_transcripts: int = 0,
         as_groups: bool = True,
+        revisits: Collection[str] = (),
         **overrides: Any,
     ) -> RunnerBatch:
         """Play prompts G times each, keep the tokens here, and tell the driver about them.
@@ -157,6 +158,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             seed: restarts the engine's sampling generator; None leaves it running.
             num_transcripts: how many groups are returned as text as well.
             as_groups: False for evaluation, where single episodes count and nothing trains.
+            revisits: ids of the groups whose prompts come from the memory.
             overrides: fields of `Sampling`.
         """
         if seed is not None:
@@ -169,7 +171,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
         least = 2 if as_groups else 1
-        groups = [to_group(prompt, group_id, by_group[group_id], at_least=least) for group_id, prompt in prompts]
+        groups = [
+            to_group(
+                prompt,
+                group_id,
+                by_group[group_id],
+                origin="revisit" if group_id in revisits else "fresh",
+                at_least=least,
+                keep_turns=self.config.replay_task_growth,
+            )
+            for group_id, prompt in prompts
+        ]
         metas = [GroupMeta.of(group, self._keep(group) if as_groups else None) for group in groups if group is not None]
         shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]
         errors = [str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")]

@@ -246,9 +246,7 @@ def _worlds(config: Any) -> Iterator[str]:
 
 
 def _replay(config: Any) -> Iterator[str]:
-    for name in ("replay_revisit_fraction", "replay_reuse_fraction"):
-        if getattr(config, name) != 0:
-            yield f"{name} = {getattr(config, name)!r}; expected 0: this version has no memory yet"
+    yield from config.replay_settings().faults(prefix="replay_")
 
 
 def _is_number(value: Any) -> bool:

@@ -56,6 +56,13 @@ def _collect(group: LearnerGroup, timeout_s: float) -> list[Any]:
     return results
 
 
+def ask_learners(group: LearnerGroup, method: str) -> list[Any]:
+    """Call `method` on every learner and return references to the answers, or the answer itself of a local one."""
+    if group.is_local:
+        return [getattr(group._learner, method)()]
+    return [getattr(worker, method).remote() for _, worker in sorted(group._worker_manager.actors().items())]
+
+
 def call_learners(
     group: LearnerGroup, method: str, arguments: Sequence[tuple], timeout_s: float, what: str
 ) -> list[Any]:

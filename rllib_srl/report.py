@@ -29,10 +29,14 @@ from tensorboardX import SummaryWriter
 from rllib_srl.advantages import has_signal
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.env_runner import RunnerBatch
+from rllib_srl.replay.client import Memory, NoMemory
+from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
+from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, StopReason
 
 logger = logging.getLogger(__name__)
 
+REPLAY_RESULTS = "replay"
 TRANSCRIPTS = "transcripts.jsonl"
 
 
@@ -77,6 +81,33 @@ class Report:
         self._lifetimes(len(rewards), sum(batch.num_turns for batch in batches))
         self._age(groups, batches)
         self._transcripts(iteration, batches, groups, advantages)
+
+    def memory(
+        self,
+        memory: Memory | NoMemory,
+        groups: Sequence[GroupMeta],
+        reused: Sequence[GroupMeta],
+        visits: Mapping[str, Visit],
+        now: int,
+    ) -> None:
+        """Log what the memory did in one iteration, intended against realised."""
+        if not memory.num_shards:
+            return
+        counts = counts_of([*groups, *reused])
+        memory.counts.update(counts)
+        grades = [visit.grade for visit in visits.values() if visit.grade]
+        values = {
+            **memory.stats(now),
+            **counts,
+            **{name: share for name, share in shares_of(memory.counts).items()},
+            **visit_counts(visits.values()),
+            **age_counts(reused, now),
+            "revisit_share_intended": memory.settings.revisit_fraction,
+            "reuse_share_intended": memory.settings.reuse_fraction,
+            "grade_mean": float(np.mean(grades)) if grades else float("nan"),
+        }
+        for name, value in values.items():
+            self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
 
     def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:
         """Log how far engines and learner are apart after a sync (None: no engine answered), and its times."""

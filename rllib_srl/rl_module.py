@@ -36,7 +36,7 @@ class CausalLMModule(TorchRLModule):
         return self._forward(batch, **kwargs)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
-        return token_logps(self.model, batch)
+        return token_logps(self.model, batch, batch.get("with_hidden", False))
 
     def get_state(self, components: Any = None, *, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return fp32 numpy arrays by parameter name; nothing with `inference_only` (see the module docstring)."""
@@ -81,16 +81,19 @@ def load_causal_lm(name_or_path: str) -> torch.nn.Module:
     return model.eval()
 
 
-def token_logps(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def token_logps(model: torch.nn.Module, batch: dict[str, Any], with_hidden: bool = False) -> dict[str, torch.Tensor]:
     """Compute the log-probs of the target tokens; the head runs only on rows that predict one.
 
     Args:
         model: a Hugging Face causal language model.
         batch: `token_ids` and `position_ids` [R, T], `attention_mask` (bool [1, 1, T, T] or int [R, T]),
             `predictor` and `target` [N], `temperature` (> 0).
+        with_hidden: hand the hidden states through, for `episode_means`.
 
     Returns:
-        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature).
+        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature); with `with_hidden` also
+        `hidden` [U, D], the last hidden states of the U distinct predictors, detached, and `row` [N], which
+        of them predicts a token. Neither is a copy.
     """
     hidden_RTD = model.base_model(
         input_ids=batch["token_ids"],
@@ -118,7 +121,25 @@ def token_logps(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[
         logps.append(logp)
         entropies.append(entropy)
     back = torch.argsort(order)
-    return {"logp": torch.cat(logps)[back], "entropy": torch.cat(entropies)[back]}
+    out = {"logp": torch.cat(logps)[back], "entropy": torch.cat(entropies)[back]}
+    return out | {"hidden": hidden_UD.detach(), "row": row_of_N} if with_hidden else out
+
+
+def episode_means(
+    hidden_UD: torch.Tensor, row_N: torch.Tensor, episode_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the episodes in `episode_N`, ascending [B], and the mean of each one's hidden states, fp32 [B, D].
+
+    Args:
+        hidden_UD: hidden states of distinct rows.
+        row_N: the row of each loss token.
+        episode_N: the episode of each loss token.
+    """
+    episode_B, at_N, count_B = torch.unique(episode_N, return_inverse=True, return_counts=True)
+    num_rows = len(hidden_UD)
+    # A row of a trie serves many episodes: counting it in each needs no copy of its state.
+    counts_BU = torch.bincount(at_N * num_rows + row_N, minlength=len(episode_B) * num_rows).view(-1, num_rows)
+    return episode_B, counts_BU.float() @ hidden_UD.float() / count_B[:, None]
 
 
 def _head(

@@ -1,7 +1,12 @@
-"""The part of a batch that one learner trains on: references to whole groups, and their advantages.
+"""The part of a batch that one learner trains on: references to whole groups, their advantages and their weight.
 
     driver: GroupMeta (rewards, lengths, references) -> TrainingShard, one a learner      no token passes here
-    learner: shard.groups() fetches the token arrays from the runners' object store
+    learner: shard.groups() fetches the token arrays from the object store
+
+    loss = L_played + reuse_coeff * L_reused, each the mean over its own tokens in all shards:
+    more reused groups never make the played ones weigh less.
+
+Source: Li et al. 2025 (RePO), arXiv 2506.09340 (a normaliser of its own for replayed groups).
 """
 
 from __future__ import annotations
@@ -17,12 +22,14 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from rllib_srl.batch import balanced_shards
 from rllib_srl.types import Group, GroupMeta
 
+REUSE = "reuse"  # the origin of a group that is trained on again; any other was played this iteration
+
 
 class TrainingShard(MultiAgentBatch):
-    """A `MultiAgentBatch` whose token columns still lie with the runners.
+    """A `MultiAgentBatch` whose token columns still lie where they were written.
 
-    Invariant: `num_tokens` and `num_episodes` count the whole batch over all learners, never this shard, so
-    that a sum over learners is the mean over the batch. A shard may hold no group at all.
+    Invariant: `num_tokens`, `num_reused_tokens`, `num_episodes` and `scales` are about the whole batch over all
+    learners, never this shard, so that a sum over learners is the mean over the batch. A shard may hold no group.
     """
 
     def __init__(
@@ -32,15 +39,22 @@ class TrainingShard(MultiAgentBatch):
         num_tokens: int,
         num_episodes: int,
         fetch_timeout_s: float,
+        *,
+        origins: Sequence[str],
+        scales: Sequence[float],
+        num_reused_tokens: int,
     ) -> None:
         """Describe one learner's groups.
 
         Args:
             group_refs: an ObjectRef of each Group, or the Group itself in one process.
             advantages: the advantages of each group's episodes.
-            num_tokens: policy-written tokens of all shards together.
-            num_episodes: episodes of all shards together.
+            num_tokens: policy-written tokens of the played groups of all shards together.
+            num_episodes: episodes of all shards together, reused ones too.
             fetch_timeout_s: how long `groups` may wait for the object store.
+            origins: "fresh", "revisit" or "reuse" of each group; the stored group itself still names its first one.
+            scales: what the loss of each group's tokens is multiplied by.
+            num_reused_tokens: policy-written tokens of the reused groups of all shards together.
         """
         columns = SampleBatch({"advantage": np.concatenate([np.zeros(0), *advantages]).astype(np.float32)})
         super().__init__({DEFAULT_MODULE_ID: columns}, env_steps=len(columns["advantage"]))
@@ -49,6 +63,14 @@ class TrainingShard(MultiAgentBatch):
         self.num_tokens = num_tokens
         self.num_episodes = num_episodes
         self.fetch_timeout_s = fetch_timeout_s
+        self.origins = list(origins)
+        self.scales = list(scales)
+        self.num_reused_tokens = num_reused_tokens
+
+    @property
+    def is_reused_P(self) -> np.ndarray:
+        """Return which groups are stored ones."""
+        return np.array([origin == REUSE for origin in self.origins], bool)
 
     def groups(self) -> list[Group]:
         """Fetch the groups.
@@ -62,22 +84,47 @@ class TrainingShard(MultiAgentBatch):
 
 
 def build_shards(
-    groups: Sequence[GroupMeta], advantages: Sequence[np.ndarray], num_shards: int, fetch_timeout_s: float
+    groups: Sequence[GroupMeta],
+    advantages: Sequence[np.ndarray],
+    num_shards: int,
+    fetch_timeout_s: float,
+    reuse_coeff: float = 1.0,
 ) -> list[TrainingShard]:
     """Split groups into one shard a learner, whole groups only, balanced by tokens.
 
+    Played and reused groups are balanced each on their own, since learners wait for each other between the two;
+    so reused ones never move a played group to another learner.
+
     Args:
-        groups: those with signal.
+        groups: those with signal, played and reused in any order.
         advantages: one array a group, computed before any sharding.
         num_shards: learners; 1 for a local one.
         fetch_timeout_s: see `TrainingShard`.
+        reuse_coeff: weight of the reused groups' mean loss beside the played ones', at least 0.
     """
-    num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
-    num_episodes = sum(len(group.rewards_G) for group in groups)
-    parts = balanced_shards([int(group.lengths_G.sum()) for group in groups], num_shards)
+    sides: dict[bool, list[int]] = {False: [], True: []}  # by whether a group is reused
+    for p, group in enumerate(groups):
+        sides[group.origin == REUSE].append(p)
+    num_tokens, num_reused_tokens = (_num_loss_tokens([groups[p] for p in sides[is_reused]]) for is_reused in sides)
+    scale_of = {False: 1.0 / max(1, num_tokens), True: reuse_coeff / max(1, num_reused_tokens)}
+    parts: list[list[int]] = [[] for _ in range(num_shards)]
+    for side in sides.values():
+        for part, own in zip(parts, balanced_shards([int(groups[p].lengths_G.sum()) for p in side], num_shards)):
+            part.extend(side[i] for i in own)
     return [
         TrainingShard(
-            [groups[p].ref for p in part], [advantages[p] for p in part], num_tokens, num_episodes, fetch_timeout_s
+            [groups[p].ref for p in part],
+            [advantages[p] for p in part],
+            num_tokens,
+            sum(len(group.rewards_G) for group in groups),
+            fetch_timeout_s,
+            origins=[groups[p].origin for p in part],
+            scales=[scale_of[groups[p].origin == REUSE] for p in part],
+            num_reused_tokens=num_reused_tokens,
         )
         for part in parts
     ]
+
+
+def _num_loss_tokens(groups: Sequence[GroupMeta]) -> int:
+    return int(sum(group.num_loss_tokens_G.sum() for group in groups))

@@ -1,13 +1,15 @@
-"""SRL: GRPO for language models on RLlib, with a seam for the memory.
+"""SRL: GRPO for language models on RLlib, with a memory.
 
     training_step
-      plan ──> prompts ──> LLMEnvRunner.play_groups ──> groups (metadata; tokens stay in the object store)
+      plan ──> due items (revisit) + fresh prompts ──> LLMEnvRunner.play_groups ──> groups (metadata; tokens stay put)
+      remember ──> memory grades and stores what was played, and draws stored groups (reuse)
       advantages ──> shards, one a learner ──> update ──> verified weights back to every engine
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,13 @@ from typing import Any
 import numpy as np
 import ray
 from pyarrow.fs import LocalFileSystem
-from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
-from ray.tune.result import SHOULD_CHECKPOINT
 
-from rllib_srl import checkpoints
 from rllib_srl.advantages import group_relative, has_signal
 from rllib_srl.carriers import Direct, ObjectStore
 from rllib_srl.config import SRLConfig
@@ -34,12 +32,15 @@ from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.env_runner import RunnerBatch
 from rllib_srl.evaluation import evaluate
-from rllib_srl.learners import call_learners, update_learners
+from rllib_srl.learners import ask_learners, call_learners, update_learners
 from rllib_srl.models import local_model
 from rllib_srl.placement import check_cluster_holds
 from rllib_srl.prompts import PromptSource
+from rllib_srl.replay.client import Memory, NoMemory
+from rllib_srl.replay.visits import Visit
 from rllib_srl.report import Report
 from rllib_srl.runners import Runners
+from rllib_srl.saved import SavedAlgorithm
 from rllib_srl.shard import TrainingShard, build_shards
 from rllib_srl.types import GroupMeta, Prompt
 from rllib_srl.weight_sync import WeightSync
@@ -47,7 +48,7 @@ from rllib_srl.weight_sync import WeightSync
 MAX_TRIES = 3  # of the same prompts, when the runner that plays them dies
 
 
-class SRL(Algorithm):
+class SRL(SavedAlgorithm):
     """Trains a language model on text environments.
 
     Invariant: between iterations every engine holds the learner's weights of `version`, checked by the canary.
@@ -77,7 +78,24 @@ class SRL(Algorithm):
         self.runners.check_started(self.config.start_timeout_s)
         self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
+        self.memory = self._start_memory(model_dir)
         self.report = Report(self.metrics, Path(self.logdir))
+
+    def _start_memory(self, model_dir: Path) -> Memory | NoMemory:
+        settings = self.config.replay_settings()
+        if not settings.is_on:
+            return NoMemory()
+        return Memory.start(
+            settings,
+            directory=Path(self.logdir) / "replay",
+            seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
+            run=uuid.uuid4().hex[:12],
+            model_dir=model_dir,
+            max_prompt_tokens=self.config.max_episode_tokens - 2 * self.config.max_turn_tokens,
+            temperature=self.config.temperature,
+            is_local=self.config.num_env_runners == 0,
+            timeout_s=self.config.start_timeout_s,
+        )
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s
@@ -101,23 +119,36 @@ class SRL(Algorithm):
         Path(self._logdir).mkdir(parents=True, exist_ok=True)
 
     def training_step(self) -> None:
-        """Play, compare, learn, sync."""
+        """Plan, play, remember, compare, learn, sync."""
+        now = self.iteration + 1
         with self._timed("plan"):
-            prompts = self.source.draw(self.config.num_prompts_per_batch)
+            revisits = self.memory.due(self.config.num_prompts_per_batch, now)
+            prompts = revisits + self.source.draw(self.config.num_prompts_per_batch - len(revisits))
         with self._timed("rollout"):
-            batches = list(self.play(prompts))  # an iterator of versioned batches: asynchrony changes this line only
+            batches = list(self.play(prompts, num_revisits=len(revisits)))  # asynchrony changes this line only
+            groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
+        with self._timed("remember"):
+            visits = self.memory.add(groups, now)
+            reused = self.memory.sample(len(prompts), now)
         with self._timed("batch"):
-            groups, advantages, shards = self._build(batches)
+            advantages = self._advantages(groups, visits)
+            shards = self._shards(groups + reused, advantages + self._advantages(reused, {}))
         with self._timed("learn"), self._engines_at_rest():
             is_updated = self._learn(shards)
         with self._timed("sync"):
             if is_updated:
                 self._sync_weights()
-        self.report.iteration(self.iteration + 1, batches, groups, advantages)
+        with self._timed("look_back"):
+            if is_updated:
+                self._look_back(groups, reused, now)
+        self.report.iteration(now, batches, groups, advantages)
+        self.report.memory(self.memory, groups, reused, visits, now)
 
-    # --- the five lines of training_step ---------------------------------------------------------
+    # --- the lines of training_step --------------------------------------------------------------
 
-    def play(self, prompts: Sequence[Prompt], stream: str = "train", **arguments: Any) -> Iterator[RunnerBatch]:
+    def play(
+        self, prompts: Sequence[Prompt], stream: str = "train", num_revisits: int = 0, **arguments: Any
+    ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield what each played, as it arrives.
 
         A runner that dies or falls silent is restarted, gets the current weights, and its prompts are played again.
@@ -125,12 +156,14 @@ class SRL(Algorithm):
         Args:
             prompts: what to play.
             stream: names the random stream of sampling; "train", or evaluation's own.
+            num_revisits: how many prompts, the first ones, come from the memory.
             arguments: of `LLMEnvRunner.play_groups`, in place of training's.
 
         Raises:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
         """
         pending = [(f"{self.iteration + 1}.{slot}", prompt) for slot, prompt in enumerate(prompts)]
+        arguments = {**arguments, "revisits": frozenset(group_id for group_id, _ in pending[:num_revisits])}
         for attempt in range(MAX_TRIES):
             shares = _deal(pending, self.runners.ids)
             calls = {i: self._play_arguments(share, i, stream, attempt, arguments) for i, share in shares.items()}
@@ -166,24 +199,28 @@ class SRL(Algorithm):
             self.weight_sync.start(self.version, [runner_id])
             self.report.count("num_runner_restarts", 1)
 
-    def _build(self, batches: Sequence[RunnerBatch]) -> tuple[list[GroupMeta], list[np.ndarray], list[TrainingShard]]:
-        groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
-        rewards = self._rewards_with_kl(groups)
-        advantages = group_relative(rewards, self.config.advantage)
+    def _advantages(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[np.ndarray]:
+        """Return each group's own advantages, times the diversity bonus of its visit where there is one."""
+        advantages = group_relative(self._rewards_with_kl(groups), self.config.advantage)
+        bonuses = [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups]
+        return [a * np.array(bonus) if bonus else a for a, bonus in zip(advantages, bonuses, strict=True)]
+
+    def _shards(self, groups: Sequence[GroupMeta], advantages: Sequence[np.ndarray]) -> list[TrainingShard]:
         # By what was earned alone: a KL of rounding errors, divided by its own spread, would look like a signal.
         kept = [i for i, group in enumerate(groups) if has_signal(group.rewards_G)]
-        shards = build_shards(
+        return build_shards(
             [groups[i] for i in kept],
             [advantages[i] for i in kept],
             max(1, self.config.num_learners),
             self.config.sync_timeout_s,
+            self.config.replay_reuse_coeff,
         )
-        return groups, advantages, shards
 
     def _rewards_with_kl(self, groups: Sequence[GroupMeta]) -> list[np.ndarray]:
         """Return the rewards, less kl_coeff times each episode's k1 where the KL belongs in the reward."""
         rewards = [group.rewards_G.astype(np.float64) for group in groups]
-        if not self.config.kl_coeff or self.config.kl_estimator != "k1" or not groups:
+        is_asked = self.config.kl_coeff and self.config.kl_estimator == "k1"
+        if not is_asked or not groups or groups[0].origin == "reuse":  # stored log-probs say nothing of today's KL
             return rewards
         shards = build_shards(groups, rewards, max(1, self.config.num_learners), self.config.sync_timeout_s)
         arguments = [(shard,) for shard in shards]
@@ -210,6 +247,15 @@ class SRL(Algorithm):
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return True
 
+    def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
+        """Tell the memory what only the learner knows: which groups have drifted too far, and hidden states."""
+        if reused:
+            asked = [()] * max(1, self.config.num_learners)
+            told = call_learners(self.learner_group, "reuse_report", asked, self.config.sync_timeout_s, "reporting")
+            self.memory.look_back(reused, {name: row for one in told for name, row in one.items()}, now)
+        if self.config.replay_embedding == "policy":
+            self.memory.embed(ask_learners(self.learner_group, "take_embeddings"), groups, now)
+
     def _sync_weights(self) -> None:
         self.version += 1
         gap, lost = self.weight_sync.sync(self.version)
@@ -232,91 +278,11 @@ class SRL(Algorithm):
         finally:
             self.runners.all("rise", everyone, timeout_s, "waking up")
 
-    # --- evaluation, checkpoints, export ----------------------------------------------------------
+    # --- evaluation, resources, end ---------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""
         return evaluate(self)
-
-    def step(self) -> dict[str, Any]:
-        """Run one iteration, and write a checkpoint every `checkpoint_every`; under Tune, Tune writes and keeps it."""
-        results = super().step()
-        every = self.config.checkpoint_every
-        if every and (self.iteration + 1) % every == 0:
-            if self._storage is not None:
-                results[SHOULD_CHECKPOINT] = True
-                return results
-            self._iteration += 1  # Trainable counts up after step(); the checkpoint must say what it holds
-            self.save_to_path(checkpoints.place_for(Path(self.logdir), self._iteration))
-            self._iteration -= 1
-            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
-        return results
-
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and ours: version, seed, and where the prompt stream stands."""
-        own = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
-        return {**super().get_state(*args, **kwargs), "srl": own}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Take a state and, if weights are in it, bring every engine to them.
-
-        Raises:
-            ValueError: the state is of other worlds; nothing was changed.
-        """
-        if "srl" in state:
-            self.source.check_worlds(state["srl"]["prompts"]["drawn"])
-        super().set_state(state)
-        if "srl" in state:
-            self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
-            self.source.set_state(state["srl"]["prompts"])
-        if COMPONENT_LEARNER_GROUP in state:
-            self._restore_runners(self.weight_sync.sync(self.version)[1])
-
-    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
-        """Write a checkpoint and seal it."""
-        saved = super().save_to_path(path, **kwargs)
-        checkpoints.seal(Path(saved), {"worlds": self.source.world_ids, "version": self.version})
-        return saved
-
-    def restore_from_path(self, path: Any, *args: Any, component: str | None = None, **kwargs: Any) -> None:
-        """Read a checkpoint, after checking that it is whole and fits, and bring every engine to its weights.
-
-        Args:
-            path: what `save_to_path` wrote, or with `component` that part of it.
-            args: RLlib's.
-            component: RLlib's path of the part to restore, such as "learner_group/learner/rl_module"; None for all.
-            kwargs: RLlib's.
-
-        Raises:
-            CheckpointError: a file is missing or damaged; nothing was changed.
-            ValueError: the checkpoint is of other worlds, in which case nothing was changed, or of another model.
-        """
-        if component is None:
-            self.source.check_worlds(checkpoints.verify_sealed(Path(path))["worlds"])
-        super().restore_from_path(path, *args, component=component, **kwargs)
-        self._restore_runners(self.weight_sync.sync(self.version)[1])
-
-    @classmethod
-    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> SRL:
-        """Build an algorithm from a checkpoint.
-
-        Raises:
-            CheckpointError: a file is missing or damaged.
-        """
-        checkpoints.verify_sealed(Path(path))
-        return super().from_checkpoint(path, *args, **kwargs)
-
-    def export_to_huggingface(self, directory: str | Path) -> Path:
-        """Write model and tokenizer as a Hugging Face directory, fp32.
-
-        Raises:
-            FileExistsError: the directory exists and is not empty.
-        """
-        target = Path(directory).absolute()
-        if target.exists() and any(target.iterdir()):
-            raise FileExistsError(f"export directory {target} is not empty; expected a new one")
-        call_learners(self.learner_group, "export", [(str(target),)], self.config.sync_timeout_s, "exporting")
-        return target
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:
@@ -336,6 +302,8 @@ class SRL(Algorithm):
 
     def cleanup(self) -> None:
         """End runners and learners."""
+        if hasattr(self, "memory"):
+            self.memory.stop()
         if hasattr(self, "report"):
             self.report.close()
         super().cleanup()

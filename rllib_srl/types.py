@@ -54,13 +54,14 @@ _INFRASTRUCTURE = frozenset(
 class Prompt:
     """A starting state given to the policy: enough to `reset` its environment to exactly this task.
 
-    Invariant: equal `key` means the same environment, prompt and history.
+    Invariant: equal `key` means the same environment, prompt and history; how a revisit is asked is not part of it.
     """
 
     env_id: str
     prompt_id: str
     domain: str = ""
     history: tuple[str, ...] = ()  # earlier policy turns, replayed by the environment's reset
+    step: str = ""  # how a revisit is asked where the world can iterate: "", "improve" or "diverge"
 
     @property
     def key(self) -> str:

@@ -71,6 +71,7 @@ def test_the_row_before_a_token_predicts_it(share):
     assert flat[one.predictor_N].tolist() == [6, 1, 6]
     assert one.target_N.tolist() == [1, 2, 3]
     assert one.advantage_N.tolist() == [1, 1, -1]
+    assert one.scale_N.tolist() == [1, 1, 1]
     assert one.episode_N.tolist() == [0, 0, 1]
 
 
@@ -106,6 +107,20 @@ def test_groups_are_cut_into_episodes():
     assert (first.token_ids_T.tolist(), second.token_ids_T.tolist()) == ([1, 2], [1, 3, 4])
     assert (first.advantage, second.advantage) == (0.7, -0.7)
     np.testing.assert_allclose(second.behaviour_logp_T, [0, -0.25, -0.1])
+
+
+def test_the_scale_of_a_group_reaches_each_loss_token():
+    groups, advantages = [group_of_two(), group_of_two()], [np.array([0.7, -0.7])] * 2
+    one = micro_batch(episodes_of(groups, advantages, [0.5, 0.25]), share_prefixes=True)
+    assert one.scale_N.tolist() == [0.5] * 3 + [0.25] * 3  # three tokens of each group are the policy's
+    assert one.episode_N.tolist() == [0, 1, 1, 2, 3, 3]
+
+
+def test_an_episode_without_loss_tokens_needs_no_pass():
+    nothing, something = episode([1, 2], 0, 0), episode([3, 4], 1, 1)
+    (one,) = micro_batches([nothing, something], 100, True)
+    assert one.layout.token_ids_RT.tolist() == [[3, 4]]
+    assert micro_batches([nothing], 100, True) == []
 
 
 def test_lengths_that_do_not_align_are_named():

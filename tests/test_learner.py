@@ -9,25 +9,12 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
-from rllib_srl.learner import GRPOTorchLearner
 from rllib_srl.learners import update_learners
 from rllib_srl.shard import build_shards
-from rllib_srl.spaces import TokenSpace
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from rllib_srl.types import GroupMeta
+from tests.small_learner import ADVANTAGES, GROUPS, Recording, learner_group, make_group, relative_gap, update
 
-VOCABULARY = 256
-
-
-class Recording(GRPOTorchLearner):
-    """Keeps the reduced, unclipped gradients of its last update."""
-
-    def postprocess_gradients(self, gradients_dict):
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.kept = {names[ref]: gradient.detach().clone().numpy() for ref, gradient in gradients_dict.items()}
-        return super().postprocess_gradients(gradients_dict)
-
-    def gradients(self):
-        return self.kept
+STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12]), make_group(13, 2, [4, 4])]
 
 
 class LocalMean(Recording):
@@ -35,36 +22,9 @@ class LocalMean(Recording):
 
     def _create_iterator_if_necessary(self, *, training_data, **kwargs):
         shard = training_data.batch
-        shard.num_tokens = sum(int(group.loss_mask_N.sum()) for group in shard.groups()) * self.config.num_learners
+        own_tokens = sum(int(group.loss_mask_N.sum()) for group in shard.groups())
+        shard.scales = [1 / (own_tokens * self.config.num_learners)] * len(shard.scales)
         return super()._create_iterator_if_necessary(training_data=training_data, **kwargs)
-
-
-def make_group(seed, prompt_length, answer_lengths):
-    """Return a group whose episodes share a random prompt, and that prompt's first half with every other group."""
-    shared = np.random.default_rng(0).integers(0, VOCABULARY, 8)
-    rng = np.random.default_rng(seed)
-    prompt = np.concatenate([shared, rng.integers(0, VOCABULARY, prompt_length)])
-    ids, mask, logp = [], [], []
-    for length in answer_lengths:
-        ids.append(np.concatenate([prompt, rng.integers(0, VOCABULARY, length)]))
-        mask.append(np.arange(len(prompt) + length) >= len(prompt))
-        logp.append(np.where(mask[-1], -5.5 + rng.normal(0, 0.3, len(mask[-1])), 0.0))
-    sizes = [len(one) for one in ids]
-    return Group(
-        group_id=f"g{seed}",
-        prompt=Prompt("world", str(seed)),
-        token_ids_N=np.concatenate(ids).astype(np.int32),
-        loss_mask_N=np.concatenate(mask),
-        behaviour_logp_N=np.concatenate(logp).astype(np.float32),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        rewards_G=rng.integers(0, 2, len(sizes)).astype(np.float32),
-        versions_G2=np.zeros((len(sizes), 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * len(sizes),
-    )
-
-
-GROUPS = [make_group(1, 4, [3, 9, 2]), make_group(2, 11, [17, 5]), make_group(3, 6, [1, 1, 4, 2, 8])]
-ADVANTAGES = [np.random.default_rng(9 + g.size).normal(size=g.size) for g in GROUPS]
 
 
 @pytest.fixture
@@ -77,14 +37,8 @@ def config(random_llama_dir):
         .learners(learner_class=Recording)
         .training(micro_batch_tokens=60, is_truncation=1.1)
         .env_runners(max_turn_tokens=8, max_episode_tokens=128)
+        .replay(revisit_fraction=0, reuse_fraction=0)
     )
-
-
-def learner_group(config):
-    config.validate()
-    space = TokenSpace(VOCABULARY)
-    spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: (space, space)})
-    return config.build_learner_group(rl_module_spec=spec)
 
 
 def train_once(config):
@@ -98,11 +52,6 @@ def train_once(config):
     weights = group.get_weights()[DEFAULT_MODULE_ID]
     group.shutdown()
     return [one.get() for one in gradients], weights, results, shards
-
-
-def relative_gap(a, b):
-    flat_a, flat_b = (np.concatenate([tree[name].ravel() for name in sorted(tree)]) for tree in (a, b))
-    return np.linalg.norm(flat_a - flat_b) / np.linalg.norm(flat_b)
 
 
 def test_a_trie_has_the_gradient_of_padding(config, ray_here):
@@ -151,6 +100,26 @@ def test_learners_agree_and_the_mutant_does_not(config, ray_here):
     assert tokens[0] != tokens[1]  # or the mutant could not be told apart
     mutant = train_once(with_learners(config, 2).learners(learner_class=LocalMean))
     assert relative_gap(mutant[0][0], local[0][0]) > 1e-2
+
+
+@pytest.mark.slow
+def test_learners_agree_on_reused_groups(config, ray_here):
+    """Also where one learner of two has none, where nothing else is trained on, and where there are none at all."""
+    batches = [(GROUPS, STORED), (GROUPS, STORED[:1]), ([], STORED[:1]), (GROUPS[:1], STORED), (GROUPS, [])]
+    config = config.training(lr=0.0)
+    runs = []
+    for num_learners in (0, 1, 2):
+        group = learner_group(with_learners(config, num_learners))
+        runs.append([update(group, *batch) for batch in batches])
+        group.shutdown()
+    for run in runs[1:]:
+        for (gradients, stats), (wanted, wanted_stats) in zip(run, runs[0], strict=True):
+            for one in gradients:
+                assert relative_gap(one, wanted[0]) < 1e-5
+            compared = {"loss", "num_tokens", *(name for name in stats if name.startswith("reuse/"))}
+            for name in compared - {"reuse/num_computed_tokens"}:  # fewer prefixes are shared in smaller shards
+                assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5, abs=1e-7), name
+    assert runs[0][1][1]["reuse/gradient_norm"] > 0.01 and runs[0][4][1]["reuse/gradient_norm"] == 0
 
 
 def with_learners(config, num_learners):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rllib_srl.losses import clipped_policy_loss, importance_correction, k1, k2, k3
+from rllib_srl.losses import REUSE_CORRECTIONS, clipped_policy_loss, importance_correction, k1, k2, k3
 
 NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
 OLD = torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
@@ -53,6 +53,35 @@ def test_truncated_importance_correction():
 
 def test_correction_stays_finite_when_the_engine_gave_no_chance():
     assert torch.isfinite(importance_correction(torch.tensor([0.0]), torch.tensor([-1e4]), float("inf"))).all()
+
+
+# Ratios of NEW to ENGINE: e^.5, e^1 | e^.1, e^-.5, e^1, 1; of OLD to ENGINE: 1, 2.4596 | 1, 1, 4.4817, 1.
+@pytest.mark.parametrize(
+    "correction, expected",
+    [
+        ("clip", [-1.28, -1.28, 1.105171, 0.8, 2.718282, 1.0]),  # a ratio that rose with A < 0 is not held
+        ("truncate", [-1.28, -2.210342, 1.105171, 0.8, 1.6, 1.0]),  # those of NEW to OLD, times 1 2 1 1 2 1
+        ("mask", [-1.28, 0.0, 1.105171, 0.8, 0.0, 1.0]),  # the same, times 1 0 1 1 0 1
+    ],
+)
+def test_corrections_of_reused_tokens(correction, expected):
+    anchor_N, weight_N = REUSE_CORRECTIONS[correction](OLD, ENGINE, (0.5, 2.0))
+    loss_N, _ = clipped_policy_loss(NEW, anchor_N, ADVANTAGE, 0.2, 0.28)
+    torch.testing.assert_close(weight_N * loss_N, torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_a_mask_looks_at_both_ends_and_a_truncation_at_one():
+    behaviour_N, prox_N = torch.zeros(3), torch.tensor([0.25, 0.75, 3.0]).log()
+    assert REUSE_CORRECTIONS["mask"](prox_N, behaviour_N, (0.5, 2.0))[1].tolist() == [0, 0.75, 0]
+    assert REUSE_CORRECTIONS["truncate"](prox_N, behaviour_N, (0.5, 2.0))[1].tolist() == [0.25, 0.75, 2]
+
+
+@pytest.mark.parametrize("correction", sorted(REUSE_CORRECTIONS))
+def test_no_correction_weighs_tokens_of_the_policy_itself(correction):
+    logp = OLD.clone().requires_grad_()
+    anchor_N, weight_N = REUSE_CORRECTIONS[correction](OLD, OLD, (0.5, 2.0))
+    (weight_N * clipped_policy_loss(logp, anchor_N, ADVANTAGE, 0.2, 0.28)[0]).sum().backward()
+    torch.testing.assert_close(logp.grad, -ADVANTAGE)
 
 
 def test_kl_estimators_on_the_fixture():

@@ -6,13 +6,14 @@ The tokens keep their order, and the mask says who wrote them:
     stream g:    obs_0  act_0  obs_1  act_1  ...         laid end to end
     loss mask:   0 0 0  1 1 1  0 0 0  1 1 1
 
-A group keeps what training needs: texts, turn rewards and environment infos stay with the episodes.
+A group keeps what training needs: texts, turn rewards and environment infos stay with the episodes, unless
+`keep_turns` asks for the policy's texts, from which new prompts may grow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -29,6 +30,7 @@ def to_group(
     episodes: Iterable[SingleAgentEpisode],
     origin: str = "fresh",
     at_least: int = _MIN_EPISODES,
+    keep_turns: bool = False,
 ) -> Group | None:
     """Collect the episodes of one prompt, in order of their index.
 
@@ -39,6 +41,8 @@ def to_group(
             `num_dropped` and left out.
         origin: "fresh" or "revisit".
         at_least: valid episodes that make a group; 1 in evaluation, where nothing is compared.
+        keep_turns: put what the policy wrote into `extra["turns"]`, a list of texts for each valid episode, and
+            whether the world can iterate on it into `extra["can_iterate"]` where the world says so.
 
     Returns:
         The group, or None if fewer than `at_least` valid episodes remain.
@@ -76,9 +80,17 @@ def to_group(
         stop_reasons=tuple(episode.custom_data["stop_reason"] for episode in valid),
         num_dropped=len(episodes) - len(valid),
         origin=origin,
+        extra=_turns_of(valid) if keep_turns else {},
     )
     group.check_valid()
     return group
+
+
+def _turns_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    turns = [[text for role, text in episode.custom_data["text"] if role == "policy"] for episode in episodes]
+    said = [episode.get_infos(0).get("can_iterate") for episode in episodes]
+    is_said = all(isinstance(value, bool) for value in said)
+    return {"turns": turns, **({"can_iterate": all(said)} if is_said else {})}
 
 
 def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

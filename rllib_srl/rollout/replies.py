@@ -67,14 +67,23 @@ def construct(creator: Callable[[], Any]) -> Constructed:
 
 
 def reset(env: Any, prompt: Prompt) -> Reply:
-    """Start `prompt`: by its id where the environment knows prompt ids, else its id is the seed."""
+    """Start `prompt`: by its id where the environment knows prompt ids, else its id is the seed.
+
+    The info says whether the answer can be iterated on (`can_iterate`) where the environment says so, in its info or,
+    for all episodes alike, as an attribute.
+    """
     if attribute(env, "prompt_ids", None) is not None:
-        answer = env.reset(options={"prompt_id": prompt.prompt_id, "history": list(prompt.history)})
+        options = {"prompt_id": prompt.prompt_id, "history": list(prompt.history)}
+        answer = env.reset(options={**options, "step": prompt.step} if prompt.step else options)
     else:
         answer = env.reset(seed=_seed_of(prompt))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise BadReplyError(f"reset returned {_shape(answer)}; expected (observation, info)")
-    return Reply(_observation(answer[0]), info=_plain_info(answer[1]))
+    info = _plain_info(answer[1])
+    can_iterate = attribute(env, "can_iterate", None)
+    if isinstance(can_iterate, bool):
+        info.setdefault("can_iterate", can_iterate)
+    return Reply(_observation(answer[0]), info=info)
 
 
 def step(env: Any, text: str) -> Reply:
@@ -106,10 +115,11 @@ def _seed_of(prompt: Prompt) -> int:
         seed = int(prompt.prompt_id.removeprefix(SEED_PREFIX))
     except ValueError:
         seed = -1
-    if seed < 0 or prompt.history:
+    if seed < 0 or prompt.history or prompt.step:
+        asked = f" and step {prompt.step!r}" if prompt.step else ""
         raise BadReplyError(
-            f"prompt_id = {prompt.prompt_id!r} with {len(prompt.history)} turns of history; expected a whole number "
-            "and no history, because this environment has no prompt_ids and is reset by seed"
+            f"prompt_id = {prompt.prompt_id!r} with {len(prompt.history)} turns of history{asked}; expected a whole "
+            "number, no history and no step, because this environment has no prompt_ids and is reset by seed"
         )
     return seed
 

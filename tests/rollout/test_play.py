@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits
-from rllib_srl.types import StopReason
+from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits, PlayRequest
+from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, requests_of, wait_until
 
 
@@ -178,6 +179,48 @@ def test_history_and_seeds_reach_the_environment(play_with, engine_of):
     assert by_prompt["word"]["stop_reason"] is StopReason.ENV_CRASHED
     assert "prompt_id = 'word' with 0 turns of history; expected a whole number" in by_prompt["word"]["error"]
     assert by_prompt["-1"]["stop_reason"] is StopReason.ENV_CRASHED
+
+
+def test_a_step_reaches_the_environment_only_when_there_is_one(play_with, engine_of):
+    class Asked(World):
+        can_iterate = True
+
+        def reset(self, *, seed=None, options=None):
+            return str(sorted(options.items())), {}
+
+    worlds = {"world": Asked}
+    prompt = Prompt("world", "q1", history=("x",), step="diverge")
+    requests = [PlayRequest(prompt, "g", 0), PlayRequest(replace(prompt, step=""), "h", 0)]
+    said = {e.custom_data["group_id"]: e for e in play_with(requests, engine_of("x"), worlds)}
+    known = "('history', ['x']), ('prompt_id', 'q1')"
+    assert said["g"].custom_data["text"][0][1] == f"[{known}, ('step', 'diverge')]"
+    assert said["h"].custom_data["text"][0][1] == f"[{known}]"
+    assert said["g"].custom_data["prompt"].step == "diverge"
+    assert said["g"].get_infos(0) == {"can_iterate": True}
+
+
+def test_what_the_info_says_of_an_episode_outweighs_the_attribute(play_with, engine_of):
+    class Deep(World):
+        can_iterate = True
+
+        def reset(self, *, seed=None, options=None):
+            return "ask:", {"can_iterate": False}
+
+    (deep,) = play_with(requests_of("q1"), engine_of("x"), {"world": Deep})
+    (silent,) = play_with(requests_of("q1"), engine_of("x"))
+    assert deep.get_infos(0) == {"can_iterate": False}
+    assert "can_iterate" not in silent.get_infos(0)
+
+
+def test_an_environment_reset_by_seed_refuses_a_step(play_with, engine_of):
+    class Foreign:
+        def reset(self, *, seed=None, options=None):
+            raise AssertionError
+
+    requests = [PlayRequest(Prompt("world", "41", step="improve"), "g", 0)]
+    (episode,) = play_with(requests, engine_of("x"), {"world": Foreign})
+    assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
+    assert "with 0 turns of history and step 'improve'; expected a whole number" in episode.custom_data["error"]
 
 
 def test_a_wrapped_environment_keeps_its_contract(play_with, engine_of):

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.rollout import to_episodes, to_group
+from envs.self_iteration import ASKED, SelfIteration
+from rllib_srl.replay.growth import Visited, children, revisited
+from rllib_srl.rollout import PlayRequest, to_episodes, to_group
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import ScriptedEngine, World, requests_of
 
@@ -64,6 +66,53 @@ def test_an_episode_of_another_group_is_refused():
     episodes = [episode_of(0, [([5], [1], [-2.0], 1.0)]), episode_of(1, [([5], [1], [-2.0], 1.0)], group_id="h")]
     with pytest.raises(ValueError, match="episode h/1 is of group 'h', prompt 'q'; expected group 'g', prompt 'q'"):
         to_group(PROMPT, "g", episodes)
+
+
+def test_turns_are_kept_on_request(play_with, tokenizer):
+    def ids_of(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    texts = [["x one\n", "x two\n"], ["y é\n", "y\n"], ["lost\n"]]
+    engine = ScriptedEngine(tokenizer, lambda name, ids: ids_of(texts[int(name.split("/")[1])][int(name[-1])]))
+    requests = requests_of("q", "q", "crash-step")
+    for can_iterate in (None, True, False):
+        kind = type("Kind", (World,), {} if can_iterate is None else {"can_iterate": can_iterate})
+        engine.submitted.clear()
+        episodes = list(play_with(requests, engine, {"world": lambda kind=kind: kind(num_turns=2)}))
+        for episode in episodes:
+            episode.custom_data["prompt"] = requests[0].prompt
+        group = to_group(requests[0].prompt, "g", episodes, keep_turns=True)
+        said = {} if can_iterate is None else {"can_iterate": can_iterate}
+        assert group.extra == {"turns": texts[:2], **said}  # of the valid episodes only
+        assert to_group(requests[0].prompt, "g", episodes).extra == {}
+
+
+def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
+    """Base answers, then one self-iteration step on one of them, as the memory would ask for it."""
+    written = {"g": [" 17\n", " 93\n"], "h": [" 93\n", " 93\n"]}
+
+    def script(name, ids):
+        return tokenizer(written[name[0]][int(name.split("/")[1])], add_special_tokens=False)["input_ids"]
+
+    engine = ScriptedEngine(tokenizer, script)
+    config = {"world": "envs.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
+
+    def play_group(prompt, group_id):
+        requests = [PlayRequest(prompt, group_id, index) for index in (0, 1)]
+        episodes = list(play_with(requests, engine, {"world": lambda: SelfIteration(config)}))
+        return to_group(prompt, group_id, episodes, keep_turns=True), episodes
+
+    base, _ = play_group(Prompt("world", "17, 93, 40", "compare"), "g")
+    generator = np.random.default_rng(0)
+    (child,) = children(Visited.of(base), generator).children
+    assert (child.score, child.prompt.history) in {(0.25, (" 17\n",)), (0.25, (" 93\n",))}
+    asked = revisited(child.prompt, generator, p_div=1.0)
+    again, episodes = play_group(asked, "h")
+    request = f"Question: Which is largest: 17, 93 or 40?\nAnswer:{asked.history[0]}{ASKED['diverge']}"
+    assert {episode.custom_data["text"][0] for episode in episodes} == {("environment", request)}
+    assert again.rewards_G.tolist() == [1.0, 1.0]
+    assert Visited.of(base).turn_ends_G[0] == (base.lengths_G()[0],)
+    assert children(Visited.of(again), generator).children == ()  # num_steps = 1: that was the last
 
 
 def test_played_episodes_become_the_stream_the_engine_saw(play_with, tokenizer):

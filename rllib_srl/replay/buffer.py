@@ -1,0 +1,235 @@
+"""The memory without Ray: items scheduled by spaced repetition, weighed by diversity, with their groups, on disk.
+
+    buffer = SRLReplayBuffer(capacity=10_000, directory=path)
+    visits = buffer.add(groups, now)          stored, graded, rescheduled        one commit, then acknowledged
+    prompts = buffer.due(4, now)              to be played again (revisit)       a draw is committed too, so that
+    groups = buffer.sample(4, now)            to be trained on again (reuse)     no restart repeats it
+    buffer.rate({key: 0.8}, now)              people's grades
+
+Every call takes the training iteration as `now` and, from other processes, the name of the request: a request that
+has been answered is answered the same again and changes nothing. A call that fails changes nothing either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rllib_srl.replay.codec import prompt_fields, prompt_of
+from rllib_srl.replay.grading import GRADES, Evidence
+from rllib_srl.replay.growth import revisited
+from rllib_srl.replay.ledger import Change
+from rllib_srl.replay.look import facts_of_item, gauges
+from rllib_srl.replay.persistent import OVERFLOW, PersistentBuffer
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import Group, Prompt
+
+
+class SRLReplayBuffer(PersistentBuffer):
+    """Items, their groups, and when to see them again.
+
+    Invariant: `check_valid`; whatever a call has returned is in the journal.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.store)
+
+    # --- what an iteration asks ------------------------------------------------------------------
+
+    def add(self, groups: Sequence[Group], now: int, request: str = "") -> list[Visit]:
+        """Take played groups in: store and grade each, and reschedule its item.
+
+        A refused group is not stored, but still grades an item that exists.
+
+        Args:
+            groups: in the order in which they are to be taken in.
+            now: the training iteration.
+            request: name of the call.
+
+        Raises:
+            JournalError: nothing was stored.
+        """
+        if (answer := self._answered(request)) is not None:
+            return [Visit.from_dict(values) for values in answer]
+        visits: list[Visit] = []
+        with self._transaction(request) as change:
+            for part in _apart(groups):
+                visits += self.intake.take(self, part, now, change)
+                self._evict(now, change)
+            change.answer = [visit.as_dict() for visit in visits]
+        return visits
+
+    def due(self, num: int, now: int, request: str = "", slots: float | None = None) -> list[Prompt]:
+        """Draw `num` prompts to be played again, fewer only if fewer have passed their minimum recall interval.
+
+        Args:
+            num: prompts wanted.
+            now: the training iteration.
+            request: name of the call.
+            slots: revisits an iteration has room for on average, which new items must fit; None: `num`.
+        """
+        if (answer := self._answered(request)) is not None:
+            return [prompt_of(drawn["prompt"]) for drawn in answer]
+        with self._transaction(request) as change:
+            self.recall.slots = float(num if slots is None else slots)
+            self.counts["num_admitted"] += self.recall.admit(now)
+            drawn = self.draws.items(num, now, self.generators["revisit"])
+            if len(drawn) < num and (forced := self.recall.admit(now, at_least=num - len(drawn))):
+                self.counts["num_admitted"] += forced
+                drawn = self.draws.items(num, now, self.generators["revisit"])
+            prompts = [self._asked(int(slot)) for slot in drawn]
+            self.counts["num_revisits"] += len(prompts)
+            change.answer = [
+                {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
+                for prompt, slot in zip(prompts, drawn, strict=True)
+            ]
+        return prompts
+
+    def sample(self, num: int, now: int, request: str = "") -> list[Group]:
+        """Draw `num` stored groups to be trained on again, fewer only if fewer are young and unused enough.
+
+        Args:
+            num: groups wanted.
+            now: the training iteration.
+            request: name of the call.
+
+        Returns:
+            Groups with `origin` "reuse".
+        """
+        if (answer := self._answered(request)) is not None:
+            return [self._reused(seq) for seq in answer]
+        with self._transaction(request) as change:
+            drawn = self.draws.groups(num, now, self.generators["reuse"])
+            self.store.update_groups(drawn, uses=self.store.groups[drawn]["uses"] + 1)
+            seqs = self.store.groups[drawn]["seq"].tolist()
+            seqs += self.orphans.draw(num - len(seqs), now, self.generators["reuse"], change)
+            groups = [self._reused(seq) for seq in seqs]
+            self.drawn = {group.group_id: seq for group, seq in zip(groups, seqs, strict=True)}
+            self.counts["num_reuses"] += len(seqs)
+            change.answer = seqs
+        return groups
+
+    def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
+        """Grade items by people's ratings, on the scale of `rating_scale`; return how many items were graded.
+
+        Args:
+            ratings: key of a prompt -> rating; keys of items that are gone are counted, not graded.
+            now: the training iteration.
+            request: name of the call.
+
+        Raises:
+            ValueError: a rating outside its scale; nothing was graded.
+        """
+        values_N = np.array(list(ratings.values()), np.float64)
+        grades = GRADES["rating"](Evidence(rating_N=values_N), scale=self.settings.rating_scale).tolist()
+        return self._review_all(dict(zip(ratings, grades, strict=True)), now, request, "num_rated")
+
+    def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
+        """Grade items of reused groups by how likely their successes still are; return how many were graded.
+
+        Args:
+            changes: key of a prompt -> mean of logp now - behaviour_logp over the tokens of its successes, nats.
+            now: the training iteration.
+            request: name of the call.
+        """
+        change_N = np.array(list(changes.values()), np.float64)
+        grades = GRADES["likelihood"](Evidence(logp_change_N=change_N)).tolist()
+        return self._review_all(dict(zip(changes, grades, strict=True)), now, request, "num_rehearsed")
+
+    def embed(self, vectors: Mapping[str, np.ndarray], now: int, request: str = "") -> int:
+        """Take the learner's hidden states as embeddings; return how many items they were of.
+
+        Args:
+            vectors: key of a prompt -> float32 [G, D], the episodes' of its newest group.
+            now: the training iteration.
+            request: name of the call.
+        """
+        if (answer := self._answered(request)) is not None:
+            return answer
+        with self._transaction(request) as change:
+            found = {self.store.slot_of(int(key, 16)): vectors_GD for key, vectors_GD in vectors.items()}
+            found = {slot: vectors_GD for slot, vectors_GD in found.items() if slot is not None}
+            self.intake.place_vectors(self, self.variety.receive(found, self.store), change)
+            change.answer = len(found)
+        return len(found)
+
+    def drop(self, group_ids: Sequence[str], request: str = "") -> int:
+        """Forget groups of the last draw, which the learner found too far from its policy; return how many."""
+        if (answer := self._answered(request)) is not None:
+            return answer
+        with self._transaction(request) as change:
+            seqs = [self.drawn.pop(group_id) for group_id in group_ids if group_id in self.drawn]
+            for seq in seqs:
+                self._forget_group(seq, change)
+            self.counts["num_dropped_drifted"] += len(seqs)
+            change.answer = len(seqs)
+        return len(seqs)
+
+    def stats(self, now: int) -> dict[str, float]:
+        """Return gauges and lifetime counts; see `look.gauges`."""
+        return gauges(self, now)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _review_all(self, grades: Mapping[str, int], now: int, request: str, counted: str) -> int:
+        if (answer := self._answered(request)) is not None:
+            return answer
+        with self._transaction(request) as change:
+            num = 0
+            for key, grade in grades.items():
+                slot = self.store.slot_of(int(key, 16))
+                if slot is None or grade == 0:
+                    self.counts["num_reviews_of_nothing"] += 1
+                    continue
+                graded = self.recall.review(slot, grade, now, is_trained=False)
+                # One opinion is one episode: right from Hard upwards, as the rules have it.
+                self.reviews.note(change, self.store.items[slot], graded, now, grade > 1, 1)
+                num += 1
+            self.counts[counted] += num
+            change.answer = num
+        return num
+
+    def _asked(self, slot: int) -> Prompt:
+        """Return how an item is played: as it is, or with task growth from a random turn or as another step."""
+        prompt = self.store.prompt_of(slot)
+        return revisited(prompt, self.generators["grow"], self.settings.p_div) if self.settings.task_growth else prompt
+
+    def _reused(self, seq: int) -> Group:
+        return replace(self.ledger.payloads.get(seq), origin="reuse")
+
+    def _evict(self, now: int, change: Change) -> None:
+        """Let items go until there are no more than `capacity`."""
+        while (num := len(self.store) - self.settings.capacity) > 0:
+            for slot in self.draws.evicted(num, now, self.generators["evict"]).tolist():
+                self.remove(slot, change)
+
+    def remove(self, slot: int, change: Change) -> None:
+        """Remove an item with its groups and its vector, as part of a transaction."""
+        self.recall.forget([slot])
+        self.variety.forget(slot)
+        change.removed_groups += self.store.remove_item(slot)
+        change.new_slots.discard(slot)
+        change.vectors.pop(slot, None)
+        self.counts["num_evicted"] += 1
+
+    def _forget_group(self, seq: int, change: Change) -> None:
+        if self.orphans.forget(seq, change):
+            return
+        rows = self.store.groups
+        for group in np.flatnonzero((rows["seq"] == seq) & (rows["size"] > 0)).tolist():
+            change.removed_groups.append(self.store.remove_group(group))
+
+
+def _apart(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Cut groups, in order, into parts without two of one prompt, none larger than the table's overflow."""
+    part: list[Group] = []
+    for group in groups:
+        if len(part) == OVERFLOW // 2 or any(group.prompt.key == other.prompt.key for other in part):
+            yield part
+            part = []
+        part.append(group)
+    if part:
+        yield part

@@ -1,0 +1,253 @@
+"""Predicted against observed recall: does the rule know what is about to be forgotten, or would one number do?
+
+    ReviewLog (one row a visit) -> log_loss, brier, calibration_curve -> report: the rule against a constant
+
+A visit of n episodes, s of them successes, is n trials of the recall that was predicted for it. Every mean here is
+over episodes, so a visit weighs n. The first visit of an item has no prediction (`predicted` is nan) and is left out.
+
+Sources: Brier 1950, Monthly Weather Review 78, "Verification of forecasts expressed in terms of probability";
+Naeini et al. 2015, AAAI, "Obtaining well calibrated probabilities using Bayesian binning" (calibration error).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from rllib_srl.statistics import Z_95
+
+SURE = 1e-6  # predictions are kept this far from 0 and 1: being wrong when sure costs 13.8 nats, not infinitely many
+
+COLUMNS: dict[str, type] = {
+    "key": np.uint64,
+    "now": np.int64,
+    "elapsed_days": np.float64,
+    "grade": np.int64,
+    "num_success": np.int64,
+    "n": np.int64,
+    "predicted": np.float64,
+    "trained": np.bool_,
+    "version": np.int64,
+    "temperature": np.float64,
+    "trained_tokens": np.int64,
+}
+
+
+@dataclass(frozen=True)
+class ReviewLog:
+    """Every visit that was graded, in the order in which the visits happened; one array [N] a column.
+
+    Invariant: the columns are equally long, of the types in `COLUMNS`; 0 <= num_success <= n, n >= 1, grade 1 to 4;
+    `predicted` is nan where a visit was the first of its item (`elapsed_days` then means nothing), finite elsewhere.
+    """
+
+    key: np.ndarray  # which item
+    now: np.ndarray  # iteration of the visit
+    elapsed_days: np.ndarray  # since the visit before, in the spacing rule's days
+    grade: np.ndarray
+    num_success: np.ndarray  # episodes that recalled
+    n: np.ndarray  # valid episodes
+    predicted: np.ndarray  # recall predicted for the visit, before it
+    trained: np.ndarray  # whether the visit was trained on, or only tested
+    version: np.ndarray  # policy version that played it
+    temperature: np.ndarray
+    trained_tokens: np.ndarray
+
+    def __post_init__(self) -> None:
+        """Cast every column to its type and check the invariant.
+
+        Raises:
+            ValueError: naming all broken parts of it at once.
+        """
+        for name, dtype in COLUMNS.items():
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype))
+        lengths = {name: np.shape(getattr(self, name)) for name in COLUMNS}
+        if len(set(lengths.values())) > 1 or any(len(shape) != 1 for shape in lengths.values()):
+            raise ValueError(f"columns of a review log have shapes {lengths}; expected one length")
+        is_first_N = np.isnan(self.predicted)
+        broken = {
+            "n; expected at least 1": self.n < 1,
+            "num_success; expected 0 to n": (self.num_success < 0) | (self.num_success > self.n),
+            "grade; expected 1 to 4": (self.grade < 1) | (self.grade > 4),
+            "elapsed_days; expected finite days, at least 0": ~is_first_N
+            & ~((self.elapsed_days >= 0) & np.isfinite(self.elapsed_days)),
+            "predicted; expected 0 to 1, nan at first visits": (self.predicted < 0) | (self.predicted > 1),
+        }
+        if faults := [f"{bad.sum()} rows break {name}" for name, bad in broken.items() if bad.any()]:
+            raise ValueError("review log is not valid: " + "; ".join(faults))
+
+    def __len__(self) -> int:
+        """Return the number of visits."""
+        return len(self.key)
+
+    def __getitem__(self, index: np.ndarray | slice) -> ReviewLog:
+        """Return the chosen visits, by mask, indices or slice."""
+        return ReviewLog(**{name: column[index] for name, column in self.to_arrays().items()})
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ReviewLog:
+        """Build a log from plain columns, as `to_arrays` gave them.
+
+        Raises:
+            ValueError: columns are missing or unknown, or the log is not valid.
+        """
+        if faults := sorted(set(arrays) ^ set(COLUMNS)):
+            raise ValueError(f"columns {faults} are missing or unknown; expected {sorted(COLUMNS)}")
+        return cls(**arrays)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the columns by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def predictable(self) -> ReviewLog:
+        """Return the visits for which a recall was predicted: all but the first of each item."""
+        return self[~np.isnan(self.predicted)]
+
+
+def cross_entropy_N(predicted_N: np.ndarray, num_success_N: np.ndarray, n_N: np.ndarray) -> np.ndarray:
+    """Return -[s log p + (n - s) log(1 - p)] of each visit, in nats, summed over its episodes."""
+    p_N = np.clip(predicted_N, SURE, 1 - SURE)
+    return -(num_success_N * np.log(p_N) + (n_N - num_success_N) * np.log1p(-p_N))
+
+
+def log_loss(predicted_N: np.ndarray, num_success_N: np.ndarray, n_N: np.ndarray) -> float:
+    """Return the cross-entropy in nats an episode: lower is better, ln 2 is a coin's.
+
+    Args:
+        predicted_N: recall, in [0, 1]; taken as at least 1e-6 away from both ends.
+        num_success_N: successes of each visit.
+        n_N: episodes of each visit.
+
+    Raises:
+        ValueError: there is no visit.
+    """
+    _check_not_empty(n_N)
+    return float(cross_entropy_N(predicted_N, num_success_N, n_N).sum() / n_N.sum())
+
+
+def brier(predicted_N: np.ndarray, num_success_N: np.ndarray, n_N: np.ndarray) -> float:
+    """Return the mean over episodes of (p - outcome)^2: s (1 - p)^2 + (n - s) p^2, in [0, 1].
+
+    Args: as of `log_loss`.
+
+    Raises:
+        ValueError: there is no visit.
+
+    Source: Brier 1950 (for one probability: half of the original's sum over two classes).
+    """
+    _check_not_empty(n_N)
+    squared_N = num_success_N * (1 - predicted_N) ** 2 + (n_N - num_success_N) * predicted_N**2
+    return float(squared_N.sum() / n_N.sum())
+
+
+def constant(num_success_N: np.ndarray, n_N: np.ndarray) -> float:
+    """Return the one prediction with the least log loss and Brier score: the pass rate of all episodes.
+
+    Raises:
+        ValueError: there is no visit.
+    """
+    _check_not_empty(n_N)
+    return float(num_success_N.sum() / n_N.sum())
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What was predicted and what was observed, bin by bin. Invariant: only bins that hold an episode."""
+
+    predicted: np.ndarray  # mean prediction of a bin
+    observed: np.ndarray  # pass rate of a bin
+    num_episodes: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Return the calibration error: |predicted - observed|, weighted by episodes."""
+        return float(np.average(np.abs(self.predicted - self.observed), weights=self.num_episodes))
+
+
+def calibration_curve(predicted_N: np.ndarray, num_success_N: np.ndarray, n_N: np.ndarray, bins: int = 10) -> Curve:
+    """Sort visits into equally wide bins of prediction, and compare each bin's mean with its pass rate.
+
+    Args:
+        bins: over [0, 1], at least 1; a prediction on an inner edge belongs to the bin above it.
+
+    Raises:
+        ValueError: there is no visit or no bin.
+
+    Source: Naeini et al. 2015.
+    """
+    _check_not_empty(n_N)
+    if bins < 1:
+        raise ValueError(f"bins = {bins}; expected at least 1")
+    bin_N = np.minimum((np.asarray(predicted_N) * bins).astype(np.int64), bins - 1)
+    num, right, mass = (np.bincount(bin_N, w_N, bins) for w_N in (n_N, num_success_N, n_N * predicted_N))
+    held = num > 0
+    return Curve(mass[held] / num[held], right[held] / num[held], num[held].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Report:
+    """How good predictions were. Invariant: losses are means over episodes, in nats (log) or squared (Brier)."""
+
+    num_reviews: int
+    num_items: int
+    num_episodes: int
+    predicted: float  # mean
+    observed: float  # the pass rate, which is also the constant that the rule is compared with
+    log_loss: float
+    log_loss_constant: float
+    brier: float
+    brier_constant: float
+    calibration_error: float
+    gain: float  # log loss of the constant minus that of the rule: above 0 the rule is better
+    gain_error: float  # standard error of the gain, visits of one item taken together; inf for a single item
+
+    @property
+    def beats_constant(self) -> bool:
+        """Say whether the rule is better than the constant by more than chance: gain > 1.96 standard errors."""
+        return bool(self.gain > Z_95 * self.gain_error)
+
+
+def report(log: ReviewLog, bins: int = 10) -> Report:
+    """Compare what was predicted at each visit with what happened, and with the best constant.
+
+    The constant is chosen with hindsight on the same visits, the predictions were made before: a rule that wins has
+    earned it. Visits of one item depend on each other, so the standard error is over items:
+    sqrt(K / (K - 1) sum_k (gain_k - gain n_k)^2) / sum_k n_k, for K items.
+
+    Args:
+        log: of any rule; visits without a prediction are left out.
+        bins: of the calibration error.
+
+    Raises:
+        ValueError: no visit has a prediction.
+    """
+    log = log.predictable()
+    columns = (log.num_success, log.n)
+    observed, num_episodes = constant(*columns), int(log.n.sum())
+    gain_N = cross_entropy_N(np.full(len(log), observed), *columns) - cross_entropy_N(log.predicted, *columns)
+    gain = float(gain_N.sum() / num_episodes)
+    _, item_N = np.unique(log.key, return_inverse=True)
+    residual_K = np.bincount(item_N, gain_N - gain * log.n)
+    num_items = len(residual_K)
+    variance = num_items / (num_items - 1) * float((residual_K**2).sum()) if num_items > 1 else np.inf
+    return Report(
+        num_reviews=len(log),
+        num_items=num_items,
+        num_episodes=num_episodes,
+        predicted=float(np.average(log.predicted, weights=log.n)),
+        observed=observed,
+        log_loss=log_loss(log.predicted, *columns),
+        log_loss_constant=log_loss(np.full(len(log), observed), *columns),
+        brier=brier(log.predicted, *columns),
+        brier_constant=brier(np.full(len(log), observed), *columns),
+        calibration_error=calibration_curve(log.predicted, *columns, bins=bins).error,
+        gain=gain,
+        gain_error=float(np.sqrt(variance)) / num_episodes,
+    )
+
+
+def _check_not_empty(n_N: np.ndarray) -> None:
+    if len(n_N) == 0:
+        raise ValueError("no visit has a prediction; expected at least one item that was visited twice")

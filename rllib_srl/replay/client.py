@@ -1,0 +1,339 @@
+"""The memory as the driver calls it: shares and shards, deadlines and restarts; tokens never pass here.
+
+    memory.due(P, now)      revisits for P slots        memory.add(groups, now)     visits by group id
+    memory.sample(P, now)   groups to reuse             memory.snapshot / restore   one file a shard
+
+A shard that dies is restarted by Ray, reads its journal, and is asked again under the same request name:
+it gives the answer it had committed, or does the work now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rllib_srl.deadlines import ActorFailure, Failure, gather
+from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.load import Share, reuse_share
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import GroupMeta, Prompt
+
+RETRY_S = 0.2
+
+
+class Memory:
+    """Calls to the shards of one run's memory.
+
+    Invariant: no call waits longer than `timeout_s` times two, and none is carried out twice.
+    """
+
+    def __init__(self, settings: ReplaySettings, shards: Sequence[Any], is_local: bool) -> None:
+        """Wrap shards that have been created.
+
+        Args:
+            settings: of the memory.
+            shards: actor handles, or one `ReplayBufferActor` of this process.
+            is_local: which of the two.
+        """
+        self.settings, self._shards, self._is_local = settings, list(shards), is_local
+        self._revisits, self._reuses = Share(settings.revisit_fraction), reuse_share(settings.reuse_fraction)
+        self.num_items = 0
+        self.num_restarts = 0
+        self.counts: Counter = Counter()
+
+    @classmethod
+    def start(
+        cls,
+        settings: ReplaySettings,
+        *,
+        directory: Path,
+        seed: int,
+        run: str,
+        is_local: bool,
+        timeout_s: float,
+        **arguments: Any,
+    ) -> Memory:
+        """Start one actor a shard, on this node, and wait until each has opened its journal.
+
+        Args:
+            settings: of the memory.
+            directory: of the journals.
+            seed: of the first shard.
+            run: names the run.
+            is_local: one buffer in this process, without actors.
+            timeout_s: for starting.
+            arguments: of `SRLReplayBuffer`, beside these.
+
+        Raises:
+            ActorFailure: a shard did not start in time.
+            Exception: what a shard's constructor raised.
+        """
+        shards = []
+        for index in range(settings.num_shards):
+            given = {"directory": directory / f"shard_{index}", "seed": seed + index, "run": run, **arguments}
+            shards.append(
+                ReplayBufferActor(settings, is_local=True, **given)
+                if is_local
+                else _remote_class(f"rllib_srl.memory.{run}.{index}").remote(settings, **given)
+            )
+        memory = cls(settings, shards, is_local)
+        memory._call("check_started", dict.fromkeys(range(len(shards)), ()), "starting", timeout_s)
+        return memory
+
+    # --- an iteration ----------------------------------------------------------------------------
+
+    def due(self, num_prompts: int, now: int) -> list[Prompt]:
+        """Draw what is played again in an iteration of `num_prompts` prompts, at most its exact share.
+
+        What is missing for want of items is counted in `num_revisits_short`, and owed to nobody.
+        """
+        if self.num_items < self.settings.min_buffer_size:
+            return []
+        num = self._revisits.owed(num_prompts)
+        room = self.settings.revisit_fraction * num_prompts / len(self._shards)
+        prompts = self._drawn("due", num, now, room)
+        self.counts["num_revisits_owed"] += num
+        self.counts["num_revisits_short"] += num - len(prompts)
+        return prompts
+
+    def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
+        """Store and grade what was played; return the visits by group id."""
+        parts: dict[int, list[GroupMeta]] = {}
+        for group in groups:
+            parts.setdefault(self._shard_of(group.prompt.key), []).append(group)
+        calls = {i: ([g.ref for g in part], now, f"{now}.add", self.settings.timeout_s) for i, part in parts.items()}
+        answers = self._call("add", calls, "storing groups")
+        self.counts["num_groups_lost"] += sum(len(lost) for _, lost in answers.values())
+        return {visit.group_id: visit for visits, _ in answers.values() for visit in visits}
+
+    def sample(self, num_played: int, now: int) -> list[GroupMeta]:
+        """Draw stored groups to train on beside `num_played` played prompts, at most their exact share."""
+        if self.num_items < self.settings.min_buffer_size:
+            return []
+        num = self._reuses.owed(num_played)
+        groups = self._drawn("sample", num, now)
+        self.counts["num_reuses_owed"] += num
+        self.counts["num_reuses_short"] += num - len(groups)
+        return groups
+
+    def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
+        """Hand the learners' hidden states to the shards that keep the groups; they do not pass here.
+
+        Args:
+            vectors: for each learner group id -> float32 [G, D], or a reference to that.
+            groups: that were played.
+            now: the training iteration.
+        """
+        keys: dict[int, dict[str, str]] = {}
+        for group in groups:
+            keys.setdefault(self._shard_of(group.prompt.key), {})[group.group_id] = group.prompt.key
+        calls = {i: (list(vectors), part, now, f"{now}.embed") for i, part in keys.items()}
+        self._call("embed", calls, "taking embeddings")
+
+    def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
+        """Take what the learners found about reused groups: drop what has drifted, grade what is rehearsed.
+
+        Args:
+            reused: that were trained on.
+            told: `reuse_report` of the learners, by group id.
+            now: the training iteration.
+        """
+        gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_left_out", 0) == len(g.rewards_G)]
+        if gone:
+            calls: dict[int, tuple] = {i: (gone, f"{now}.drop") for i in range(len(self._shards))}
+            self._call("drop", calls, "dropping groups")
+        if self.settings.grade_reuse:
+            parts: dict[int, dict[str, float]] = {}
+            for group in reused:
+                if group.group_id in told:
+                    key = group.prompt.key
+                    parts.setdefault(self._shard_of(key), {})[key] = told[group.group_id]["success_change"]
+            calls = {i: (part, now, f"{now}.rehearse") for i, part in parts.items()}
+            self._call("rehearse", calls, "grading reused groups")
+
+    def stats(self, now: int) -> dict[str, float]:
+        """Return the shards' gauges and counts, summed; means and ratios are averaged."""
+        answers = list(self._call("stats", {i: (now,) for i in range(len(self._shards))}, "counting").values())
+        self.num_items = int(sum(answer["num_items"] for answer in answers))
+        total: dict[str, float] = {}
+        for name in answers[0]:
+            values = [answer[name] for answer in answers]
+            is_mean = name.endswith(("_mean", "_ratio", "_loss", "_factor")) or name in ("age_max",)
+            total[name] = sum(values) / len(values) if is_mean else sum(values)
+        return {**total, "num_restarts": self.num_restarts, **self.counts}
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def snapshot(self, directory: Path) -> None:
+        """Write one snapshot a shard into `directory`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        calls = {i: (directory / f"shard_{i}.sqlite",) for i in range(len(self._shards))}
+        self._call("snapshot", calls, "writing a snapshot", 10 * self.settings.timeout_s)
+
+    def restore(self, directory: Path) -> int:
+        """Go back to the snapshots in `directory`; return the number of orphans."""
+        calls = {i: (directory / f"shard_{i}.sqlite",) for i in range(len(self._shards))}
+        orphans = self._call("restore", calls, "restoring a snapshot", 10 * self.settings.timeout_s)
+        self.num_items = sum(self._call("size", dict.fromkeys(calls, ()), "counting").values())
+        return sum(orphans.values())
+
+    @property
+    def num_shards(self) -> int:
+        """Return the number of shards."""
+        return len(self._shards)
+
+    def check_fits(self, num_shards: int) -> None:
+        """Check that a checkpoint of `num_shards` shards can be restored here.
+
+        Raises:
+            ValueError: it was written by another number of shards, or without a memory.
+        """
+        if num_shards != len(self._shards):
+            raise ValueError(
+                f"the checkpoint's memory has {num_shards} shards (0: none), this run's has {len(self._shards)}; "
+                f"expected replay_num_shards = {num_shards}, or replay_capacity = 0 for a checkpoint without one"
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the carries and counts; the rest is in the snapshots."""
+        return {
+            "revisits": self._revisits.get_state(),
+            "reuses": self._reuses.get_state(),
+            "counts": dict(self.counts),
+            "num_items": self.num_items,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self._revisits.set_state(state["revisits"])
+        self._reuses.set_state(state["reuses"])
+        self.counts, self.num_items = Counter(state["counts"]), state["num_items"]
+
+    def stop(self) -> None:
+        """Close journals and end actors."""
+        for shard in self._shards:
+            if self._is_local:
+                shard.close()
+            else:
+                ray.kill(shard)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def _drawn(self, method: str, num: int, now: int, *arguments: Any) -> list[Any]:
+        """Draw `num` from all shards: equal parts first, then what is missing from whoever has more."""
+        num_shards = len(self._shards)
+        parts = {i: (num + (i - now) % num_shards) // num_shards for i in range(num_shards)}
+        calls = {i: (part, now, f"{now}.{method}", *arguments) for i, part in parts.items() if part}
+        drawn = [one for _, answer in sorted(self._call(method, calls, "drawing").items()) for one in answer]
+        if num_shards > 1:
+            for i in range(num_shards):
+                if missing := num - len(drawn):
+                    drawn += self._call(method, {i: (missing, now, f"{now}.{method}.more", *arguments)}, "drawing")[i]
+        return drawn
+
+    def _shard_of(self, key: str) -> int:
+        return int(key, 16) % len(self._shards)
+
+    def _call(
+        self, method: str, calls: Mapping[int, tuple], what: str, timeout_s: float | None = None
+    ) -> dict[int, Any]:
+        """Call `method` on some shards; a shard that died or fell silent is asked again once it is back.
+
+        Raises:
+            ActorFailure: naming the shard and `what` it was asked for.
+        """
+        if self._is_local:
+            return {i: getattr(self._shards[i], method)(*arguments) for i, arguments in calls.items()}
+        limit_s = timeout_s or self.settings.timeout_s
+        deadline, answers, pending = time.monotonic() + 2 * limit_s, {}, dict(calls)
+        failures: dict[int, Failure] = {}
+        while pending and (left_s := deadline - time.monotonic()) > 0:
+            refs = {i: getattr(self._shards[i], method).remote(*arguments) for i, arguments in pending.items()}
+            for i, answer in gather(refs, min(limit_s, left_s)):
+                if not isinstance(answer, Failure):
+                    answers[i] = answer
+                    del pending[i]
+                    continue
+                if i not in failures:
+                    self.num_restarts += 1
+                failures[i] = answer
+                if answer.is_silent:
+                    ray.kill(self._shards[i], no_restart=False)
+            if pending:
+                time.sleep(RETRY_S)
+        if pending:
+            shard = min(pending)
+            raise ActorFailure(f"memory shard {shard} {failures[shard].reason} while {what}")
+        return answers
+
+
+class NoMemory:
+    """What a run without a memory has in its place. Invariant: it draws nothing and keeps nothing."""
+
+    num_shards = 0
+
+    def due(self, num_prompts: int, now: int) -> list[Prompt]:
+        """Return nothing."""
+        return []
+
+    def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
+        """Store nothing."""
+        return {}
+
+    def sample(self, num_played: int, now: int) -> list[GroupMeta]:
+        """Return nothing."""
+        return []
+
+    def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
+        """Do nothing."""
+
+    def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
+        """Do nothing."""
+
+    def stats(self, now: int) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def snapshot(self, directory: Path) -> None:
+        """Write nothing."""
+
+    def restore(self, directory: Path) -> int:
+        """Restore nothing."""
+        return 0
+
+    def check_fits(self, num_shards: int) -> None:
+        """Refuse a checkpoint that has a memory.
+
+        Raises:
+            ValueError: it has.
+        """
+        if num_shards:
+            raise ValueError(
+                f"the checkpoint's memory has {num_shards} shards, this run has none; expected replay_num_shards = "
+                f"{num_shards} and replay_capacity above 0"
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def _remote_class(name: str) -> Any:
+    """Return the actor class: on this node (its files are ours), restarted as often as it dies."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(ReplayBufferActor).options(
+        name=name, num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=here
+    )

@@ -1,0 +1,160 @@
+"""A `Group` and its bytes, without pickle: what the journal stores and what travels between processes.
+
+    "SRLG"  version u16  0 u16  header length u32  0 u32      16 bytes, little-endian as everything here
+    header  JSON in ASCII, spaces up to a multiple of 8       all but the arrays; dtype and shape of these
+    arrays  one after another, each up to a multiple of 8     the loss mask as packed bits, the others as they are
+    xxh3    u64 over everything before
+
+Decoded arrays are read-only views of the bytes (the mask apart), so that decoding costs a checksum and no copy.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rllib_srl.types import Group, Prompt, StopReason
+
+MAGIC = b"SRLG"
+VERSION = 1
+_PREAMBLE = struct.Struct("<4sHHII")
+_CHECKSUM = struct.Struct("<Q")
+_ALIGNMENT = 8
+_ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
+_BITS = "bits"  # stands for the dtype of a packed mask
+
+
+def encode(group: Group) -> bytes:
+    """Write a group down. The same group gives the same bytes in every process.
+
+    Raises:
+        ValueError: an array is not of numbers, the mask is not of booleans, or `extra` holds what JSON cannot give
+            back; all faults at once.
+    """
+    faults = json_faults(group.extra, "extra")
+    arrays, described = [], []
+    for name in _ARRAYS:
+        array = np.asarray(getattr(group, name))
+        is_mask = name == "loss_mask_N"
+        if array.dtype.kind not in ("b" if is_mask else "iuf"):
+            faults.append(f"{name} is of {array.dtype}; expected {'bool' if is_mask else 'integers or floats'}")
+            continue
+        stored = np.packbits(array) if is_mask else np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        described.append([name, _BITS if is_mask else stored.dtype.str, list(array.shape)])
+        arrays.append(stored.tobytes())
+    if faults:
+        raise ValueError(f"group {group.group_id} cannot be stored: " + "; ".join(faults))
+    header = {
+        "group_id": group.group_id,
+        "prompt": prompt_fields(group.prompt),
+        "stop_reasons": [reason.value for reason in group.stop_reasons],
+        "num_dropped": int(group.num_dropped),
+        "origin": group.origin,
+        "extra": group.extra,
+        "arrays": described,
+    }
+    text = _padded(json.dumps(header, separators=(",", ":")).encode(), b" ")
+    body = [_PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0), text, *(_padded(array, b"\0") for array in arrays)]
+    data = b"".join(body)
+    return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def decode(payload: bytes, name: str = "") -> Group:
+    """Read a group back; its arrays are read-only views of `payload`.
+
+    Args:
+        payload: what `encode` returned.
+        name: what an error calls it; without one, the group id if that can still be read.
+
+    Raises:
+        ValueError: naming the group and what is wrong with its bytes.
+    """
+    header = read_header(payload, name)
+    arrays = _arrays_in(payload, header, name or header["group_id"])
+    return Group(
+        group_id=header["group_id"],
+        prompt=prompt_of(header["prompt"]),
+        stop_reasons=tuple(StopReason(value) for value in header["stop_reasons"]),
+        num_dropped=header["num_dropped"],
+        origin=header["origin"],
+        extra=header["extra"],
+        **arrays,
+    )
+
+
+def read_header(payload: bytes, name: str = "") -> dict[str, Any]:
+    """Check the bytes of a group and return its header: everything but the arrays.
+
+    Raises:
+        ValueError: naming the group and what is wrong with its bytes.
+    """
+    if len(payload) < _PREAMBLE.size + _CHECKSUM.size:
+        raise ValueError(f"{_called(payload, name)} is damaged: {len(payload)} bytes are too few")
+    (stored,) = _CHECKSUM.unpack_from(payload, len(payload) - _CHECKSUM.size)
+    computed = xxhash.xxh3_64_intdigest(memoryview(payload)[: -_CHECKSUM.size])
+    if stored != computed:
+        raise ValueError(f"{_called(payload, name)} is damaged: its checksum is {computed:016x}, not {stored:016x}")
+    magic, version, _, length, _ = _PREAMBLE.unpack_from(payload)
+    if (magic, version) != (MAGIC, VERSION):
+        found = f"{magic!r} version {version}"
+        raise ValueError(f"{_called(payload, name)} is of format {found}; expected {MAGIC!r} version {VERSION}")
+    return json.loads(payload[_PREAMBLE.size : _PREAMBLE.size + length])
+
+
+def _arrays_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, np.ndarray]:
+    arrays, at = {}, _PREAMBLE.size + _PREAMBLE.unpack_from(payload)[3]
+    for field, dtype_name, shape in header["arrays"]:
+        count = int(np.prod(shape, dtype=np.int64))
+        is_mask = dtype_name == _BITS
+        stored = np.frombuffer(payload, np.uint8 if is_mask else dtype_name, -(-count // 8) if is_mask else count, at)
+        arrays[field] = (np.unpackbits(stored, count=count).view(bool) if is_mask else stored).reshape(shape)
+        at += _up(stored.nbytes)
+    if at + _CHECKSUM.size != len(payload):
+        raise ValueError(f"group {name} is damaged: {len(payload)} bytes; expected {at + _CHECKSUM.size}")
+    return arrays
+
+
+def prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt as what JSON holds, every field by its name."""
+    return {**vars(prompt), "history": list(prompt.history)}
+
+
+def prompt_of(fields: dict[str, Any]) -> Prompt:
+    """Return the prompt whose `prompt_fields` these are; a field that is younger than they has its default."""
+    return Prompt(**{**fields, "history": tuple(fields["history"])})
+
+
+def json_faults(value: Any, name: str) -> list[str]:
+    """Return a line for each part of `value` that would not come back from JSON as it went in.
+
+    A tuple would come back as a list and a number as a key would come back as text, so both are faults.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return []
+    if isinstance(value, list):
+        return [fault for i, part in enumerate(value) for fault in json_faults(part, f"{name}[{i}]")]
+    if isinstance(value, dict):
+        keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]
+        return keys + [fault for key, part in value.items() for fault in json_faults(part, f"{name}[{key!r}]")]
+    return [f"{name} is a {type(value).__name__}; expected None, bool, int, float, str, list or dict"]
+
+
+def _called(payload: bytes, name: str) -> str:
+    """Return what an error calls a payload: its header may be damaged too, so its id is a guess."""
+    if name:
+        return f"group {name}"
+    start = payload.find(b'"group_id":"')
+    guess = payload[start + 12 :].split(b'"', 1)[0][:80] if start >= 0 else b"of unreadable id"
+    return f"group {guess.decode('ascii', 'replace')}"
+
+
+def _padded(data: bytes, filler: bytes) -> bytes:
+    return data + filler * (_up(len(data)) - len(data))
+
+
+def _up(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

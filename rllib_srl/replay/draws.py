@@ -1,0 +1,162 @@
+"""From the tables to what a rule sees, and from what it chose back to slots.
+
+    pool of slots (bounded, `candidate_pool`) -> Candidates -> select -> slots
+
+The same columns describe items (revisit, eviction) and groups (reuse); a group takes its item's where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.candidates import Candidates
+from rllib_srl.replay.eviction import evict
+from rllib_srl.replay.recall import Recall
+from rllib_srl.replay.records import LEECH
+from rllib_srl.replay.memory import MemoryStore
+from rllib_srl.replay.selection import Carry, make_settings, select
+from rllib_srl.replay.settings import ReplaySettings, domain_filter
+
+
+class Draws:
+    """Draws items and groups from a `MemoryStore`.
+
+    Invariant: apart from the tables, a draw depends on the generator given and on `get_state()` alone.
+    """
+
+    def __init__(self, settings: ReplaySettings, store: MemoryStore, recall: Recall) -> None:
+        """Draw from `store` by the rules of `settings`."""
+        self._settings, self._store, self._recall = settings, store, recall
+        self._filter = domain_filter(settings.domains)
+        coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
+        values = {"leech_share": settings.leech_share, "diversity_coeff": coeff, **settings.selection_config}
+        self._rule_settings = make_settings(settings.selection, values, [settings.reuse_selection])
+        self._carries = {"items": Carry(), "groups": Carry()}
+
+    def items(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the slots of `num` items to be played again, fewer only if fewer may be played."""
+        store, settings = self._store, self._settings
+        domains = self._domains()
+        pool = store.pool(now, settings.candidate_pool, generator, domains, settings.min_recall_interval)
+        if not len(pool) or num < 1:
+            return np.empty(0, np.int64)
+        is_leech_N = store.items[pool]["status"] == LEECH
+        candidates = self.item_candidates(pool, now)
+        return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N)]
+
+    def groups(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the group slots of `num` groups to be trained on again, fewer only if fewer may be."""
+        store, settings = self._store, self._settings
+        pool = store.group_pool(
+            now, settings.candidate_pool, generator, settings.max_age, settings.max_uses, self._domains()
+        )
+        if not len(pool) or num < 1:
+            return np.empty(0, np.int64)
+        return pool[self._select(settings.reuse_selection, "groups", self.group_candidates(pool, now), num, generator)]
+
+    def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the slots of `num` items to evict."""
+        pool = self._store.any_items(self._settings.candidate_pool, generator)
+        candidates = self.item_candidates(pool, now)
+        weights = self._weights(candidates)
+        return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings, weights)]
+
+    def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
+        """Describe items to a rule."""
+        rows_N = self._store.items[slots_N]
+        elapsed_N = now - rows_N["last_review"]
+        interval_N = np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
+        return Candidates.of(
+            len(slots_N),
+            **_shared(rows_N),
+            pass_rate=rows_N["pass_rate"],
+            group_size=rows_N["group_size"],
+            abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
+            age=now - rows_N["created"],
+            elapsed=elapsed_N,
+            overdue=(now - rows_N["due"]) / interval_N,
+            retrievability=self._recall.retrievability(slots_N, now),
+            is_new=rows_N["visits"] <= 1,
+            **_of_item(rows_N),
+        )
+
+    def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
+        """Describe groups to a rule."""
+        rows_N = self._store.groups[groups_N]
+        slots_N = rows_N["slot"].astype(np.int64)
+        items_N = self._store.items[slots_N]
+        return Candidates.of(
+            len(groups_N),
+            are_groups=True,
+            **_shared(rows_N),
+            pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
+            group_size=rows_N["size"],
+            abs_advantage=rows_N["abs_advantage"],
+            age=now - rows_N["born"],
+            elapsed=now - rows_N["born"],
+            retrievability=self._recall.retrievability(slots_N, now),
+            uses=rows_N["uses"],
+            is_new=rows_N["uses"] == 0,
+            **_of_item(items_N),
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the fractions of slots that rounding left over, as JSON types."""
+        return {
+            name: {"leeches": carry.leeches, "domains": [[int(d), float(c)] for d, c in carry.domains.items()]}
+            for name, carry in self._carries.items()
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self._carries = {
+            name: Carry(carry["leeches"], {int(d): float(c) for d, c in carry["domains"]})
+            for name, carry in state.items()
+        }
+
+    def _select(
+        self,
+        rule: str,
+        carried: str,
+        candidates: Candidates,
+        num: int,
+        generator: np.random.Generator,
+        is_leech_N: np.ndarray | None = None,
+    ) -> np.ndarray:
+        weights, carry = self._weights(candidates), self._carries[carried]
+        chosen = select(rule, candidates, num, generator, self._rule_settings, weights, is_leech_N, carry)
+        self._carries[carried] = chosen.carry
+        return chosen.indices
+
+    def _weights(self, candidates: Candidates) -> dict[int, float] | None:
+        quotas = self._settings.domain_quotas
+        if quotas is None:
+            return None
+        if quotas == "equal":
+            return dict.fromkeys(np.unique(candidates.domain).tolist(), 1.0)
+        ids = {name: self._store.domain_id(name) for name in quotas}
+        return {number: float(quotas[name]) for name, number in ids.items() if number is not None}
+
+    def _domains(self) -> Collection[int] | None:
+        """Return the numbers of the domains that may be drawn; None for all."""
+        if self._filter is None:
+            return None
+        names = self._store.domains
+        if self._filter == "last":
+            return [max(0, len(names) - 2)] if names else []
+        is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
+        return [number for number, name in enumerate(names) if is_wanted(name)]
+
+
+def _shared(rows_N: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
+    return columns | {"seq": rows_N["seq"].astype(np.int64)}
+
+
+def _of_item(rows_N: np.ndarray) -> dict[str, np.ndarray]:
+    names = ("domain", "novelty", "diversity", "lapses", "visits", "score")
+    alpha_N, beta_N = rows_N["alpha"].astype(np.float64), rows_N["beta"].astype(np.float64)
+    return {name: rows_N[name] for name in names} | {"posterior_mean": alpha_N / (alpha_N + beta_N)}

@@ -1,0 +1,266 @@
+"""What happens to a played group: judged, measured, stored, graded, and perhaps grown into new items.
+
+    group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date -> children
+
+A refused group still grades an item that exists: the recall test has happened. Too few valid episodes grade nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rllib_srl.replay.admission import AdmissionSettings, Nearest, Verdict, admit
+from rllib_srl.replay.diversity import bonus
+from rllib_srl.replay.eviction import replaced_by
+from rllib_srl.replay.growth import Child, Visited, children
+from rllib_srl.replay.ledger import Change
+from rllib_srl.replay.recall import Graded
+from rllib_srl.replay.records import key_of
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.variety import Measured
+from rllib_srl.replay.visits import GroupFacts, Visit, facts_of
+from rllib_srl.types import Group
+
+if TYPE_CHECKING:
+    from rllib_srl.replay.buffer import SRLReplayBuffer
+
+
+class Intake:
+    """Takes groups into a buffer.
+
+    Invariant: holds nothing that a restart would lose.
+    """
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        model_dir: Path | None,
+        decode: Callable[[Sequence[int]], str] | None,
+        max_prompt_tokens: int | None,
+    ) -> None:
+        """Prepare the checks.
+
+        Args:
+            settings: of the memory.
+            model_dir: of the policy, for its tokenizer.
+            decode: token ids -> text, in place of that tokenizer.
+            max_prompt_tokens: longest history that becomes an item, in tokens.
+
+        Raises:
+            ValueError: secrets are to be looked for, and there is no way to read the tokens.
+        """
+        self._settings, self._max_prompt_tokens = settings, max_prompt_tokens
+        self._admission = AdmissionSettings(
+            max_episode_tokens=settings.max_episode_tokens,
+            degenerate_share=settings.degenerate_share,
+            near_duplicate=settings.near_duplicate,
+            on_secret=settings.on_secret,
+        )
+        if decode is None and model_dir is not None and settings.on_secret != "keep":
+            decode = decoder_of(model_dir)
+        if decode is None and settings.on_secret != "keep":
+            raise ValueError(
+                f"on_secret = {settings.on_secret!r} without a tokenizer; expected model_dir or decode, or on_secret = "
+                "'keep' for tokens that hold no text"
+            )
+        self._decode = decode
+
+    def take(self, buffer: SRLReplayBuffer, groups: Sequence[Group], now: int, change: Change) -> list[Visit]:
+        """Take in groups of different prompts.
+
+        Args:
+            buffer: to take them into.
+            groups: that were played.
+            now: the training iteration.
+            change: of the transaction.
+        """
+        slots = [buffer.store.slot_of(key_of(group.prompt)) for group in groups]
+        measured = buffer.variety.measure(groups, [-1 if slot is None else slot for slot in slots])
+        return [
+            self._take(buffer, group, slot, one, now, change)
+            for group, slot, one in zip(groups, slots, measured, strict=True)
+        ]
+
+    def _take(
+        self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, now: int, change: Change
+    ) -> Visit:
+        facts = facts_of(group, self._settings.pass_reward)
+        common = {"group_id": group.group_id, "key": group.prompt.key, "pass_rate": facts.num_success / facts.size}
+        refused, group = self._judge(buffer, group, slot, facts, measured)
+        if refused:
+            buffer.counts[f"num_refused_{refused}"] += 1
+        if slot is None and (refused or facts.size < self._settings.min_graded):
+            return Visit(**common, refused=refused or "ungraded")
+        is_new = slot is None
+        if slot is None:
+            slot = buffer.store.add_item(key_of(group.prompt), group.prompt, group.prompt.domain, now)
+            change.new_slots.add(slot)
+        self._measure(buffer, slot, measured, change)
+        graded = self._grade(buffer, slot, facts, now, change)
+        if not refused:
+            self._store(buffer, slot, group, facts, now, change)
+        return Visit(
+            **common,
+            refused=refused,
+            is_new=is_new,
+            timing=graded.timing,
+            grade=graded.grade,
+            predicted=graded.predicted,
+            is_lapse=graded.is_lapse,
+            diversity=float(buffer.store.items[slot]["diversity"]),
+            bonus_G=self._bonus(measured, group),
+            num_grown=self._grow(buffer, group, now, change) if not refused else 0,
+        )
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _judge(
+        self, buffer: SRLReplayBuffer, group: Group, slot: int | None, facts: GroupFacts, measured: Measured
+    ) -> tuple[str, Group]:
+        """Return why a group is refused, "" if it is not, and the group as it may be stored."""
+        nearest = None
+        if measured.nearest is not None:
+            other, similarity = measured.nearest
+            nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
+        verdict: Verdict = admit(group, self._admission, nearest=nearest, decode=self._decode)
+        buffer.counts["num_masked_tokens"] += verdict.num_masked
+        if not verdict.is_admitted:
+            assert verdict.reason is not None
+            return verdict.reason.value, group
+        return "duplicate" if slot is not None and self._is_stored(buffer, slot, group, facts) else "", verdict.group
+
+    @staticmethod
+    def _is_stored(buffer: SRLReplayBuffer, slot: int, group: Group, facts: GroupFacts) -> bool:
+        """Say whether one of an item's groups has exactly these tokens; equal numbers come before a look at tokens."""
+        for at in buffer.store.groups_of(slot):
+            row = buffer.store.groups[at]
+            is_alike = (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll))
+            seq = int(row["seq"])
+            if is_alike and np.array_equal(buffer.ledger.payloads.get(seq).token_ids_N, group.token_ids_N):
+                return True
+        return False
+
+    def _measure(self, buffer: SRLReplayBuffer, slot: int, measured: Measured, change: Change) -> None:
+        has_vector = measured.vector_D is not None
+        if measured.vector_D is not None:
+            change.vectors[slot] = measured.vector_D
+            buffer.variety.put(slot, measured.vector_D)
+        fields = {**measured.fields(), "diversity": buffer.variety.rank(measured.parts)}
+        if has_vector:
+            fields["has_vector"] = True
+        buffer.recall.set_diversity(slot, **fields)
+
+    def place_vectors(self, buffer: SRLReplayBuffer, measured: dict[int, Measured], change: Change) -> None:
+        """Write measures whose vectors came later."""
+        for slot, one in measured.items():
+            self._measure(buffer, slot, one, change)
+
+    def _grade(self, buffer: SRLReplayBuffer, slot: int, facts: GroupFacts, now: int, change: Change) -> Graded:
+        row = buffer.store.items[slot]
+        tokens = facts.trained_tokens
+        buffer.store.update(
+            slot,
+            pass_rate=facts.num_success / facts.size,
+            reward=facts.reward,
+            num_success=facts.num_success,
+            group_size=facts.size,
+            variance=facts.variance,
+            score=facts.variance,
+            nll=facts.nll,
+            version=facts.version,
+            visits=int(row["visits"]) + 1,
+            trained_tokens=int(row["trained_tokens"]) + tokens,
+        )
+        graded = buffer.recall.visit(slot, facts, now)
+        if graded.grade:
+            item = buffer.store.items[slot]
+            buffer.reviews.note(change, item, graded, now, facts.num_success, facts.size, tokens)
+        return graded
+
+    @staticmethod
+    def _store(
+        buffer: SRLReplayBuffer, slot: int, group: Group, facts: GroupFacts, now: int, change: Change
+    ) -> None:
+        seq = buffer.store.header.next_group_seq
+        _, evicted = buffer.store.add_group(
+            slot,
+            born=now,
+            num_bytes=change.keep(seq, group),
+            **{name: getattr(facts, name) for name in _OF_GROUP},
+        )
+        change.removed_groups += evicted
+        buffer.counts["num_groups_replaced"] += len(evicted)
+
+    def _bonus(self, measured: Measured, group: Group) -> tuple[float, ...]:
+        mode = self._settings.diversity_bonus
+        if mode is None or len(measured.distance_G) != group.size:
+            return ()
+        return tuple(bonus(np.array(measured.distance_G), mode).tolist())
+
+    def _grow(self, buffer: SRLReplayBuffer, group: Group, now: int, change: Change) -> int:
+        """Add the children of a visited item; a full memory takes them only for an item of no higher score."""
+        if not self._settings.task_growth or "turns" not in group.extra:
+            return 0
+        grown = children(
+            Visited.of(group),
+            buffer.generators["grow"],
+            max_depth=self._settings.growth_depth,
+            max_prompt_tokens=self._max_prompt_tokens,
+            known=_Known(buffer),
+        )
+        buffer.counts["num_grown_too_deep"] += grown.num_too_deep
+        buffer.counts["num_grown_too_long"] += grown.num_too_long
+        return sum(self._plant(buffer, child, now, change) for child in grown.children)
+
+    def _plant(self, buffer: SRLReplayBuffer, child: Child, now: int, change: Change) -> bool:
+        store = buffer.store
+        if len(store) >= self._settings.capacity:
+            pool = store.any_items(self._settings.candidate_pool, buffer.generators["evict"])
+            at = replaced_by(child.score, store.items[pool]["score"], buffer.generators["evict"])
+            if at is None:
+                buffer.counts["num_grown_unfit"] += 1
+                return False
+            buffer.remove(int(pool[at]), change)
+        slot = store.add_item(key_of(child.prompt), child.prompt, child.prompt.domain, now, score=child.score)
+        change.new_slots.add(slot)
+        buffer.counts["num_grown"] += 1
+        return True
+
+
+_OF_GROUP = (
+    "size",
+    "num_success",
+    "reward",
+    "variance",
+    "abs_advantage",
+    "nll",
+    "num_tokens",
+    "num_loss_tokens",
+    "version",
+)
+
+
+class _Known:
+    """The keys of a buffer's items, as a container."""
+
+    def __init__(self, buffer: SRLReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __contains__(self, key: object) -> bool:
+        return self._buffer.store.slot_of(int(str(key), 16)) is not None
+
+
+def decoder_of(model_dir: Path) -> Callable[[Sequence[int]], str]:
+    """Return the decoding function of a model's tokenizer, special tokens shown."""
+    from rllib_srl.engine.model_dir import load_tokenizer
+
+    tokenizer = load_tokenizer(model_dir)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return decode

@@ -1,0 +1,332 @@
+"""The durable log of a buffer: one SQLite file that is always as of the last commit.
+
+    commit(changes) ──> position 1, 2, 3, ...      durable on return; a commit that fails changes nothing
+    load() ──> Stored                              a read, not a replay: rows, prompts, generators, counters
+    answer(request) ──> what the commit of that request answered, so that a repeated call changes nothing
+    tidy()                                         for idle moments: what would stall a commit later is done now
+    snapshot(path)                                 a copy for a checkpoint; `snapshots.restore` brings it back
+
+A process that dies loses nothing that was committed; a machine that loses power does not either if `is_durable`.
+Known limit, SQLite's: damage inside `<path>-wal` reads as if the commits from there on had not happened.
+
+Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html) and "Atomic Commit" (sqlite.org/atomiccommit.html).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rllib_srl.replay.journal_file import (
+    JournalLock,
+    connect,
+    create_tables,
+    explained,
+    is_empty,
+    read_meta,
+    stored_dtypes,
+    transaction,
+)
+from rllib_srl.replay.journal_log import Effects, read_log
+from rllib_srl.replay.journal_schema import (
+    REVIEW,
+    Commit,
+    JournalError,
+    Stored,
+    checked,
+    checksum,
+    faults_of,
+    prompt_from,
+)
+from rllib_srl.replay.snapshots import branches_of, write_snapshot
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+__all__ = ["REVIEW", "Commit", "Journal", "JournalError", "Stored"]
+
+MOST_UNFOLDED = 256  # commits in the log; the next one folds them first
+_REVIEW_COLUMNS = ", ".join(REVIEW.names or ())
+
+
+class Journal:
+    """An open journal. One process at a time has it; its threads may share it.
+
+    Invariant: `position` is that of the last commit that returned, and grows by one with each.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        item: np.dtype | None = None,
+        group: np.dtype | None = None,
+        is_durable: bool = True,
+        keep_requests: int = 4096,
+    ) -> None:
+        """Open a journal, or create it.
+
+        Args:
+            path: of the file; its directory is created.
+            item: dtype of the rows of items; None takes the file's.
+            group: dtype of the rows of groups; None takes the file's.
+            is_durable: whether a commit waits for the disk; without, it survives the process but not the machine.
+            keep_requests: that many answers are kept, the last ones.
+
+        Raises:
+            JournalError: another process has it, it is damaged, no journal, or its rows are of other dtypes.
+        """
+        self.path = Path(path)
+        self._mutex = RLock()
+        self._scratch: tempfile.TemporaryDirectory | None = None
+        self._keep_requests = keep_requests
+        self._file_lock = JournalLock(self.path)
+        self._db: Connection | None = None
+        try:
+            with explained(self.path, "opening it"):
+                self._db = connect(self.path, is_durable)
+                self._open(item, group)
+        except BaseException:
+            self.close(is_clean=False)
+            raise
+
+    @classmethod
+    def temporary(cls, item: np.dtype, group: np.dtype) -> Journal:
+        """Return a journal for a buffer without a directory: it spills there, and loses it when closed."""
+        scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_journal_")
+        journal = cls(Path(scratch.name) / "journal.db", item, group, is_durable=False)
+        journal._scratch = scratch
+        return journal
+
+    def _open(self, item: np.dtype | None, group: np.dtype | None) -> None:
+        if is_empty(self.db):
+            if item is None or group is None:
+                raise JournalError(f"journal {self.path} is empty; expected dtypes of items and groups to create it")
+            create_tables(self.db, item, group)
+        meta = read_meta(self.db, self.path)
+        self.item, self.group = stored_dtypes(meta, self.path, item, group)
+        self.branches = branches_of(meta)
+        self._unfolded, self._num_unfolded = read_log(self.db, f"journal {self.path}")
+        self._fold()
+        self.position = int(self._state()["position"])
+        self._slots = {slot for (slot,) in self.db.execute("SELECT slot FROM items")}
+        self._seqs = {seq for (seq,) in self.db.execute("SELECT seq FROM groups")}
+        self._answers = {
+            name: checked(answer, stored, f"journal {self.path}, answer {name!r}")
+            for name, answer, stored in self.db.execute("SELECT name, answer, checksum FROM requests ORDER BY position")
+        }
+
+    @property
+    def db(self) -> Connection:
+        """Return the open database.
+
+        Raises:
+            JournalError: the journal is closed.
+        """
+        if self._db is None:
+            raise JournalError(f"journal {self.path} is closed")
+        return self._db
+
+    @property
+    def lineage(self) -> str:
+        """Return the id made at creation, which snapshots and what is restored from them keep."""
+        return self.branches[0][0]
+
+    # ------------------------------------------------------------------ writing
+
+    def commit(self, commit: Commit) -> int:
+        """Store changes, all of them or none, and return their position once they are durable.
+
+        Raises:
+            JournalError: nothing was stored, and the journal can go on: the disk is full or damaged, or the changes
+                contradict themselves or what is stored (then all faults are named).
+        """
+        with self._mutex, self._explained(f"commit {self.position + 1}"):
+            position = self.position + 1
+            faults = faults_of(commit, self.item, self.group, self._slots, self._seqs)
+            if commit.request in self._answers:
+                faults.append(f"request {commit.request!r} has been answered; expected a look at `answer` first")
+            if faults:
+                raise JournalError(f"journal {self.path}: commit {position} is not valid: {'; '.join(faults)}")
+            effects = Effects.of(commit, position)
+            with transaction(self.db):
+                if self._num_unfolded >= MOST_UNFOLDED:
+                    self._unfolded.apply(self.db, self._keep_requests)
+                data = effects.to_bytes()
+                self.db.execute("INSERT INTO log VALUES (?, ?, ?)", (position, data, checksum(data)))
+                payloads = [(int(seq), payload) for seq, payload in commit.payloads.items()]
+                self.db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
+            self._take_in(commit, effects)
+            return position
+
+    def _take_in(self, commit: Commit, effects: Effects) -> None:
+        """Remember what is stored now; nothing here can fail."""
+        if self._num_unfolded >= MOST_UNFOLDED:
+            self._unfolded, self._num_unfolded = Effects(), 0
+        self._unfolded.merge(effects)
+        self._num_unfolded += 1
+        self.position = effects.position
+        self._slots.difference_update(commit.removed_slots)
+        self._slots.update(commit.items)
+        self._seqs.difference_update(commit.removed_groups)
+        self._seqs.update(commit.payloads)
+        for _, name, answer in effects.requests:
+            self._answers[name] = answer
+        while len(self._answers) > self._keep_requests:
+            del self._answers[next(iter(self._answers))]
+
+    def _fold(self) -> None:
+        if self._num_unfolded:
+            with transaction(self.db):
+                self._unfolded.apply(self.db, self._keep_requests)
+            self._unfolded, self._num_unfolded = Effects(), 0
+
+    def tidy(self) -> None:
+        """Fold logged changes and move the WAL into the file: call it when nobody waits for a commit.
+
+        Raises:
+            JournalError: the disk is full; everything committed is still stored.
+        """
+        with self._mutex, self._explained("tidying up"):
+            self._fold()
+            self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def snapshot(self, path: str | Path) -> int:
+        """Write a copy of the last commit's state to `path`, whole or not at all; return its position.
+
+        Commits of other threads wait. Memory stays bounded whatever the size.
+
+        Raises:
+            JournalError: no room, or the place cannot be written.
+        """
+        with self._mutex, self._explained(f"snapshot {path}"):
+            self.tidy()
+            write_snapshot(self.db, Path(path))
+            return self.position
+
+    # ------------------------------------------------------------------ reading
+
+    def answer(self, request: str) -> Any | None:
+        """Return what the commit of a request answered, or None if there is none or it is too long ago."""
+        with self._mutex:
+            answer = self._answers.get(request)
+            return None if answer is None else json.loads(answer)
+
+    def read_group(self, seq: int) -> bytes:
+        """Return the bytes of a group; the codec checks them.
+
+        Raises:
+            JournalError: there is no such group.
+        """
+        with self._mutex, self._explained(f"reading group {seq}"):
+            if seq not in self._seqs:
+                raise JournalError(f"journal {self.path} has no group {seq}")
+            found = self.db.execute("SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?", (int(seq),)).fetchone()
+            if found is None:
+                raise JournalError(f"journal {self.path}: group {seq} has lost its payload; restore a checkpoint")
+            return found[0]
+
+    def load(self) -> Stored:
+        """Return everything but vectors, reviews and payloads.
+
+        Raises:
+            JournalError: a row is damaged; it is named.
+        """
+        with self._mutex, self._explained("loading it"):
+            self._fold()
+            slots, rows, prompts = [], [], []
+            for slot, row, stored, text, text_stored in self.db.execute("SELECT * FROM items ORDER BY slot"):
+                name = f"journal {self.path}, item {slot}"
+                slots.append(slot)
+                rows.append(checked(row, stored, name))
+                prompts.append(prompt_from(checked(text, text_stored, f"{name}, prompt")))
+            seqs, groups, group_slots, positions = [], [], [], []
+            for seq, slot, row, position, stored in self.db.execute("SELECT * FROM groups ORDER BY seq"):
+                seqs.append(seq)
+                groups.append(checked(row, stored, f"journal {self.path}, group {seq}"))
+                group_slots.append(slot)
+                positions.append(position)
+            orphans = {
+                seq: prompt_from(checked(text, stored, f"journal {self.path}, orphan {seq}"))
+                for seq, text, stored in self.db.execute("SELECT * FROM orphans ORDER BY seq")
+            }
+            return Stored(
+                position=self.position,
+                slots=np.array(slots, np.int64),
+                items=np.frombuffer(b"".join(rows), self.item),
+                prompts=prompts,
+                seqs=np.array(seqs, np.int64),
+                groups=np.frombuffer(b"".join(groups), self.group),
+                group_slots=np.array(group_slots, np.int64),
+                positions=np.array(positions, np.int64),
+                orphans=orphans,
+                state={name: value for name, value in self._state().items() if name != "position"},
+            )
+
+    def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield slot and vector, float32, in slot order; no commit may come between."""
+        with self._mutex, self._explained("reading vectors"):
+            self._fold()
+            for slot, data, stored in self.db.execute("SELECT * FROM vectors ORDER BY slot"):
+                yield slot, np.frombuffer(checked(data, stored, f"journal {self.path}, vector {slot}"), "<f4")
+
+    def reviews(self, after: int = 0, last: int | None = None) -> np.ndarray:
+        """Return reviews, oldest first, as rows of `REVIEW`.
+
+        Args:
+            after: only those of commits after this position.
+            last: at most that many, the newest; None: all.
+        """
+        with self._mutex, self._explained("reading reviews"):
+            self._fold()
+            query = f"SELECT {_REVIEW_COLUMNS} FROM reviews WHERE position > ? ORDER BY rowid DESC LIMIT ?"
+            rows = self.db.execute(query, (after, -1 if last is None else last)).fetchall()[::-1]
+            # SQLite keeps NaN as NULL.
+            whole = [tuple(np.nan if v is None else v for v in (key % (1 << 64), *rest)) for key, *rest in rows]
+            return np.array(whole, REVIEW)
+
+    def has_group(self, seq: int) -> bool:
+        """Say whether a group is stored."""
+        return seq in self._seqs
+
+    def _state(self) -> dict[str, Any]:
+        rows = self.db.execute("SELECT name, value, checksum FROM state").fetchall()
+        values = {name: checked(value, c, f"journal {self.path}, state {name!r}") for name, value, c in rows}
+        return {name: value if isinstance(value, bytes) else json.loads(value) for name, value in values.items()}
+
+    # ------------------------------------------------------------------ ending
+
+    def close(self, is_clean: bool = True) -> None:
+        """Let go of the file; a second call does nothing.
+
+        Args:
+            is_clean: whether to tidy up first, so that the next opening has nothing to recover.
+        """
+        with self._mutex:
+            try:
+                if self._db is not None and is_clean:
+                    self.tidy()
+            finally:
+                if self._db is not None:
+                    self._db.close()
+                    self._db = None
+                self._file_lock.release()
+                if self._scratch is not None:
+                    self._scratch.cleanup()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        with explained(self.path, doing):
+            yield

@@ -1,0 +1,211 @@
+"""What the journal holds: its tables, what one commit may change, and what it gives back.
+
+    meta      schema version, dtypes of the rows, branches                  written at creation and by `restore`
+    log       position -> effects of one commit                          folded into the other tables, `journal_log`
+    items     slot -> row, prompt                                           current as of the last fold
+    vectors   slot -> float32 vector
+    groups    seq -> slot in the store's table, row, position of its commit  rows that change, apart from
+    payloads  seq -> bytes of the group                                     payloads that do not
+    orphans   seq -> prompt                                                 groups taken over by `restore`
+    reviews   one row a review, append-only
+    requests  position -> name, answer                                      the last few thousand
+    state     name -> JSON or bytes; "position" among them
+
+Every blob and text has its xxh3 beside it: SQLite notices a torn page, not a flipped bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rllib_srl.replay.codec import json_faults, prompt_fields, prompt_of
+from rllib_srl.types import Prompt
+
+SCHEMA_VERSION = 1
+FIRST_ORPHAN = 1 << 62  # groups taken over by `restore` get numbers from here on, which a run never gives out
+
+TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE log (position INTEGER PRIMARY KEY, effects BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL,
+                    prompt TEXT NOT NULL, prompt_checksum INTEGER NOT NULL);
+CREATE TABLE vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE groups (seq INTEGER PRIMARY KEY, slot INTEGER NOT NULL, row BLOB NOT NULL, position INTEGER NOT NULL,
+                     checksum INTEGER NOT NULL);
+CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TABLE orphans (seq INTEGER PRIMARY KEY, prompt TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE reviews (position INTEGER NOT NULL, key INTEGER, now INTEGER, elapsed REAL, grade INTEGER,
+                      num_success INTEGER, n INTEGER, predicted REAL, trained INTEGER, version INTEGER,
+                      temperature REAL, trained_tokens INTEGER);
+CREATE TABLE requests (position INTEGER PRIMARY KEY, name TEXT NOT NULL, answer TEXT NOT NULL,
+                       checksum INTEGER NOT NULL);
+CREATE TABLE state (name TEXT PRIMARY KEY, value, checksum INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+REVIEW = np.dtype(
+    [
+        ("key", "u8"),
+        ("now", "i8"),
+        ("elapsed", "f8"),  # iterations since the last review
+        ("grade", "i8"),
+        ("num_success", "i8"),
+        ("n", "i8"),  # valid episodes
+        ("predicted", "f8"),  # recall, NaN on the first visit
+        ("trained", "?"),
+        ("version", "i8"),
+        ("temperature", "f8"),
+        ("trained_tokens", "i8"),
+    ]
+)
+
+
+class JournalError(RuntimeError):
+    """The journal cannot do what was asked; the message names the file, the fault and what to do."""
+
+
+Row = np.void | bytes  # a record, or its `tobytes`
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one transaction changes. All of it becomes durable, or none.
+
+    Invariant: a slot may be both removed and written; then it is written.
+    """
+
+    items: Mapping[int, Row] = field(default_factory=dict)  # slot -> row, of the journal's item dtype
+    prompts: Mapping[int, Prompt] = field(default_factory=dict)  # of slots that are new or reused
+    vectors: Mapping[int, np.ndarray] = field(default_factory=dict)
+    removed_slots: Collection[int] = ()  # their vectors go too, their groups do not
+    groups: Mapping[int, Row] = field(default_factory=dict)  # seq -> row, of the journal's group dtype
+    payloads: Mapping[int, bytes] = field(default_factory=dict)  # of the groups that are new, and only of these
+    group_slots: Mapping[int, int] = field(default_factory=dict)  # of new groups: places in the store's table, else -1
+    removed_groups: Collection[int] = ()
+    reviews: np.ndarray = field(default_factory=lambda: np.empty(0, REVIEW))
+    request: str | None = None  # what `answer` will look for
+    answer: Any = None  # what JSON holds
+    state: Mapping[str, Any] = field(default_factory=dict)  # name -> bytes or what JSON holds
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Everything a store needs to be as it was after the last commit: items in slot order, groups in seq order.
+
+    Invariant: arrays and lists of items have one length, those of groups another.
+    """
+
+    position: int
+    slots: np.ndarray  # int64
+    items: np.ndarray  # rows
+    prompts: list[Prompt]
+    seqs: np.ndarray  # int64
+    groups: np.ndarray  # rows; of an orphan, seq is new, slot is -1 and is_orphan True where the dtype has these
+    group_slots: np.ndarray  # int64, places in the store's table; -1 of orphans
+    positions: np.ndarray  # int64, of the commit that a group came with
+    orphans: dict[int, Prompt]  # seq -> what the group was played from
+    state: dict[str, Any]
+
+
+def faults_of(
+    commit: Commit, item: np.dtype, group: np.dtype, known_slots: Container[int], known_seqs: Container[int]
+) -> list[str]:
+    """Return one line for each thing that keeps a commit from being stored."""
+    faults = [f"item {slot} is a row of another dtype" for slot, row in commit.items.items() if not is_of(row, item)]
+    faults += [f"group {seq} is a row of another dtype" for seq, row in commit.groups.items() if not is_of(row, group)]
+    gone_slots, gone_seqs = set(commit.removed_slots), set(commit.removed_groups)
+    for slot in commit.items:
+        if (slot not in known_slots or slot in gone_slots) and slot not in commit.prompts:
+            faults.append(f"item {slot} is new; expected its prompt")
+    for slot in commit.vectors:
+        if slot not in commit.items and (slot not in known_slots or slot in gone_slots):
+            faults.append(f"vector {slot} comes without its item")
+    for seq in commit.groups:
+        is_known = seq in known_seqs and seq not in gone_seqs
+        if is_known == (seq in commit.payloads):
+            faults.append(f"group {seq} is {'stored; expected no' if is_known else 'new; expected its'} payload")
+    faults += [f"prompt {slot} comes without its item" for slot in commit.prompts if slot not in commit.items]
+    faults += [f"payload {seq} comes without its group" for seq in commit.payloads if seq not in commit.groups]
+    return faults + _faults_of_values(commit)
+
+
+def _faults_of_values(commit: Commit) -> list[str]:
+    faults = []
+    if commit.reviews.dtype != REVIEW:
+        faults.append(f"reviews are of {commit.reviews.dtype}; expected {REVIEW}")
+    if (commit.request is None) != (commit.answer is None):
+        faults.append(f"request = {commit.request!r} with answer = {commit.answer!r}; expected both or neither")
+    faults += json_faults(commit.answer, "answer")
+    if "position" in commit.state:
+        faults.append("state has the name 'position', which the journal keeps itself")
+    for name, value in commit.state.items():
+        faults += [] if isinstance(value, bytes) else json_faults(value, f"state {name!r}")
+    return faults
+
+
+def is_of(row: Row, dtype: np.dtype) -> bool:
+    """Say whether a row is one of this dtype; of bytes only their number can tell."""
+    if isinstance(row, bytes):
+        return len(row) == dtype.itemsize
+    return row.dtype is dtype or row.dtype == dtype  # comparing many fields takes longer than all else here
+
+
+def bytes_of(row: Row) -> bytes:
+    """Return what is stored of a row."""
+    return row if isinstance(row, bytes) else row.tobytes()
+
+
+def checksum(data: bytes | str) -> int:
+    """Return the xxh3 of bytes, or of text in UTF-8, as the signed integer that SQLite stores."""
+    return signed(xxhash.xxh3_64_intdigest(data.encode() if isinstance(data, str) else data))
+
+
+def signed(value: int) -> int:
+    """Return the signed integer with the same 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def checked(data: Any, stored: int, what: str) -> Any:
+    """Return `data` if its checksum is `stored`.
+
+    Raises:
+        JournalError: it is not.
+    """
+    if checksum(data) != stored:
+        raise JournalError(f"{what} is damaged: its checksum does not agree; restore a checkpoint")
+    return data
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """Return a prompt as a line of JSON."""
+    return json.dumps(prompt_fields(prompt), separators=(",", ":"))
+
+
+def prompt_from(text: str) -> Prompt:
+    """Return the prompt whose `prompt_text` this is."""
+    return prompt_of(json.loads(text))
+
+
+def dtype_text(dtype: np.dtype) -> str:
+    """Return a description of a structured dtype that two processes can compare."""
+    return json.dumps(np.lib.format.dtype_to_descr(dtype))
+
+
+def dtype_from(text: str) -> np.dtype:
+    """Return the dtype whose `dtype_text` this is."""
+    return np.lib.format.descr_to_dtype([tuple(part) for part in json.loads(text)])
+
+
+def dtype_difference(stored: np.dtype, wanted: np.dtype) -> str:
+    """Return what tells two row dtypes apart, field by field, or "" if nothing does."""
+    if dtype_text(stored) == dtype_text(wanted):
+        return ""
+    ours, theirs = ({name: str(part[0]) for name, part in (dtype.fields or {}).items()} for dtype in (wanted, stored))
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    parts = [f"{name} is {theirs.get(name, 'absent')} in the file, {ours.get(name, 'absent')} here" for name in names]
+    return "; ".join(parts) or "the same fields lie elsewhere"

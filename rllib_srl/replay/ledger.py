@@ -1,0 +1,177 @@
+"""The buffer's books: one journal, the groups in it, and transactions that happen whole or not at all.
+
+    with ledger.transaction(request) as change:      ...change the store, note payloads, vectors, reviews...
+    on leaving: one durable commit, then memory follows (store.commit, payloads); on an error: everything is undone
+
+A journal belongs to one run. Another run's is set aside as `journal.earlier.db`: restoring a checkpoint of that run
+takes from it the groups that were committed after the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.codec import encode
+from rllib_srl.replay.journal import REVIEW, Commit, Journal, Stored
+from rllib_srl.replay.memory import MemoryStore
+from rllib_srl.replay.payloads import Payloads
+from rllib_srl.replay.records import FREE, GROUP, ITEM
+from rllib_srl.replay.snapshots import Restored, restore
+from rllib_srl.types import Group
+
+JOURNAL, EARLIER = "journal.db", "journal.earlier.db"
+ENDINGS = ("", "-wal", "-shm")
+
+
+@dataclass
+class Change:
+    """What one transaction adds to the changed rows of the store."""
+
+    new_slots: set[int] = field(default_factory=set)
+    payloads: dict[int, bytes] = field(default_factory=dict)  # group seq -> bytes
+    removed_groups: list[int] = field(default_factory=list)
+    vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> vector
+    reviews: list[tuple] = field(default_factory=list)
+    groups: dict[int, np.void] = field(default_factory=dict)  # rows that are not the store's: orphans
+    answer: Any = None
+
+    def keep(self, seq: int, group: Group) -> int:
+        """Note a group's bytes; return their number."""
+        self.payloads[seq] = encode(group)
+        return len(self.payloads[seq])
+
+
+class Ledger:
+    """The journal of a buffer, and its groups.
+
+    Invariant: outside a transaction, the store's rows, the journal's and the state agree.
+    """
+
+    def __init__(self, directory: Path | None, run: str, max_bytes: int) -> None:
+        """Open the journal of `run`; an earlier run's is set aside.
+
+        Args:
+            directory: where it lies; None: in a temporary place, gone when closed.
+            run: names the run; "" continues whatever journal is there.
+            max_bytes: of groups in memory.
+
+        Raises:
+            JournalError: the journal is in use by another process, damaged, or of another version.
+        """
+        self._directory, self._run, self._max_bytes = directory, run, max_bytes
+        self._written: dict[str, str] = {}  # state as last committed, as JSON
+        if directory is None:
+            self._use(Journal.temporary(ITEM, GROUP))
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        journal = Journal(directory / JOURNAL, ITEM, GROUP)
+        if run and journal.load().state.get("run", run) != run:
+            is_empty = journal.position == 0
+            journal.close()
+            _move(directory / JOURNAL, None if is_empty else directory / EARLIER)
+            journal = Journal(directory / JOURNAL, ITEM, GROUP)
+        self._use(journal)
+
+    def _use(self, journal: Journal) -> None:
+        self.journal = journal
+        self.payloads = Payloads(journal, self._max_bytes)
+        self._start = journal.position
+
+    def stored(self) -> Stored:
+        """Return what the journal holds."""
+        stored = self.journal.load()
+        self._written = {name: json.dumps(value) for name, value in stored.state.items()}
+        return stored
+
+    @contextmanager
+    def transaction(
+        self, store: MemoryStore, state: Callable[[], Mapping[str, Any]], undo: Callable[[], None], request: str
+    ) -> Iterator[Change]:
+        """Commit what happens inside, or undo it.
+
+        Args:
+            store: whose changed rows are written.
+            state: called at the end: name -> what JSON holds; only what changed is written.
+            undo: puts everything that is neither the store's nor the ledger's back as it was.
+            request: name of the call, "" for none.
+
+        Raises:
+            JournalError: the commit failed; nothing has changed.
+        """
+        change = Change()
+        try:
+            yield change
+            written = {name: json.dumps(value) for name, value in {**state(), "run": self._run}.items()}
+            self.journal.commit(self._commit_of(store, change, written, request))
+        except BaseException:
+            store.rollback()
+            undo()
+            raise
+        store.commit()
+        self._written |= written
+        for seq, payload in change.payloads.items():
+            self.payloads.put(seq, payload)
+        self.payloads.forget(change.removed_groups)
+
+    def _commit_of(self, store: MemoryStore, change: Change, written: dict[str, str], request: str) -> Commit:
+        changed = store.changed()
+        rows, group_rows = store.items, store.groups
+        live = [slot for slot in changed.items if rows[slot]["status"] != FREE]
+        groups = {int(group_rows[g]["seq"]): group_rows[g] for g in changed.groups if group_rows[g]["size"]}
+        gone = set(change.removed_groups) - set(groups)
+        return Commit(
+            items={slot: rows[slot] for slot in live},
+            prompts={slot: store.prompt_of(slot) for slot in live if slot in change.new_slots},
+            vectors={slot: vector for slot, vector in change.vectors.items() if slot in live},
+            removed_slots=[slot for slot in changed.items if rows[slot]["status"] == FREE],
+            groups={**groups, **{seq: row for seq, row in change.groups.items() if seq not in gone}},
+            payloads={seq: payload for seq, payload in change.payloads.items() if seq not in gone},
+            removed_groups=sorted(gone),
+            reviews=np.array(change.reviews, REVIEW),
+            request=request or None,
+            answer=change.answer if request else None,
+            state={name: json.loads(text) for name, text in written.items() if self._written.get(name) != text},
+        )
+
+    def restore(self, snapshot: Path) -> Restored:
+        """Go back to a snapshot, taking over what was committed after it.
+
+        Raises:
+            JournalError: the snapshot cannot be read; nothing has changed.
+        """
+        path = self.journal.path
+        is_unused = self._directory is not None and self.journal.position == self._start == 0
+        self.journal.close()
+        try:
+            if is_unused and (path.parent / EARLIER).exists():
+                _move(path.parent / EARLIER, path)
+            restored = restore(snapshot, path)
+        finally:
+            self._use(Journal(path, ITEM, GROUP))
+        return restored
+
+    def close(self) -> None:
+        """Close the journal."""
+        self.journal.close()
+
+
+def _move(path: Path, target: Path | None) -> None:
+    """Rename a closed journal, or delete it without a target; leftovers of the target go."""
+    for ending in ENDINGS:
+        if target is not None:
+            Path(f"{target}{ending}").unlink(missing_ok=True)
+    for ending in ENDINGS:
+        source = Path(f"{path}{ending}")
+        if source.exists():
+            if target is None:
+                source.unlink()
+            else:
+                os.replace(source, f"{target}{ending}")

@@ -1,0 +1,225 @@
+"""Arithmetic of shares and of load: how many slots the memory has, and how many reviews they can bear.
+
+    Share         4 prompts, share .2  ->  0 1 1 1 1, 0 1 1 1 1, ...     the fraction is carried, never floored away
+    LoadControl   expected reviews an iteration = sum over scheduled items of 1 / interval, against the slots
+
+New items arrive faster than any spacing rule spreads them. Without control all are soon overdue, and every
+rule decays into "most overdue first". "intake" lets an item wait, outside the schedule, until its reviews
+fit; "stretch" schedules all and multiplies intervals so that the reviews fit.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+UNIT = 1 << 40  # one review an iteration, in the integers that load is summed in; 2 ** 23 of them fit int64
+LOAD_CONTROLS = ("intake", "stretch", "none")
+
+
+def whole(amount: float) -> tuple[int, float]:
+    """Split an amount >= 0 into its whole part and the rest, which stays below one.
+
+    A float sum that misses an integer by rounding counts as that integer.
+    """
+    part = math.floor(amount + 1e-9)
+    return part, max(amount - part, 0.0)
+
+
+class Share:
+    """Slots owed to the memory, an exact share of a sequence of batches, in whole slots.
+
+    Invariant: after any calls, the slots owed are the exact share of all batches, rounded down; the carry is
+    in [0, 1). Whoever cannot fill a slot counts it: nothing is owed twice.
+    """
+
+    def __init__(self, fraction: float) -> None:
+        """Start with nothing carried.
+
+        Args:
+            fraction: the share, in [0, 1]; read as the decimal it is written as, so that .2 is 1/5.
+
+        Raises:
+            ValueError: naming the value and its range.
+        """
+        self._rate = _decimal(fraction)
+        self._carry = Fraction(0)
+
+    def owed(self, num: int) -> int:
+        """Return how many slots are the memory's, for the next batch of `num`: floor(carry + rate num).
+
+        Raises:
+            ValueError: a negative number.
+        """
+        if num < 0:
+            raise ValueError(f"num = {num}; expected at least 0")
+        total = self._carry + self._rate * num
+        count = math.floor(total)
+        self._carry = total - count
+        return count
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything the next calls depend on, as JSON types."""
+        return {"carry": str(self._carry)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called.
+
+        A carry is less than one slot whatever the share, so a resumed run may change its share.
+        """
+        self._carry = Fraction(state["carry"])
+
+
+def reuse_share(fraction: float) -> Share:
+    """Return the share whose `owed(P)` is R, the stored groups that join P played ones: R / (P + R) = fraction.
+
+    Raises:
+        ValueError: a fraction outside [0, 1).
+    """
+    share = Share(fraction)
+    if share._rate == 1:
+        raise ValueError(f"fraction = {fraction!r}; expected less than 1: stored groups are never all of a batch")
+    share._rate /= 1 - share._rate
+    return share
+
+
+def _decimal(fraction: float) -> Fraction:
+    is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if not is_number or not 0 <= fraction <= 1:
+        raise ValueError(f"fraction = {fraction!r}; expected a number in [0, 1]")
+    return Fraction(repr(float(fraction)))
+
+
+class LoadControl:
+    """Expected reviews an iteration, kept in O(1), and what to do when they outgrow the slots.
+
+    Invariant: `load` is the sum over the scheduled items of 1 / max(interval, 1), each rounded to 2 ** -40,
+    whatever the order of `add` and `remove`: the sum is an integer and does not drift.
+    """
+
+    def __init__(self, mode: str) -> None:
+        """Start with an empty schedule.
+
+        Args:
+            mode: "intake", "stretch" or "none".
+
+        Raises:
+            ValueError: an unknown mode.
+        """
+        if mode not in LOAD_CONTROLS:
+            raise ValueError(f"load_control = {mode!r}; expected one of {list(LOAD_CONTROLS)}")
+        self.mode = mode
+        self._units = 0
+        self._num_items = 0
+
+    @property
+    def load(self) -> float:
+        """Return the expected reviews an iteration."""
+        return self._units / UNIT
+
+    @property
+    def num_items(self) -> int:
+        """Return how many items are in the schedule."""
+        return self._num_items
+
+    def add(self, interval_N: np.ndarray) -> None:
+        """Count items in.
+
+        Args:
+            interval_N: effective intervals before any stretching, in iterations; below 1 counts as 1, for an
+                item is visited at most once an iteration.
+
+        Raises:
+            ValueError: an interval that is negative or not finite.
+        """
+        self._units += int(_units(interval_N).sum())
+        self._num_items += len(interval_N)
+
+    def remove(self, interval_N: np.ndarray) -> None:
+        """Count items out, with exactly the intervals they were added with.
+
+        Raises:
+            ValueError: more items or more load than were added.
+        """
+        units = int(_units(interval_N).sum())
+        if len(interval_N) > self._num_items or units > self._units:
+            raise ValueError(
+                f"removing {len(interval_N)} items of load {units / UNIT:g}; "
+                f"expected at most the {self._num_items} items of load {self.load:g} that were added"
+            )
+        self._units -= units
+        self._num_items -= len(interval_N)
+
+    def admit(self, interval_W: np.ndarray, slots: float) -> int:
+        """Return how many of the waiting items, in their order, may enter the schedule in this iteration.
+
+        "intake": as many as keep the load within the slots, and no more than there are slots: items that
+        enter together are due together, and a burst would be overdue although the load fits. Other modes: all.
+
+        Args:
+            interval_W: first effective interval of each waiting item, in iterations.
+            slots: revisits an iteration, on average.
+        """
+        if self.mode != "intake":
+            return len(interval_W)
+        entering_W = _units(interval_W)[: math.ceil(slots)]
+        return int(np.searchsorted(np.cumsum(entering_W), round(slots * UNIT) - self._units, side="right"))
+
+    def stretch(self, slots: float) -> float:
+        """Return the factor >= 1 that intervals are multiplied with now: load / slots in mode "stretch", else 1.
+
+        With no slots nothing is revisited and no factor helps: 1.
+        """
+        if self.mode != "stretch" or slots <= 0:
+            return 1.0
+        return max(1.0, self.load / slots)
+
+    def metrics(self, slots: float, num_due: int, num_waiting: int) -> dict[str, float]:
+        """Return the load, its ratio to the slots, the backlog in items, the waiting items and the factor.
+
+        Args:
+            slots: revisits an iteration, on average.
+            num_due: items that are due now.
+            num_waiting: items outside the schedule.
+        """
+        return {
+            "load": self.load,
+            "load_ratio": self.load / slots if slots > 0 else float("nan"),
+            "backlog": max(num_due - slots, 0.0),
+            "num_waiting": float(num_waiting),
+            "stretch": self.stretch(slots),
+        }
+
+    def check(self, interval_N: np.ndarray) -> None:
+        """Compare the running sum with one made afresh.
+
+        Args:
+            interval_N: effective intervals of all scheduled items.
+
+        Raises:
+            ValueError: they differ.
+        """
+        units = int(_units(interval_N).sum())
+        if (units, len(interval_N)) != (self._units, self._num_items):
+            raise ValueError(
+                f"load = {self.load!r} of {self._num_items} items; "
+                f"expected {units / UNIT!r} of {len(interval_N)}, the sum over the schedule"
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the running sum, as JSON types."""
+        return {"units": self._units, "num_items": self._num_items}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called; the mode stays this object's own."""
+        self._units, self._num_items = state["units"], state["num_items"]
+
+
+def _units(interval_N: np.ndarray) -> np.ndarray:
+    interval_N = np.asarray(interval_N, np.float64)
+    if not np.isfinite(interval_N).all() or (interval_N < 0).any():
+        raise ValueError(f"interval_N = {interval_N}; expected finite numbers of at least 0 iterations")
+    return np.rint(UNIT / np.maximum(interval_N, 1.0)).astype(np.int64)

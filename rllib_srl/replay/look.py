@@ -1,0 +1,75 @@
+"""What a buffer says of itself: gauges for metrics, and why an item was drawn, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rllib_srl.replay.calibration import report
+from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING
+
+if TYPE_CHECKING:
+    from rllib_srl.replay.buffer import SRLReplayBuffer
+
+NAN = float("nan")
+
+
+def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
+    """Return how full the memory is, how its load stands and how good its predictions were, and all lifetime counts."""
+    store, payloads = buffer.store, buffer.ledger.payloads
+    num_due = store.num_due(now)
+    load = buffer.recall.load.metrics(buffer.recall.slots, num_due, store.num_items(WAITING))
+    return {
+        "num_items": len(store),
+        "num_scheduled": store.num_items(SCHEDULED),
+        "num_leeches": store.num_items(LEECH),
+        "num_due": num_due,
+        "num_stored_groups": store.num_groups,
+        "num_orphan_groups": len(buffer.orphans),
+        "num_bytes_in_memory": payloads.num_bytes,
+        "num_bytes_stored": store.num_bytes,
+        "num_spilled": payloads.num_spilled,
+        "num_read_back": payloads.num_read_back,
+        "load": load["load"],
+        "load_ratio": load["load_ratio"],
+        "backlog": load["backlog"],
+        "num_waiting": load["num_waiting"],
+        "stretch_factor": load["stretch"],
+        **_calibration(buffer),
+        **buffer.counts,
+    }
+
+
+def _calibration(buffer: SRLReplayBuffer) -> dict[str, float]:
+    """Return predicted against observed recall over the newest reviews; nan before an item has come back."""
+    log = buffer.reviews.log()
+    if not len(log) or np.isnan(log.predicted).all():
+        names = ("predicted_recall_mean", "observed_recall_mean", "recall_log_loss", "recall_constant_log_loss")
+        return {**dict.fromkeys(names, NAN), "num_predicted_reviews": 0}
+    found = report(log)
+    return {
+        "predicted_recall_mean": found.predicted,
+        "observed_recall_mean": found.observed,
+        "recall_log_loss": found.log_loss,
+        "recall_constant_log_loss": found.log_loss_constant,
+        "num_predicted_reviews": found.num_reviews,
+    }
+
+
+def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any]:
+    """Return what a draw of this item rests on: lateness, predicted recall, lapses, diversity."""
+    row = buffer.store.items[slot]
+    recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
+    return {
+        "now": now,
+        "due": round(float(row["due"]), 3),
+        "late": round(now - float(row["due"]), 3),
+        "recall": round(recall, 4) if row["reps"] else None,
+        "pass_rate": round(float(row["pass_rate"]), 4),
+        "visits": int(row["visits"]),
+        "lapses": int(row["lapses"]),
+        "novelty": round(float(row["novelty"]), 4),
+        "diversity": round(float(row["diversity"]), 4),
+        "is_leech": bool(row["status"] == LEECH),
+    }

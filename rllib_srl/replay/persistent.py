@@ -1,0 +1,217 @@
+"""The part of a buffer that opens, commits, copies and restores: everything but what its calls mean.
+
+    journal --load--> store, generators, counts, calibrators --calls--> transaction --commit--> journal
+
+What a buffer is consists of the journal's rows (items, groups, vectors, reviews) and its state (plain values by name).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.draws import Draws
+from rllib_srl.replay.intake import Intake
+from rllib_srl.replay.journal import Commit, Stored
+from rllib_srl.replay.ledger import Change, Ledger
+from rllib_srl.replay.memory import MemoryStore
+from rllib_srl.replay.orphans import Orphans
+from rllib_srl.replay.recall import Recall
+from rllib_srl.replay.records import Header, pack_item
+from rllib_srl.replay.review_log import RECENT, Reviews
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.variety import Variety
+
+OVERFLOW = 256  # items above capacity that the table holds until the end of a call, so that newcomers may go as well
+STREAMS = ("revisit", "reuse", "grow", "evict")
+
+
+class PersistentBuffer:
+    """Opens a journal and keeps to it.
+
+    Invariant: outside a call, memory and journal agree; a call that raises leaves both as they were.
+    """
+
+    def __init__(
+        self,
+        settings: ReplaySettings | None = None,
+        *,
+        directory: Path | str | None = None,
+        seed: int = 0,
+        run: str = "",
+        model_dir: Path | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        max_prompt_tokens: int | None = None,
+        temperature: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        """Open the buffer, with what its journal holds.
+
+        Args:
+            settings: all of them; or some as keyword arguments.
+            directory: of the journal; None keeps it in a temporary place, for buffers that need not last.
+            seed: of all draws.
+            run: names the run; a journal of the same run is continued, another's set aside. "" continues any.
+            model_dir: of the policy, for its tokenizer.
+            decode: token ids -> text, in place of that tokenizer.
+            max_prompt_tokens: longest history that becomes an item, in tokens; None: any.
+            temperature: that groups are sampled at, for the log of reviews.
+            kwargs: fields of `ReplaySettings`.
+
+        Raises:
+            ValueError: naming all faults of the settings at once.
+            JournalError: the journal is in use, damaged or of another version.
+        """
+        self.settings = (settings or ReplaySettings(**kwargs)).checked()
+        if not self.settings.is_on:
+            raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
+        self._seed, self._model_dir, self._temperature = seed, model_dir, temperature
+        self.intake = Intake(self.settings, model_dir, decode, max_prompt_tokens)
+        self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
+        self._load(self.ledger.stored())
+
+    def _load(self, stored: Stored) -> None:
+        settings = self.settings
+        items = zip(stored.slots.tolist(), stored.items, stored.prompts, strict=True)
+        own = [at for at, seq in enumerate(stored.seqs.tolist()) if seq not in stored.orphans]
+        self.store = (
+            MemoryStore.load(
+                settings.capacity + OVERFLOW,
+                settings.groups_per_item,
+                Header.from_json(stored.state["store"]),
+                {slot: pack_item(row, prompt) for slot, row, prompt in items},
+                {at: stored.groups[index].tobytes() for at, index in enumerate(own)},
+            )
+            if "store" in stored.state
+            else MemoryStore(settings.capacity + OVERFLOW, settings.groups_per_item)
+        )
+        self.recall = Recall(settings, self.store)
+        self.recall.rebuild()
+        self.draws = Draws(settings, self.store, self.recall)
+        self.orphans = Orphans(settings, stored)
+        self.variety = Variety(settings, self._model_dir, self._seed)
+        self.variety.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
+        newest = self.ledger.journal.reviews()[-RECENT:]
+        self.reviews = Reviews(settings.iterations_per_day, self._temperature, newest)
+        self.generators = {
+            name: np.random.default_rng(np.random.SeedSequence([self._seed, sum(name.encode())])) for name in STREAMS
+        }
+        self.counts: Counter[str] = Counter()
+        self.drawn: dict[str, int] = {}  # id of each group of the last draw -> its seq
+        if "store" in stored.state:
+            self._set_state(stored.state)
+
+    # --- a call ----------------------------------------------------------------------------------
+
+    def _answered(self, request: str) -> Any | None:
+        """Return what this request was answered, None if it was not."""
+        return self.ledger.journal.answer(request) if request else None
+
+    @contextmanager
+    def _transaction(self, request: str) -> Iterator[Change]:
+        """Commit what happens inside; on an error put everything back."""
+        before = self._state()
+        with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
+            yield change
+        self.orphans.commit()
+        self.reviews.commit(change)
+        if self.variety.commit():  # the index was fitted anew; that happens seldom, and a copy must have it
+            self.ledger.journal.commit(Commit(state={"fitted": self.variety.fitted()}))
+
+    def _undo(self, before: dict[str, Any]) -> None:
+        self.orphans.rollback()
+        self.variety.rollback()
+        self._set_state(before)
+        self.recall.rebuild()
+
+    def _state(self) -> dict[str, Any]:
+        """Return everything that is not in rows, as JSON types."""
+        return {
+            "store": self.store.header.to_json(),
+            "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
+            "counts": dict(self.counts),
+            "draws": self.draws.get_state(),
+            "drawn": dict(self.drawn),
+            "slots": self.recall.slots,
+            **self.variety.get_state(),
+        }
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        for name, generator in self.generators.items():
+            generator.bit_generator.state = state["generators"][name]
+        self.counts = Counter(state["counts"])
+        self.draws.set_state(state["draws"])
+        self.drawn = dict(state["drawn"])
+        self.recall.slots = state["slots"]
+        self.variety.set_state(state)
+
+    # --- copies ----------------------------------------------------------------------------------
+
+    def snapshot(self, path: Path) -> dict[str, Any]:
+        """Write a consistent copy of the journal to `path`, whole or not at all, in bounded memory.
+
+        Raises:
+            JournalError: no room, or the place cannot be written.
+        """
+        position = self.ledger.journal.snapshot(path)
+        return {"position": position, "num_items": len(self.store), "num_groups": self.store.num_groups}
+
+    def restore(self, path: Path) -> int:
+        """Go back to a snapshot; return how many groups, committed after it, are kept as orphans.
+
+        Raises:
+            JournalError: the snapshot cannot be read; nothing has changed.
+            ValueError: it does not fit these settings.
+        """
+        restored = self.ledger.restore(path)
+        self._load(self.ledger.stored())
+        with self._transaction(""):  # so that the journal is this run's
+            self.counts["num_orphans_taken_over"] += restored.num_orphans
+        return restored.num_orphans
+
+    def describe(self) -> dict[str, Any]:
+        """Return where the journal lies and at which position it is."""
+        journal = self.ledger.journal
+        return {"path": str(journal.path), "position": journal.position, "lineage": journal.lineage}
+
+    def tidy(self) -> None:
+        """Do what would stall a commit later; for moments when nobody waits."""
+        self.ledger.journal.tidy()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self.ledger.close()
+
+    def check_valid(self) -> None:
+        """Check every invariant: the tables and their indexes, the load, the vectors, the journal.
+
+        Raises:
+            ValueError: naming what is broken.
+        """
+        faults: list[str] = []
+        for check in (self.store.check_valid, self.recall.check, lambda: self.variety.check(self.store)):
+            try:
+                check()
+            except ValueError as error:
+                faults.append(str(error))
+        if len(self.store) > self.settings.capacity:
+            faults.append(f"there are at most capacity = {self.settings.capacity} items: {len(self.store)}")
+        faults += self._faults_of_journal()
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    def _faults_of_journal(self) -> Iterator[str]:
+        stored = self.ledger.journal.load()
+        slots_N = self.store.slots()
+        if stored.slots.tolist() != slots_N.tolist() or stored.items.tobytes() != self.store.items[slots_N].tobytes():
+            yield "the journal has exactly the items of the table"
+        held = self.store.groups[self.store.groups["size"] > 0]  # a free row is zero
+        rows = {int(row["seq"]): row.tobytes() for row in held}
+        rows |= {seq: row.tobytes() for seq, row in self.orphans.rows.items()}
+        if {int(seq): row.tobytes() for seq, row in zip(stored.seqs, stored.groups, strict=True)} != rows:
+            yield "the journal has exactly the groups of the table and the orphans"

@@ -1,0 +1,304 @@
+"""Which items are revisited and which groups are reused: named rules, domain quotas, the leech cap.
+
+    Candidates ── quotas ──> each domain's slots ── rule ──> indices ── leech cap ──> exactly min(num, N), distinct
+
+    rule(candidates, num, generator, settings) -> indices        a user's own: SELECTIONS["mine"] = rule
+
+`srl` is the rule of this project; the others are baselines. Order of its slots for items:
+    1  with probability `epsilon_new` each: a new item
+    2  due items, by lateness x learnability x diversity, drawn with a temperature
+    3  early items, lowest retrievability first, where due ones do not fill
+No due item starves: above temperature 0 each has a positive probability, and at 0 its lateness grows until it leads.
+
+Sources: Schaul et al. 2016, arXiv 1511.05952 (priorities); arXiv 2601.02648 (p(1 - p) for problems).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rllib_srl.replay import baselines
+from rllib_srl.replay.baselines import Proportional, importance_weights
+from rllib_srl.replay.candidates import (
+    SETTING_NAMES,
+    Candidates,
+    SelectionSettings,
+    faults_of,
+    first,
+    safe_log,
+    tempered,
+)
+from rllib_srl.replay.load import whole
+from rllib_srl.replay.quotas import quotas
+
+__all__ = [
+    "SELECTIONS",
+    "SETTINGS_OF",
+    "Candidates",
+    "Carry",
+    "Selected",
+    "SelectionSettings",
+    "importance_weights",
+    "make_settings",
+    "quotas",
+    "select",
+]
+
+Rule = Callable[[Candidates, int, np.random.Generator, SelectionSettings], np.ndarray]
+
+
+def srl(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:
+    """Draw new candidates with probability `epsilon_new` a slot, the rest by priority.
+
+    Priority of a due item: (1 + overdue) (1 + c_l 4 p (1 - p)) (1 + c_d diversity), p the posterior
+    mean of its recall. Of a group: (signal_floor + 4 variance) (1 + c_d diversity) exp(-age / age_scale) / (1 + uses).
+    """
+    new = np.flatnonzero(candidates.is_new) if settings.epsilon_new > 0 else np.empty(0, np.int64)
+    num_new = min(int(generator.binomial(num, settings.epsilon_new)), len(new)) if len(new) else 0
+    if num_new == 0:
+        return _by_priority(candidates, num, generator, settings)
+    drawn = generator.choice(new, num_new, replace=False)
+    rest = np.setdiff1d(np.arange(len(candidates)), drawn)
+    return np.concatenate([drawn, rest[_by_priority(candidates.take(rest), num - num_new, generator, settings)]])
+
+
+def _by_priority(
+    candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
+) -> np.ndarray:
+    if candidates.are_groups:
+        return tempered(_log_priority_of_groups(candidates, settings), num, generator, settings.temperature)
+    due = np.flatnonzero(candidates.overdue >= 0)
+    log_priority = _log_priority_of_items(candidates, settings)[due]
+    drawn = due[tempered(log_priority, min(num, len(due)), generator, settings.temperature)]
+    if len(drawn) == num:
+        return drawn
+    early = np.flatnonzero(candidates.overdue < 0)
+    filled = early[first(num - len(drawn), generator, candidates.retrievability[early])]
+    return np.concatenate([drawn, filled])
+
+
+def _log_priority_of_items(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
+    recall_N = candidates.posterior_mean
+    return (
+        np.log1p(np.maximum(candidates.overdue, 0.0))
+        + np.log1p(settings.learnability_coeff * 4 * recall_N * (1 - recall_N))
+        + np.log1p(settings.diversity_coeff * candidates.diversity)
+    )
+
+
+def _log_priority_of_groups(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
+    return (
+        np.log(settings.signal_floor + 4 * candidates.variance)
+        + np.log1p(settings.diversity_coeff * candidates.diversity)
+        - candidates.age / settings.age_scale
+        - np.log1p(candidates.uses)
+    )
+
+
+def fifo(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:
+    """Take what was left alone for longest, then what came first: a queue whose items go back to the end."""
+    return first(num, generator, -candidates.elapsed, candidates.seq)
+
+
+def recent(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:
+    """Take what came last."""
+    return first(num, generator, -candidates.seq)
+
+
+def high_reward(
+    candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
+) -> np.ndarray:
+    """Take the highest mean reward of the last visit."""
+    return first(num, generator, -candidates.reward)
+
+
+def hardest(
+    candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
+) -> np.ndarray:
+    """Take the lowest pass rate of the last visit."""
+    return first(num, generator, candidates.pass_rate)
+
+
+def balanced(
+    candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
+) -> np.ndarray:
+    """Draw uniformly inside domains that have equal slots."""
+    domains = np.unique(candidates.domain)
+    return _in_domains(uniform, candidates, num, generator, settings, dict.fromkeys(domains.tolist(), 1.0), {})[0]
+
+
+def _learnability(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
+    return safe_log(candidates.pass_rate * (1 - candidates.pass_rate))
+
+
+uniform = Proportional(lambda candidates, settings: np.zeros(len(candidates)))
+learnability = Proportional(_learnability)
+
+SELECTIONS: dict[str, Rule] = {
+    "srl": srl,
+    "uniform": uniform,
+    "fifo": fifo,
+    "recent": recent,
+    "high_reward": high_reward,
+    "balanced": balanced,
+    "hardest": hardest,
+    "learnability": learnability,
+    "per": baselines.per,
+    "fresh_per": baselines.fresh_per,
+    "exit": baselines.exit,
+    "nll_surprise": baselines.nll_surprise,
+    "pier": baselines.pier,
+    "difficulty_pool": baselines.difficulty_pool,
+    "exgrpo": baselines.exgrpo,
+    "repo": baselines.repo,
+    "rlep": baselines.rlep,
+}
+
+COMMON = ("diversity_coeff", "leech_share", "reservoir_seed")  # not a rule's own: `select` and eviction read them too
+SETTINGS_OF: dict[str, tuple[str, ...]] = {
+    "srl": ("temperature", "epsilon_new", "learnability_coeff", "signal_floor", "age_scale"),
+    "uniform": (),
+    "fifo": (),
+    "recent": (),
+    "high_reward": (),
+    "balanced": (),
+    "hardest": (),
+    "learnability": ("uniform_floor",),
+    "per": ("uniform_floor", "per_alpha", "per_beta"),
+    "fresh_per": ("uniform_floor", "per_alpha", "per_beta", "fresh_tau"),
+    "exit": ("uniform_floor", "kappa"),
+    "nll_surprise": ("temperature",),
+    "pier": ("uniform_floor", "pier_lambda", "pier_base", "pier_alpha", "pier_beta"),
+    "difficulty_pool": ("uniform_floor", "pool_hard", "pool_easy", "pool_hard_weight", "pool_easy_weight"),
+    "exgrpo": ("exgrpo_sigma",),
+    "repo": ("repo_strategy",),
+    "rlep": ("uniform_floor", "rlep_min_success"),
+}
+
+
+def make_settings(rule: str, values: Mapping[str, Any], beside: Iterable[str] = ()) -> SelectionSettings:
+    """Build the settings of a rule from a dictionary; a name the rule does not read is refused, not ignored.
+
+    Args:
+        rule: a key of `SELECTIONS`; a user's own may read every setting.
+        values: setting -> value.
+        beside: other rules whose settings may stand in the same dictionary.
+
+    Raises:
+        ValueError: an unknown rule, or all unknown names and values out of range at once.
+    """
+    rules = [rule, *beside]
+    unknown = sorted(set(rules) - set(SELECTIONS))
+    if unknown:
+        raise ValueError(f"selection = {unknown[0]!r}; expected one of {sorted(SELECTIONS)}")
+    read = {name for each in rules for name in SETTINGS_OF.get(each, SETTING_NAMES)} | set(COMMON)
+    faults = [
+        f"{name} = {value!r}; expected a setting of {' or '.join(rules)}: {sorted(read)}"
+        for name, value in values.items()
+        if name not in read
+    ]
+    faults += faults_of({name: value for name, value in values.items() if name in read})
+    if faults:
+        raise ValueError("; ".join(faults))
+    return SelectionSettings(**values)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """Fractions of slots that rounding left to the next draw: of leeches in [0, 1), of each domain in [-1, 1]."""
+
+    leeches: float = 0.0
+    domains: Mapping[int, float] = field(default_factory=dict)
+
+
+class Selected(NamedTuple):
+    """What `select` drew, and the carry for its next call."""
+
+    indices: np.ndarray
+    carry: Carry
+
+
+def select(
+    rule: str,
+    candidates: Candidates,
+    num: int,
+    generator: np.random.Generator,
+    settings: SelectionSettings,
+    domain_weights: Mapping[int, float] | None = None,
+    is_leech_N: np.ndarray | None = None,
+    carry: Carry | None = None,
+) -> Selected:
+    """Draw exactly min(num, N) distinct candidates, by a rule, within domain quotas and the leech cap.
+
+    Leeches get at most floor(carry + leech_share num) slots; beyond that they only fill what nobody
+    else can. Cap and fill come before quotas.
+
+    Args:
+        rule: a key of `SELECTIONS`.
+        num: slots to fill.
+        domain_weights: domain -> weight of its share of the slots; None leaves domains to the rule.
+        is_leech_N: which candidates are leeches; None: none are.
+        carry: what the last call returned.
+
+    Raises:
+        ValueError: an unknown rule, a mask of another length, or a rule that breaks its contract.
+    """
+    if rule not in SELECTIONS:
+        raise ValueError(f"selection = {rule!r}; expected one of {sorted(SELECTIONS)}")
+    if is_leech_N is not None and len(is_leech_N) != len(candidates):
+        raise ValueError(f"is_leech_N has {len(is_leech_N)} entries, candidates have {len(candidates)}")
+    carry, num = carry or Carry(), min(num, len(candidates))
+    is_leech_N = np.zeros(len(candidates), bool) if is_leech_N is None else np.asarray(is_leech_N, bool)
+    max_leeches, leech_carry = whole(carry.leeches + settings.leech_share * num)
+
+    def draw(among: np.ndarray, count: int) -> tuple[np.ndarray, Mapping[int, float]]:
+        inside = candidates if len(among) == len(candidates) else candidates.take(among)
+        drawn, left = _in_domains(SELECTIONS[rule], inside, count, generator, settings, domain_weights, carry.domains)
+        _check_rule(rule, drawn, count, len(among))
+        return among[drawn], left
+
+    drawn, domain_carry = draw(np.arange(len(candidates)), num)
+    leeches = drawn[is_leech_N[drawn]]
+    if len(leeches) > max_leeches:
+        is_allowed_N = ~is_leech_N
+        is_allowed_N[draw(leeches, max_leeches)[0]] = True
+        among, rest = np.flatnonzero(is_allowed_N), np.flatnonzero(~is_allowed_N)
+        drawn, domain_carry = draw(among, min(num, len(among)))
+        drawn = np.concatenate([drawn, draw(rest, num - len(drawn))[0]])
+    return Selected(drawn, Carry(leech_carry, domain_carry))
+
+
+def _in_domains(
+    rule: Rule,
+    candidates: Candidates,
+    num: int,
+    generator: np.random.Generator,
+    settings: SelectionSettings,
+    weights: Mapping[int, float] | None,
+    carry: Mapping[int, float],
+) -> tuple[np.ndarray, Mapping[int, float]]:
+    """Apply a rule inside each domain's slots; return the indices and the domains' carry."""
+    if weights is None:
+        return np.asarray(rule(candidates, num, generator, settings)), carry
+    domains, counts = np.unique(candidates.domain, return_counts=True)
+    slots = quotas(num, weights, dict(zip(domains.tolist(), counts.tolist())), generator, carry)
+    parts = [np.empty(0, np.int64)]
+    for domain, count in slots.num.items():
+        if count > 0:
+            inside = np.flatnonzero(candidates.domain == domain)
+            parts.append(inside[rule(candidates.take(inside), count, generator, settings)])
+    return np.concatenate(parts), slots.carry
+
+
+def _check_rule(rule: str, drawn: np.ndarray, num: int, num_candidates: int) -> None:
+    distinct = np.unique(drawn)
+    in_range = len(drawn) == 0 or (distinct[0] >= 0 and distinct[-1] < num_candidates)
+    if len(drawn) != num or len(distinct) != num or not in_range:
+        raise ValueError(
+            f"selection {rule!r} returned {len(drawn)} indices, {len(distinct)} of them distinct; "
+            f"expected {num} distinct ones below {num_candidates}"
+        )

@@ -1,0 +1,188 @@
+"""Refit a rule's parameters from the review log: coordinate search on the log loss of predicted recall.
+
+    log -> Histories (visits of each item, position by position) -> predict(rule) -> loss -> turn one knob after another
+
+Only the rule's own `review` and `retrievability` are asked, so a user's rule is fitted like any other. The loss is
+the sum over episodes of the cross-entropy, plus ((u - u_start) / width)^2 / 2 for each knob, u its (log) value:
+what the log says nothing about stays where it was.
+
+Golden-section search along each knob, then along the direction of the whole sweep (which knobs that trade against
+each other, such as initial stabilities and decay, need), until a sweep gains less than `TOLERANCE` nats.
+A fit of 10 000 reviews takes seconds: it is no part of an iteration.
+
+Sources: Hooke and Jeeves 1961, J. ACM 8, "Direct search solution of numerical and statistical problems";
+Kiefer 1953, Proc. AMS 4, "Sequential minimax search for a maximum".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from rllib_srl.replay.calibration import ReviewLog, cross_entropy_N
+from rllib_srl.replay.spacing.state import SpacingState
+
+if TYPE_CHECKING:
+    from rllib_srl.replay.spacing.rule import SpacingRule
+
+Rule = TypeVar("Rule", bound="SpacingRule")
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+NUM_CUTS = 14  # of a golden-section search: the bracket shrinks to 0.1 % of its width
+MAX_SWEEPS = 8
+TOLERANCE = 0.01  # nats over the whole log
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A parameter that `fit` may turn. Invariant: low <= value <= high; low > 0 if it is searched by its logarithm."""
+
+    value: float
+    low: float
+    high: float
+    is_log: bool = True
+    width: float = 1.0  # of the prior: standard deviation of the (log) value
+
+    def to_u(self, value: float) -> float:
+        """Return the coordinate of a value."""
+        return math.log(value) if self.is_log else value
+
+    def from_u(self, u: float) -> float:
+        """Return the value at a coordinate, within the bounds."""
+        return min(self.high, max(self.low, math.exp(u) if self.is_log else u))
+
+
+class Histories:
+    """The visits of a log, item by item, from each item's first visit on.
+
+    Invariant: step t holds the visits at position t of the `steps[t].num` longest histories, longest first. Visits
+    of items whose first visit is not in the log are left out: what their state was is not known.
+    """
+
+    def __init__(self, log: ReviewLog) -> None:
+        """Sort the visits; an item that was forgotten and met anew begins a second history."""
+        order_N = np.lexsort((log.now, log.key))  # stable: visits of one iteration keep their order
+        key_N, is_first_N = log.key[order_N], np.isnan(log.predicted[order_N])
+        starts_N = is_first_N | np.concatenate([[True], key_N[1:] != key_N[:-1]])[: len(key_N)]
+        start_H = np.flatnonzero(starts_N)
+        length_H = np.diff(np.append(start_H, len(key_N)))
+        start_H, length_H = start_H[is_first_N[start_H]], length_H[is_first_N[start_H]]
+        longest_H = np.argsort(-length_H, kind="stable")
+        start_H, length_H = start_H[longest_H], length_H[longest_H]
+        self.num_items = len(start_H)
+        self.rows: list[np.ndarray] = []  # of the log, step by step
+        for t in range(int(length_H.max(initial=0))):
+            self.rows.append(order_N[start_H[: np.count_nonzero(length_H > t)] + t])
+        self.num_reviews = sum(len(rows) for rows in self.rows[1:])
+
+    def predict(self, rule: SpacingRule, log: ReviewLog) -> np.ndarray:
+        """Return what `rule` would have predicted for each visit of the log; nan where it cannot know."""
+        predicted_N = np.full(len(log), np.nan)
+        state = SpacingState.new(self.num_items)
+        for t, rows in enumerate(self.rows):
+            state = state[: len(rows)]
+            elapsed = log.elapsed_days[rows]
+            if t:
+                predicted_N[rows] = rule.retrievability(state, elapsed)
+            state = rule.review(state, log.grade[rows], elapsed, log.trained[rows])
+        return predicted_N
+
+
+def predict(rule: SpacingRule, log: ReviewLog) -> ReviewLog:
+    """Return the log with the predictions that `rule` would have made, for `calibration.report`.
+
+    Visits of items whose first visit is not in the log are left out.
+    """
+    histories = Histories(log)
+    known = np.sort(np.concatenate([np.zeros(0, np.int64), *histories.rows]))
+    arrays = {**log.to_arrays(), "predicted": histories.predict(rule, log)}
+    return ReviewLog.from_arrays({name: column[known] for name, column in arrays.items()})
+
+
+def fit(rule: Rule, log: ReviewLog, min_reviews: int) -> Rule:
+    """Return a copy of `rule` whose knobs predict the log best. `SpacingRule.fit` says what it promises.
+
+    Raises:
+        ValueError: too few reviews, or no knob.
+    """
+    histories = Histories(log)
+    if histories.num_reviews < min_reviews:
+        raise ValueError(
+            f"the review log has {histories.num_reviews} reviews that follow an item's first visit; "
+            f"expected at least {min_reviews}"
+        )
+    knobs = rule.knobs()
+    if log.trained.all():
+        knobs.pop("untrained_gain", None)
+    if not knobs:
+        raise ValueError(f"spacing {rule.name!r} has no parameter to fit")
+    known = np.sort(np.concatenate(histories.rows[1:]))
+
+    def turned(u: np.ndarray) -> Rule:
+        return rule.turned({name: knob.from_u(x) for (name, knob), x in zip(knobs.items(), u)})
+
+    start = np.array([knob.to_u(knob.value) for knob in knobs.values()])
+    width = np.array([knob.width for knob in knobs.values()])
+
+    def loss(u: np.ndarray) -> float:
+        predicted_N = histories.predict(turned(u), log)[known]
+        nats = cross_entropy_N(predicted_N, log.num_success[known], log.n[known]).sum()
+        return float(nats + (((u - start) / width) ** 2).sum() / 2)
+
+    low = np.array([knob.to_u(knob.low) for knob in knobs.values()])
+    high = np.array([knob.to_u(knob.high) for knob in knobs.values()])
+    return turned(minimise(loss, start, low, high, width))
+
+
+def minimise(
+    loss: Callable[[np.ndarray], float], start: np.ndarray, low: np.ndarray, high: np.ndarray, width: np.ndarray
+) -> np.ndarray:
+    """Return a point with a loss no higher than that of `start`, by sweeps of line searches within the bounds.
+
+    Args:
+        width: how far a first step along each coordinate may go, in both directions, twice over.
+    """
+    point, best, reach = start.copy(), loss(start), 2.0
+    for _ in range(MAX_SWEEPS):
+        before, loss_before = point, best
+        for direction in (*np.diag(width), None):
+            line = point - before if direction is None else direction
+            if line.any():
+                point, best = _line_search(loss, point, best, line * reach, low, high)
+        if loss_before - best < TOLERANCE:
+            break
+        reach = max(reach / 2, 0.25)
+    return point
+
+
+def _line_search(
+    loss: Callable[[np.ndarray], float],
+    point: np.ndarray,
+    best: float,
+    line: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+) -> tuple[np.ndarray, float]:
+    """Return the best of `point` and what golden section finds between point - line and point + line."""
+
+    def at(s: float) -> np.ndarray:
+        return np.clip(point + s * line, low, high)
+
+    a, b = -1.0, 1.0
+    c, d = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
+    loss_c, loss_d = loss(at(c)), loss(at(d))
+    for _ in range(NUM_CUTS):
+        if loss_c < loss_d:
+            b, d, loss_d = d, c, loss_c
+            c = b - GOLDEN * (b - a)
+            loss_c = loss(at(c))
+        else:
+            a, c, loss_c = c, d, loss_d
+            d = a + GOLDEN * (b - a)
+            loss_d = loss(at(d))
+    s, found = (c, loss_c) if loss_c < loss_d else (d, loss_d)
+    return (at(s), found) if found < best else (point, best)

@@ -1,0 +1,105 @@
+"""What a played group says about its item: the numbers a visit leaves behind, and what became of it.
+
+    Group -> GroupFacts (numbers only) -> buffer -> Visit (what the driver hears)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.advantages import EPSILON
+from rllib_srl.types import Group
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """The numbers of one group that its row and its item's row keep."""
+
+    size: int
+    num_success: int
+    reward: float  # mean
+    variance: float  # population variance of the rewards: ExIt's score S
+    abs_advantage: float  # mean |advantage| of the group rule
+    nll: float  # mean -log-prob of what the policy wrote, nats
+    num_tokens: int
+    num_loss_tokens: int
+    version: int  # the oldest that wrote any of it
+
+    @property
+    def trained_tokens(self) -> int:
+        """Return how many tokens training will see: none where all rewards are equal."""
+        return self.num_loss_tokens if self.variance > 0 else 0
+
+
+def facts_of(group: Group, pass_reward: float) -> GroupFacts:
+    """Sum a group up.
+
+    Args:
+        group: of at least one episode.
+        pass_reward: reward from which an episode counts as recalled.
+    """
+    rewards_G = group.rewards_G.astype(np.float64)
+    # As `advantages.has_signal` judges: rounding errors of equal rewards are no variance.
+    variance = float(rewards_G.var()) if np.ptp(rewards_G) > 1e-8 else 0.0
+    deviation = rewards_G.std(ddof=1) if group.size > 1 else 0.0
+    num_loss_tokens = int(group.loss_mask_N.sum())
+    return GroupFacts(
+        size=group.size,
+        num_success=int((rewards_G >= pass_reward).sum()),
+        reward=float(rewards_G.mean()),
+        variance=variance,
+        abs_advantage=float(np.abs(rewards_G - rewards_G.mean()).mean() / (deviation + EPSILON)),
+        nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
+        num_tokens=len(group.token_ids_N),
+        num_loss_tokens=num_loss_tokens,
+        version=int(group.versions_G2.min()),
+    )
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What became of one played group.
+
+    Invariant: `refused` is empty exactly if the group was stored.
+    """
+
+    group_id: str
+    key: str
+    refused: str = ""  # a reason of `admission.Reason`, or "ungraded" for too few valid episodes
+    is_new: bool = False  # the item did not exist before
+    timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
+    grade: int = 0  # 1 to 4; 0 where nothing was graded
+    predicted: float = float("nan")  # recall the spacing rule expected, nan at a first visit
+    pass_rate: float = 0.0
+    is_lapse: bool = False
+    diversity: float = 0.0
+    bonus_G: tuple[float, ...] = ()  # factors of the episodes' advantages; () leaves them alone
+    num_grown: int = 0  # items added from partial histories
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON types, for the journal."""
+        predicted = None if math.isnan(self.predicted) else self.predicted
+        return {**asdict(self), "predicted": predicted, "bonus_G": list(self.bonus_G)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Visit:
+        """Undo `as_dict`."""
+        predicted = float("nan") if values["predicted"] is None else values["predicted"]
+        return cls(**{**values, "predicted": predicted, "bonus_G": tuple(values["bonus_G"])})
+
+
+def timing_of(now: int, due: float, interval: float) -> str:
+    """Say whether a visit was early, on time or late: on time is from the due date to a quarter interval later.
+
+    Args:
+        now: the iteration of the visit.
+        due: when the item was due, in iterations.
+        interval: its effective interval, in iterations.
+    """
+    if now < due:
+        return "early"
+    return "on_time" if now <= due + max(1.0, 0.25 * interval) else "late"

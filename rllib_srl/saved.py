@@ -1,0 +1,140 @@
+"""How SRL is saved and restored: RLlib's own files, ours beside them, sealed together.
+
+    checkpoint/   algorithm state (with ours under "srl"), learner_group/, memory/shard_0.sqlite, manifest.json
+
+A restored run brings every engine to the restored weights, and its memory to the snapshot's journal position.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import COMPONENT_LEARNER_GROUP
+from ray.tune.result import SHOULD_CHECKPOINT
+
+from rllib_srl import checkpoints
+from rllib_srl.learners import call_learners
+from rllib_srl.prompts import PromptSource
+from rllib_srl.replay.client import Memory, NoMemory
+from rllib_srl.report import Report
+from rllib_srl.weight_sync import WeightSync
+
+SNAPSHOTS = "memory"  # in a checkpoint
+
+
+class SavedAlgorithm(Algorithm):
+    """An algorithm that trains language models, as far as saving and restoring goes.
+
+    Invariant: what `restore_from_path` or `set_state` took continues as if it had never stopped.
+    """
+
+    source: PromptSource
+    memory: Memory | NoMemory
+    report: Report
+    weight_sync: WeightSync
+    version: int
+    seed: int
+    _is_saving = False
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration, and write a checkpoint every `checkpoint_every`; under Tune, Tune writes and keeps it."""
+        results = super().step()
+        every = self.config.checkpoint_every
+        if every and (self.iteration + 1) % every == 0:
+            if self._storage is not None:
+                results[SHOULD_CHECKPOINT] = True
+                return results
+            self._iteration += 1  # Trainable counts up after step(); the checkpoint must say what it holds
+            self.save_to_path(checkpoints.place_for(Path(self.logdir), self._iteration))
+            self._iteration -= 1
+            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
+        return results
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return RLlib's state and ours: version, seed, where the prompt stream stands, and the memory's snapshot."""
+        own = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
+        own["memory"] = self.memory.get_state()
+        if not self._is_saving:  # a checkpoint brings its own snapshot
+            own["snapshot"] = str(Path(self.logdir) / "replay" / f"state_{uuid.uuid4().hex[:12]}")
+            self.memory.snapshot(Path(own["snapshot"]))
+        return {**super().get_state(*args, **kwargs), "srl": own}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take a state and, if weights are in it, bring every engine to them.
+
+        Raises:
+            ValueError: the state is of other worlds; nothing was changed.
+        """
+        if "srl" in state:
+            self.source.check_worlds(state["srl"]["prompts"]["drawn"])
+        super().set_state(state)
+        if "srl" in state:
+            self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
+            self.source.set_state(state["srl"]["prompts"])
+            self.memory.set_state(state["srl"]["memory"])
+            if "snapshot" in state["srl"]:
+                self._restore_memory(Path(state["srl"]["snapshot"]))
+        if COMPONENT_LEARNER_GROUP in state:
+            self._restore_runners(self.weight_sync.sync(self.version)[1])
+
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        """Write a checkpoint, the memory's snapshot in it, and seal it."""
+        self._is_saving = True
+        try:
+            saved = super().save_to_path(path, **kwargs)
+        finally:
+            self._is_saving = False
+        self.memory.snapshot(Path(saved) / SNAPSHOTS)
+        about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
+        checkpoints.seal(Path(saved), about)
+        return saved
+
+    def _restore_memory(self, directory: Path) -> None:
+        self.report.count("num_orphan_groups", self.memory.restore(directory))
+
+    def restore_from_path(self, path: Any, *args: Any, component: str | None = None, **kwargs: Any) -> None:
+        """Read a checkpoint, after checking that it is whole and fits, and bring every engine to its weights.
+
+        Args:
+            path: what `save_to_path` wrote, or with `component` that part of it.
+            args: RLlib's.
+            component: RLlib's path of the part to restore, such as "learner_group/learner/rl_module"; None for all.
+            kwargs: RLlib's.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; nothing was changed.
+            ValueError: the checkpoint is of other worlds, in which case nothing was changed, or of another model.
+        """
+        if component is None:
+            about = checkpoints.verify_sealed(Path(path))
+            self.source.check_worlds(about["worlds"])
+            self.memory.check_fits(about["memory_shards"])
+        super().restore_from_path(path, *args, component=component, **kwargs)
+        if component is None:
+            self._restore_memory(Path(path) / SNAPSHOTS)
+        self._restore_runners(self.weight_sync.sync(self.version)[1])
+
+    @classmethod
+    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> SavedAlgorithm:
+        """Build an algorithm from a checkpoint.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        checkpoints.verify_sealed(Path(path))
+        return super().from_checkpoint(path, *args, **kwargs)
+
+    def export_to_huggingface(self, directory: str | Path) -> Path:
+        """Write model and tokenizer as a Hugging Face directory, fp32.
+
+        Raises:
+            FileExistsError: the directory exists and is not empty.
+        """
+        target = Path(directory).absolute()
+        if target.exists() and any(target.iterdir()):
+            raise FileExistsError(f"export directory {target} is not empty; expected a new one")
+        call_learners(self.learner_group, "export", [(str(target),)], self.config.sync_timeout_s, "exporting")
+        return target

@@ -1,0 +1,121 @@
+"""The learner's forward passes over laid-out episodes: tensors of a micro-batch, and scores without gradient.
+
+    micro-batch (numpy) -> tensors on the device -> log-probs
+
+for the loss, the canary, the KL to the reference, and the check that sharing prefixes is exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.batch import MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches
+from rllib_srl.rl_module import load_causal_lm, token_logps
+from rllib_srl.shard import TrainingShard
+
+logger = logging.getLogger(__name__)
+
+SHARING_TOLERANCE = 1e-3  # largest |log-prob difference| of trie against padded in fp32, nats
+
+
+class Scorer:
+    """Mixin of the learner that runs its model, and the reference if there is one.
+
+    Invariant: no method changes a weight or a gradient.
+    """
+
+    model: Any
+    module: Any
+    config: Any
+    _device: torch.device
+    _reference: torch.nn.Module | None
+    _can_share: bool
+
+    def score(
+        self, sequences: list[list[int]], share_prefixes: bool = False, is_exact: bool = False
+    ) -> list[np.ndarray]:
+        """Return for each sequence the log-probs of its tokens 1..T-1 at temperature 1, float32 [T - 1].
+
+        Args:
+            sequences: token ids, each at least 2 long.
+            share_prefixes: lay them out as a trie instead of padding.
+            is_exact: compute in fp32 whatever the number format of training is.
+        """
+        episodes = [bare_episode(ids, index) for index, ids in enumerate(sequences)]
+        one = self._tensors(micro_batch(episodes, share_prefixes), with_reference=False)
+        with torch.no_grad(), nullcontext() if is_exact else self._autocast():
+            logp_N = token_logps(self.model, {**one, "temperature": 1.0})["logp"].float().cpu().numpy()
+        return np.split(logp_N, np.cumsum([len(ids) - 1 for ids in sequences])[:-1])
+
+    def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
+        """Return for each group and episode the summed k1 of its tokens against the reference, nats.
+
+        For the KL in the reward, which must be known before advantages are computed.
+        """
+        groups = shard.groups()
+        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
+        sums = np.zeros(len(episodes))
+        for part in micro_batches(episodes, self.config.micro_batch_tokens, self._can_share):
+            batch = self._tensors(part)
+            kl_N = batch["behaviour_logp"] - batch["ref_logp"]
+            np.add.at(sums, part.episode_N, kl_N.float().cpu().numpy())
+        bounds = np.cumsum([0] + [group.size for group in groups])
+        return [sums[a:b].tolist() for a, b in pairwise(bounds)]
+
+    def _tensors(self, one: MicroBatch, with_reference: bool = True) -> dict[str, Any]:
+        arrays = {
+            "token_ids": one.layout.token_ids_RT,
+            "position_ids": one.layout.position_ids_RT,
+            "attention_mask": one.layout.attention_mask,
+            "predictor": one.predictor_N,
+            "target": one.target_N,
+            "advantage": one.advantage_N,
+            "scale": one.scale_N,
+            "behaviour_logp": one.behaviour_logp_N,
+            "episode": one.episode_N,
+        }
+        batch: dict[str, Any] = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
+        batch["temperature"] = self.config.temperature
+        if self._reference is not None and with_reference:
+            with torch.no_grad(), self._autocast():
+                batch["ref_logp"] = token_logps(self._reference, batch)["logp"]
+        return batch
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.config.compute_dtype == "bfloat16":
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def _load_reference(self) -> torch.nn.Module:
+        # From the model's own files, so that a restored run is anchored where the first one was.
+        name = self.module[DEFAULT_MODULE_ID].model_config["model"]
+        return load_causal_lm(name).requires_grad_(False).to(self._device)
+
+    def _sharing_is_exact(self) -> bool:
+        """Compare trie and padded log-probs on the real weights; say so in log and metrics if they differ.
+
+        Architectures whose attention depends on token indices (sliding windows) would silently attend
+        to the wrong tokens in a trie.
+        """
+        ids = np.random.default_rng(0).integers(0, int(self.model.config.vocab_size), (4, 24))
+        sequences = [np.concatenate([ids[0], ids[k][:12]]).tolist() for k in (1, 2, 3)]
+        shared = self.score(sequences, share_prefixes=True, is_exact=True)
+        padded = self.score(sequences, is_exact=True)
+        gap = max(float(np.abs(a - b).max()) for a, b in zip(shared, padded, strict=True))
+        has_window = "sliding_attention" in (getattr(self.model.config, "layer_types", None) or ())
+        if gap <= SHARING_TOLERANCE and not has_window:
+            return True
+        reason = "it has sliding-window layers" if has_window else f"its log-probs differ by {gap:.3g} nats"
+        logger.warning(
+            "prefix sharing is off for %s: %s; training goes on with padding, slower and correct",
+            type(self.model).__name__,
+            reason,
+        )
+        return False

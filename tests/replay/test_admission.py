@@ -1,0 +1,237 @@
+"""Admission: every reason by a group made for it, the edges of every bound, what is stored of a group with secrets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_srl.replay import admission
+from rllib_srl.replay.admission import (
+    AdmissionSettings,
+    Nearest,
+    Reason,
+    admit,
+    degenerate_G,
+    longest_loop,
+    most_common,
+)
+from rllib_srl.types import Group, Prompt, StopReason
+
+PROMPT = Prompt("world", "q")
+KEEP = AdmissionSettings(on_secret="keep")
+VARIED = list(range(40))
+
+
+def group_of(*written: list[int]) -> Group:
+    """Return a group whose episodes are the prompt [900, 901] and what is written; log-probs are -0.5."""
+    streams = [[900, 901, *ids] for ids in written]
+    mask_N = np.concatenate([[False, False] + [True] * len(ids) for ids in written])
+    size = len(streams)
+    return Group(
+        group_id="g",
+        prompt=PROMPT,
+        token_ids_N=np.concatenate(streams).astype(np.int32),
+        loss_mask_N=mask_N,
+        behaviour_logp_N=np.where(mask_N, -0.5, 0).astype(np.float32),
+        offsets=np.cumsum([0, *map(len, streams)]),
+        rewards_G=np.arange(size, dtype=np.float32),
+        versions_G2=np.zeros((size, 2), np.int64),
+        stop_reasons=(StopReason.TERMINATED,) * size,
+    )
+
+
+GOOD = group_of(VARIED, VARIED[::-1])
+
+
+def reason_of(group, settings=KEEP, **known):
+    verdict = admit(group, settings, **known)
+    assert verdict.is_admitted == (verdict.reason is None)
+    assert verdict.group is group
+    return verdict.reason
+
+
+def test_a_good_group_is_admitted_as_it_is():
+    assert reason_of(GOOD) is None
+
+
+def test_a_group_of_one_has_nothing_to_compare():
+    assert reason_of(group_of(VARIED)) is Reason.TOO_FEW
+    assert reason_of(group_of([1], [2])) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.01])
+def test_log_probs_of_foreign_groups_are_checked_again(value):
+    logp_N = GOOD.behaviour_logp_N.copy()
+    logp_N[5] = value
+    assert reason_of(replace(GOOD, behaviour_logp_N=logp_N)) is Reason.BAD_LOGP
+    logp_N[5] = 1e-5  # a certain token, and rounding
+    assert reason_of(replace(GOOD, behaviour_logp_N=logp_N)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"behaviour_logp_N": np.where(GOOD.loss_mask_N, GOOD.behaviour_logp_N, -1)},
+        {"behaviour_logp_N": GOOD.behaviour_logp_N[1:]},
+        {"loss_mask_N": np.ones_like(GOOD.loss_mask_N)},
+        {"loss_mask_N": GOOD.loss_mask_N.astype(np.int8)},
+        {"rewards_G": np.array([np.nan, 1], np.float32)},
+        {"stop_reasons": (StopReason.ABORTED, StopReason.TERMINATED)},
+        {"offsets": np.array([0, 5], np.int64)},
+        {"offsets": np.array([], np.int64)},
+    ],
+)
+def test_any_other_broken_invariant_is_invalid(changes):
+    assert reason_of(replace(GOOD, **changes)) is Reason.INVALID
+
+
+def test_the_longest_episode_decides():
+    group = group_of(VARIED, [1, 2, 3])  # 42 and 5 tokens
+    assert reason_of(group, replace(KEEP, max_episode_tokens=42)) is None
+    assert reason_of(group, replace(KEEP, max_episode_tokens=41)) is Reason.TOO_LONG
+
+
+STUCK = [7] * 21 + list(range(100, 119))  # 21 of 40 are one token
+EVEN = [7, 8] * 20  # no token has more than half, but a loop has all
+HALF = [7] * 20 + list(range(100, 120))
+PHRASE = list(range(50, 60)) * 3 + list(range(100, 110))  # said three times: 30 of 40
+TWICE = list(range(50, 70)) * 2  # said twice: no loop
+
+
+@pytest.mark.parametrize(
+    ("written", "is_degenerate"),
+    [(VARIED, False), (STUCK, True), (HALF, False), (EVEN, True), (PHRASE, True), (TWICE, False), ([7] * 31, False)],
+)
+def test_degenerate_episodes_by_hand(written, is_degenerate):
+    assert degenerate_G(group_of(written, VARIED), KEEP).tolist() == [is_degenerate, False]
+    assert not degenerate_G(group_of(written, VARIED), replace(KEEP, degenerate_share=None)).any()
+
+
+def test_only_what_the_policy_wrote_is_judged():
+    mask_N = GOOD.loss_mask_N.copy()
+    ids_N = GOOD.token_ids_N.copy()
+    ids_N[2:20], mask_N[2:20] = 7, False  # a tool that repeats itself
+    logp_N = np.where(mask_N, GOOD.behaviour_logp_N, 0)
+    group = replace(GOOD, token_ids_N=ids_N, loss_mask_N=mask_N, behaviour_logp_N=logp_N)
+    settings = replace(KEEP, min_degenerate_tokens=8, degenerate_share=0.3)
+    assert degenerate_G(group, settings).tolist() == [False, False]
+    assert degenerate_G(replace(group, loss_mask_N=GOOD.loss_mask_N), settings).tolist() == [True, False]
+
+
+def test_a_group_is_degenerate_when_more_than_half_of_it_is():
+    assert reason_of(group_of(STUCK, VARIED)) is None
+    assert reason_of(group_of(STUCK, EVEN, VARIED, VARIED)) is None
+    assert reason_of(group_of(STUCK, EVEN, VARIED)) is Reason.DEGENERATE
+    assert reason_of(group_of(STUCK, EVEN), replace(KEEP, degenerate_share=None)) is None
+
+
+def naive_loop(ids, max_period):
+    """Return the longest stretch that is a phrase repeated at least three times, the last one perhaps cut."""
+    longest = 0
+    for start in range(len(ids)):
+        for end in range(start + 3, len(ids) + 1):
+            stretch = ids[start:end]
+            for period in range(1, min(max_period, len(stretch) // 3) + 1):
+                if all(token == stretch[i % period] for i, token in enumerate(stretch)):
+                    longest = max(longest, len(stretch))
+    return longest
+
+
+@given(st.lists(st.integers(0, 2), max_size=24), st.integers(1, 6))
+def test_loops_and_counts_agree_with_naive_ones(ids, max_period):
+    assert longest_loop(np.array(ids, np.int32), max_period) == naive_loop(ids, max_period)
+    assert most_common(np.array(ids, np.int32)) == max((ids.count(i) for i in ids), default=0)
+
+
+def test_loops_by_hand():
+    assert longest_loop(np.array([1, 2, 1, 2, 1, 2, 1]), 64) == 7
+    assert longest_loop(np.array([1, 2, 1, 2, 1, 2, 1]), 1) == 0
+    assert longest_loop(np.array([9, 5, 5, 5, 9]), 64) == 3
+    assert longest_loop(np.array([], np.int32), 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("drift", "bound", "reason"),
+    [
+        (0.5, 0.5, None),
+        (0.51, 0.5, Reason.OFF_POLICY),
+        (float("nan"), 0.5, Reason.OFF_POLICY),
+        (None, 0.5, None),
+        (9.0, None, None),
+    ],
+)
+def test_drift_is_bounded_where_it_is_known(drift, bound, reason):
+    assert reason_of(GOOD, replace(KEEP, max_drift=bound), drift=drift) is reason
+
+
+def test_a_near_duplicate_is_of_another_prompt():
+    settings = replace(KEEP, near_duplicate=0.9)
+    other = Prompt("world", "r").key
+    assert reason_of(GOOD, settings, nearest=Nearest(other, 0.9)) is Reason.NEAR_DUPLICATE
+    assert reason_of(GOOD, settings, nearest=Nearest(other, 0.89)) is None
+    assert reason_of(GOOD, settings, nearest=Nearest(PROMPT.key, 1.0)) is None  # an earlier visit
+    assert reason_of(GOOD, KEEP, nearest=Nearest(other, 1.0)) is None
+    assert reason_of(GOOD, settings) is None
+
+
+def decode(ids):
+    """Return one letter a token; 1 to 3 spell a password."""
+    return "".join({1: "password=", 2: "hun", 3: "ter2", 4: " "}.get(int(i), "x") for i in ids)
+
+
+LEAKY = group_of([5, 4, 1, 2, 3, 4, 5], [5, 5])
+
+
+def test_a_secret_refuses_masks_or_stays():
+    refused = admit(LEAKY, AdmissionSettings(), decode=decode)
+    assert (refused.reason, refused.group, refused.num_masked) == (Reason.SECRET, LEAKY, 0)
+    assert refused.secrets == {"password": 1}
+    masked = admit(LEAKY, AdmissionSettings(on_secret="mask"), decode=decode)
+    assert (masked.is_admitted, masked.num_masked, masked.secrets) == (True, 2, {"password": 1})
+    assert np.flatnonzero(masked.group.loss_mask_N != LEAKY.loss_mask_N).tolist() == [5, 6]
+    masked.group.check_valid()
+    kept = admit(LEAKY, KEEP)
+    assert (kept.is_admitted, kept.group) == (True, LEAKY)
+    for on_secret in ("refuse", "mask"):
+        assert admit(GOOD, AdmissionSettings(on_secret=on_secret), decode=lambda ids: "x" * len(ids)).group is GOOD
+
+
+def test_a_group_of_nothing_but_secrets_is_refused():
+    words = {900: "", 901: "mail ", 1: "ann@", 2: "b.org"}
+    settings = AdmissionSettings(on_secret="mask")
+    verdict = admit(group_of([1, 2], [1, 2]), settings, decode=lambda ids: "".join(words[int(i)] for i in ids))
+    assert (verdict.reason, verdict.num_masked) == (Reason.SECRET, 0)
+
+
+def test_a_detector_of_ones_own_is_asked(monkeypatch):
+    monkeypatch.setitem(admission.DETECTORS, "none", lambda text: [])
+    assert admit(LEAKY, AdmissionSettings(detector="none"), decode=decode).is_admitted
+
+
+def test_the_first_reason_is_the_cheapest_and_decodes_nothing():
+    def refuse(ids):
+        raise AssertionError
+
+    settings = AdmissionSettings(max_episode_tokens=41, max_drift=0.1)
+    assert admit(group_of(STUCK, EVEN), settings, drift=1.0, decode=refuse).reason is Reason.TOO_LONG
+
+
+def test_the_table_of_reasons_is_complete_and_in_order():
+    listed = [line.split()[0] for line in admission.__doc__.splitlines() if line.startswith("    ")][1:]
+    assert listed == [reason.value for reason in Reason]
+
+
+def test_settings_are_checked_all_at_once():
+    assert AdmissionSettings().faults() == []
+    bad = AdmissionSettings(0, 1.5, 1, 0, -1.0, 2.0, "hide", "mine")
+    with pytest.raises(ValueError) as caught:
+        admit(GOOD, bad)
+    for name in vars(bad):
+        assert f"{name} = {getattr(bad, name)!r}; expected " in str(caught.value)
+    assert "decode = None; expected token ids -> text" in str(caught.value)
+    with pytest.raises(ValueError, match="decode = None"):
+        admit(GOOD, AdmissionSettings())

