@@ -99,7 +99,7 @@ class Report:
         values = {
             **memory.stats(now),
             **counts,
-            **{name: share for name, share in shares_of(memory.counts).items()},
+            **shares_of(memory.counts),
             **visit_counts(visits.values()),
             **age_counts(reused, now),
             "revisit_share_intended": memory.settings.revisit_fraction,

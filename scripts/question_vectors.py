@@ -98,40 +98,34 @@ class QuestionVectors:
     num_real: int
 
 
-def load(plan: Plan, most_s: float, num_threads: int, say: Callable[[str], None]) -> QuestionVectors:
-    """Return the vectors of `plan`, embedding what is missing for at most `most_s` seconds."""
-    import torch
-
+def load(plan: Plan, most_s: float, chunk: int, say: Callable[[str], None]) -> QuestionVectors:
+    """Return the vectors of `plan`, embedding what is missing for about `most_s` seconds, and one chunk at least."""
     directory = plan.directory()
     directory.mkdir(parents=True, exist_ok=True)
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        new_texts, _ = questions(plan.num_new, "heldout")
-        new_QD, _ = _embedded(directory / "new", new_texts, float("inf"), say)
-        texts, labels = questions(plan.num_stored, "train")
-        stored_ND, num_real = _embedded(directory / "stored", texts, most_s, say)
-    finally:
-        torch.set_num_threads(before)
+    new_texts, _ = questions(plan.num_new, "heldout")
+    new_QD, _ = _embedded(directory / "new", new_texts, float("inf"), chunk, say)
+    texts, labels = questions(plan.num_stored, "train")
+    stored_ND, num_real = _embedded(directory / "stored", texts, most_s, chunk, say)
     stored_ND = np.array(stored_ND)
     if num_real < len(stored_ND):
         stored_ND[num_real:] = interpolated(stored_ND[:num_real], labels[:num_real], len(stored_ND) - num_real)
     return QuestionVectors(stored_ND, np.array(new_QD), num_real)
 
 
-def _embedded(base: Path, texts: list[str], most_s: float, say: Callable[[str], None]) -> tuple[np.ndarray, int]:
+def _embedded(
+    base: Path, texts: list[str], most_s: float, chunk: int, say: Callable[[str], None]
+) -> tuple[np.ndarray, int]:
     """Continue the file of vectors of `texts`; return it and how many of its rows are done."""
     progress, encoder = base.with_suffix(".json"), SentenceEncoder(dtype="bfloat16", batch_size=128)
     num_done = json.loads(progress.read_text())["num_done"] if progress.exists() else 0
-    vectors = np.memmap(
-        base.with_suffix(".f32"), np.float32, "r+" if num_done else "w+", shape=(len(texts), encoder.dim)
-    )
+    shape = (len(texts), encoder.dim)
+    vectors = np.memmap(base.with_suffix(".f32"), np.float32, "r+" if num_done else "w+", shape=shape)
     start, began = time.perf_counter(), num_done
-    while num_done < len(texts) and time.perf_counter() - start < most_s:
-        chunk = texts[num_done : num_done + CHUNK]
-        vectors[num_done : num_done + len(chunk)] = encoder.encode(chunk)
+    while num_done < len(texts) and (num_done == 0 or time.perf_counter() - start < most_s):
+        part = texts[num_done : num_done + chunk]
+        vectors[num_done : num_done + len(part)] = encoder.encode(part)
         vectors.flush()
-        num_done += len(chunk)
+        num_done += len(part)
         progress.write_text(json.dumps({"num_done": num_done}))
         rate = (num_done - began) / (time.perf_counter() - start)
         say(f"  {base.name}: {num_done:,} of {len(texts):,} questions embedded, {rate:.0f} a second")
@@ -165,11 +159,10 @@ def main() -> int:
     parser.add_argument("--num-stored", type=int, default=1_000_000)
     parser.add_argument("--num-new", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     plan = Plan(arguments.num_stored, arguments.num_new)
     print(plan.directory(), flush=True)
-    load(plan, 60 * arguments.minutes, arguments.threads, lambda line: print(line, flush=True))
+    load(plan, 60 * arguments.minutes, CHUNK, lambda line: print(line, flush=True))
     return 0
 
 

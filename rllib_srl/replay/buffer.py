@@ -150,8 +150,8 @@ class SRLReplayBuffer(PersistentBuffer):
         if (answer := self._answered(request)) is not None:
             return answer
         with self._transaction(request) as change:
-            found = {self.store.slot_of(int(key, 16)): vectors_GD for key, vectors_GD in vectors.items()}
-            found = {slot: vectors_GD for slot, vectors_GD in found.items() if slot is not None}
+            slots = {key: self.store.slot_of(int(key, 16)) for key in vectors}
+            found = {slot: vectors[key] for key, slot in slots.items() if slot is not None}
             self.intake.place_vectors(self, self.variety.receive(found, self.store), change)
             change.answer = len(found)
         return len(found)

@@ -147,7 +147,7 @@ class Memory:
         """
         gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_left_out", 0) == len(g.rewards_G)]
         if gone:
-            calls: dict[int, tuple] = {i: (gone, f"{now}.drop") for i in range(len(self._shards))}
+            calls: dict[int, tuple] = dict.fromkeys(range(len(self._shards)), (gone, f"{now}.drop"))
             self._call("drop", calls, "dropping groups")
         if self.settings.grade_reuse:
             parts: dict[int, dict[str, float]] = {}
@@ -160,7 +160,7 @@ class Memory:
 
     def stats(self, now: int) -> dict[str, float]:
         """Return the shards' gauges and counts, summed; means and ratios are averaged."""
-        answers = list(self._call("stats", {i: (now,) for i in range(len(self._shards))}, "counting").values())
+        answers = list(self._call("stats", dict.fromkeys(range(len(self._shards)), (now,)), "counting").values())
         self.num_items = int(sum(answer["num_items"] for answer in answers))
         total: dict[str, float] = {}
         for name in answers[0]:

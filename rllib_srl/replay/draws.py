@@ -14,9 +14,9 @@ import numpy as np
 
 from rllib_srl.replay.candidates import Candidates
 from rllib_srl.replay.eviction import evict
+from rllib_srl.replay.memory import MemoryStore
 from rllib_srl.replay.recall import Recall
 from rllib_srl.replay.records import LEECH
-from rllib_srl.replay.memory import MemoryStore
 from rllib_srl.replay.selection import Carry, make_settings, select
 from rllib_srl.replay.settings import ReplaySettings, domain_filter
 
@@ -151,12 +151,12 @@ class Draws:
         return [number for number, name in enumerate(names) if is_wanted(name)]
 
 
-def _shared(rows_N: np.ndarray) -> dict[str, np.ndarray]:
-    columns = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
+def _shared(rows_N: np.ndarray) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
     return columns | {"seq": rows_N["seq"].astype(np.int64)}
 
 
-def _of_item(rows_N: np.ndarray) -> dict[str, np.ndarray]:
+def _of_item(rows_N: np.ndarray) -> dict[str, Any]:
     names = ("domain", "novelty", "diversity", "lapses", "visits", "score")
     alpha_N, beta_N = rows_N["alpha"].astype(np.float64), rows_N["beta"].astype(np.float64)
     return {name: rows_N[name] for name in names} | {"posterior_mean": alpha_N / (alpha_N + beta_N)}

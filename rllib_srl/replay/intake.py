@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class Intake:
         self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, now: int, change: Change
     ) -> Visit:
         facts = facts_of(group, self._settings.pass_reward)
-        common = {"group_id": group.group_id, "key": group.prompt.key, "pass_rate": facts.num_success / facts.size}
+        common: dict[str, Any] = {"group_id": group.group_id, "key": group.prompt.key, "pass_rate": facts.num_success / facts.size}
         refused, group = self._judge(buffer, group, slot, facts, measured)
         if refused:
             buffer.counts[f"num_refused_{refused}"] += 1

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -309,16 +309,15 @@ class Journal:
             is_clean: whether to tidy up first, so that the next opening has nothing to recover.
         """
         with self._mutex:
-            try:
-                if self._db is not None and is_clean:
-                    self.tidy()
-            finally:
-                if self._db is not None:
-                    self._db.close()
-                    self._db = None
-                self._file_lock.release()
-                if self._scratch is not None:
-                    self._scratch.cleanup()
+            if self._db is not None:
+                if is_clean:
+                    with suppress(JournalError):  # what a full disk keeps from being tidied up, the next opening does
+                        self.tidy()
+                self._db.close()
+                self._db = None
+            self._file_lock.release()
+            if self._scratch is not None:
+                self._scratch.cleanup()
 
     def __enter__(self) -> Journal:
         return self

@@ -90,7 +90,7 @@ def explained(path: Path, doing: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         text = str(error)
-        if "full" in text:
+        if "full" in text or "I/O" in text:
             text += "; nothing of it was stored and what was stored before is whole: make room and try again"
         elif "malformed" in text or "not a database" in text:
             text += ": the file is damaged; restore a checkpoint"

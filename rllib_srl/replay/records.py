@@ -40,7 +40,10 @@ GROUP = np.dtype(
 )
 LAYOUT = json.dumps([ITEM.descr, GROUP.descr])
 _NEVER_NEGATIVE = ("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "trained_tokens")
-SET_BY_STORE = {ITEM: frozenset({"key", "seq", "num_groups", "spare"}), GROUP: frozenset({"seq", "slot", "spare"})}
+_SETTABLE = {  # by a caller; the store sets the rest
+    ITEM: frozenset(ITEM.names or ()) - {"key", "seq", "num_groups", "spare"},
+    GROUP: frozenset(GROUP.names or ()) - {"seq", "slot", "spare"},
+}
 
 assert ITEM.itemsize <= 256
 
@@ -89,8 +92,8 @@ def key_of(prompt: Prompt) -> int:
 
 def faults_of_fields(fields: Mapping[str, Any], dtype: np.dtype) -> list[str]:
     """Return which fields a caller may not set: unknown ones, and those the store sets itself."""
-    free = [name for name in dtype.names or () if name not in SET_BY_STORE[dtype]]
-    return [f"{name} = {value!r}; expected a field among {free}" for name, value in fields.items() if name not in free]
+    unfit = fields.keys() - _SETTABLE[dtype]
+    return [f"{name} = {fields[name]!r}; expected a field among {sorted(_SETTABLE[dtype])}" for name in sorted(unfit)]
 
 
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:

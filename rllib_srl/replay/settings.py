@@ -57,7 +57,7 @@ class ReplaySettings:
     reuse_selection: str = _setting("srl", "a key of `selection.SELECTIONS`: which groups are reused")
     selection_config: Mapping[str, Any] = _setting({}, "parameters of both selection rules, by name")
     candidate_pool: int = _setting(16_384, "items or groups a rule chooses among; it is exact up to that many")
-    domains: Any = _setting("all", '"all", "last" (the one before the newest), a list, or a predicate "module:function"')
+    domains: Any = _setting("all", '"all", "last" (the one before the newest), a list, or "module:predicate"')
     domain_quotas: Any = _setting(None, 'share of draws by domain: None, "equal" or domain -> weight')
     leech_failures: int = _setting(8, "failed visits in a row that make an item a leech; 0 knows no leeches")
     leech_share: float = _setting(0.1, "share of revisits that leeches may take, in [0, 1]")
@@ -108,10 +108,7 @@ class ReplaySettings:
 
 
 TABLE = {
-    field.name: (
-        field.default if field.default is not dataclasses.MISSING else field.default_factory(),  # type: ignore[misc]
-        field.metadata["meaning"],
-    )
+    field.name: (getattr(ReplaySettings(), field.name), field.metadata["meaning"])
     for field in dataclasses.fields(ReplaySettings)
 }
 
@@ -225,7 +222,7 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
     if settings.embedding == "policy" and "episodic" in settings.diversity_parts:
-        yield "diversity_parts has 'episodic' with embedding = 'policy'; expected 'ngram' or 'sentence', which read turns"
+        yield "diversity_parts has 'episodic' with embedding = 'policy'; expected 'ngram' or 'sentence'"
     if settings.embedding == "policy" and settings.diversity_bonus is not None:
         yield (
             f"diversity_bonus = {settings.diversity_bonus!r} with embedding = 'policy'; expected another embedding: "

@@ -30,7 +30,8 @@ def hold(path: Path) -> None:
 
 def fill(path: Path, num_bytes: int) -> None:
     """Commit until the disk is full, make room, and commit again; print what was told and what was stored."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     with Journal(path, ITEM, GROUP) as journal:
         for index in range(10_000):
             try:
@@ -38,8 +39,9 @@ def fill(path: Path, num_bytes: int) -> None:
             except JournalError as error:
                 print(journal.position, error, flush=True)
                 break
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-        os._exit(0 if len(journal.load().slots) == journal.position else 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        print(journal.commit(a_visit(index)), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def restore(snapshot: Path, live: Path, step: int) -> None:

@@ -556,7 +556,7 @@ def test_cost_does_not_grow_with_the_store():
             store.pool(40, 64, rng)
         return time.process_time() - start
 
-    assert cost(12_000) < 3 * min(cost(1200) for _ in range(2))
+    assert min(cost(12_000) for _ in range(2)) < 3 * min(cost(1200) for _ in range(2)) + 0.01
 
 
 def test_an_item_table_knows_its_free_rows():

@@ -206,9 +206,10 @@ def test_a_snapshot_that_fails_leaves_the_one_before(live, monkeypatch):
     before = snapshot.read_bytes()
     with Journal(live) as journal:
         journal.commit(a_visit(1))
-        with monkeypatch.context() as patch, pytest.raises(JournalError, match=r"snapshot .*s cannot be written: no"):
+        with monkeypatch.context() as patch:
             patch.setattr(snapshots.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("no")))
-            journal.snapshot(snapshot)
+            with pytest.raises(JournalError, match=r"snapshot .*s cannot be written: no"):
+                journal.snapshot(snapshot)
         assert snapshot.read_bytes() == before and not snapshot.with_name("s.new").exists()
         assert journal.commit(a_visit(2)) == 3
         assert journal.snapshot(snapshot) == 3
