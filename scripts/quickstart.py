@@ -15,7 +15,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ SETTINGS: dict[str, Any] = {
     "max_episode_tokens": 256,
     "iterations": 10,
     "evaluation_duration": 256,  # held-out prompts, before and after
+    "replay_revisit_fraction": 0.25,
+    "replay_reuse_fraction": 0.25,
     "checkpoint_every": 0,  # one at the end
     "seed": 1,
 }
@@ -172,6 +174,7 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
             ("per second", f"{tokens / rollout_s:.0f} while playing, {tokens / training_s:.0f} over all of training"),
         ]
     )
+    yield from memory_lines(outcome)
     yield "where the time went"
     shares = seconds_by_part(outcome)
     total = sum(shares.values())
@@ -188,6 +191,38 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
             ("plot", str(outcome.plot)),
         ]
     )
+
+
+def memory_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield what the memory did; nothing where there was none."""
+    last = outcome.iterations[-1].memory
+    if not last:
+        return
+    totals = {
+        name: int(sum(iteration.memory[f"num_groups_{name}"] for iteration in outcome.iterations))
+        for name in ("fresh", "revisit", "reuse")
+    }
+    num_played = totals["fresh"] + totals["revisit"]
+    num_late = sum(iteration.memory["num_visits_late"] for iteration in outcome.iterations)
+    yield "the memory"
+    yield table(
+        [
+            ("items", f"{last['num_items']:.0f} prompts, {last['num_scheduled']:.0f} of them in the schedule"),
+            ("due now", f"{last['num_due']:.0f}; {num_late:.0f} visits came late in all"),
+            ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),
+            ("reused", f"{totals['reuse']} stored groups trained on again ({last['reuse_share_tokens']:.0%} of tokens)"),
+            ("load ratio", f"{rounded(last['load_ratio'])} expected reviews for each slot"),
+            ("recall", _recall(last)),
+            ("look into it", f"python scripts/buffer.py ls {outcome.plan.directory}"),
+        ]
+    )
+
+
+def _recall(last: Mapping[str, float]) -> str:
+    if not last["num_predicted_reviews"]:
+        return "no item came back yet"
+    predicted, observed = rounded(last["predicted_recall_mean"]), rounded(last["observed_recall_mean"])
+    return f"{predicted} predicted, {observed} observed over {last['num_predicted_reviews']:.0f} reviews"
 
 
 def accuracy(results: dict[str, Any]) -> str:
@@ -213,6 +248,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "baselines": baselines.as_json(outcome.baselines),
         "reward": [iteration.reward for iteration in outcome.iterations],
         "num_tokens": [iteration.num_tokens for iteration in outcome.iterations],
+        "memory": [iteration.memory for iteration in outcome.iterations],
         "seconds": outcome.seconds,
         "seconds_by_part": seconds_by_part(outcome),
         "peak_bytes": outcome.peak_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 METRICS = "metrics.jsonl"
-PARTS = ("plan", "rollout", "batch", "learn", "sync")  # of an iteration, as `SRL.training_step` times them
+PARTS = ("plan", "rollout", "remember", "batch", "learn", "sync", "look_back")  # of an iteration, as `SRL.training_step` times them
 LEFT_OUT = ("config", "perf", "timestamp", "pid", "date", "hostname", "node_ip", "trial_id", "fault_tolerance")
 
 
@@ -29,6 +29,7 @@ class Iteration:
     num_tokens: int  # generated
     seconds: float
     seconds_by_part: dict[str, float]
+    memory: dict[str, float] = field(default_factory=dict)  # gauges and counts of the memory, {} without one
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Iteration:
@@ -40,6 +41,7 @@ class Iteration:
             num_tokens=int(played["num_generated_tokens"]),
             seconds=float(result["time_this_iter_s"]),
             seconds_by_part={name: float(timers[name]) for name in PARTS},
+            memory={name: float(value) for name, value in result.get("replay", {}).items()},
         )
 
     @property

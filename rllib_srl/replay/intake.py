@@ -89,7 +89,8 @@ class Intake:
         self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, now: int, change: Change
     ) -> Visit:
         facts = facts_of(group, self._settings.pass_reward)
-        common: dict[str, Any] = {"group_id": group.group_id, "key": group.prompt.key, "pass_rate": facts.num_success / facts.size}
+        pass_rate = facts.num_success / facts.size
+        common: dict[str, Any] = {"group_id": group.group_id, "key": group.prompt.key, "pass_rate": pass_rate}
         refused, group = self._judge(buffer, group, slot, facts, measured)
         if refused:
             buffer.counts[f"num_refused_{refused}"] += 1

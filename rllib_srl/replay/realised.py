@@ -1,7 +1,7 @@
 """What share of an iteration came from the memory, intended against realised; and how its visits fell.
 
 Three ways to count the same thing, because each can hide what another shows:
-    prompts played (revisits cost generation)    groups with signal (only they train)    loss tokens (what is trained on)
+    prompts played (revisits cost generation)    groups with signal (only they train)    loss tokens (what trains)
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 def counts_of(groups: Iterable[GroupMeta]) -> Counter:
     """Count groups, groups with signal and loss tokens of the latter, by origin."""
-    counts: Counter = Counter({f"num_{what}_{origin}": 0 for what in ("groups", "signal", "tokens") for origin in ORIGINS})
+    whats = ("groups", "signal", "tokens")
+    counts: Counter = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
     for group in groups:
         counts[f"num_groups_{group.origin}"] += 1
         if has_signal(group.rewards_G):

@@ -27,7 +27,7 @@ from rllib_srl.replay.visits import GroupFacts, timing_of
 
 @dataclass(frozen=True)
 class Graded:
-    """What grading one visit found. Invariant: `predicted` is nan exactly at a first review; grade 0 changed nothing."""
+    """What grading found. Invariant: `predicted` is nan exactly at a first review; grade 0 changed nothing."""
 
     grade: int
     predicted: float = float("nan")

@@ -117,14 +117,15 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
 
 def pack_item(record: np.void, prompt: Prompt) -> bytes:
     """Return an item as bytes."""
-    text = json.dumps([prompt.env_id, prompt.prompt_id, prompt.domain, list(prompt.history)], ensure_ascii=False)
+    fields = [prompt.env_id, prompt.prompt_id, prompt.domain, list(prompt.history), prompt.step]
+    text = json.dumps(fields, ensure_ascii=False)
     return record.tobytes() + text.encode("utf-8", "surrogatepass")
 
 
 def unpack_item(row: bytes) -> tuple[bytes, Prompt]:
     """Return the record's bytes and the prompt of an item that `pack_item` packed."""
-    env_id, prompt_id, domain, history = json.loads(row[ITEM.itemsize :].decode("utf-8", "surrogatepass"))
-    return row[: ITEM.itemsize], Prompt(env_id, prompt_id, domain, tuple(history))
+    env_id, prompt_id, domain, history, step = json.loads(row[ITEM.itemsize :].decode("utf-8", "surrogatepass"))
+    return row[: ITEM.itemsize], Prompt(env_id, prompt_id, domain, tuple(history), step)
 
 
 def faults_of_items(rows_N: np.ndarray, num_domains: int) -> Iterator[str]:
