@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from rllib_srl.types import Prompt
 ITEM = np.dtype([("key", "u8"), ("due", "f8")])
 GROUP = np.dtype([("seq", "u8"), ("slot", "i4"), ("uses", "i4")])
 NUM_SLOTS = 40
-LONGEST_LIFE_S = 0.15
+LONGEST_LIFE_S = 0.1
 SHARE_OF_OPENINGS = 0.2  # of kills that may come while the journal is still being opened
 _ACKNOWLEDGED = 8  # bytes of a position in the pipe
 
@@ -158,6 +159,8 @@ def live_and_die(path: Path, twin: Twin, life_s: float, from_the_start: bool) ->
         try:
             os.close(reading)
             write_until_killed(path, twin, writing)
+        except Exception:  # any: it is shown here, because nothing raised leaves this process
+            traceback.print_exc()
         finally:
             os._exit(1)  # it never gets here unless it failed; nothing of the parent's may run twice
     os.close(writing)
@@ -196,7 +199,8 @@ def kill_loop(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
     """Kill a writer again and again; a journal serves several lives before a new one begins.
 
     Returns:
-        The number of kills, of commits acknowledged, of lives that committed anything, and all faults.
+        The number of kills, of commits acknowledged, of lives that committed anything, and the faults of the
+        first kill that had any.
     """
     generator = np.random.default_rng(seed)
     result: dict[str, Any] = {"num_kills": 0, "num_commits": 0, "num_lives": 0, "faults": []}
@@ -213,6 +217,8 @@ def kill_loop(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
         result["num_kills"] += 1
         result["num_commits"] += twin.position - before
         result["num_lives"] += twin.position > before
+        if faults:  # the twin cannot follow a journal that lost something
+            break
     return result
 
 

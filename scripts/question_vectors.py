@@ -102,10 +102,11 @@ def load(plan: Plan, most_s: float, chunk: int, say: Callable[[str], None]) -> Q
     """Return the vectors of `plan`, embedding what is missing for about `most_s` seconds, and one chunk at least."""
     directory = plan.directory()
     directory.mkdir(parents=True, exist_ok=True)
+    encoder = SentenceEncoder(dtype="bfloat16", batch_size=128)
     new_texts, _ = questions(plan.num_new, "heldout")
-    new_QD, _ = _embedded(directory / "new", new_texts, float("inf"), chunk, say)
+    new_QD, _ = _embedded(encoder, directory / "new", new_texts, float("inf"), chunk, say)
     texts, labels = questions(plan.num_stored, "train")
-    stored_ND, num_real = _embedded(directory / "stored", texts, most_s, chunk, say)
+    stored_ND, num_real = _embedded(encoder, directory / "stored", texts, most_s, chunk, say)
     stored_ND = np.array(stored_ND)
     if num_real < len(stored_ND):
         stored_ND[num_real:] = interpolated(stored_ND[:num_real], labels[:num_real], len(stored_ND) - num_real)
@@ -113,10 +114,10 @@ def load(plan: Plan, most_s: float, chunk: int, say: Callable[[str], None]) -> Q
 
 
 def _embedded(
-    base: Path, texts: list[str], most_s: float, chunk: int, say: Callable[[str], None]
+    encoder: SentenceEncoder, base: Path, texts: list[str], most_s: float, chunk: int, say: Callable[[str], None]
 ) -> tuple[np.ndarray, int]:
     """Continue the file of vectors of `texts`; return it and how many of its rows are done."""
-    progress, encoder = base.with_suffix(".json"), SentenceEncoder(dtype="bfloat16", batch_size=128)
+    progress = base.with_suffix(".json")
     num_done = json.loads(progress.read_text())["num_done"] if progress.exists() else 0
     shape = (len(texts), encoder.dim)
     vectors = np.memmap(base.with_suffix(".f32"), np.float32, "r+" if num_done else "w+", shape=shape)

@@ -3,6 +3,7 @@
     results/compare-20261121-055301/
       settings.yaml        every setting of the run; --resume and evaluate.py read it
       checkpoint_000010/   the newest few
+      replay/shard_0/journal.db    the memory; scripts/buffer.py reads it
       transcripts.jsonl, metrics.jsonl, events.out.tfevents.*
 """
 

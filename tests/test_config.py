@@ -68,8 +68,15 @@ FAULTS = [
     ("adam_betas", (0.9, 1.0), "expected two numbers in [0, 1)"),
     ("max_turn_tokens", 1024, "max_turn_tokens = 1024; expected less than max_episode_tokens = 1024"),
     ("num_env_runners", 0, None),
-    ("replay_revisit_fraction", 0.25, "replay_revisit_fraction = 0.25; expected 0: this version has no memory yet"),
-    ("replay_reuse_fraction", 0.25, "replay_reuse_fraction = 0.25; expected 0: this version has no memory yet"),
+    ("replay_revisit_fraction", 1.5, "replay_revisit_fraction = 1.5; expected a number in [0, 1]"),
+    ("replay_reuse_fraction", 1.0, "replay_reuse_fraction = 1.0; expected a number in [0, 1)"),
+    ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.25); expected both 0"),
+    ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'fsrs', 'sm2'"),
+    ("replay_spacing_config", {"boxes": 3}, "replay_spacing_config = {'boxes': 3}; spacing 'fsrs' has no parameters"),
+    ("replay_selection_config", {"kappa": 3}, "replay_selection_config = {'kappa': 3}; kappa = 3; expected a setting of"),
+    ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', a list of names"),
+    ("replay_mask_window", (2.0, 0.5), "replay_mask_window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
+    ("replay_diversity_parts", ("rarety",), "replay_diversity_parts = ('rarety',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
     ("env", "no_such_world", "env: world 'no_such_world' is unknown; known: "),
@@ -122,7 +129,7 @@ def test_settings_that_do_not_fit_each_other(config, settings, expected):
 
 def test_all_faults_come_at_once(config):
     bad = {"group_size": 1, "temperature": -1, "engine": "gpt", "clip_hihg": 0.3, "train_batch_size": 8, "env": None}
-    config.update_from_dict(bad).replay(revisit_fraction=0.2)
+    config.update_from_dict(bad).replay(revisit_fraction=-0.2)
     with pytest.raises(ValueError) as caught:
         config.validate()
     first, *lines = str(caught.value).splitlines()

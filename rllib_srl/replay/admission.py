@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from rllib_srl.replay.secrets import DETECTORS, Masked, mask_spans
 from rllib_srl.types import Group
@@ -211,17 +212,18 @@ def longest_loop(ids_T: np.ndarray, max_period: int) -> int:
         ids_T: token ids.
         max_period: tokens of the longest n-gram that is looked for, >= 1.
     """
-    longest = 0
-    for period in range(1, min(max_period, len(ids_T) // _MIN_REPEATS) + 1):
-        length = _longest_run(ids_T[period:] == ids_T[:-period]) + period
-        if length >= _MIN_REPEATS * period:
-            longest = max(longest, length)
-    return longest
-
-
-def _longest_run(is_same_T: np.ndarray) -> int:
-    breaks = np.flatnonzero(np.concatenate([[True], ~is_same_T, [True]]))
-    return int(np.diff(breaks).max()) - 1
+    num_tokens = len(ids_T)
+    num = min(max_period, num_tokens // _MIN_REPEATS)
+    if num < 1:
+        return 0
+    # Row i holds the ids of num - i tokens earlier; no id is equal to what stands before the first.
+    earlier_S = np.concatenate([np.full(num, np.iinfo(np.int64).min), ids_T])
+    same_N = np.flatnonzero(sliding_window_view(earlier_S, num_tokens)[:num] == ids_T)
+    last_R = np.flatnonzero(np.diff(same_N, append=-1) != 1)  # a row begins with a token that has none before it
+    num_R = np.diff(last_R, prepend=-1)
+    period_R = num - same_N[last_R] // num_tokens
+    is_loop_R = num_R >= (_MIN_REPEATS - 1) * period_R
+    return int((num_R + period_R)[is_loop_R].max(initial=0))
 
 
 def _is_none_or(value: Any, is_fine: Callable[[Any], bool]) -> bool:

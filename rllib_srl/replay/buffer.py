@@ -225,11 +225,12 @@ class SRLReplayBuffer(PersistentBuffer):
 
 def _apart(groups: Sequence[Group]) -> Iterator[list[Group]]:
     """Cut groups, in order, into parts without two of one prompt, none larger than the table's overflow."""
-    part: list[Group] = []
+    part: dict[str, Group] = {}
     for group in groups:
-        if len(part) == OVERFLOW // 2 or any(group.prompt.key == other.prompt.key for other in part):
-            yield part
-            part = []
-        part.append(group)
+        key = group.prompt.key
+        if len(part) == OVERFLOW // 2 or key in part:
+            yield list(part.values())
+            part = {}
+        part[key] = group
     if part:
-        yield part
+        yield list(part.values())

@@ -165,7 +165,7 @@ class Memory:
         total: dict[str, float] = {}
         for name in answers[0]:
             values = [answer[name] for answer in answers]
-            is_mean = name.endswith(("_mean", "_ratio", "_loss", "_factor")) or name in ("age_max",)
+            is_mean = name.endswith(("_mean", "_median", "_ratio", "_loss", "_factor")) or name in ("age_max",)
             total[name] = sum(values) / len(values) if is_mean else sum(values)
         return {**total, "num_restarts": self.num_restarts, **self.counts}
 

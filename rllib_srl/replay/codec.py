@@ -25,6 +25,7 @@ _PREAMBLE = struct.Struct("<4sHHII")
 _CHECKSUM = struct.Struct("<Q")
 _ALIGNMENT = 8
 _ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
+_COMPACT = json.JSONEncoder(separators=(",", ":"))  # made once: making it takes longer than a small value
 _BITS = "bits"  # stands for the dtype of a packed mask
 
 
@@ -57,7 +58,7 @@ def encode(group: Group) -> bytes:
         "extra": group.extra,
         "arrays": described,
     }
-    text = _padded(json.dumps(header, separators=(",", ":")).encode(), b" ")
+    text = _padded(compact_json(header).encode(), b" ")
     body = [_PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0), text, *(_padded(array, b"\0") for array in arrays)]
     data = b"".join(body)
     return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
@@ -116,6 +117,11 @@ def _arrays_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, n
     if at + _CHECKSUM.size != len(payload):
         raise ValueError(f"group {name} is damaged: {len(payload)} bytes; expected {at + _CHECKSUM.size}")
     return arrays
+
+
+def compact_json(value: Any) -> str:
+    """Return JSON in ASCII without spaces."""
+    return _COMPACT.encode(value)
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A refused group still grades an item that exists: the recall test has happened. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +101,7 @@ class Intake:
         if slot is None:
             slot = buffer.store.add_item(key_of(group.prompt), group.prompt, group.prompt.domain, now)
             change.new_slots.add(slot)
-        self._measure(buffer, slot, measured, change)
-        graded = self._grade(buffer, slot, facts, now, change)
+        graded = self._grade(buffer, slot, facts, now, change, self._measure(buffer, slot, measured, change))
         if not refused:
             self._store(buffer, slot, group, facts, now, change)
         return Visit(
@@ -145,26 +145,31 @@ class Intake:
                 return True
         return False
 
-    def _measure(self, buffer: SRLReplayBuffer, slot: int, measured: Measured, change: Change) -> None:
-        has_vector = measured.vector_D is not None
+    @staticmethod
+    def _measure(buffer: SRLReplayBuffer, slot: int, measured: Measured, change: Change) -> dict[str, Any]:
+        """Keep an item's vector; return the fields of its row that diversity writes."""
+        fields: dict[str, Any] = {**measured.fields(), "diversity": buffer.variety.rank(measured.parts)}
         if measured.vector_D is not None:
             change.vectors[slot] = measured.vector_D
             buffer.variety.put(slot, measured.vector_D)
-        fields = {**measured.fields(), "diversity": buffer.variety.rank(measured.parts)}
-        if has_vector:
             fields["has_vector"] = True
-        buffer.recall.set_diversity(slot, **fields)
+        return fields
 
     def place_vectors(self, buffer: SRLReplayBuffer, measured: dict[int, Measured], change: Change) -> None:
         """Write measures whose vectors came later."""
         for slot, one in measured.items():
-            self._measure(buffer, slot, one, change)
+            buffer.recall.change(slot, **self._measure(buffer, slot, one, change))
 
-    def _grade(self, buffer: SRLReplayBuffer, slot: int, facts: GroupFacts, now: int, change: Change) -> Graded:
-        row = buffer.store.items[slot]
-        tokens = facts.trained_tokens
-        buffer.store.update(
+    @staticmethod
+    def _grade(
+        buffer: SRLReplayBuffer, slot: int, facts: GroupFacts, now: int, change: Change, fields: dict[str, Any]
+    ) -> Graded:
+        """Write what a visit changes of its item's row, `fields` among it."""
+        row, tokens = buffer.store.items[slot], facts.trained_tokens
+        graded = buffer.recall.visit(
             slot,
+            facts,
+            now,
             pass_rate=facts.num_success / facts.size,
             reward=facts.reward,
             num_success=facts.num_success,
@@ -175,8 +180,8 @@ class Intake:
             version=facts.version,
             visits=int(row["visits"]) + 1,
             trained_tokens=int(row["trained_tokens"]) + tokens,
+            **fields,
         )
-        graded = buffer.recall.visit(slot, facts, now)
         if graded.grade:
             item = buffer.store.items[slot]
             buffer.reviews.note(change, item, graded, now, facts.num_success, facts.size, tokens)
@@ -260,6 +265,8 @@ def decoder_of(model_dir: Path) -> Callable[[Sequence[int]], str]:
     from rllib_srl.engine.model_dir import load_tokenizer
 
     tokenizer = load_tokenizer(model_dir)
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:  # what wraps it takes four times its time
+        return partial(fast.decode, skip_special_tokens=False)
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

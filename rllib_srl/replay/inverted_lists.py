@@ -124,14 +124,16 @@ def trained(
         rows = ids_K[start : start + _BLOCK]
         lists.add(rows, vectors_ND[rows])
     queries = generator.choice(ids_K, min(_NUM_QUERIES, len(ids_K)), replace=False)
-    lists.num_probes = _least_probes(lists, vectors_ND, ids_K, vectors_ND[queries], recall, num_neighbours + 1)
+    _choose_probes(lists, vectors_ND, ids_K, vectors_ND[queries], recall, num_neighbours + 1)
     return lists
 
 
-def _least_probes(
+def _choose_probes(
     lists: InvertedLists, vectors_ND: np.ndarray, ids_K: np.ndarray, vectors_QD: np.ndarray, recall: float, num: int
-) -> int:
-    num = min(num, len(ids_K))  # the queries are stored, so each finds itself first
+) -> None:
+    """Set the least number of probes, of a growing series, that finds the share `recall` of the `num` nearest."""
+    num = min(num, len(ids_K))
+    least_share = (1 + recall * (num - 1)) / num  # the queries are stored, and each finds itself
     best_QK = np.full((len(vectors_QD), 0), 0, np.float32)
     for start in range(0, len(ids_K), _BLOCK):
         similarity_QK = np.concatenate([best_QK, vectors_QD @ vectors_ND[ids_K[start : start + _BLOCK]].T], axis=1)
@@ -141,14 +143,13 @@ def _least_probes(
         lists.num_probes = probes
         ids_QK = lists.candidates(vectors_QD, num)
         similarity_QK = np.stack([vectors_ND[ids] @ query for ids, query in zip(ids_QK, vectors_QD, strict=True)])
-        if ((similarity_QK >= least_Q1) & (ids_QK >= 0)).mean() >= recall:
+        if ((similarity_QK >= least_Q1) & (ids_QK >= 0)).mean() >= least_share:
             break
-    return lists.num_probes
 
 
 def _probe_numbers(num_lists: int) -> Iterator[int]:
     probes = 1
     while probes < num_lists:
         yield probes
-        probes += max(1, probes // 3)
+        probes += max(1, probes // 5)
     yield num_lists

@@ -43,7 +43,9 @@ from rllib_srl.replay.journal_schema import (
     checked,
     checksum,
     faults_of,
-    prompt_from,
+    reviews_in,
+    state_in,
+    stored_in,
 )
 from rllib_srl.replay.snapshots import branches_of, write_snapshot
 
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["REVIEW", "Commit", "Journal", "JournalError", "Stored"]
 
 MOST_UNFOLDED = 256  # commits in the log; the next one folds them first
-_REVIEW_COLUMNS = ", ".join(REVIEW.names or ())
 
 
 class Journal:
@@ -110,11 +111,14 @@ class Journal:
                 raise JournalError(f"journal {self.path} is empty; expected dtypes of items and groups to create it")
             create_tables(self.db, item, group)
         meta = read_meta(self.db, self.path)
-        self.item, self.group = stored_dtypes(meta, self.path, item, group)
+        stored_item, stored_group = stored_dtypes(meta, self.path, item, group)
+        # Equal, but rows carry the caller's object, and comparing identities is what a commit can afford.
+        self.item = stored_item if item is None else item
+        self.group = stored_group if group is None else group
         self.branches = branches_of(meta)
         self._unfolded, self._num_unfolded = read_log(self.db, f"journal {self.path}")
         self._fold()
-        self.position = int(self._state()["position"])
+        self.position = state_in(self.db, f"journal {self.path}")["position"]
         self._slots = {slot for (slot,) in self.db.execute("SELECT slot FROM items")}
         self._seqs = {seq for (seq,) in self.db.execute("SELECT seq FROM groups")}
         self._answers = {
@@ -161,7 +165,7 @@ class Journal:
                 data = effects.to_bytes()
                 self.db.execute("INSERT INTO log VALUES (?, ?, ?)", (position, data, checksum(data)))
                 payloads = [(int(seq), payload) for seq, payload in commit.payloads.items()]
-                self.db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
+                self.db.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?)", payloads)
             self._take_in(commit, effects)
             return position
 
@@ -240,34 +244,7 @@ class Journal:
         """
         with self._mutex, self._explained("loading it"):
             self._fold()
-            slots, rows, prompts = [], [], []
-            for slot, row, stored, text, text_stored in self.db.execute("SELECT * FROM items ORDER BY slot"):
-                name = f"journal {self.path}, item {slot}"
-                slots.append(slot)
-                rows.append(checked(row, stored, name))
-                prompts.append(prompt_from(checked(text, text_stored, f"{name}, prompt")))
-            seqs, groups, group_slots, positions = [], [], [], []
-            for seq, slot, row, position, stored in self.db.execute("SELECT * FROM groups ORDER BY seq"):
-                seqs.append(seq)
-                groups.append(checked(row, stored, f"journal {self.path}, group {seq}"))
-                group_slots.append(slot)
-                positions.append(position)
-            orphans = {
-                seq: prompt_from(checked(text, stored, f"journal {self.path}, orphan {seq}"))
-                for seq, text, stored in self.db.execute("SELECT * FROM orphans ORDER BY seq")
-            }
-            return Stored(
-                position=self.position,
-                slots=np.array(slots, np.int64),
-                items=np.frombuffer(b"".join(rows), self.item),
-                prompts=prompts,
-                seqs=np.array(seqs, np.int64),
-                groups=np.frombuffer(b"".join(groups), self.group),
-                group_slots=np.array(group_slots, np.int64),
-                positions=np.array(positions, np.int64),
-                orphans=orphans,
-                state={name: value for name, value in self._state().items() if name != "position"},
-            )
+            return stored_in(self.db, f"journal {self.path}", self.item, self.group)
 
     def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield slot and vector, float32, in slot order; no commit may come between."""
@@ -285,20 +262,11 @@ class Journal:
         """
         with self._mutex, self._explained("reading reviews"):
             self._fold()
-            query = f"SELECT {_REVIEW_COLUMNS} FROM reviews WHERE position > ? ORDER BY rowid DESC LIMIT ?"
-            rows = self.db.execute(query, (after, -1 if last is None else last)).fetchall()[::-1]
-            # SQLite keeps NaN as NULL.
-            whole = [tuple(np.nan if v is None else v for v in (key % (1 << 64), *rest)) for key, *rest in rows]
-            return np.array(whole, REVIEW)
+            return reviews_in(self.db, after, last)
 
     def has_group(self, seq: int) -> bool:
         """Say whether a group is stored."""
         return seq in self._seqs
-
-    def _state(self) -> dict[str, Any]:
-        rows = self.db.execute("SELECT name, value, checksum FROM state").fetchall()
-        values = {name: checked(value, c, f"journal {self.path}, state {name!r}") for name, value, c in rows}
-        return {name: value if isinstance(value, bytes) else json.loads(value) for name, value in values.items()}
 
     # ------------------------------------------------------------------ ending
 

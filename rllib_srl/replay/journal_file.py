@@ -20,6 +20,7 @@ from rllib_srl.replay.journal_schema import (
     SCHEMA_VERSION,
     TABLES,
     JournalError,
+    JournalInUse,
     checksum,
     dtype_difference,
     dtype_from,
@@ -29,8 +30,9 @@ from rllib_srl.replay.journal_schema import (
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-# Measured with scripts/bench_journal.py: smaller pages cost system calls, larger ones are rewritten for a few bytes.
-PAGE_BYTES = 8192
+# Measured with scripts/bench_journal.py: smaller pages cost a large group system calls, one of 8 KiB a third of the
+# throughput of 32; what is smaller than a page lies in the log, where pages are filled before they are written again.
+PAGE_BYTES = 32768
 # A commit that finds more than this in the WAL copies it into the file, which stalls it: `Journal.tidy` comes before.
 MAX_WAL_BYTES = 128 << 20
 CACHE_BYTES = 16 << 20
@@ -49,7 +51,7 @@ class JournalLock:
         """
         self._path = path.resolve()
         if self._path in _held:
-            raise JournalError(_in_use(path, os.getpid()))
+            raise JournalInUse(_in_use(path, os.getpid()))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -60,7 +62,7 @@ class JournalLock:
         except OSError as error:
             owner = os.read(self._file, 32).decode("ascii", "replace").strip()
             os.close(self._file)
-            raise JournalError(_in_use(path, owner)) from error
+            raise JournalInUse(_in_use(path, owner)) from error
         _held.add(self._path)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
@@ -95,7 +97,7 @@ def explained(path: Path, doing: str) -> Iterator[None]:
         elif "malformed" in text or "not a database" in text:
             text += ": the file is damaged; restore a checkpoint"
         elif "locked" in text:
-            text += ": another process has it open"
+            raise JournalInUse(f"journal {path}: {doing} failed: {text}: another process has it open") from error
         raise JournalError(f"journal {path}: {doing} failed: {text}") from error
 
 

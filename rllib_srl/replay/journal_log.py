@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rllib_srl.replay.codec import compact_json, prompt_fields, prompt_of
 from rllib_srl.replay.journal_schema import (
     REVIEW,
     Commit,
@@ -27,6 +28,7 @@ from rllib_srl.replay.journal_schema import (
     prompt_text,
     signed,
 )
+from rllib_srl.types import Prompt
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -42,7 +44,7 @@ class Effects:
     """
 
     position: int = 0  # of the last commit
-    items: dict[int, tuple[bytes, str | None] | None] = field(default_factory=dict)  # row, prompt if it is new
+    items: dict[int, tuple[bytes, Prompt | None] | None] = field(default_factory=dict)  # row, prompt if it is new
     vectors: dict[int, bytes | None] = field(default_factory=dict)
     groups: dict[int, tuple[bytes, int | None, int] | None] = field(default_factory=dict)  # row, slot if new, position
     reviews: list[tuple[int, bytes]] = field(default_factory=list)  # position, rows of REVIEW
@@ -56,8 +58,7 @@ class Effects:
         for slot in commit.removed_slots:
             effects.items[int(slot)] = effects.vectors[int(slot)] = None
         for slot, row in commit.items.items():
-            prompt = commit.prompts.get(slot)
-            effects.items[int(slot)] = (bytes_of(row), None if prompt is None else prompt_text(prompt))
+            effects.items[int(slot)] = (bytes_of(row), commit.prompts.get(slot))
         for slot, vector in commit.vectors.items():
             effects.vectors[int(slot)] = np.ascontiguousarray(vector, "<f4").tobytes()
         effects.groups.update((int(seq), None) for seq in commit.removed_groups)
@@ -67,9 +68,9 @@ class Effects:
         if len(commit.reviews):
             effects.reviews.append((position, commit.reviews.tobytes()))
         if commit.request is not None:
-            effects.requests.append((position, commit.request, json.dumps(commit.answer)))
+            effects.requests.append((position, commit.request, compact_json(commit.answer)))
         for name, value in commit.state.items():
-            effects.state[name] = value if isinstance(value, bytes) else json.dumps(value)
+            effects.state[name] = value if isinstance(value, bytes) else compact_json(value)
         return effects
 
     def merge(self, later: Effects) -> None:
@@ -95,14 +96,15 @@ class Effects:
             return -1 if blob is None else len(blob)
 
         header = {
-            "items": [(slot, put(item and item[0]), item and item[1]) for slot, item in self.items.items()],
+            "items": [(slot, put(item and item[0])) for slot, item in self.items.items()],
+            "prompts": [(slot, prompt_fields(item[1])) for slot, item in self.items.items() if item and item[1]],
             "vectors": [(slot, put(vector)) for slot, vector in self.vectors.items()],
             "groups": [(seq, put(group and group[0]), *(group or (0, 0, 0))[1:]) for seq, group in self.groups.items()],
             "reviews": [(position, put(rows)) for position, rows in self.reviews],
             "requests": self.requests,
             "state": [(k, put(v)) if isinstance(v, bytes) else (k, v) for k, v in self.state.items()],
         }
-        text = json.dumps(header, separators=(",", ":")).encode()
+        text = compact_json(header).encode()
         return b"".join([_LENGTH.pack(len(text)), text, *blobs])
 
     @classmethod
@@ -116,9 +118,10 @@ class Effects:
             at += max(length, 0)
             return None if length < 0 else data[at - length : at]
 
+        prompts = {slot: prompt_of(fields) for slot, fields in header["prompts"]}
         return cls(
             position=position,
-            items={slot: None if n < 0 else (take(n), prompt) for slot, n, prompt in header["items"]},
+            items={slot: None if n < 0 else (take(n), prompts.get(slot)) for slot, n in header["items"]},
             vectors={slot: take(n) for slot, n in header["vectors"]},
             groups={seq: None if n < 0 else (take(n), slot, came) for seq, n, slot, came in header["groups"]},
             reviews=[(came, take(n)) for came, n in header["reviews"]],
@@ -148,7 +151,8 @@ class Effects:
             elif item[1] is None:
                 old.append((item[0], checksum(item[0]), slot))
             else:
-                new.append((slot, item[0], checksum(item[0]), item[1], checksum(item[1])))
+                text = prompt_text(item[1])
+                new.append((slot, item[0], checksum(item[0]), text, checksum(text)))
         db.executemany("DELETE FROM items WHERE slot = ?", gone)
         db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?)", new)
         db.executemany("UPDATE items SET row = ?, checksum = ? WHERE slot = ?", old)
@@ -169,7 +173,7 @@ class Effects:
                 new.append((seq, slot, row, position, checksum(row)))
         for table in ("groups", "payloads", "orphans"):
             db.executemany(f"DELETE FROM {table} WHERE seq = ?", gone)
-        db.executemany("INSERT INTO groups VALUES (?, ?, ?, ?, ?)", new)
+        db.executemany("INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?)", new)
         db.executemany("UPDATE groups SET row = ?, checksum = ? WHERE seq = ?", old)
 
     def _review_rows(self) -> Iterator[tuple]:

@@ -19,13 +19,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from rllib_srl.replay.codec import json_faults, prompt_fields, prompt_of
+from rllib_srl.replay.codec import compact_json, json_faults, prompt_fields, prompt_of
 from rllib_srl.types import Prompt
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
 
 SCHEMA_VERSION = 1
 FIRST_ORPHAN = 1 << 62  # groups taken over by `restore` get numbers from here on, which a run never gives out
@@ -67,6 +70,10 @@ REVIEW = np.dtype(
 
 class JournalError(RuntimeError):
     """The journal cannot do what was asked; the message names the file, the fault and what to do."""
+
+
+class JournalInUse(JournalError):
+    """Another process has the journal, so nothing can be said of it."""
 
 
 Row = np.void | bytes  # a record, or its `tobytes`
@@ -183,7 +190,7 @@ def checked(data: Any, stored: int, what: str) -> Any:
 
 def prompt_text(prompt: Prompt) -> str:
     """Return a prompt as a line of JSON."""
-    return json.dumps(prompt_fields(prompt), separators=(",", ":"))
+    return compact_json(prompt_fields(prompt))
 
 
 def prompt_from(text: str) -> Prompt:
@@ -209,3 +216,57 @@ def dtype_difference(stored: np.dtype, wanted: np.dtype) -> str:
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     parts = [f"{name} is {theirs.get(name, 'absent')} in the file, {ours.get(name, 'absent')} here" for name in names]
     return "; ".join(parts) or "the same fields lie elsewhere"
+
+
+def stored_in(db: Connection, name: str, item: np.dtype, group: np.dtype) -> Stored:
+    """Read what `Journal.load` gives back from tables that are up to date.
+
+    Args:
+        db: an open journal.
+        name: what an error calls it.
+        item: dtype of the rows of items.
+        group: dtype of the rows of groups.
+
+    Raises:
+        JournalError: a row is damaged.
+    """
+    slots, items, prompts = [], [], []
+    for slot, row, stored, text, text_stored in db.execute("SELECT * FROM items ORDER BY slot"):
+        slots.append(slot)
+        items.append(checked(row, stored, f"{name}, item {slot}"))
+        prompts.append(prompt_from(checked(text, text_stored, f"{name}, item {slot}, prompt")))
+    seqs, group_slots, groups, positions = [], [], [], []
+    for seq, slot, row, position, stored in db.execute("SELECT * FROM groups ORDER BY seq"):
+        seqs.append(seq)
+        group_slots.append(slot)
+        groups.append(checked(row, stored, f"{name}, group {seq}"))
+        positions.append(position)
+    texts = db.execute("SELECT * FROM orphans ORDER BY seq")
+    state = state_in(db, name)
+    return Stored(
+        position=state.pop("position"),
+        slots=np.array(slots, np.int64),
+        items=np.frombuffer(b"".join(items), item),
+        prompts=prompts,
+        seqs=np.array(seqs, np.int64),
+        groups=np.frombuffer(b"".join(groups), group),
+        group_slots=np.array(group_slots, np.int64),
+        positions=np.array(positions, np.int64),
+        orphans={seq: prompt_from(checked(text, stored, f"{name}, orphan {seq}")) for seq, text, stored in texts},
+        state=state,
+    )
+
+
+def state_in(db: Connection, name: str) -> dict[str, Any]:
+    """Read the state, "position" included; `name` is what an error calls the journal."""
+    values = {key: checked(v, c, f"{name}, state {key!r}") for key, v, c in db.execute("SELECT * FROM state")}
+    return {key: value if isinstance(value, bytes) else json.loads(value) for key, value in values.items()}
+
+
+def reviews_in(db: Connection, after: int, last: int | None) -> np.ndarray:
+    """Read the newest reviews of commits after a position, oldest first; `last` None: all of them."""
+    query = f"SELECT {', '.join(REVIEW.names or ())} FROM reviews WHERE position > ? ORDER BY rowid DESC LIMIT ?"
+    rows = db.execute(query, (after, -1 if last is None else last)).fetchall()[::-1]
+    # SQLite keeps NaN as NULL.
+    whole = [tuple(np.nan if value is None else value for value in (key % (1 << 64), *rest)) for key, *rest in rows]
+    return np.array(whole, REVIEW)

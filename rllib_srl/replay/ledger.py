@@ -9,7 +9,6 @@ takes from it the groups that were committed after the checkpoint.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,7 +66,7 @@ class Ledger:
             JournalError: the journal is in use by another process, damaged, or of another version.
         """
         self._directory, self._run, self._max_bytes = directory, run, max_bytes
-        self._written: dict[str, str] = {}  # state as last committed, as JSON
+        self._written: dict[str, Any] = {}  # state as last committed
         if directory is None:
             self._use(Journal.temporary(ITEM, GROUP))
             return
@@ -88,7 +87,7 @@ class Ledger:
     def stored(self) -> Stored:
         """Return what the journal holds."""
         stored = self.journal.load()
-        self._written = {name: json.dumps(value) for name, value in stored.state.items()}
+        self._written = dict(stored.state)
         return stored
 
     @contextmanager
@@ -99,7 +98,7 @@ class Ledger:
 
         Args:
             store: whose changed rows are written.
-            state: called at the end: name -> what JSON holds; only what changed is written.
+            state: called at the end: name -> what JSON holds, a copy; only what changed is written.
             undo: puts everything that is neither the store's nor the ledger's back as it was.
             request: name of the call, "" for none.
 
@@ -109,7 +108,7 @@ class Ledger:
         change = Change()
         try:
             yield change
-            written = {name: json.dumps(value) for name, value in {**state(), "run": self._run}.items()}
+            written = {**state(), "run": self._run}
             self.journal.commit(self._commit_of(store, change, written, request))
         except BaseException:
             store.rollback()
@@ -121,7 +120,7 @@ class Ledger:
             self.payloads.put(seq, payload)
         self.payloads.forget(change.removed_groups)
 
-    def _commit_of(self, store: MemoryStore, change: Change, written: dict[str, str], request: str) -> Commit:
+    def _commit_of(self, store: MemoryStore, change: Change, written: dict[str, Any], request: str) -> Commit:
         changed = store.changed()
         rows, group_rows = store.items, store.groups
         live = [slot for slot in changed.items if rows[slot]["status"] != FREE]
@@ -138,7 +137,7 @@ class Ledger:
             reviews=np.array(change.reviews, REVIEW),
             request=request or None,
             answer=change.answer if request else None,
-            state={name: json.loads(text) for name, text in written.items() if self._written.get(name) != text},
+            state={name: value for name, value in written.items() if self._written.get(name) != value},
         )
 
     def restore(self, snapshot: Path) -> Restored:

@@ -46,9 +46,11 @@ def _calibration(buffer: SRLReplayBuffer) -> dict[str, float]:
     log = buffer.reviews.log()
     if not len(log) or np.isnan(log.predicted).all():
         names = ("predicted_recall_mean", "observed_recall_mean", "recall_log_loss", "recall_constant_log_loss")
-        return {**dict.fromkeys(names, NAN), "num_predicted_reviews": 0}
+        return {**dict.fromkeys(names, NAN), "num_predicted_reviews": 0, "reviews_median": 0.0}
     found = report(log)
+    num_reviews_K = np.unique(log.predictable().key, return_counts=True)[1]
     return {
+        "reviews_median": float(np.median(num_reviews_K)),  # of the items that came back
         "predicted_recall_mean": found.predicted,
         "observed_recall_mean": found.observed,
         "recall_log_loss": found.log_loss,

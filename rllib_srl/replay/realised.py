@@ -20,10 +20,11 @@ AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 def counts_of(groups: Iterable[GroupMeta]) -> Counter:
     """Count groups, groups with signal and loss tokens of the latter, by origin."""
-    whats = ("groups", "signal", "tokens")
+    whats = ("groups", "signal", "tokens", "generated")
     counts: Counter = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
     for group in groups:
         counts[f"num_groups_{group.origin}"] += 1
+        counts[f"num_generated_{group.origin}"] += int(group.num_loss_tokens_G.sum())  # of reuse: once, long ago
         if has_signal(group.rewards_G):
             counts[f"num_signal_{group.origin}"] += 1
             counts[f"num_tokens_{group.origin}"] += int(group.num_loss_tokens_G.sum())

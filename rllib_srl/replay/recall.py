@@ -9,8 +9,9 @@ A new item waits outside the schedule until expected reviews fit the revisit slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from rllib_srl.replay.diversity import interval_factor
 from rllib_srl.replay.grading import GRADES, PRIOR, Evidence, posterior
 from rllib_srl.replay.load import LoadControl
 from rllib_srl.replay.memory import MemoryStore
-from rllib_srl.replay.records import LEECH, SCHEDULED
+from rllib_srl.replay.records import LEECH, SCHEDULED, filled
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.spacing import SpacingState, make_spacing
 from rllib_srl.replay.spacing.srl1 import SRL1, source_diversity
@@ -57,8 +58,15 @@ class Recall:
 
     # --- a visit ---------------------------------------------------------------------------------
 
-    def visit(self, slot: int, facts: GroupFacts, now: int) -> Graded:
-        """Grade an item by the group that was played, and review it."""
+    def visit(self, slot: int, facts: GroupFacts, now: int, **fields: Any) -> Graded:
+        """Grade an item by the group that was played, and review it.
+
+        Args:
+            slot: of the item.
+            facts: what was played.
+            now: the training iteration.
+            fields: of the item that the visit changes beside, graded or not.
+        """
         size_N, num_success_N = np.array([facts.size]), np.array([facts.num_success])
         row = self._store.items[slot]
         before = (float(row["alpha"]), float(row["beta"])) if row["reps"] else PRIOR
@@ -73,12 +81,12 @@ class Recall:
         )
         grade = int(GRADES[self._settings.grade](evidence, min_graded=self._settings.min_graded)[0])
         if grade == 0:
+            self.change(slot, **fields)
             return Graded(0)
-        graded = self.review(slot, grade, now, is_trained=facts.trained_tokens > 0)
-        self._store.update(slot, alpha=alpha_N[0], beta=beta_N[0])
-        return graded
+        fields |= {"alpha": alpha_N[0], "beta": beta_N[0]}
+        return self.review(slot, grade, now, facts.trained_tokens > 0, **fields)
 
-    def review(self, slot: int, grade: int, now: int, is_trained: bool) -> Graded:
+    def review(self, slot: int, grade: int, now: int, is_trained: bool, **fields: Any) -> Graded:
         """Review an item with a grade that is known, and set its due date.
 
         Args:
@@ -86,43 +94,37 @@ class Recall:
             grade: 1 to 4.
             now: the training iteration.
             is_trained: whether the visit is trained on, and not only tested.
+            fields: of the item that change with it.
         """
-        rows = self._store.items[slot : slot + 1]
-        row, state = rows[0], SpacingState.of(rows)
+        row_1 = self._store.items[[slot]]
+        row, state = row_1[0], SpacingState.of(row_1)
         elapsed = now - int(row["last_review"])
         is_first = row["reps"] == 0
         predicted = float("nan") if is_first else float(self.retrievability(np.array([slot]), now)[0])
-        timing = "new" if is_first else timing_of(now, float(row["due"]), self._interval(slot))
-        self._leave_load(slot)
+        timing = "new" if is_first else timing_of(now, float(row["due"]), float(self._intervals(row_1)[0]))
         after = self.rule.review(
             state,
             np.array([grade]),
             np.array([elapsed / self._settings.iterations_per_day]),
             np.array([is_trained]),
-            self._source_diversity(slot),
+            self._source_diversity(slot, fields),
         )
-        self._store.update(
-            slot, last_review=now, **{name: column[0] for name, column in after.columns().items()}
-        )
-        self.place(slot)
+        self.change(slot, last_review=now, **{name: column[0] for name, column in after.columns().items()}, **fields)
         is_lapse = bool(after.lapses_N[0] > state.lapses_N[0])
         return Graded(grade, predicted, elapsed, is_lapse, timing)
 
-    def place(self, slot: int) -> None:
-        """Set an item's status and due date from its row; its load must not be counted at the moment."""
-        settings, row = self._settings, self._store.items[slot]
+    def change(self, slot: int, **fields: Any) -> None:
+        """Write fields of an item, and the status, due date and load that follow from them."""
+        settings = self._settings
+        self._leave_load(slot)
+        row_1 = filled(self._store.items[[slot]], fields)
+        interval_1, row = self._intervals(row_1), row_1[0]
         is_leech = 0 < settings.leech_failures <= -int(row["streak"])
         status = LEECH if is_leech else SCHEDULED if row["status"] == LEECH else int(row["status"])
-        wait = float(settings.leech_interval) if is_leech else self._stretched(slot)
-        self._store.update(slot, status=status, due=float(row["last_review"]) + wait)
+        wait = float(settings.leech_interval) if is_leech else float(interval_1[0]) * self.load.stretch(self.slots)
+        self._store.update(slot, **fields, status=status, due=float(row["last_review"]) + wait)
         if status == SCHEDULED:
-            self.load.add(np.array([self._interval(slot)]))
-
-    def set_diversity(self, slot: int, **fields: float) -> None:
-        """Write an item's measures of diversity; its interval is counted with the new ones from here on."""
-        self._leave_load(slot)
-        self._store.update(slot, **fields)
-        self.place(slot)
+            self.load.add(interval_1)
 
     def forget(self, slots: Iterable[int]) -> None:
         """Take items that will be evicted out of the load."""
@@ -131,7 +133,7 @@ class Recall:
 
     def _leave_load(self, slot: int) -> None:
         if self._store.items[slot]["status"] == SCHEDULED:
-            self.load.remove(np.array([self._interval(slot)]))
+            self.load.remove(self._intervals(self._store.items[[slot]]))
 
     # --- the schedule ----------------------------------------------------------------------------
 
@@ -149,17 +151,19 @@ class Recall:
         mean_N = rows_N["alpha"] / (rows_N["alpha"] + rows_N["beta"])
         worth_N = mean_N * (1 - mean_N) * (1 + self._settings.diversity_coeff * rows_N["diversity"])
         ordered = waiting[np.lexsort((rows_N["seq"], -worth_N))]
-        num = max(self.load.admit(self._intervals(ordered), self.slots), min(at_least, len(ordered)))
-        for slot in ordered[:num].tolist():
-            due = max(float(now), float(self._store.items[slot]["last_review"]) + self._stretched(slot))
+        interval_N = self._intervals(self._store.items[ordered])
+        num = max(self.load.admit(interval_N, self.slots), min(at_least, len(ordered)))
+        for slot, interval in zip(ordered[:num].tolist(), interval_N.tolist()):
+            wait = interval * self.load.stretch(self.slots)
+            due = max(float(now), float(self._store.items[slot]["last_review"]) + wait)
             self._store.update(slot, status=SCHEDULED, due=due)
-            self.load.add(np.array([self._interval(slot)]))
+            self.load.add(np.array([interval]))
         return num
 
     def rebuild(self) -> None:
         """Sum the load up afresh, after rows were loaded."""
         self.load = LoadControl(self._settings.load_control)
-        self.load.add(self._intervals(self._scheduled()))
+        self.load.add(self._intervals(self._store.items[self._scheduled()]))
 
     def check(self) -> None:
         """Compare the load with the table.
@@ -167,31 +171,31 @@ class Recall:
         Raises:
             ValueError: they differ.
         """
-        self.load.check(self._intervals(self._scheduled()))
+        self.load.check(self._intervals(self._store.items[self._scheduled()]))
 
     def _scheduled(self) -> np.ndarray:
         slots_N = self._store.slots()
         return slots_N[self._store.items[slots_N]["status"] == SCHEDULED]
 
-    def _intervals(self, slots_N: np.ndarray) -> np.ndarray:
+    def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
         """Return effective intervals before stretching, in iterations."""
-        settings, rows_N = self._settings, self._store.items[slots_N]
+        settings = self._settings
         interval_N = rows_N["interval"] * settings.iterations_per_day
         if "interval" in settings.diversity_on:
             interval_N = interval_N * interval_factor(rows_N["diversity"], settings.diversity_coeff)
         return np.maximum(float(settings.min_recall_interval), interval_N)
 
-    def _interval(self, slot: int) -> float:
-        return float(self._intervals(np.array([slot]))[0])
+    def _source_diversity(self, slot: int, fields: Mapping[str, Any]) -> np.ndarray | None:
+        """Return what the source system's own rule divides by; only `srl1` with faithful=True reads it.
 
-    def _stretched(self, slot: int) -> float:
-        return self._interval(slot) * self.load.stretch(self.slots)
-
-    def _source_diversity(self, slot: int) -> np.ndarray | None:
-        """Return what the source system's own rule divides by; only `srl1` with faithful=True reads it."""
+        Args:
+            slot: of the item.
+            fields: of it that are about to change.
+        """
         if not (isinstance(self.rule, SRL1) and self.rule.faithful):
             return None
         slots_N = self._store.slots()
         rows_N = self._store.items[slots_N]
+        rows_N[slots_N == slot] = filled(rows_N[slots_N == slot], fields)
         diversity_N = source_diversity(rows_N["variance"], rows_N["centroid"])
         return diversity_N[slots_N == slot]

@@ -20,7 +20,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,15 @@ from rllib_srl.replay.journal_file import (
     transaction,
 )
 from rllib_srl.replay.journal_log import read_log
-from rllib_srl.replay.journal_schema import FIRST_ORPHAN, JournalError, checked, checksum, dtype_difference, prompt_text
+from rllib_srl.replay.journal_schema import (
+    FIRST_ORPHAN,
+    JournalError,
+    JournalInUse,
+    checked,
+    checksum,
+    dtype_difference,
+    prompt_text,
+)
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -150,6 +159,8 @@ def _prepare(snapshot: Path, scratch: Path, live: Path) -> Restored:
         if live.exists() and live.stat().st_size:
             try:
                 num_orphans, num_damaged = _take_over(new, meta, live, position)
+            except JournalInUse:
+                raise
             except JournalError as error:
                 reason = str(error)
         with transaction(new):
@@ -173,35 +184,47 @@ def _take_over(new: Connection, meta: dict[str, str], live: Path, position: int)
     """
     with explained(live, "reading the journal that is replaced"):
         old = connect(live, is_durable=True)
-        try:
-            old_meta = read_meta(old, live)
-            effects, num_unfolded = read_log(old, f"journal {live}")
-            if num_unfolded:
-                with transaction(old):
-                    effects.apply(old, keep_requests=effects.position)
-            was_here = descends(branches_of(old_meta), _position(old), branches_of(meta), position)
-            # Also where nothing is taken over: what is set aside should be one file.
-            _to_one_file(old)
-            if not was_here:
-                raise JournalError(f"journal {live} does not descend from the snapshot")
-            _, group = stored_dtypes(meta, live, None, None)
-            if difference := dtype_difference(stored_dtypes(old_meta, live, None, None)[1], group):
-                raise JournalError(f"journal {live} has other group rows than the snapshot: {difference}")
-            with transaction(new):
-                return _insert_orphans(new, old, group, position)
-        finally:
-            old.close()
+    try:
+        with explained(live, "reading the journal that is replaced"):
+            group = _check_descends(old, live, meta, position)
+        with closing(_groups_after(old, live, position)) as rows, transaction(new):
+            return _insert_orphans(new, rows, group, position)
+    finally:
+        old.close()
 
 
-def _insert_orphans(new: Connection, old: Connection, group: np.dtype, position: int) -> tuple[int, int]:
+def _check_descends(old: Connection, live: Path, meta: dict[str, str], position: int) -> np.dtype:
+    """Bring the old file up to date, whatever becomes of it, and return the dtype of its groups.
+
+    Raises:
+        JournalError: it does not descend from the snapshot, or its groups are of another dtype.
+    """
+    old_meta = read_meta(old, live)
+    effects, num_unfolded = read_log(old, f"journal {live}")
+    if num_unfolded:
+        with transaction(old):
+            effects.apply(old, keep_requests=effects.position)
+    was_here = descends(branches_of(old_meta), _position(old), branches_of(meta), position)
+    _to_one_file(old)
+    if not was_here:
+        raise JournalError(f"journal {live} does not descend from the snapshot")
+    _, group = stored_dtypes(meta, live, None, None)
+    if difference := dtype_difference(stored_dtypes(old_meta, live, None, None)[1], group):
+        raise JournalError(f"journal {live} has other group rows than the snapshot: {difference}")
+    return group
+
+
+def _insert_orphans(
+    new: Connection, rows: Iterable[tuple[int, bytes, int, bytes]], group: np.dtype, position: int
+) -> tuple[int, int]:
     # A run that was restored twice from one snapshot may have played the same group twice.
     known = {tail for (tail,) in new.execute("SELECT substr(payload, -8) FROM payloads")}
-    seq = new.execute("SELECT max(seq) FROM groups WHERE seq >= ?", (FIRST_ORPHAN,)).fetchone()[0] or FIRST_ORPHAN - 1
-    first, num_damaged = seq + 1, 0
-    for old_seq, row, payload in _groups_after(old, position):
+    last = new.execute("SELECT max(seq) FROM groups WHERE seq >= ?", (FIRST_ORPHAN,)).fetchone()[0] or FIRST_ORPHAN - 1
+    seq, num_damaged = last, 0
+    for old_seq, row, stored, payload in rows:
         try:
             header = read_header(payload, str(old_seq))
-            row = checked(row[0], row[1], f"group {old_seq}")
+            checked(row, stored, f"group {old_seq}")
         except (ValueError, JournalError):
             num_damaged += 1
             continue
@@ -213,16 +236,17 @@ def _insert_orphans(new: Connection, old: Connection, group: np.dtype, position:
         new.execute("INSERT INTO groups VALUES (?, -1, ?, ?, ?)", (seq, data, position + 1, checksum(data)))
         new.execute("INSERT INTO payloads VALUES (?, ?)", (seq, payload))
         new.execute("INSERT INTO orphans VALUES (?, ?, ?)", (seq, text, checksum(text)))
-    return seq + 1 - first, num_damaged
+    return seq - last, num_damaged
 
 
-def _groups_after(old: Connection, position: int) -> Iterator[tuple[int, tuple[bytes, int], bytes]]:
+def _groups_after(old: Connection, live: Path, position: int) -> Generator[tuple[int, bytes, int, bytes], None, None]:
+    """Yield seq, row, its checksum and payload; a fault raised here is the old file's, none of the new one's is."""
     query = (
         "SELECT seq, row, checksum, payload FROM groups JOIN payloads USING (seq) WHERE position > ?"
         " ORDER BY position, seq"
     )
-    for seq, row, stored, payload in old.execute(query, (position,)):
-        yield seq, (row, stored), payload
+    with explained(live, "reading groups of the journal that is replaced"):
+        yield from old.execute(query, (position,))
 
 
 def _as_orphan(row: bytes, group: np.dtype, seq: int) -> bytes:

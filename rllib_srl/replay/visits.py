@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class Visit:
     def as_dict(self) -> dict[str, Any]:
         """Return JSON types, for the journal."""
         predicted = None if math.isnan(self.predicted) else self.predicted
-        return {**asdict(self), "predicted": predicted, "bonus_G": list(self.bonus_G)}
+        return {**vars(self), "predicted": predicted, "bonus_G": list(self.bonus_G)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:

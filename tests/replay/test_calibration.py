@@ -98,6 +98,13 @@ def test_the_error_of_the_gain_by_hand() -> None:
     assert report(log_of([0.9], [1], [1])).gain_error == np.inf  # one item proves nothing
 
 
+def test_a_gain_within_chance_beats_nothing() -> None:
+    # gains ln(.9 / .667) = .300, ln(.5 / .667) = -.288, ln(.7 / .333) = .742: mean .252 with a standard error of .298
+    found = report(log_of([0.9, 0.5, 0.3], [1, 1, 0], [1, 1, 1]))
+    assert found.gain == pytest.approx(0.2515, abs=1e-3) and found.gain_error == pytest.approx(0.298, abs=1e-3)
+    assert not found.beats_constant
+
+
 def test_first_visits_have_no_part() -> None:
     log = log_of([np.nan, 0.9, 0.8], [0, 2, 1], [2, 2, 2])
     assert report(log) == report(log[1:])

@@ -111,6 +111,7 @@ def test_headers_belong_to_an_environment_shrink_and_ignore_histories():
     child = group_of([*HEADER, 1, 2, 6, 6], [[[5]]], history=["6 6"])
     headers.learn([first, first, child])
     assert headers.strip(first).tolist() == [*HEADER, 1, 2]  # one prompt shares everything with itself
+    assert headers.strip(child).tolist() == [*HEADER, 1, 2, 6, 6]
     headers.learn([second])
     assert headers.strip(first).tolist() == [2]
     assert headers.strip(child).tolist() == [2, 6, 6]

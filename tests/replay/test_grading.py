@@ -42,6 +42,7 @@ def test_earlier_visits_count_by_a_share() -> None:
     assert second.recall == pytest.approx(0.409, abs=1e-3)
     assert grade_group(2, 8, first.alpha, first.beta, memory=0.0).grade == 1
     assert grade_group(0, 8, first.alpha, first.beta).grade == 1  # 2.5 / 11: forgetting shows at once
+    assert posterior(8, 8, alpha_N=0.5, beta_N=8.5) == (8.5, 2.5)  # failures are forgotten as successes are
     # nothing forgotten: counts add up, whatever their order
     a, b = posterior([3], [8], *posterior([6], [8], memory=1.0), memory=1.0)
     assert (a[0], b[0]) == (9.5, 7.5)

@@ -18,6 +18,7 @@ from rllib_srl.replay import journal as journal_module
 from rllib_srl.replay import memory
 from rllib_srl.replay.codec import decode, encode
 from rllib_srl.replay.journal import REVIEW, Commit, Journal, JournalError
+from rllib_srl.replay.journal_file import PAGE_BYTES
 from rllib_srl.types import Prompt
 from scripts.kill_loop import GROUP as KILL_GROUP
 from scripts.kill_loop import ITEM as KILL_ITEM
@@ -138,6 +139,18 @@ def test_a_temporary_journal_leaves_nothing():
         journal.commit(a_visit(2))
 
 
+def test_a_number_that_was_removed_can_be_given_again(path):
+    with Journal(path, ITEM, GROUP) as journal:
+        journal.commit(a_visit(0))
+        journal.commit(Commit(removed_groups=[0], removed_slots=[0]))
+        assert not journal.has_group(0)
+        journal.commit(a_visit(0, payloads={0: encode(a_group(7))}, request="again"))
+        assert_same(decode(journal.read_group(0)), a_group(7))
+        once = contents(journal)
+    with Journal(path) as journal:
+        assert contents(journal) == once and once[2] == [Prompt("world", "p0", "sums", ("a",))]
+
+
 def test_a_commit_waits_for_the_disk_if_it_is_durable(path):
     for is_durable, level in ((True, 2), (False, 0)):
         with Journal(path, ITEM, GROUP, is_durable=is_durable) as journal:
@@ -236,7 +249,7 @@ def test_a_full_disk_refuses_and_loses_nothing(path):
 
 
 def test_a_file_system_that_refuses_to_write_loses_nothing(path):
-    process = helper("fill", path, 1 << 20)
+    process = helper("fill", path, 3 << 20)
     told, faults = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, faults
     refused, went_on = told.splitlines()
@@ -347,8 +360,8 @@ def test_a_torn_page_is_noticed(path):
             journal.commit(a_visit(index))
     size = path.stat().st_size
     with path.open("r+b") as stream:
-        stream.seek(8192)
-        stream.write(os.urandom(size - 8192))
+        stream.seek(PAGE_BYTES)
+        stream.write(os.urandom(size - PAGE_BYTES))
     with pytest.raises(JournalError, match="damaged|malformed"), Journal(path, ITEM, GROUP) as journal:
         contents(journal)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.replay import clusters, inverted_lists
-from rllib_srl.replay.neighbours import GROWTH, Neighbours
+from rllib_srl.replay.neighbours import Neighbours
 
 
 class NaiveNeighbours:
@@ -212,10 +212,10 @@ def test_what_was_fitted_is_fitted_again_at_an_eightfold_size_and_not_before():
     found.set([256], vectors[256:257])
     first = found.save_state()
     assert first["lists_fitted_at"] == 257
-    found.set(np.arange(257, 257 * GROWTH - 1), vectors[257 : 257 * GROWTH - 1])
+    found.set(np.arange(257, 257 * 8 - 1), vectors[257 : 257 * 8 - 1])
     assert found.save_state()["lists_fitted_at"] == 257
-    found.set([257 * GROWTH - 1], vectors[-1:])
-    assert found.save_state()["lists_fitted_at"] == 257 * GROWTH
+    found.set([257 * 8 - 1], vectors[-1:])
+    assert found.save_state()["lists_fitted_at"] == 257 * 8
     assert len(found.save_state()["lists"]) > len(first["lists"])
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rllib_srl.replay import snapshots
-from rllib_srl.replay.codec import decode
+from rllib_srl.replay.codec import decode, encode
 from rllib_srl.replay.journal import Commit, Journal, JournalError
 from rllib_srl.replay.snapshots import descends, restore
 from rllib_srl.types import Prompt
@@ -198,6 +199,41 @@ def test_what_is_no_snapshot_changes_nothing(live, tmp_path):
     open_one.close()
     assert visit(live) == before
     assert sorted(path.name for path in tmp_path.glob("live*")) == ["live.db", "live.db.lock"]
+
+
+def test_a_restore_without_room_changes_nothing(live, monkeypatch):
+    """A full disk is not the old file's fault: it must not cost the orphans."""
+    visit(live, 0)
+    snapshot = copy_of(live, "s")
+    after = visit(live, 1, 2)
+    connect = snapshots.connect
+
+    def small(path, is_durable):
+        db = connect(path, is_durable)
+        if path.suffix == ".new":
+            db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
+        return db
+
+    with Journal(live) as journal:
+        journal.commit(a_visit(3, payloads={3: encode(a_group(3, num_tokens=20_000))}))
+        after = contents(journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "connect", small)
+        with pytest.raises(JournalError, match="database or disk is full"):
+            restore(snapshot, live)
+    assert visit(live) == after
+    assert restore(snapshot, live).num_orphans == 3
+
+
+def test_an_old_file_that_somebody_reads_is_left_alone(live):
+    after = visit(live, 0, 1)
+    snapshot = copy_of(live, "s")
+    other = sqlite3.connect(live, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(JournalError, match="another process has it open"):
+        restore(snapshot, live)
+    other.close()
+    assert visit(live) == after
 
 
 def test_a_snapshot_that_fails_leaves_the_one_before(live, monkeypatch):

@@ -111,6 +111,12 @@ def test_what_the_log_says_nothing_about_stays() -> None:
     assert make_spacing("fsrs").fit(never_easy, min_reviews=8).w[3] == pytest.approx(8.2956, rel=1e-3)
 
 
+def test_little_evidence_moves_little() -> None:
+    log = simulated(make_spacing("fixed", scale=1e6), num_items=3, num_visits=3)  # everything is always recalled
+    fitted = make_spacing("fixed").fit(log, min_reviews=6)
+    assert (fitted.scale > 2) and (fitted.scale < 1e3)  # without a prior it would run to its bound, 1e6
+
+
 def test_too_few_reviews_are_refused() -> None:
     log = simulated(make_spacing("fsrs"), 10, 4)
     with pytest.raises(ValueError, match="has 30 reviews that follow an item's first visit; expected at least 64"):
@@ -123,14 +129,23 @@ def test_too_few_reviews_are_refused() -> None:
         make_spacing("sm2").fit(log[:0])
 
 
-def test_the_search_finds_a_minimum_along_a_diagonal_valley() -> None:
-    def valley(u: np.ndarray) -> float:
-        return 100 * float((u[0] + u[1] - 3) ** 2 + 0.05 * (u[0] - u[1] - 1) ** 2)
+def test_the_search_finds_a_minimum_and_keeps_within_bounds() -> None:
+    def bowl(u: np.ndarray) -> float:  # two knobs that trade against each other; least at (4, -1)
+        return 100 * float((u[0] + u[1] - 3) ** 2 + 0.3 * (u[0] - u[1] - 5) ** 2)
 
-    found = minimise(valley, np.zeros(2), np.full(2, -5.0), np.full(2, 5.0), np.ones(2))
-    np.testing.assert_allclose(found, [2, 1], atol=0.1)
-    at_bound = minimise(valley, np.zeros(2), np.full(2, -5.0), np.full(2, 1.5), np.ones(2))
-    assert (at_bound <= 1.5).all() and valley(at_bound) < valley(np.zeros(2))
+    found = minimise(bowl, np.zeros(2), np.full(2, -6.0), np.full(2, 6.0), np.ones(2))
+    np.testing.assert_allclose(found, [4, -1], atol=0.02)
+    at_bound = minimise(bowl, np.zeros(2), np.full(2, -6.0), np.full(2, 2.0), np.ones(2))
+    # at u0 = 2: the least over u1 of (u1 - 1)^2 + .3 (u1 + 3)^2 is at (1 - .9) / 1.3
+    np.testing.assert_allclose(at_bound, [2, 0.0769], atol=0.02)
+
+
+def test_the_search_never_ends_above_its_start() -> None:
+    def wavy(u: np.ndarray) -> float:
+        return float(np.sin(3 * u[0]) + 0.01 * (u[0] - 7 * np.pi / 6) ** 2)
+
+    start = np.array([7 * np.pi / 6])  # the least of all its valleys
+    assert wavy(minimise(wavy, start, np.array([-9.0]), np.array([9.0]), np.array([2.3]))) <= wavy(start)
 
 
 def test_a_fit_does_not_ask_in_which_order_items_stand() -> None:

@@ -35,7 +35,7 @@ def test_our_parameters_are_those_of_py_fsrs() -> None:
     assert fsrs.scheduler.UPPER_BOUNDS_PARAMETERS == HIGHEST_W
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(visits=VISITS, w=PARAMETERS, retention=st.floats(0.3, 0.97))
 def test_whole_days_are_py_fsrs(visits, w, retention) -> None:
     oracle = fsrs.Scheduler(w, retention, learning_steps=(), relearning_steps=(), enable_fuzzing=False)

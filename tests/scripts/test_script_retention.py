@@ -39,6 +39,19 @@ def test_a_rule_without_intervals_visits_every_iteration() -> None:
     assert never.reviews_per_item == 1 and np.isnan(never.signal)
 
 
+def test_one_item_is_simulated_as_by_hand() -> None:
+    person = Learner("person", needs_signal=False)
+    outcome = simulate(person, make_spacing("fixed", interval=30), num_items=1, iterations=60, group_size=8, seed=0)
+    generator = np.random.default_rng(0)
+    base, s = generator.beta(1, 4), 8 * np.exp(generator.normal(0, 0.7))
+    first = base + 0.7 * (1 - base)  # taught at 0, when stability becomes 1.6 s, and at 30
+    recall = base + (first - base) * 0.9 ** (30 / (1.6 * s))
+    second = recall + 0.7 * (1 - recall)
+    held = base + (second - base) * 0.9 ** (np.arange(10, 30) / (1.6**2 * s))
+    assert outcome.recall == pytest.approx(recall) and outcome.pass_rate == pytest.approx(held.mean())
+    assert outcome.reviews_per_item == 2
+
+
 def test_a_group_without_signal_teaches_a_person_only() -> None:
     person = Learner("person", needs_signal=False)
     alone = {**SIZES, "group_size": 1}  # one episode never differs from itself

@@ -33,7 +33,7 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
-    files = {"checkpoint_000002", "metrics.jsonl", "settings.yaml", "transcripts.jsonl"}
+    files = {"checkpoint_000002", "metrics.jsonl", "replay", "settings.yaml", "transcripts.jsonl"}
     assert names_in(trained) == files
     assert any(trained.glob("events.out.tfevents.*"))
     written = yaml.safe_load((trained / "settings.yaml").read_text())
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_refused(copied: Path, capsys: pytest.CaptureFix
         (["--env", "nowhere"], ["world 'nowhere' is unknown"]),
         (["--model", "./nowhere"], ["model directory ./nowhere does not exist"]),
         (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
-        (["--replay_reuse_fraction", "0.5"], ["replay_reuse_fraction = 0.5; expected 0"]),
+        (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
         (["--iterations", "0"], ["iterations = 0; expected an integer of at least 1"]),
         (["--max_turn_tokens", "500", "--clip_low", "2"], ["max_turn_tokens = 500", "clip_low = 2.0"]),
     ],
