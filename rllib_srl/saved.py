@@ -66,10 +66,11 @@ class SavedAlgorithm(Algorithm):
         """Take a state and, if weights are in it, bring every engine to them.
 
         Raises:
-            ValueError: the state is of other worlds; nothing was changed.
+            ValueError: the state is of other worlds or of another number of shards; nothing was changed.
         """
         if "srl" in state:
             self.source.check_worlds(state["srl"]["prompts"]["drawn"])
+            self.memory.check_fits(state["srl"]["memory"]["num_shards"])
         super().set_state(state)
         if "srl" in state:
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]

@@ -72,6 +72,20 @@ class TrainingShard(MultiAgentBatch):
         """Return which groups are stored ones."""
         return np.array([origin == REUSE for origin in self.origins], bool)
 
+    def played(self) -> TrainingShard:
+        """Return this shard, the only one of its batch, without its reused groups."""
+        kept = np.flatnonzero(~self.is_reused_P).tolist()
+        return TrainingShard(
+            [self.group_refs[p] for p in kept],
+            [self.advantages[p] for p in kept],
+            self.num_tokens,
+            sum(len(self.advantages[p]) for p in kept),
+            self.fetch_timeout_s,
+            origins=[self.origins[p] for p in kept],
+            scales=[self.scales[p] for p in kept],
+            num_reused_tokens=0,
+        )
+
     def groups(self) -> list[Group]:
         """Fetch the groups.
 

@@ -9,7 +9,7 @@ The same class serves in the driver's process where everything runs in one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class ReplayBufferActor(ReplayBufferInterface):
         """
         self._is_local, self._busy_s, self._fault = is_local, 0.0, None
         try:
-            self.buffer = SRLReplayBuffer(settings, **arguments)
+            self._buffer = SRLReplayBuffer(settings, **arguments)
         except Exception as error:  # any: it is raised again, in the driver
             self._fault = error
 
@@ -52,6 +52,12 @@ class ReplayBufferActor(ReplayBufferInterface):
         """Raise what the constructor ran into, if anything."""
         if self._fault is not None:
             raise self._fault
+
+    @property
+    def buffer(self) -> SRLReplayBuffer:
+        """The buffer; after a restart that failed, raise why, whatever is asked."""
+        self.check_started()
+        return self._buffer
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -81,17 +87,26 @@ class ReplayBufferActor(ReplayBufferInterface):
         self._busy_s += time.perf_counter() - begin
         return visits, lost
 
-    def due(self, num: int, now: int, request: str = "", slots: float | None = None) -> list[Prompt]:
+    def due(
+        self, num: int, now: int, request: str = "", slots: float | None = None, without: Collection[str] = ()
+    ) -> list[Prompt]:
         """Draw prompts to be played again; see `SRLReplayBuffer.due`."""
         begin = time.perf_counter()
-        prompts = self.buffer.due(num, now, request, slots)
+        prompts = self.buffer.due(num, now, request, slots, without)
         self._busy_s += time.perf_counter() - begin
         return prompts
 
-    def sample(self, num_items: int | None = None, now: int = 0, request: str = "", **kwargs: Any) -> list[GroupMeta]:
+    def sample(
+        self,
+        num_items: int | None = None,
+        now: int = 0,
+        request: str = "",
+        without: Collection[str] = (),
+        **kwargs: Any,
+    ) -> list[GroupMeta]:
         """Draw stored groups to train on again; see `SRLReplayBuffer.sample`."""
         begin = time.perf_counter()
-        groups = self.buffer.sample(num_items or 0, now, request)
+        groups = self.buffer.sample(num_items or 0, now, request, without)
         metas = [GroupMeta.of(group, group if self._is_local else ray.put(group)) for group in groups]
         self._busy_s += time.perf_counter() - begin
         return metas
@@ -128,6 +143,10 @@ class ReplayBufferActor(ReplayBufferInterface):
         stats["busy_s"] = self._busy_s + time.perf_counter() - begin
         self._busy_s = 0.0
         return stats
+
+    def tidy(self) -> None:
+        """Do what would stall a commit later."""
+        self.buffer.tidy()
 
     def snapshot(self, path: Path) -> dict[str, Any]:
         """Write a consistent copy of the journal to `path`; see `SRLReplayBuffer.snapshot`."""

@@ -186,44 +186,57 @@ def degenerate_G(group: Group, settings: AdmissionSettings) -> np.ndarray:
     is_degenerate_G = np.zeros(group.size, bool)
     if settings.degenerate_share is None:
         return is_degenerate_G
-    for g in range(group.size):
-        written_T = group.stream(g)[group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]]
-        if len(written_T) < settings.min_degenerate_tokens:
-            continue
-        bound = settings.degenerate_share * len(written_T)
-        is_degenerate_G[g] = most_common(written_T) > bound or longest_loop(written_T, settings.max_loop_period) > bound
+    judged_S = np.flatnonzero(group.num_loss_tokens_G() >= settings.min_degenerate_tokens)
+    if len(judged_S):
+        spans = [slice(group.offsets[g], group.offsets[g + 1]) for g in judged_S]
+        streams = [group.token_ids_N[span][group.loss_mask_N[span]] for span in spans]
+        most_S = np.maximum(most_common(streams), longest_loops(streams, settings.max_loop_period))
+        is_degenerate_G[judged_S] = most_S > settings.degenerate_share * np.array([len(ids) for ids in streams])
     return is_degenerate_G
 
 
-def most_common(ids_T: np.ndarray) -> int:
-    """Return how often the most frequent id occurs; 0 for no ids."""
-    return int(np.unique(ids_T, return_counts=True)[1].max()) if len(ids_T) else 0
+def most_common(streams: Sequence[np.ndarray]) -> np.ndarray:
+    """Return how often the most frequent id of each stream occurs, [S]; 0 for no ids."""
+    most_S = np.zeros(len(streams), np.int64)
+    ids_N, stream_N = _end_to_end(streams)
+    order_N = np.lexsort((ids_N, stream_N))
+    ids_N, stream_N = ids_N[order_N], stream_N[order_N]
+    last_R = np.flatnonzero((np.diff(ids_N, append=0) != 0) | (np.diff(stream_N, append=-1) != 0))
+    np.maximum.at(most_S, stream_N[last_R], np.diff(last_R, prepend=-1))
+    return most_S
 
 
 _MIN_REPEATS = 3  # a phrase said twice is emphasis
 
 
-def longest_loop(ids_T: np.ndarray, max_period: int) -> int:
-    """Return the length of the longest stretch that repeats itself with some period, at least three times over.
+def longest_loops(streams: Sequence[np.ndarray], max_period: int) -> np.ndarray:
+    """Return the length of the longest stretch of each stream that repeats itself at least three times over, [S].
 
-    A stretch of period p has ids_T[t] = ids_T[t - p] throughout, its first p tokens aside. Costs T * max_period.
+    A stretch of period p has ids[t] = ids[t - p] throughout, its first p tokens aside. Costs tokens * max_period.
 
     Args:
-        ids_T: token ids.
+        streams: token ids.
         max_period: tokens of the longest n-gram that is looked for, >= 1.
     """
-    num_tokens = len(ids_T)
-    num = min(max_period, num_tokens // _MIN_REPEATS)
+    longest_S = np.zeros(len(streams), np.int64)
+    num = min(max_period, max(map(len, streams), default=0) // _MIN_REPEATS)
     if num < 1:
-        return 0
-    # Row i holds the ids of num - i tokens earlier; no id is equal to what stands before the first.
-    earlier_S = np.concatenate([np.full(num, np.iinfo(np.int64).min), ids_T])
-    same_N = np.flatnonzero(sliding_window_view(earlier_S, num_tokens)[:num] == ids_T)
-    last_R = np.flatnonzero(np.diff(same_N, append=-1) != 1)  # a row begins with a token that has none before it
-    num_R = np.diff(last_R, prepend=-1)
-    period_R = num - same_N[last_R] // num_tokens
+        return longest_S
+    ids_N, stream_N = _end_to_end(streams)
+    # Each stream its own ids, and none for what stands before the first.
+    ids_N = np.unique(ids_N, return_inverse=True)[1] * len(streams) + stream_N
+    earlier_M = np.concatenate([np.full(num, -1), ids_N])
+    same_M = np.flatnonzero(sliding_window_view(earlier_M, len(ids_N))[:num] == ids_N)  # row i: num - i tokens earlier
+    last_R = np.flatnonzero(np.diff(same_M, append=-1) != 1)  # a row begins with a token that has none before it
+    num_R, period_R = np.diff(last_R, prepend=-1), num - same_M[last_R] // len(ids_N)
     is_loop_R = num_R >= (_MIN_REPEATS - 1) * period_R
-    return int((num_R + period_R)[is_loop_R].max(initial=0))
+    np.maximum.at(longest_S, stream_N[same_M[last_R] % len(ids_N)][is_loop_R], (num_R + period_R)[is_loop_R])
+    return longest_S
+
+
+def _end_to_end(streams: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all ids, and the number of the stream of each."""
+    return np.concatenate(streams), np.repeat(np.arange(len(streams)), [len(ids) for ids in streams])
 
 
 def _is_none_or(value: Any, is_fine: Callable[[Any], bool]) -> bool:

@@ -12,7 +12,7 @@ has been answered is answered the same again and changes nothing. A call that fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -62,7 +62,9 @@ class SRLReplayBuffer(PersistentBuffer):
             change.answer = [visit.as_dict() for visit in visits]
         return visits
 
-    def due(self, num: int, now: int, request: str = "", slots: float | None = None) -> list[Prompt]:
+    def due(
+        self, num: int, now: int, request: str = "", slots: float | None = None, without: Collection[str] = ()
+    ) -> list[Prompt]:
         """Draw `num` prompts to be played again, fewer only if fewer have passed their minimum recall interval.
 
         Args:
@@ -70,16 +72,18 @@ class SRLReplayBuffer(PersistentBuffer):
             now: the training iteration.
             request: name of the call.
             slots: revisits an iteration has room for on average, which new items must fit; None: `num`.
+            without: keys of prompts that this batch has already.
         """
         if (answer := self._answered(request)) is not None:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
             self.recall.slots = float(num if slots is None else slots)
             self.counts["num_admitted"] += self.recall.admit(now)
-            drawn = self.draws.items(num, now, self.generators["revisit"])
+            taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
+            drawn = self.draws.items(num, now, self.generators["revisit"], taken)
             if len(drawn) < num and (forced := self.recall.admit(now, at_least=num - len(drawn))):
                 self.counts["num_admitted"] += forced
-                drawn = self.draws.items(num, now, self.generators["revisit"])
+                drawn = self.draws.items(num, now, self.generators["revisit"], taken)
             prompts = [self._asked(int(slot)) for slot in drawn]
             self.counts["num_revisits"] += len(prompts)
             change.answer = [
@@ -88,13 +92,14 @@ class SRLReplayBuffer(PersistentBuffer):
             ]
         return prompts
 
-    def sample(self, num: int, now: int, request: str = "") -> list[Group]:
+    def sample(self, num: int, now: int, request: str = "", without: Collection[str] = ()) -> list[Group]:
         """Draw `num` stored groups to be trained on again, fewer only if fewer are young and unused enough.
 
         Args:
             num: groups wanted.
             now: the training iteration.
             request: name of the call.
+            without: ids of groups that this batch has already, drawn by the call before.
 
         Returns:
             Groups with `origin` "reuse".
@@ -102,12 +107,13 @@ class SRLReplayBuffer(PersistentBuffer):
         if (answer := self._answered(request)) is not None:
             return [self._reused(seq) for seq in answer]
         with self._transaction(request) as change:
-            drawn = self.draws.groups(num, now, self.generators["reuse"])
+            taken = {group_id: self.drawn[group_id] for group_id in without if group_id in self.drawn}
+            drawn = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()))
             self.store.update_groups(drawn, uses=self.store.groups[drawn]["uses"] + 1)
             seqs = self.store.groups[drawn]["seq"].tolist()
-            seqs += self.orphans.draw(num - len(seqs), now, self.generators["reuse"], change)
+            seqs += self.orphans.draw(num - len(seqs), now, self.generators["reuse"], change, list(taken.values()))
             groups = [self._reused(seq) for seq in seqs]
-            self.drawn = {group.group_id: seq for group, seq in zip(groups, seqs, strict=True)}
+            self.drawn = taken | {group.group_id: seq for group, seq in zip(groups, seqs, strict=True)}
             self.counts["num_reuses"] += len(seqs)
             change.answer = seqs
         return groups

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -26,6 +27,9 @@ from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
 
 RETRY_S = 0.2
+COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short")
+COUNTS += ("num_reuses_lost", "num_groups_lost")
+TIDY_EVERY = 8  # iterations; while prompts are played, nobody waits for the journal
 
 
 class Memory:
@@ -46,7 +50,8 @@ class Memory:
         self._revisits, self._reuses = Share(settings.revisit_fraction), reuse_share(settings.reuse_fraction)
         self.num_items = 0
         self.num_restarts = 0
-        self.counts: Counter = Counter()
+        self.counts: Counter = Counter(dict.fromkeys(COUNTS, 0))
+        self._asked: Counter = Counter()  # requests of each name
 
     @classmethod
     def start(
@@ -101,6 +106,9 @@ class Memory:
         prompts = self._drawn("due", num, now, room)
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
+        if now % TIDY_EVERY == 0:
+            for shard in self._shards:
+                shard.tidy() if self._is_local else shard.tidy.remote()
         return prompts
 
     def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
@@ -108,7 +116,8 @@ class Memory:
         parts: dict[int, list[GroupMeta]] = {}
         for group in groups:
             parts.setdefault(self._shard_of(group.prompt.key), []).append(group)
-        calls = {i: ([g.ref for g in part], now, f"{now}.add", self.settings.timeout_s) for i, part in parts.items()}
+        request, timeout_s = self._request(now, "add"), self.settings.timeout_s
+        calls = {i: ([g.ref for g in part], now, request, timeout_s) for i, part in parts.items()}
         answers = self._call("add", calls, "storing groups")
         self.counts["num_groups_lost"] += sum(len(lost) for _, lost in answers.values())
         return {visit.group_id: visit for visits, _ in answers.values() for visit in visits}
@@ -134,7 +143,8 @@ class Memory:
         keys: dict[int, dict[str, str]] = {}
         for group in groups:
             keys.setdefault(self._shard_of(group.prompt.key), {})[group.group_id] = group.prompt.key
-        calls = {i: (list(vectors), part, now, f"{now}.embed") for i, part in keys.items()}
+        request = self._request(now, "embed")
+        calls = {i: (list(vectors), part, now, request) for i, part in keys.items()}
         self._call("embed", calls, "taking embeddings")
 
     def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
@@ -147,7 +157,7 @@ class Memory:
         """
         gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_left_out", 0) == len(g.rewards_G)]
         if gone:
-            calls: dict[int, tuple] = dict.fromkeys(range(len(self._shards)), (gone, f"{now}.drop"))
+            calls: dict[int, tuple] = dict.fromkeys(range(len(self._shards)), (gone, self._request(now, "drop")))
             self._call("drop", calls, "dropping groups")
         if self.settings.grade_reuse:
             parts: dict[int, dict[str, float]] = {}
@@ -155,7 +165,8 @@ class Memory:
                 if group.group_id in told:
                     key = group.prompt.key
                     parts.setdefault(self._shard_of(key), {})[key] = told[group.group_id]["success_change"]
-            calls = {i: (part, now, f"{now}.rehearse") for i, part in parts.items()}
+            request = self._request(now, "rehearse")
+            calls = {i: (part, now, request) for i, part in parts.items()}
             self._call("rehearse", calls, "grading reused groups")
 
     def stats(self, now: int) -> dict[str, float]:
@@ -164,9 +175,10 @@ class Memory:
         self.num_items = int(sum(answer["num_items"] for answer in answers))
         total: dict[str, float] = {}
         for name in answers[0]:
-            values = [answer[name] for answer in answers]
+            values = np.array([answer[name] for answer in answers], float)
             is_mean = name.endswith(("_mean", "_median", "_ratio", "_loss", "_factor")) or name in ("age_max",)
-            total[name] = sum(values) / len(values) if is_mean else sum(values)
+            known = values[~np.isnan(values)] if is_mean else values  # a shard without predictions has none to average
+            total[name] = float(known.mean() if is_mean else known.sum()) if len(known) else float("nan")
         return {**total, "num_restarts": self.num_restarts, **self.counts}
 
     # --- checkpoints -----------------------------------------------------------------------------
@@ -182,6 +194,7 @@ class Memory:
         calls = {i: (directory / f"shard_{i}.sqlite",) for i in range(len(self._shards))}
         orphans = self._call("restore", calls, "restoring a snapshot", 10 * self.settings.timeout_s)
         self.num_items = sum(self._call("size", dict.fromkeys(calls, ()), "counting").values())
+        self._asked.clear()
         return sum(orphans.values())
 
     @property
@@ -208,13 +221,14 @@ class Memory:
             "reuses": self._reuses.get_state(),
             "counts": dict(self.counts),
             "num_items": self.num_items,
+            "num_shards": len(self._shards),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `get_state` was called."""
         self._revisits.set_state(state["revisits"])
         self._reuses.set_state(state["reuses"])
-        self.counts, self.num_items = Counter(state["counts"]), state["num_items"]
+        self.counts, self.num_items = Counter({**dict.fromkeys(COUNTS, 0), **state["counts"]}), state["num_items"]
 
     def stop(self) -> None:
         """Close journals and end actors."""
@@ -228,15 +242,22 @@ class Memory:
 
     def _drawn(self, method: str, num: int, now: int, *arguments: Any) -> list[Any]:
         """Draw `num` from all shards: equal parts first, then what is missing from whoever has more."""
-        num_shards = len(self._shards)
+        num_shards, request = len(self._shards), self._request(now, method)
         parts = {i: (num + (i - now) % num_shards) // num_shards for i in range(num_shards)}
-        calls = {i: (part, now, f"{now}.{method}", *arguments) for i, part in parts.items() if part}
+        calls = {i: (part, now, request, *arguments) for i, part in parts.items() if part}
         drawn = [one for _, answer in sorted(self._call(method, calls, "drawing").items()) for one in answer]
-        if num_shards > 1:
-            for i in range(num_shards):
-                if missing := num - len(drawn):
-                    drawn += self._call(method, {i: (missing, now, f"{now}.{method}.more", *arguments)}, "drawing")[i]
+        for i in range(num_shards if num_shards > 1 else 0):
+            if missing := num - len(drawn):
+                names = [one.key if isinstance(one, Prompt) else one.group_id for one in drawn]
+                more = {i: (missing, now, self._request(now, f"{method}.more"), *arguments, names)}
+                drawn += self._call(method, more, "drawing")[i]
         return drawn
+
+    def _request(self, now: int, method: str) -> str:
+        """Return a new name for a request; one iteration asks twice if it is tried again after an error."""
+        self._asked[f"{now}.{method}"] += 1
+        num = self._asked[f"{now}.{method}"]
+        return f"{now}.{method}" + (f".{num}" if num > 1 else "")
 
     def _shard_of(self, key: str) -> int:
         return int(key, 16) % len(self._shards)
@@ -321,8 +342,8 @@ class NoMemory:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
+        """Return that there is none."""
+        return {"num_shards": 0}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take nothing."""

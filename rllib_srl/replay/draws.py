@@ -7,7 +7,7 @@ The same columns describe items (revisit, eviction) and groups (reuse); a group 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,23 +36,39 @@ class Draws:
         self._rule_settings = make_settings(settings.selection, values, [settings.reuse_selection])
         self._carries = {"items": Carry(), "groups": Carry()}
 
-    def items(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the slots of `num` items to be played again, fewer only if fewer may be played."""
+    def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
+        """Return the slots of `num` items to be played again, fewer only if fewer may be played.
+
+        Args:
+            num: items wanted.
+            now: the training iteration.
+            generator: of this draw.
+            without: slots that the batch has already.
+        """
         store, settings = self._store, self._settings
         domains = self._domains()
         pool = store.pool(now, settings.candidate_pool, generator, domains, settings.min_recall_interval)
+        pool = pool[~np.isin(pool, np.array(without, pool.dtype))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
         is_leech_N = store.items[pool]["status"] == LEECH
         candidates = self.item_candidates(pool, now)
         return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N)]
 
-    def groups(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the group slots of `num` groups to be trained on again, fewer only if fewer may be."""
+    def groups(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
+        """Return the group slots of `num` groups to be trained on again, fewer only if fewer may be.
+
+        Args:
+            num: groups wanted.
+            now: the training iteration.
+            generator: of this draw.
+            without: numbers (`seq`) of groups that the batch has already.
+        """
         store, settings = self._store, self._settings
         pool = store.group_pool(
             now, settings.candidate_pool, generator, settings.max_age, settings.max_uses, self._domains()
         )
+        pool = pool[~np.isin(store.groups["seq"][pool], np.array(without, np.uint64))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
         return pool[self._select(settings.reuse_selection, "groups", self.group_candidates(pool, now), num, generator)]

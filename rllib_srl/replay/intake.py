@@ -95,8 +95,11 @@ class Intake:
         refused, group = self._judge(buffer, group, slot, facts, measured)
         if refused:
             buffer.counts[f"num_refused_{refused}"] += 1
-        if slot is None and (refused or facts.size < self._settings.min_graded):
-            return Visit(**common, refused=refused or "ungraded")
+        if slot is None and not refused and facts.size < self._settings.min_graded:
+            buffer.counts["num_refused_ungraded"] += 1
+            return Visit(**common, refused="ungraded")
+        if slot is None and refused:
+            return Visit(**common, refused=refused)
         is_new = slot is None
         if slot is None:
             slot = buffer.store.add_item(key_of(group.prompt), group.prompt, group.prompt.domain, now)

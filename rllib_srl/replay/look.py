@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rllib_srl.replay.admission import Reason
 from rllib_srl.replay.calibration import report
 from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING
 
@@ -13,11 +14,19 @@ if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
 
 NAN = float("nan")
+REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
+COUNTS = (
+    *(f"num_refused_{reason}" for reason in REASONS),
+    *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
+    *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
+    *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over"),
+)
 
 
 def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
     """Return how full the memory is, how its load stands and how good its predictions were, and all lifetime counts."""
     store, payloads = buffer.store, buffer.ledger.payloads
+    counts = {**dict.fromkeys(COUNTS, 0), **buffer.counts}  # a count of zero is a zero and not a gap
     num_due = store.num_due(now)
     load = buffer.recall.load.metrics(buffer.recall.slots, num_due, store.num_items(WAITING))
     return {
@@ -37,7 +46,8 @@ def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
         "num_waiting": load["num_waiting"],
         "stretch_factor": load["stretch"],
         **_calibration(buffer),
-        **buffer.counts,
+        **counts,
+        "num_refused": sum(counts[f"num_refused_{reason}"] for reason in REASONS),
     }
 
 

@@ -5,6 +5,8 @@ They change nothing that the run would have drawn: they fill a reuse draw where 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from rllib_srl.replay.journal import Stored
@@ -27,13 +29,15 @@ class Orphans:
         """Return how many there are."""
         return len(self.rows)
 
-    def draw(self, num: int, now: int, generator: np.random.Generator, change: Change) -> list[int]:
+    def draw(
+        self, num: int, now: int, generator: np.random.Generator, change: Change, without: Collection[int] = ()
+    ) -> list[int]:
         """Return up to `num` of them, drawn uniformly among those with signal that are young and unused enough."""
         settings = self._settings
         fit = [
             seq
             for seq, row in self.rows.items()
-            if row["variance"] > 0 and row["uses"] < settings.max_uses and abs(now - row["born"]) <= settings.max_age
+            if seq not in without and row["variance"] > 0 and row["uses"] < settings.max_uses and abs(now - row["born"]) <= settings.max_age
         ]
         if num < 1 or not fit:
             return []

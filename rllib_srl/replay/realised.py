@@ -49,22 +49,20 @@ def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def visit_counts(visits: Iterable[Visit]) -> Counter:
-    """Count visits by timing and by what became of them."""
-    counts: Counter = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS})
-    counts.update(num_lapses=0, num_refused=0, num_grown=0)
+    """Count graded visits by timing, and lapses; the memory itself counts over its lifetime what it refused."""
+    counts: Counter = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS} | {"num_lapses": 0})
     for visit in visits:
         counts[f"num_visits_{visit.timing}"] += bool(visit.grade)
         counts["num_lapses"] += visit.is_lapse
-        counts["num_refused"] += bool(visit.refused)
-        counts["num_grown"] += visit.num_grown
-        if visit.refused:
-            counts[f"num_refused_{visit.refused}"] += 1
     return counts
 
 
 def age_counts(reused: Sequence[GroupMeta], now: int) -> dict[str, int]:
-    """Count reused groups by age in iterations: up to 1, 2, 4, ..., and more."""
-    ages = [now - born_of(group) for group in reused]
+    """Count reused groups by age in iterations: up to 1, 2, 4, ..., and more.
+
+    An orphan may be of an iteration that has not come again yet: it counts as young.
+    """
+    ages = [max(1, now - born_of(group)) for group in reused]
     counts, low = {}, 0
     for high in AGES:
         counts[f"reuse_age_to_{high}"] = sum(low < age <= high for age in ages)

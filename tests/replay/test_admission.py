@@ -16,7 +16,7 @@ from rllib_srl.replay.admission import (
     Reason,
     admit,
     degenerate_G,
-    longest_loop,
+    longest_loops,
     most_common,
 )
 from rllib_srl.types import Group, Prompt, StopReason
@@ -141,17 +141,18 @@ def naive_loop(ids, max_period):
     return longest
 
 
-@given(st.lists(st.integers(0, 2), max_size=24), st.integers(1, 6))
+@given(st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=3), st.integers(1, 6))
 def test_loops_and_counts_agree_with_naive_ones(ids, max_period):
-    assert longest_loop(np.array(ids, np.int32), max_period) == naive_loop(ids, max_period)
-    assert most_common(np.array(ids, np.int32)) == max((ids.count(i) for i in ids), default=0)
+    streams = [np.array(one, np.int32) for one in ids]
+    assert longest_loops(streams, max_period).tolist() == [naive_loop(one, max_period) for one in ids]
+    assert most_common(streams).tolist() == [max((one.count(i) for i in one), default=0) for one in ids]
 
 
 def test_loops_by_hand():
-    assert longest_loop(np.array([1, 2, 1, 2, 1, 2, 1]), 64) == 7
-    assert longest_loop(np.array([1, 2, 1, 2, 1, 2, 1]), 1) == 0
-    assert longest_loop(np.array([9, 5, 5, 5, 9]), 64) == 3
-    assert longest_loop(np.array([], np.int32), 64) == 0
+    swing, stutter, nothing = [1, 2, 1, 2, 1, 2, 1], [9, 5, 5, 5, 9], []
+    streams = [np.array(ids, np.int32) for ids in (swing, nothing, swing, stutter)]
+    assert longest_loops(streams, 64).tolist() == [7, 0, 7, 3]  # streams do not run together
+    assert longest_loops(streams, 1).tolist() == [0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(
