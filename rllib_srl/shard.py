@@ -20,7 +20,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rllib_srl.batch import balanced_shards
-from rllib_srl.types import Group, GroupMeta
+from rllib_srl.types import Group, GroupMeta, ListedRef
 
 REUSE = "reuse"  # the origin of a group that is trained on again; any other was played this iteration
 
@@ -47,7 +47,7 @@ class TrainingShard(MultiAgentBatch):
         """Describe one learner's groups.
 
         Args:
-            group_refs: an ObjectRef of each Group, or the Group itself in one process.
+            group_refs: `GroupMeta.ref` of each group.
             advantages: the advantages of each group's episodes.
             num_tokens: policy-written tokens of the played groups of all shards together.
             num_episodes: episodes of all shards together, reused ones too.
@@ -72,29 +72,28 @@ class TrainingShard(MultiAgentBatch):
         """Return which groups are stored ones."""
         return np.array([origin == REUSE for origin in self.origins], bool)
 
-    def played(self) -> TrainingShard:
-        """Return this shard, the only one of its batch, without its reused groups."""
-        kept = np.flatnonzero(~self.is_reused_P).tolist()
-        return TrainingShard(
-            [self.group_refs[p] for p in kept],
-            [self.advantages[p] for p in kept],
-            self.num_tokens,
-            sum(len(self.advantages[p]) for p in kept),
-            self.fetch_timeout_s,
-            origins=[self.origins[p] for p in kept],
-            scales=[self.scales[p] for p in kept],
-            num_reused_tokens=0,
-        )
-
     def groups(self) -> list[Group]:
         """Fetch the groups.
 
         Raises:
             ray.exceptions.GetTimeoutError: the object store did not deliver in time.
         """
-        remote = [ref for ref in self.group_refs if isinstance(ref, ray.ObjectRef)]
-        fetched = iter(ray.get(remote, timeout=self.fetch_timeout_s) if remote else [])
-        return [next(fetched) if isinstance(ref, ray.ObjectRef) else ref for ref in self.group_refs]
+        return fetched(self.group_refs, self.fetch_timeout_s)
+
+
+def fetched(refs: Sequence[Any], timeout_s: float) -> list[Group]:
+    """Return the groups behind `GroupMeta.ref`s, fetching each object once.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: the object store did not deliver within `timeout_s`.
+    """
+    objects = [ref.ref if isinstance(ref, ListedRef) else ref for ref in refs]
+    remote = list(dict.fromkeys(ref for ref in objects if isinstance(ref, ray.ObjectRef)))
+    found = dict(zip(remote, ray.get(remote, timeout=timeout_s) if remote else [], strict=True))
+    groups = [found[ref] if isinstance(ref, ray.ObjectRef) else ref for ref in objects]
+    return [
+        group[ref.index] if isinstance(ref, ListedRef) else group for ref, group in zip(refs, groups, strict=True)
+    ]
 
 
 def build_shards(

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import ray
 from pyarrow.fs import LocalFileSystem
-from ray.exceptions import ObjectLostError
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     LEARNER_RESULTS,
@@ -135,7 +134,7 @@ class SRL(SavedAlgorithm):
             advantages = self._advantages(groups, visits)
             shards = self._shards(groups + reused, advantages + self._advantages(reused, {}))
         with self._timed("learn"), self._engines_at_rest():
-            is_updated, reused = self._learn(shards, reused)
+            is_updated = self._learn(shards)
         with self._timed("sync"):
             if is_updated:
                 self._sync_weights()
@@ -231,29 +230,7 @@ class SRL(SavedAlgorithm):
         kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
         return [r - self.config.kl_coeff * kl_of[id(g.ref)] for g, r in zip(groups, rewards, strict=True)]
 
-    def _learn(
-        self, shards: Sequence[TrainingShard], reused: Sequence[GroupMeta]
-    ) -> tuple[bool, Sequence[GroupMeta]]:
-        """Update the learners; return whether there was anything to learn, and the groups that were reused.
-
-        Stored groups die with the buffer actor that put them out. A single learner then trains on what was played
-        alone; of several, some may be waiting for the others in the middle of the update.
-
-        Raises:
-            ActorFailure: that happened to several learners.
-        """
-        try:
-            return self._update(shards), reused
-        except ObjectLostError as error:
-            if not reused:
-                raise
-            if len(shards) > 1:
-                raise ActorFailure("stored groups were lost while updating; continue from the last checkpoint") from error
-            self.report.warn("stored groups died with the memory's process; this iteration reuses nothing")
-        self.memory.counts["num_reuses_lost"] += len(reused)
-        return self._update([shard.played() for shard in shards]), []
-
-    def _update(self, shards: Sequence[TrainingShard]) -> bool:
+    def _learn(self, shards: Sequence[TrainingShard]) -> bool:
         """Update the learners; a batch in which no group has signal changes nothing, and is counted."""
         is_empty = not any(shard.group_refs for shard in shards)
         self.report.count("num_empty_batches", int(is_empty))

@@ -1,15 +1,18 @@
 """The buffer as an actor behind RLlib's `ReplayBufferInterface`: it fetches and hands out, and has no logic of its own.
 
     runner --Group--> object store --reference--> driver --reference--> actor.add: fetches the tokens itself
-    actor.sample: puts the drawn groups into the object store and answers with metadata
+    actor.sample_apart: answers with metadata, and apart from it with the groups, which stay in the object store
 
-The same class serves in the driver's process where everything runs in one.
+The second answer belongs to the driver, as all answers do, and outlives the actor; what the actor puts there itself
+would die with it. The same class serves in the driver's process where everything runs in one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +34,15 @@ class ReplayBufferActor(ReplayBufferInterface):
     def __init__(
         self,
         settings: ReplaySettings,
-        *,
-        is_local: bool = False,
         **arguments: Any,
     ) -> None:
         """Open the buffer; what goes wrong is kept for `check_started`, because Ray would lose the reason.
 
         Args:
             settings: of the memory.
-            is_local: answer with groups instead of references.
             arguments: of `SRLReplayBuffer`.
         """
-        self._is_local, self._busy_s, self._fault = is_local, 0.0, None
+        self._busy_s, self._fault = 0.0, None
         try:
             self._buffer = SRLReplayBuffer(settings, **arguments)
         except Exception as error:  # any: it is raised again, in the driver
@@ -104,12 +104,20 @@ class ReplayBufferActor(ReplayBufferInterface):
         without: Collection[str] = (),
         **kwargs: Any,
     ) -> list[GroupMeta]:
-        """Draw stored groups to train on again; see `SRLReplayBuffer.sample`."""
+        """Draw stored groups to train on again, in this process; see `SRLReplayBuffer.sample`."""
         begin = time.perf_counter()
         groups = self.buffer.sample(num_items or 0, now, request, without)
-        metas = [GroupMeta.of(group, group if self._is_local else ray.put(group)) for group in groups]
+        metas = [GroupMeta.of(group, group) for group in groups]
         self._busy_s += time.perf_counter() - begin
         return metas
+
+    @ray.method(num_returns=2)
+    def sample_apart(
+        self, num_items: int, now: int, request: str = "", without: Collection[str] = ()
+    ) -> tuple[list[GroupMeta], list[Group]]:
+        """Draw as `sample`; return metadata whose `ref` is None, and the groups as another object."""
+        metas = self.sample(num_items, now, request, without)
+        return [replace(meta, ref=None) for meta in metas], [meta.ref for meta in metas]
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by people's ratings; see `SRLReplayBuffer.rate`."""
@@ -183,6 +191,9 @@ def _fetched(batch: Sequence[Any], timeout_s: float) -> tuple[list[Group], list[
         return list(batch), []
     groups, lost = [], []
     deadline = time.monotonic() + timeout_s
+    with suppress(ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
+        return ray.get(list(batch), timeout=timeout_s), []
+    # Some are gone: those that are there are found one by one.
     for at, ref in enumerate(batch):
         try:
             groups.append(ray.get(ref, timeout=max(0.0, deadline - time.monotonic())))

@@ -126,7 +126,7 @@ def admit(
         faults.append(f"decode = None; expected token ids -> text, because on_secret = {settings.on_secret!r}")
     if faults:
         raise ValueError("admission: " + "; ".join(faults))
-    if reason := _fault_of(group) or _refusal_of(group, settings, nearest, drift):
+    if reason := fault_of(group) or _refusal_of(group, settings, nearest, drift):
         return Verdict(group, reason)
     if settings.on_secret == "keep":
         return Verdict(group)
@@ -137,7 +137,7 @@ def admit(
     return Verdict(masked.group, None, masked.num_tokens, masked.kinds)
 
 
-def _fault_of(group: Group) -> Reason | None:
+def fault_of(group: Group) -> Reason | None:
     """Return what makes a group no group."""
     if group.size < 2:
         return Reason.TOO_FEW

@@ -20,8 +20,11 @@ import numpy as np
 from rllib_srl.replay.codec import prompt_fields, prompt_of
 from rllib_srl.replay.grading import GRADES, Evidence
 from rllib_srl.replay.growth import revisited
+from rllib_srl.replay.journal import Stored
+from rllib_srl.replay.journal_schema import FIRST_ORPHAN
 from rllib_srl.replay.ledger import Change
 from rllib_srl.replay.look import facts_of_item, gauges
+from rllib_srl.replay.orphans import orphan_id
 from rllib_srl.replay.persistent import OVERFLOW, PersistentBuffer
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, Prompt
@@ -37,9 +40,17 @@ class SRLReplayBuffer(PersistentBuffer):
         """Return the number of items."""
         return len(self.store)
 
+    def _load(self, stored: Stored) -> None:
+        super()._load(stored)
+        self.store.groups_per_item = self.settings.groups_per_item
+        if len(self.store) > self.settings.capacity or self._surplus_groups():  # written with more room than there is
+            with self._transaction("") as change:
+                change.removed_groups += [self.store.remove_group(group) for group in self._surplus_groups()]
+                self._evict(int(self.store.items["last_review"].max()), change)
+
     # --- what an iteration asks ------------------------------------------------------------------
 
-    def add(self, groups: Sequence[Group], now: int, request: str = "") -> list[Visit]:
+    def add(self, groups: Sequence[Group], now: int, request: str = "", is_played: bool = True) -> list[Visit]:
         """Take played groups in: store and grade each, and reschedule its item.
 
         A refused group is not stored, but still grades an item that exists.
@@ -48,6 +59,7 @@ class SRLReplayBuffer(PersistentBuffer):
             groups: in the order in which they are to be taken in.
             now: the training iteration.
             request: name of the call.
+            is_played: whether today's policy played them; else they test nothing, and grade only items never visited.
 
         Raises:
             JournalError: nothing was stored.
@@ -57,7 +69,7 @@ class SRLReplayBuffer(PersistentBuffer):
         visits: list[Visit] = []
         with self._transaction(request) as change:
             for part in _apart(groups):
-                visits += self.intake.take(self, part, now, change)
+                visits += self.intake.take(self, part, now, change, is_played)
                 self._evict(now, change)
             change.answer = [visit.as_dict() for visit in visits]
         return visits
@@ -78,10 +90,11 @@ class SRLReplayBuffer(PersistentBuffer):
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
             self.recall.slots = float(num if slots is None else slots)
-            self.counts["num_admitted"] += self.recall.admit(now)
+            domains = self.draws.domains()
+            self.counts["num_admitted"] += self.recall.admit(now, domains)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
             drawn = self.draws.items(num, now, self.generators["revisit"], taken)
-            if len(drawn) < num and (forced := self.recall.admit(now, at_least=num - len(drawn))):
+            if len(drawn) < num and (forced := self.recall.admit(now, domains, num - len(drawn))):
                 self.counts["num_admitted"] += forced
                 drawn = self.draws.items(num, now, self.generators["revisit"], taken)
             prompts = [self._asked(int(slot)) for slot in drawn]
@@ -103,15 +116,18 @@ class SRLReplayBuffer(PersistentBuffer):
 
         Returns:
             Groups with `origin` "reuse".
+
+        Raises:
+            JournalError: nothing was drawn; or the request is an old one, and groups that it drew are gone since.
         """
         if (answer := self._answered(request)) is not None:
             return [self._reused(seq) for seq in answer]
         with self._transaction(request) as change:
             taken = {group_id: self.drawn[group_id] for group_id in without if group_id in self.drawn}
             drawn = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()))
-            self.store.update_groups(drawn, uses=self.store.groups[drawn]["uses"] + 1)
-            seqs = self.store.groups[drawn]["seq"].tolist()
-            seqs += self.orphans.draw(num - len(seqs), now, self.generators["reuse"], change, list(taken.values()))
+            self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
+            seqs = self.store.groups["seq"][drawn].tolist()
+            seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()))
             groups = [self._reused(seq) for seq in seqs]
             self.drawn = taken | {group.group_id: seq for group, seq in zip(groups, seqs, strict=True)}
             self.counts["num_reuses"] += len(seqs)
@@ -168,11 +184,10 @@ class SRLReplayBuffer(PersistentBuffer):
             return answer
         with self._transaction(request) as change:
             seqs = [self.drawn.pop(group_id) for group_id in group_ids if group_id in self.drawn]
-            for seq in seqs:
-                self._forget_group(seq, change)
-            self.counts["num_dropped_drifted"] += len(seqs)
-            change.answer = len(seqs)
-        return len(seqs)
+            num = sum(self._forget_group(seq, change) for seq in seqs)  # some may have been replaced since
+            self.counts["num_dropped_drifted"] += num
+            change.answer = num
+        return num
 
     def stats(self, now: int) -> dict[str, float]:
         """Return gauges and lifetime counts; see `look.gauges`."""
@@ -204,7 +219,18 @@ class SRLReplayBuffer(PersistentBuffer):
         return revisited(prompt, self.generators["grow"], self.settings.p_div) if self.settings.task_growth else prompt
 
     def _reused(self, seq: int) -> Group:
-        return replace(self.ledger.payloads.get(seq), origin="reuse")
+        group = self.ledger.payloads.get(seq)
+        group_id = orphan_id(group.group_id, seq) if seq >= FIRST_ORPHAN else group.group_id
+        return replace(group, group_id=group_id, origin="reuse")
+
+    def _drawn_orphans(self, num: int, now: int, change: Change, without: set[int]) -> list[int]:
+        return self.orphans.draw(num, now, self.generators["orphan"], change, self.draws.is_wanted, without)
+
+    def _surplus_groups(self) -> list[int]:
+        """Return the oldest groups of items that have more than `groups_per_item`."""
+        slots_N, most = self.store.slots(), self.settings.groups_per_item
+        crowded = slots_N[self.store.items["num_groups"][slots_N] > most].tolist()
+        return [group for slot in crowded for group in self.store.groups_of(slot)[:-most]]
 
     def _evict(self, now: int, change: Change) -> None:
         """Let items go until there are no more than `capacity`."""
@@ -217,16 +243,16 @@ class SRLReplayBuffer(PersistentBuffer):
         self.recall.forget([slot])
         self.variety.forget(slot)
         change.removed_groups += self.store.remove_item(slot)
+        change.removed_slots.add(slot)
         change.new_slots.discard(slot)
         change.vectors.pop(slot, None)
         self.counts["num_evicted"] += 1
 
-    def _forget_group(self, seq: int, change: Change) -> None:
-        if self.orphans.forget(seq, change):
-            return
+    def _forget_group(self, seq: int, change: Change) -> bool:
         rows = self.store.groups
-        for group in np.flatnonzero((rows["seq"] == seq) & (rows["size"] > 0)).tolist():
-            change.removed_groups.append(self.store.remove_group(group))
+        found = np.flatnonzero((rows["seq"] == seq) & (rows["size"] > 0)).tolist()
+        change.removed_groups += [self.store.remove_group(group) for group in found]
+        return bool(found) or self.orphans.forget(seq, change)
 
 
 def _apart(groups: Sequence[Group]) -> Iterator[list[Group]]:

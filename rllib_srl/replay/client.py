@@ -12,23 +12,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.deadlines import ActorFailure, Failure, gather
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.load import Share, reuse_share
+from rllib_srl.replay.look import merged
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.visits import Visit
-from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.types import GroupMeta, ListedRef, Prompt
 
 RETRY_S = 0.2
-COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short")
-COUNTS += ("num_reuses_lost", "num_groups_lost")
+COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short", "num_groups_lost")
 TIDY_EVERY = 8  # iterations; while prompts are played, nobody waits for the journal
 
 
@@ -84,7 +84,7 @@ class Memory:
         for index in range(settings.num_shards):
             given = {"directory": directory / f"shard_{index}", "seed": seed + index, "run": run, **arguments}
             shards.append(
-                ReplayBufferActor(settings, is_local=True, **given)
+                ReplayBufferActor(settings, **given)
                 if is_local
                 else _remote_class(f"rllib_srl.memory.{run}.{index}").remote(settings, **given)
             )
@@ -127,7 +127,7 @@ class Memory:
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
-        groups = self._drawn("sample", num, now)
+        groups = self._drawn("sample" if self._is_local else "sample_apart", num, now)
         self.counts["num_reuses_owed"] += num
         self.counts["num_reuses_short"] += num - len(groups)
         return groups
@@ -173,13 +173,7 @@ class Memory:
         """Return the shards' gauges and counts, summed; means and ratios are averaged."""
         answers = list(self._call("stats", dict.fromkeys(range(len(self._shards)), (now,)), "counting").values())
         self.num_items = int(sum(answer["num_items"] for answer in answers))
-        total: dict[str, float] = {}
-        for name in answers[0]:
-            values = np.array([answer[name] for answer in answers], float)
-            is_mean = name.endswith(("_mean", "_median", "_ratio", "_loss", "_factor")) or name in ("age_max",)
-            known = values[~np.isnan(values)] if is_mean else values  # a shard without predictions has none to average
-            total[name] = float(known.mean() if is_mean else known.sum()) if len(known) else float("nan")
-        return {**total, "num_restarts": self.num_restarts, **self.counts}
+        return {**merged(answers), "num_restarts": self.num_restarts, **self.counts}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -242,14 +236,15 @@ class Memory:
 
     def _drawn(self, method: str, num: int, now: int, *arguments: Any) -> list[Any]:
         """Draw `num` from all shards: equal parts first, then what is missing from whoever has more."""
-        num_shards, request = len(self._shards), self._request(now, method)
+        num_shards, name = len(self._shards), method.removesuffix("_apart")
+        request = self._request(now, name)
         parts = {i: (num + (i - now) % num_shards) // num_shards for i in range(num_shards)}
         calls = {i: (part, now, request, *arguments) for i, part in parts.items() if part}
-        drawn = [one for _, answer in sorted(self._call(method, calls, "drawing").items()) for one in answer]
+        drawn = [one for answer in self._call(method, calls, "drawing").values() for one in answer]
         for i in range(num_shards if num_shards > 1 else 0):
             if missing := num - len(drawn):
                 names = [one.key if isinstance(one, Prompt) else one.group_id for one in drawn]
-                more = {i: (missing, now, self._request(now, f"{method}.more"), *arguments, names)}
+                more = {i: (missing, now, self._request(now, f"{name}.more"), *arguments, names)}
                 drawn += self._call(method, more, "drawing")[i]
         return drawn
 
@@ -267,6 +262,9 @@ class Memory:
     ) -> dict[int, Any]:
         """Call `method` on some shards; a shard that died or fell silent is asked again once it is back.
 
+        Returns:
+            The answers, in the order of the shards.
+
         Raises:
             ActorFailure: naming the shard and `what` it was asked for.
         """
@@ -277,14 +275,16 @@ class Memory:
         failures: dict[int, Failure] = {}
         while pending and (left_s := deadline - time.monotonic()) > 0:
             refs = {i: getattr(self._shards[i], method).remote(*arguments) for i, arguments in pending.items()}
-            for i, answer in gather(refs, min(limit_s, left_s)):
+            apart = {i: ref[1] for i, ref in refs.items() if isinstance(ref, list)}
+            first = {i: ref[0] if i in apart else ref for i, ref in refs.items()}
+            for i, answer in gather(first, min(limit_s, left_s)):
                 if not isinstance(answer, Failure):
-                    answers[i] = answer
+                    answers[i] = _joined(answer, apart[i]) if i in apart else answer
                     del pending[i]
                     continue
                 if i not in failures:
                     self.num_restarts += 1
-                failures[i] = answer
+                failures.setdefault(i, answer)
                 if answer.is_silent:
                     ray.kill(self._shards[i], no_restart=False)
             if pending:
@@ -292,7 +292,7 @@ class Memory:
         if pending:
             shard = min(pending)
             raise ActorFailure(f"memory shard {shard} {failures[shard].reason} while {what}")
-        return answers
+        return dict(sorted(answers.items()))
 
 
 class NoMemory:
@@ -350,6 +350,11 @@ class NoMemory:
 
     def stop(self) -> None:
         """Do nothing."""
+
+
+def _joined(metas: Sequence[GroupMeta], groups: ray.ObjectRef) -> list[GroupMeta]:
+    """Return metadata with references into the list of groups, which is not fetched here."""
+    return [replace(meta, ref=ListedRef(groups, at)) for at, meta in enumerate(metas)]
 
 
 def _remote_class(name: str) -> Any:

@@ -11,6 +11,7 @@ Decoded arrays are read-only views of the bytes (the mask apart), so that decodi
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -109,7 +110,7 @@ def read_header(payload: bytes, name: str = "") -> dict[str, Any]:
 def _arrays_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, np.ndarray]:
     arrays, at = {}, _PREAMBLE.size + _PREAMBLE.unpack_from(payload)[3]
     for field, dtype_name, shape in header["arrays"]:
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         is_mask = dtype_name == _BITS
         stored = np.frombuffer(payload, np.uint8 if is_mask else dtype_name, -(-count // 8) if is_mask else count, at)
         arrays[field] = (np.unpackbits(stored, count=count).view(bool) if is_mask else stored).reshape(shape)

@@ -16,15 +16,18 @@ from rllib_srl.replay.candidates import Candidates
 from rllib_srl.replay.eviction import evict
 from rllib_srl.replay.memory import MemoryStore
 from rllib_srl.replay.recall import Recall
-from rllib_srl.replay.records import LEECH
+from rllib_srl.replay.records import LEECH, WAITING, rows_at
 from rllib_srl.replay.selection import Carry, make_settings, select
 from rllib_srl.replay.settings import ReplaySettings, domain_filter
+
+RESERVE = 0.125  # share of the memory that is kept for items which wait for their place in the schedule
 
 
 class Draws:
     """Draws items and groups from a `MemoryStore`.
 
-    Invariant: apart from the tables, a draw depends on the generator given and on `get_state()` alone.
+    Invariant: apart from the tables, a draw depends on the generator given and on `get_state()` alone. One that falls
+    short took all there was: rounding decided nothing, so it leaves the carry as it was.
     """
 
     def __init__(self, settings: ReplaySettings, store: MemoryStore, recall: Recall) -> None:
@@ -46,12 +49,12 @@ class Draws:
             without: slots that the batch has already.
         """
         store, settings = self._store, self._settings
-        domains = self._domains()
-        pool = store.pool(now, settings.candidate_pool, generator, domains, settings.min_recall_interval)
+        size = max(num + len(without), settings.candidate_pool)
+        pool = store.pool(now, size, generator, self.domains(), settings.min_recall_interval)
         pool = pool[~np.isin(pool, np.array(without, pool.dtype))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
-        is_leech_N = store.items[pool]["status"] == LEECH
+        is_leech_N = store.items["status"][pool] == LEECH
         candidates = self.item_candidates(pool, now)
         return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N)]
 
@@ -65,24 +68,32 @@ class Draws:
             without: numbers (`seq`) of groups that the batch has already.
         """
         store, settings = self._store, self._settings
-        pool = store.group_pool(
-            now, settings.candidate_pool, generator, settings.max_age, settings.max_uses, self._domains()
-        )
+        size = max(num + len(without), settings.candidate_pool)
+        pool = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, self.domains())
         pool = pool[~np.isin(store.groups["seq"][pool], np.array(without, np.uint64))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
         return pool[self._select(settings.reuse_selection, "groups", self.group_candidates(pool, now), num, generator)]
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the slots of `num` items to evict."""
-        pool = self._store.any_items(self._settings.candidate_pool, generator)
+        """Return the slots of `num` items to evict, fewer only if the rule sees fewer.
+
+        `lowest_value` spares the schedule as long as more than `RESERVE` of the memory waits to get in: a learned item
+        is of less value than any that is not, and would go after its first success, before it could be remembered.
+        """
+        store, settings = self._store, self._settings
+        is_reserve_full = store.num_items(WAITING) >= num + max(1, int(RESERVE * settings.capacity))
+        if settings.eviction == "lowest_value" and is_reserve_full:
+            pool = store.waiting(settings.candidate_pool)
+        else:
+            pool = store.any_items(settings.candidate_pool, generator)
         candidates = self.item_candidates(pool, now)
         weights = self._weights(candidates)
         return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings, weights)]
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Describe items to a rule."""
-        rows_N = self._store.items[slots_N]
+        rows_N = rows_at(self._store.items, slots_N)
         elapsed_N = now - rows_N["last_review"]
         interval_N = np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
         return Candidates.of(
@@ -101,9 +112,9 @@ class Draws:
 
     def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
         """Describe groups to a rule."""
-        rows_N = self._store.groups[groups_N]
+        rows_N = rows_at(self._store.groups, groups_N)
         slots_N = rows_N["slot"].astype(np.int64)
-        items_N = self._store.items[slots_N]
+        items_N = rows_at(self._store.items, slots_N)
         return Candidates.of(
             len(groups_N),
             are_groups=True,
@@ -118,6 +129,21 @@ class Draws:
             is_new=rows_N["uses"] == 0,
             **_of_item(items_N),
         )
+
+    def domains(self) -> Collection[int] | None:
+        """Return the numbers of the domains that may be drawn; None for all."""
+        if self._filter is None:
+            return None
+        return [number for number, name in enumerate(self._store.domains) if self.is_wanted(name)]
+
+    def is_wanted(self, domain: str) -> bool:
+        """Say whether a domain, by name, may be drawn."""
+        if self._filter is None:
+            return True
+        if self._filter == "last":
+            return domain in self._store.domains[-2:][:1]
+        is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
+        return is_wanted(domain)
 
     def get_state(self) -> dict[str, Any]:
         """Return the fractions of slots that rounding left over, as JSON types."""
@@ -144,7 +170,8 @@ class Draws:
     ) -> np.ndarray:
         weights, carry = self._weights(candidates), self._carries[carried]
         chosen = select(rule, candidates, num, generator, self._rule_settings, weights, is_leech_N, carry)
-        self._carries[carried] = chosen.carry
+        if len(chosen.indices) == num:
+            self._carries[carried] = chosen.carry
         return chosen.indices
 
     def _weights(self, candidates: Candidates) -> dict[int, float] | None:
@@ -155,16 +182,6 @@ class Draws:
             return dict.fromkeys(np.unique(candidates.domain).tolist(), 1.0)
         ids = {name: self._store.domain_id(name) for name in quotas}
         return {number: float(quotas[name]) for name, number in ids.items() if number is not None}
-
-    def _domains(self) -> Collection[int] | None:
-        """Return the numbers of the domains that may be drawn; None for all."""
-        if self._filter is None:
-            return None
-        names = self._store.domains
-        if self._filter == "last":
-            return [max(0, len(names) - 2)] if names else []
-        is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
-        return [number for number, name in enumerate(names) if is_wanted(name)]
 
 
 def _shared(rows_N: np.ndarray) -> dict[str, Any]:

@@ -19,6 +19,8 @@ import numpy as np
 from rllib_srl.replay.slot_order import BLOCK, SlotOrder
 from rllib_srl.replay.tables import Table
 
+_MANY = 16  # a share of a part, 1 / _MANY, from which building it anew is faster than slot by slot
+
 
 class DueQueue:
     """Slots of a table by part and, within each part, in ascending order of (time, seq).
@@ -67,6 +69,31 @@ class DueQueue:
         self._parts[part].remove(slot)
         if not len(self._parts[part]):
             del self._parts[part]
+
+    def insert_many(self, slots: list[int], part: Hashable) -> None:
+        """Insert slots into a part, at their rows' times."""
+        if _MANY * len(slots) < len(self._parts.get(part, ())):
+            for slot in slots:
+                self.insert(slot, part)
+        else:
+            self.build(part, np.concatenate([self.slots_of(part), np.array(slots, np.int64)]))
+
+    def remove_many(self, slots: list[int], part: Hashable) -> None:
+        """Remove slots from their part, before their rows' times change.
+
+        Raises:
+            ValueError: some are not in that part; then, of many, none is removed.
+        """
+        if _MANY * len(slots) < len(self._parts.get(part, ())):
+            for slot in slots:
+                self.remove(slot, part)
+            return
+        before_N = self.slots_of(part)
+        left_N = before_N[~np.isin(before_N, slots)]
+        if len(before_N) - len(left_N) < len(slots):
+            raise ValueError(f"slots = {slots[:5]}; expected slots of part {part!r}")
+        self._parts.pop(part, None)
+        self.build(part, left_N)
 
     def build(self, part: Hashable, slots_N: np.ndarray) -> None:
         """Make these slots a whole part, at once."""

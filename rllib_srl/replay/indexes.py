@@ -120,12 +120,15 @@ class Indexes:
         self._leave(group, self._places_of_group(group, row))
         self._link(row["slot"].item(), [other for other in self.groups_of(row["slot"]) if other != group])
 
-    def move_group(self, group: int, row: np.void) -> None:
-        """Write a row over another one of the same group."""
-        self._leave(group, self._places_of_group(group, self._groups.rows[group]))
-        self.num_bytes += row["num_bytes"].item() - self._groups.rows[group]["num_bytes"].item()
-        self._groups.write(group, row)
-        self._enter(group, self._places_of_group(group, row))
+    def move_groups(self, groups: list[int], rows_N: np.ndarray) -> None:
+        """Write rows over other ones of the same groups."""
+        for part, slots in self._parts_of_groups(groups).items():
+            self.by_born.remove_many(slots, part)
+        self.num_bytes += int(rows_N["num_bytes"].sum() - self._groups.columns["num_bytes"][groups].sum())
+        for group, row in zip(groups, rows_N):
+            self._groups.write(group, row)
+        for part, slots in self._parts_of_groups(groups).items():
+            self.by_born.insert_many(slots, part)
 
     def changed(self) -> Changes:
         """Return the rows changed or freed since the last commit."""
@@ -227,6 +230,14 @@ class Indexes:
             return []
         domain = self._items.columns["domain"].item(row["slot"])
         return [(self.by_born, (domain, row["uses"].item(), row["is_orphan"].item()), row["born"].item())]
+
+    def _parts_of_groups(self, groups: list[int]) -> dict[Any, list[int]]:
+        """Return which of some groups are found in each part of `by_born`."""
+        parts: dict[Any, list[int]] = {}
+        for group in groups:
+            for _, part, _ in self._places_of_group(group, self._groups.rows[group]):
+                parts.setdefault(part, []).append(group)
+        return parts
 
     def _enter(self, slot: int, places: list[Place]) -> None:
         for queue, part, _ in places:

@@ -2,19 +2,21 @@
 
     group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date -> children
 
-A refused group still grades an item that exists: the recall test has happened. Too few valid episodes grade nothing.
+A refused group still grades an item that exists: the recall test has happened. Too few valid episodes grade nothing,
+and a group that is broken (`admission.fault_of`) says nothing at all: its numbers never reach a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl.replay.admission import AdmissionSettings, Nearest, Verdict, admit
+from rllib_srl.replay import codec
+from rllib_srl.replay.admission import AdmissionSettings, Nearest, admit, fault_of
 from rllib_srl.replay.diversity import bonus
 from rllib_srl.replay.eviction import replaced_by
 from rllib_srl.replay.growth import Child, Visited, children
@@ -70,7 +72,9 @@ class Intake:
             )
         self._decode = decode
 
-    def take(self, buffer: SRLReplayBuffer, groups: Sequence[Group], now: int, change: Change) -> list[Visit]:
+    def take(
+        self, buffer: SRLReplayBuffer, groups: Sequence[Group], now: int, change: Change, is_played: bool = True
+    ) -> list[Visit]:
         """Take in groups of different prompts.
 
         Args:
@@ -78,37 +82,49 @@ class Intake:
             groups: that were played.
             now: the training iteration.
             change: of the transaction.
+            is_played: whether it was just now; else they grade items that were never visited, and no others.
         """
-        slots = [buffer.store.slot_of(key_of(group.prompt)) for group in groups]
-        measured = buffer.variety.measure(groups, [-1 if slot is None else slot for slot in slots])
+        faults = [fault_of(group) for group in groups]
+        whole = [group for group, fault in zip(groups, faults, strict=True) if fault is None]
+        slots = [buffer.store.slot_of(key_of(group.prompt)) for group in whole]
+        measured = iter(buffer.variety.measure(whole, [-1 if slot is None else slot for slot in slots]))
         return [
-            self._take(buffer, group, slot, one, now, change)
-            for group, slot, one in zip(groups, slots, measured, strict=True)
+            self._take(buffer, group, next(measured), now, change, is_played)
+            if fault is None
+            else self._refused(buffer, group, fault.value)
+            for group, fault in zip(groups, faults, strict=True)
         ]
 
+    @staticmethod
+    def _refused(buffer: SRLReplayBuffer, group: Group, reason: str, pass_rate: float = 0.0) -> Visit:
+        buffer.counts[f"num_refused_{reason}"] += 1
+        return Visit(group.group_id, group.prompt.key, refused=reason, pass_rate=pass_rate)
+
     def _take(
-        self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, now: int, change: Change
+        self, buffer: SRLReplayBuffer, group: Group, measured: Measured, now: int, change: Change, is_played: bool
     ) -> Visit:
+        slot = buffer.store.slot_of(key_of(group.prompt))  # only now: a child of the group before may have replaced it
         facts = facts_of(group, self._settings.pass_reward)
         pass_rate = facts.num_success / facts.size
-        common: dict[str, Any] = {"group_id": group.group_id, "key": group.prompt.key, "pass_rate": pass_rate}
-        refused, group = self._judge(buffer, group, slot, facts, measured)
+        refused, kept = self._judge(buffer, group, slot, measured, change)
+        if slot is None and (refused or facts.size < self._settings.min_graded):
+            return self._refused(buffer, group, refused or "ungraded", pass_rate)
         if refused:
             buffer.counts[f"num_refused_{refused}"] += 1
-        if slot is None and not refused and facts.size < self._settings.min_graded:
-            buffer.counts["num_refused_ungraded"] += 1
-            return Visit(**common, refused="ungraded")
-        if slot is None and refused:
-            return Visit(**common, refused=refused)
         is_new = slot is None
         if slot is None:
             slot = buffer.store.add_item(key_of(group.prompt), group.prompt, group.prompt.domain, now)
             change.new_slots.add(slot)
-        graded = self._grade(buffer, slot, facts, now, change, self._measure(buffer, slot, measured, change))
+        graded = Graded(0)
+        if is_played or buffer.store.items[slot]["visits"] == 0:
+            graded = self._grade(buffer, slot, facts, now, change, self._measure(buffer, slot, measured, change))
         if not refused:
-            self._store(buffer, slot, group, facts, now, change)
+            kept_facts = facts if kept is group else facts_of(kept, self._settings.pass_reward)
+            self._store(buffer, slot, kept, kept_facts, now, change)
         return Visit(
-            **common,
+            group_id=group.group_id,
+            key=group.prompt.key,
+            pass_rate=pass_rate,
             refused=refused,
             is_new=is_new,
             timing=graded.timing,
@@ -117,36 +133,39 @@ class Intake:
             is_lapse=graded.is_lapse,
             diversity=float(buffer.store.items[slot]["diversity"]),
             bonus_G=self._bonus(measured, group),
-            num_grown=self._grow(buffer, group, now, change) if not refused else 0,
+            num_grown=self._grow(buffer, kept, now, change) if is_played and not refused else 0,
         )
 
     # --- parts -----------------------------------------------------------------------------------
 
     def _judge(
-        self, buffer: SRLReplayBuffer, group: Group, slot: int | None, facts: GroupFacts, measured: Measured
+        self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, change: Change
     ) -> tuple[str, Group]:
         """Return why a group is refused, "" if it is not, and the group as it may be stored."""
         nearest = None
-        if measured.nearest is not None:
+        # A known prompt is no duplicate, however its answers have drifted towards another's.
+        if slot is None and measured.nearest is not None and not buffer.variety.is_gone(measured.nearest[0]):
             other, similarity = measured.nearest
             nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
-        verdict: Verdict = admit(group, self._admission, nearest=nearest, decode=self._decode)
-        buffer.counts["num_masked_tokens"] += verdict.num_masked
-        if not verdict.is_admitted:
-            assert verdict.reason is not None
+        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode)
+        if verdict.reason is not None:
             return verdict.reason.value, group
-        return "duplicate" if slot is not None and self._is_stored(buffer, slot, group, facts) else "", verdict.group
+        buffer.counts["num_masked_tokens"] += verdict.num_masked
+        is_stored = slot is not None and any(
+            np.array_equal(other.token_ids_N, group.token_ids_N)
+            for other in self._lookalikes(buffer, slot, verdict.group, change)
+        )
+        return "duplicate" if is_stored else "", verdict.group
 
-    @staticmethod
-    def _is_stored(buffer: SRLReplayBuffer, slot: int, group: Group, facts: GroupFacts) -> bool:
-        """Say whether one of an item's groups has exactly these tokens; equal numbers come before a look at tokens."""
+    def _lookalikes(self, buffer: SRLReplayBuffer, slot: int, group: Group, change: Change) -> Iterator[Group]:
+        """Yield those of an item's groups whose numbers are this one's; reading them all would cost too much."""
+        facts = facts_of(group, self._settings.pass_reward)
         for at in buffer.store.groups_of(slot):
             row = buffer.store.groups[at]
-            is_alike = (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll))
-            seq = int(row["seq"])
-            if is_alike and np.array_equal(buffer.ledger.payloads.get(seq).token_ids_N, group.token_ids_N):
-                return True
-        return False
+            if (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll)):
+                seq = int(row["seq"])
+                uncommitted = change.payloads.get(seq)
+                yield codec.decode(uncommitted, str(seq)) if uncommitted else buffer.ledger.payloads.get(seq)
 
     @staticmethod
     def _measure(buffer: SRLReplayBuffer, slot: int, measured: Measured, change: Change) -> dict[str, Any]:
@@ -203,6 +222,7 @@ class Intake:
         )
         change.removed_groups += evicted
         buffer.counts["num_groups_replaced"] += len(evicted)
+        buffer.counts["num_orphans_played"] += buffer.orphans.forget_twins(group, facts, buffer.ledger.payloads, change)
 
     def _bonus(self, measured: Measured, group: Group) -> tuple[float, ...]:
         mode = self._settings.diversity_bonus
@@ -229,7 +249,7 @@ class Intake:
         store = buffer.store
         if len(store) >= self._settings.capacity:
             pool = store.any_items(self._settings.candidate_pool, buffer.generators["evict"])
-            at = replaced_by(child.score, store.items[pool]["score"], buffer.generators["evict"])
+            at = replaced_by(child.score, store.items["score"][pool], buffer.generators["evict"])
             if at is None:
                 buffer.counts["num_grown_unfit"] += 1
                 return False

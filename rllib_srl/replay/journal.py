@@ -222,6 +222,11 @@ class Journal:
             answer = self._answers.get(request)
             return None if answer is None else json.loads(answer)
 
+    def answers(self) -> list[tuple[str, Any]]:
+        """Return the name and the answer of the last requests, oldest first."""
+        with self._mutex:
+            return [(name, json.loads(answer)) for name, answer in self._answers.items()]
+
     def read_group(self, seq: int) -> bytes:
         """Return the bytes of a group; the codec checks them.
 

@@ -10,6 +10,7 @@ takes from it the groups that were committed after the checkpoint.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Change:
     """What one transaction adds to the changed rows of the store."""
 
     new_slots: set[int] = field(default_factory=set)
+    removed_slots: set[int] = field(default_factory=set)  # also those that a new item has taken since
     payloads: dict[int, bytes] = field(default_factory=dict)  # group seq -> bytes
     removed_groups: list[int] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> vector
@@ -67,17 +69,22 @@ class Ledger:
         """
         self._directory, self._run, self._max_bytes = directory, run, max_bytes
         self._written: dict[str, Any] = {}  # state as last committed
+        self._scratch: tempfile.TemporaryDirectory | None = None
         if directory is None:
-            self._use(Journal.temporary(ITEM, GROUP))
+            self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_")
+            self._use(self._journal(Path(self._scratch.name) / JOURNAL))
             return
         directory.mkdir(parents=True, exist_ok=True)
-        journal = Journal(directory / JOURNAL, ITEM, GROUP)
+        journal = self._journal(directory / JOURNAL)
         if run and journal.load().state.get("run", run) != run:
             is_empty = journal.position == 0
             journal.close()
             _move(directory / JOURNAL, None if is_empty else directory / EARLIER)
-            journal = Journal(directory / JOURNAL, ITEM, GROUP)
+            journal = self._journal(directory / JOURNAL)
         self._use(journal)
+
+    def _journal(self, path: Path) -> Journal:
+        return Journal(path, ITEM, GROUP, is_durable=self._scratch is None)
 
     def _use(self, journal: Journal) -> None:
         self.journal = journal
@@ -88,6 +95,7 @@ class Ledger:
         """Return what the journal holds."""
         stored = self.journal.load()
         self._written = dict(stored.state)
+        self._run = self._run or stored.state.get("run", "")  # whoever names no run leaves the journal to its own
         return stored
 
     @contextmanager
@@ -130,7 +138,7 @@ class Ledger:
             items={slot: rows[slot] for slot in live},
             prompts={slot: store.prompt_of(slot) for slot in live if slot in change.new_slots},
             vectors={slot: vector for slot, vector in change.vectors.items() if slot in live},
-            removed_slots=[slot for slot in changed.items if rows[slot]["status"] == FREE],
+            removed_slots=sorted(change.removed_slots),
             groups={**groups, **{seq: row for seq, row in change.groups.items() if seq not in gone}},
             payloads={seq: payload for seq, payload in change.payloads.items() if seq not in gone},
             removed_groups=sorted(gone),
@@ -147,19 +155,26 @@ class Ledger:
             JournalError: the snapshot cannot be read; nothing has changed.
         """
         path = self.journal.path
-        is_unused = self._directory is not None and self.journal.position == self._start == 0
+        earlier = path.parent / EARLIER
+        is_earlier_restored = self.journal.position == self._start == 0 and earlier.exists()
         self.journal.close()
         try:
-            if is_unused and (path.parent / EARLIER).exists():
-                _move(path.parent / EARLIER, path)
+            if is_earlier_restored:
+                _move(earlier, path)
             restored = restore(snapshot, path)
+        except BaseException:
+            if is_earlier_restored:
+                _move(path, earlier)
+            raise
         finally:
-            self._use(Journal(path, ITEM, GROUP))
+            self._use(self._journal(path))
         return restored
 
     def close(self) -> None:
         """Close the journal."""
         self.journal.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
 
 def _move(path: Path, target: Path | None) -> None:

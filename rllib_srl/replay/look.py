@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
     *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
-    *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over"),
+    *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over", "num_orphans_played"),
 )
 
 
@@ -69,11 +70,23 @@ def _calibration(buffer: SRLReplayBuffer) -> dict[str, float]:
     }
 
 
+def merged(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the gauges of several shards as those of one memory: sums, but means and ratios averaged."""
+    total: dict[str, float] = {}
+    for name in answers[0]:
+        values_S = np.array([answer[name] for answer in answers], float)
+        is_mean = name.endswith(("_mean", "_median", "_ratio", "_loss", "_factor"))
+        known_S = values_S[~np.isnan(values_S)] if is_mean else values_S  # a shard without predictions has no mean
+        total[name] = float(known_S.mean() if is_mean else known_S.sum()) if len(known_S) else NAN
+    return total
+
+
 def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any]:
     """Return what a draw of this item rests on: lateness, predicted recall, lapses, diversity."""
     row = buffer.store.items[slot]
     recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
     return {
+        "key": f"{int(row['key']):016x}",  # what is played may be another prompt: part of the item's history
         "now": now,
         "due": round(float(row["due"]), 3),
         "late": round(now - float(row["due"]), 3),

@@ -33,6 +33,7 @@ from rllib_srl.replay.records import (
     faults_of_items,
     filled,
     pack_item,
+    rows_at,
     unpack_item,
 )
 from rllib_srl.replay.tables import Table
@@ -238,8 +239,7 @@ class MemoryStore:
     def update_groups(self, groups: Sequence[int] | np.ndarray, **fields: Any) -> None:
         """Set fields of several groups at once; as `update_many`."""
         listed, rows_N = self._updated(self._groups, groups, fields)
-        for group, row in zip(listed, rows_N):
-            self._index.move_group(group, row)
+        self._index.move_groups(listed, rows_N)
 
     # Draws
 
@@ -390,7 +390,7 @@ class MemoryStore:
         if faults := faults_of_fields(fields, table.rows.dtype):
             raise ValueError("; ".join(faults))
         listed = table.check_live(slots)
-        return listed, filled(table.rows[listed], fields)
+        return listed, filled(rows_at(table.rows, listed), fields)
 
     def _count_groups(self, slot: int) -> None:
         self._items.touch(slot)

@@ -3,7 +3,8 @@
     put ─> memory (bytes, at most max_bytes) ──used longest ago──> forgotten here, still in the journal
     get <─ memory <──────────────────────────── read back ─────────────────────┘
 
-Bytes and not Groups are kept: their number is exact, and a decoded group is views of them.
+Bytes and not Groups are kept: their number is exact, and a decoded group is views of them (and a mask of a byte a
+token), so one that was drawn stays decoded for its next use.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Payloads:
         self._journal = journal
         self._max_bytes = max_bytes
         self._kept: OrderedDict[int, bytes] = OrderedDict()  # used longest ago first
+        self._decoded: dict[int, Group] = {}  # of those in memory, the ones that were asked for
         self.num_bytes = 0  # in memory
         self.num_spilled = 0  # times that a group left memory for want of room
         self.num_read_back = 0  # times that a group came back from the journal
@@ -60,7 +62,13 @@ class Payloads:
             JournalError: the journal has no such group or cannot be read.
             ValueError: the stored bytes are damaged.
         """
-        return decode(self.read(seq), str(seq))
+        payload = self.read(seq)
+        group = self._decoded.get(seq)
+        if group is None:
+            group = decode(payload, str(seq))
+            if seq in self._kept:
+                self._decoded[seq] = group
+        return group
 
     def read(self, seq: int) -> bytes:
         """Return the bytes of a group, as `get` does."""
@@ -77,10 +85,12 @@ class Payloads:
         """Drop groups from memory that are gone; those not in memory are none of its business."""
         for seq in seqs:
             payload = self._kept.pop(seq, None)
+            self._decoded.pop(seq, None)
             self.num_bytes -= len(payload) if payload is not None else 0
 
     def _spill(self) -> None:
         while self.num_bytes > self._max_bytes:
-            _, payload = self._kept.popitem(last=False)
+            seq, payload = self._kept.popitem(last=False)
+            self._decoded.pop(seq, None)
             self.num_bytes -= len(payload)
             self.num_spilled += 1

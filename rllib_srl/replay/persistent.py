@@ -17,7 +17,7 @@ import numpy as np
 
 from rllib_srl.replay.draws import Draws
 from rllib_srl.replay.intake import Intake
-from rllib_srl.replay.journal import Commit, Stored
+from rllib_srl.replay.journal import Stored
 from rllib_srl.replay.ledger import Change, Ledger
 from rllib_srl.replay.memory import MemoryStore
 from rllib_srl.replay.orphans import Orphans
@@ -28,7 +28,7 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.variety import Variety
 
 OVERFLOW = 256  # items above capacity that the table holds until the end of a call, so that newcomers may go as well
-STREAMS = ("revisit", "reuse", "grow", "evict")
+STREAMS = ("revisit", "reuse", "orphan", "grow", "evict")
 
 
 class PersistentBuffer:
@@ -71,18 +71,24 @@ class PersistentBuffer:
         if not self.settings.is_on:
             raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
         self._seed, self._model_dir, self._temperature = seed, model_dir, temperature
+        self._settings_dict = self.settings.as_dict()
         self.intake = Intake(self.settings, model_dir, decode, max_prompt_tokens)
         self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
-        self._load(self.ledger.stored())
+        try:
+            self._load(self.ledger.stored())
+        except BaseException:
+            self.ledger.close()
+            raise
 
     def _load(self, stored: Stored) -> None:
         settings = self.settings
+        self._seed = stored.state.get("seed", self._seed)  # a restored run goes on with its own
         items = zip(stored.slots.tolist(), stored.items, stored.prompts, strict=True)
         own = [at for at, seq in enumerate(stored.seqs.tolist()) if seq not in stored.orphans]
         self.store = (
             MemoryStore.load(
-                settings.capacity + OVERFLOW,
-                settings.groups_per_item,
+                max(settings.capacity, len(stored.slots)) + OVERFLOW,
+                int(stored.items["num_groups"].max(initial=settings.groups_per_item)),
                 Header.from_json(stored.state["store"]),
                 {slot: pack_item(row, prompt) for slot, row, prompt in items},
                 {at: stored.groups[index].tobytes() for at, index in enumerate(own)},
@@ -96,7 +102,7 @@ class PersistentBuffer:
         self.orphans = Orphans(settings, stored)
         self.variety = Variety(settings, self._model_dir, self._seed)
         self.variety.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
-        newest = self.ledger.journal.reviews()[-RECENT:]
+        newest = self.ledger.journal.reviews(last=RECENT)
         self.reviews = Reviews(settings.iterations_per_day, self._temperature, newest)
         self.generators = {
             name: np.random.default_rng(np.random.SeedSequence([self._seed, sum(name.encode())])) for name in STREAMS
@@ -120,8 +126,7 @@ class PersistentBuffer:
             yield change
         self.orphans.commit()
         self.reviews.commit(change)
-        if self.variety.commit():  # the index was fitted anew; that happens seldom, and a copy must have it
-            self.ledger.journal.commit(Commit(state={"fitted": self.variety.fitted()}))
+        self.variety.commit()
 
     def _undo(self, before: dict[str, Any]) -> None:
         self.orphans.rollback()
@@ -138,6 +143,8 @@ class PersistentBuffer:
             "draws": self.draws.get_state(),
             "drawn": dict(self.drawn),
             "slots": self.recall.slots,
+            "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
+            "seed": self._seed,
             **self.variety.get_state(),
         }
 
@@ -166,7 +173,6 @@ class PersistentBuffer:
 
         Raises:
             JournalError: the snapshot cannot be read; nothing has changed.
-            ValueError: it does not fit these settings.
         """
         restored = self.ledger.restore(path)
         self._load(self.ledger.stored())
@@ -206,7 +212,8 @@ class PersistentBuffer:
             raise ValueError("; ".join(faults))
 
     def _faults_of_journal(self) -> Iterator[str]:
-        stored = self.ledger.journal.load()
+        journal = self.ledger.journal
+        stored = journal.load()
         slots_N = self.store.slots()
         if stored.slots.tolist() != slots_N.tolist() or stored.items.tobytes() != self.store.items[slots_N].tobytes():
             yield "the journal has exactly the items of the table"
@@ -215,3 +222,11 @@ class PersistentBuffer:
         rows |= {seq: row.tobytes() for seq, row in self.orphans.rows.items()}
         if {int(seq): row.tobytes() for seq, row in zip(stored.seqs, stored.groups, strict=True)} != rows:
             yield "the journal has exactly the groups of the table and the orphans"
+        if missing := [seq for seq in rows if not journal.has_group(seq)]:
+            yield f"every group can be read: not so for {missing[:5]}"
+        if [slot for slot, _ in journal.vectors()] != slots_N[self.store.items[slots_N]["has_vector"]].tolist():
+            yield "the journal has exactly the vectors of the items with has_vector"
+        # A fit of the index goes with the commit after the one that had it fitted, settings with the next one.
+        kept = {name: value for name, value in self._state().items() if name not in ("fitted", "settings")}
+        if journal.position and (wrong := [name for name, value in kept.items() if stored.state.get(name) != value]):
+            yield f"the journal has the state of memory: not so for {wrong}"

@@ -9,7 +9,7 @@ A new item waits outside the schedule until expected reviews fit the revisit slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from rllib_srl.replay.diversity import interval_factor
 from rllib_srl.replay.grading import GRADES, PRIOR, Evidence, posterior
 from rllib_srl.replay.load import LoadControl
 from rllib_srl.replay.memory import MemoryStore
-from rllib_srl.replay.records import LEECH, SCHEDULED, filled
+from rllib_srl.replay.records import LEECH, SCHEDULED, filled, rows_at
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.spacing import SpacingState, make_spacing
 from rllib_srl.replay.spacing.srl1 import SRL1, source_diversity
@@ -52,7 +52,7 @@ class Recall:
 
     def retrievability(self, slots_N: np.ndarray, now: int) -> np.ndarray:
         """Return the recall the rule expects of items now, in [0, 1]; 0 for items never reviewed."""
-        rows_N = self._store.items[slots_N]
+        rows_N = rows_at(self._store.items, slots_N)
         elapsed_N = (now - rows_N["last_review"]) / self._settings.iterations_per_day
         return self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
 
@@ -96,7 +96,7 @@ class Recall:
             is_trained: whether the visit is trained on, and not only tested.
             fields: of the item that change with it.
         """
-        row_1 = self._store.items[[slot]]
+        row_1 = rows_at(self._store.items, [slot])
         row, state = row_1[0], SpacingState.of(row_1)
         elapsed = now - int(row["last_review"])
         is_first = row["reps"] == 0
@@ -117,14 +117,14 @@ class Recall:
         """Write fields of an item, and the status, due date and load that follow from them."""
         settings = self._settings
         self._leave_load(slot)
-        row_1 = filled(self._store.items[[slot]], fields)
+        row_1 = filled(rows_at(self._store.items, [slot]), fields)
         interval_1, row = self._intervals(row_1), row_1[0]
         is_leech = 0 < settings.leech_failures <= -int(row["streak"])
         status = LEECH if is_leech else SCHEDULED if row["status"] == LEECH else int(row["status"])
+        if status == SCHEDULED:
+            self.load.add(interval_1)  # its own reviews are among those that have to fit
         wait = float(settings.leech_interval) if is_leech else float(interval_1[0]) * self.load.stretch(self.slots)
         self._store.update(slot, **fields, status=status, due=float(row["last_review"]) + wait)
-        if status == SCHEDULED:
-            self.load.add(interval_1)
 
     def forget(self, slots: Iterable[int]) -> None:
         """Take items that will be evicted out of the load."""
@@ -133,26 +133,31 @@ class Recall:
 
     def _leave_load(self, slot: int) -> None:
         if self._store.items[slot]["status"] == SCHEDULED:
-            self.load.remove(self._intervals(self._store.items[[slot]]))
+            self.load.remove(self._intervals(rows_at(self._store.items, [slot])))
 
     # --- the schedule ----------------------------------------------------------------------------
 
-    def admit(self, now: int, at_least: int = 0) -> int:
+    def admit(self, now: int, domains: Collection[int] | None = None, at_least: int = 0) -> int:
         """Take waiting items into the schedule while their expected reviews fit; return how many.
 
         Args:
             now: the training iteration.
-            at_least: items that enter whether they fit or not, because a batch must be full.
+            domains: by number, the only ones that are revisited; None: all.
+            at_least: items that have rested and enter whether they fit or not, because a batch must be full.
         """
-        waiting = self._store.waiting(self._settings.candidate_pool)
+        waiting = self._store.waiting(self._settings.candidate_pool, domains)
         if not len(waiting):
             return 0
-        rows_N = self._store.items[waiting]
+        rows_N = rows_at(self._store.items, waiting)
         mean_N = rows_N["alpha"] / (rows_N["alpha"] + rows_N["beta"])
-        worth_N = mean_N * (1 - mean_N) * (1 + self._settings.diversity_coeff * rows_N["diversity"])
-        ordered = waiting[np.lexsort((rows_N["seq"], -worth_N))]
-        interval_N = self._intervals(self._store.items[ordered])
-        num = max(self.load.admit(interval_N, self.slots), min(at_least, len(ordered)))
+        coeff = self._settings.diversity_coeff if "draw" in self._settings.diversity_on else 0.0
+        worth_N = mean_N * (1 - mean_N) * (1 + coeff * rows_N["diversity"])
+        is_tired_N = rows_N["last_review"] + self._settings.min_recall_interval > now
+        # Forced in for this very draw, an item that has not rested would only leave its slot empty.
+        order = np.lexsort((rows_N["seq"], -worth_N, is_tired_N & (at_least > 0)))
+        ordered, num_rested = waiting[order], int((~is_tired_N).sum())
+        interval_N = self._intervals(rows_N)[order]
+        num = min(at_least, num_rested) if at_least else self.load.admit(interval_N, self.slots)
         for slot, interval in zip(ordered[:num].tolist(), interval_N.tolist()):
             wait = interval * self.load.stretch(self.slots)
             due = max(float(now), float(self._store.items[slot]["last_review"]) + wait)
@@ -163,7 +168,7 @@ class Recall:
     def rebuild(self) -> None:
         """Sum the load up afresh, after rows were loaded."""
         self.load = LoadControl(self._settings.load_control)
-        self.load.add(self._intervals(self._store.items[self._scheduled()]))
+        self.load.add(self._intervals(rows_at(self._store.items, self._scheduled())))
 
     def check(self) -> None:
         """Compare the load with the table.
@@ -171,11 +176,11 @@ class Recall:
         Raises:
             ValueError: they differ.
         """
-        self.load.check(self._intervals(self._store.items[self._scheduled()]))
+        self.load.check(self._intervals(rows_at(self._store.items, self._scheduled())))
 
     def _scheduled(self) -> np.ndarray:
         slots_N = self._store.slots()
-        return slots_N[self._store.items[slots_N]["status"] == SCHEDULED]
+        return slots_N[self._store.items["status"][slots_N] == SCHEDULED]
 
     def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
         """Return effective intervals before stretching, in iterations."""
@@ -195,7 +200,7 @@ class Recall:
         if not (isinstance(self.rule, SRL1) and self.rule.faithful):
             return None
         slots_N = self._store.slots()
-        rows_N = self._store.items[slots_N]
+        rows_N = rows_at(self._store.items, slots_N)
         rows_N[slots_N == slot] = filled(rows_N[slots_N == slot], fields)
         diversity_N = source_diversity(rows_N["variance"], rows_N["centroid"])
         return diversity_N[slots_N == slot]

@@ -56,7 +56,7 @@ class ReplaySettings:
     selection: str = _setting("srl", "a key of `selection.SELECTIONS`: which items are revisited")
     reuse_selection: str = _setting("srl", "a key of `selection.SELECTIONS`: which groups are reused")
     selection_config: Mapping[str, Any] = _setting({}, "parameters of both selection rules, by name")
-    candidate_pool: int = _setting(16_384, "items or groups a rule chooses among; it is exact up to that many")
+    candidate_pool: int = _setting(4096, "items or groups a rule chooses among; it is exact up to that many")
     domains: Any = _setting("all", '"all", "last" (the one before the newest), a list, or "module:predicate"')
     domain_quotas: Any = _setting(None, 'share of draws by domain: None, "equal" or domain -> weight')
     leech_failures: int = _setting(8, "failed visits in a row that make an item a leech; 0 knows no leeches")
@@ -106,6 +106,17 @@ class ReplaySettings:
             raise ValueError("ReplaySettings has faults:\n  " + "\n  ".join(faults))
         return self
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return every setting in JSON types; a function by its import path."""
+        return {name: _plain(getattr(self, name)) for name in TABLE}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
+        """Return the settings whose `as_dict` this is, not checked; names of another version are left out."""
+        is_tuple = {name for name, (default, _) in TABLE.items() if isinstance(default, tuple)}
+        known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items() if n in TABLE}
+        return cls(**known)
+
 
 TABLE = {
     field.name: (getattr(ReplaySettings(), field.name), field.metadata["meaning"])
@@ -125,7 +136,7 @@ _AT_LEAST = {
     "max_age": 1,
     "max_uses": 1,
     "neighbours": 1,
-    "exact_neighbours": 1,
+    "exact_neighbours": 256,
     "growth_depth": 1,
     "num_shards": 1,
 }
@@ -223,6 +234,11 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
     if settings.embedding == "policy" and "episodic" in settings.diversity_parts:
         yield "diversity_parts has 'episodic' with embedding = 'policy'; expected 'ngram' or 'sentence'"
+    if settings.embedding == "policy" and settings.near_duplicate is not None:
+        yield (
+            f"near_duplicate = {settings.near_duplicate!r} with embedding = 'policy'; expected another embedding: "
+            "hidden states are known after the update, duplicates are refused before it"
+        )
     if settings.embedding == "policy" and settings.diversity_bonus is not None:
         yield (
             f"diversity_bonus = {settings.diversity_bonus!r} with embedding = 'policy'; expected another embedding: "
@@ -253,6 +269,18 @@ def domain_filter(domains: Any) -> Any:
     if callable(domains):
         return domains
     raise ValueError(f"domains = {domains!r}; expected 'all', 'last', a list of names or 'module:function'")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _are_weights(value: Any) -> bool:

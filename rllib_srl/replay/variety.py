@@ -73,6 +73,7 @@ class Variety:
         self._neighbours: Neighbours | None = None
         self._set: dict[int, np.ndarray] = {}
         self._removed: set[int] = set()
+        self._fitted: Mapping[str, Any] | None = None  # what the index is fitted to, as JSON types
         self._fitted_at: tuple[int, int] | None = None
 
     @property
@@ -163,8 +164,12 @@ class Variety:
         self._set.pop(slot, None)
         self._removed.add(slot)
 
-    def commit(self) -> bool:
-        """Bring the index up to date; say whether that fitted it anew."""
+    def is_gone(self, slot: int) -> bool:
+        """Say whether the item that `measure` found at a slot has been removed since the last commit."""
+        return slot in self._removed
+
+    def commit(self) -> None:
+        """Bring the index up to date; what it is fitted to anew is in the state of the next commit."""
         index = self._neighbours
         if index is not None and self._removed:
             index.remove([slot for slot in sorted(self._removed) if index.has(slot)])
@@ -172,39 +177,45 @@ class Variety:
             slots = sorted(self._set)
             self._index(len(self._set[slots[0]])).set(slots, np.stack([self._set[slot] for slot in slots]))
         self.rollback()
-        before, self._fitted_at = self._fitted_at, None if self._neighbours is None else self._neighbours.fitted_at
-        return self._fitted_at != before
+        self._keep_fit()
 
     def rollback(self) -> None:
         """Forget what was asked for since the last commit."""
         self._set, self._removed = {}, set()
 
     def load(self, vectors: Iterable[tuple[int, np.ndarray]], fitted: Mapping[str, Any] | None) -> None:
-        """Take all vectors of a journal, and what the index had been fitted to."""
+        """Take all vectors of a journal, and what the index had been fitted to at the last commit but one.
+
+        If the last commit brought the vectors that had it fitted anew, they are all here, and so it is fitted again.
+        """
         pairs = list(vectors)
-        if not pairs:
-            return
-        slots, block = [slot for slot, _ in pairs], np.stack([vector for _, vector in pairs])
-        index = self._index(block.shape[1])
-        if fitted is None:
-            index.set(slots, block)
-        else:
+        slots = [slot for slot, _ in pairs]
+        if fitted is not None:
+            block = np.stack([vector for _, vector in pairs]) if pairs else np.empty((0, fitted["dim"]), np.float32)
+            self._fitted, index = fitted, self._index(block.shape[1])
             index.load_state(unpacked(fitted), slots, block)
-        self._fitted_at = index.fitted_at
+            self._fitted_at = index.fitted_at
+            index.set([], block[:0])
+        elif pairs:
+            block = np.stack([vector for _, vector in pairs])
+            self._index(block.shape[1]).set(slots, block)
+        self._keep_fit()
+
+    def _keep_fit(self) -> None:
+        index = self._neighbours
+        if index is not None and index.fitted_at != (self._fitted_at or (0, 0)):
+            self._fitted, self._fitted_at = packed(index.save_state()), index.fitted_at
 
     def get_state(self) -> dict[str, Any]:
         """Return what later measures depend on, the vectors aside, as JSON types."""
         return {
             "embedder": self._embedder.get_state(),
             "calibrators": {name: calibrator.get_state() for name, calibrator in self._calibrators.items()},
+            "fitted": self._fitted,  # made once a fit, for it may be large
         }
 
-    def fitted(self) -> dict[str, Any] | None:
-        """Return what the index was fitted to, as JSON types; it changes seldom and may be large."""
-        return None if self._neighbours is None else packed(self._neighbours.save_state())
-
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `get_state` was called; a part that was not asked for then starts afresh."""
+        """Continue where `get_state` was called, the index aside; a part that was not asked for then starts afresh."""
         self._embedder.set_state(state["embedder"])
         for name, calibrator in self._calibrators.items():
             if name in state["calibrators"]:

@@ -43,16 +43,18 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         pass_reward: reward from which an episode counts as recalled.
     """
     rewards_G = group.rewards_G.astype(np.float64)
-    # As `advantages.has_signal` judges: rounding errors of equal rewards are no variance.
-    variance = float(rewards_G.var()) if np.ptp(rewards_G) > 1e-8 else 0.0
-    deviation = rewards_G.std(ddof=1) if group.size > 1 else 0.0
-    num_loss_tokens = int(group.loss_mask_N.sum())
+    reward = float(rewards_G.sum() / group.size)
+    centred_G = rewards_G - reward
+    squares = float(centred_G @ centred_G)
+    deviation = math.sqrt(squares / (group.size - 1)) if group.size > 1 else 0.0
+    num_loss_tokens = int(np.count_nonzero(group.loss_mask_N))
     return GroupFacts(
         size=group.size,
-        num_success=int((rewards_G >= pass_reward).sum()),
-        reward=float(rewards_G.mean()),
-        variance=variance,
-        abs_advantage=float(np.abs(rewards_G - rewards_G.mean()).mean() / (deviation + EPSILON)),
+        num_success=int(np.count_nonzero(rewards_G >= pass_reward)),
+        reward=reward,
+        # As `advantages.has_signal` judges: rounding errors of equal rewards are no variance.
+        variance=squares / group.size if np.ptp(rewards_G) > 1e-8 else 0.0,
+        abs_advantage=float(np.abs(centred_G).sum() / group.size / (deviation + EPSILON)),
         nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
         num_tokens=len(group.token_ids_N),
         num_loss_tokens=num_loss_tokens,

@@ -1,0 +1,241 @@
+"""What a journal says of one item, in words: what it is, why it was drawn, why it was not.
+
+find(readings, "4b9d") -> Found -> described   name and value, with units
+                                -> why         "drawn for iteration 12: due 3 iterations ago, ..."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.diversity import interval_factor
+from rllib_srl.replay.readings import Reading
+from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING
+from rllib_srl.types import Prompt
+
+GRADE_NAMES = ("", "Again", "Hard", "Good", "Easy")
+STATUS_NAMES = {WAITING: "waiting", SCHEDULED: "scheduled", LEECH: "leech"}
+MOST_NAMED = 5  # candidates that an error spells out
+
+
+@dataclass(frozen=True)
+class Found:
+    """One item of one reading. Invariant: `row` and `prompt` are those at position `at`."""
+
+    reading: Reading
+    at: int
+
+    @property
+    def row(self) -> np.void:
+        """Return the item's record."""
+        return self.reading.stored.items[self.at]
+
+    @property
+    def prompt(self) -> Prompt:
+        """Return what is played."""
+        return self.reading.stored.prompts[self.at]
+
+    @property
+    def slot(self) -> int:
+        """Return its place in the store's table."""
+        return int(self.reading.stored.slots[self.at])
+
+    @property
+    def key(self) -> str:
+        """Return the key of its prompt, 16 hex digits."""
+        return f"{int(self.row['key']):016x}"
+
+    @property
+    def recall(self) -> float:
+        """Return the recall expected now; nan if it was never reviewed."""
+        return float(self.reading.recall[self.at])
+
+    def reviews(self) -> np.ndarray:
+        """Return the item's reviews, oldest first."""
+        return self.reading.reviews[self.reading.reviews["key"] == self.row["key"]]
+
+
+def all_items(readings: Sequence[Reading]) -> list[Found]:
+    """Return every item of every shard."""
+    return [Found(reading, at) for reading in readings for at in range(len(reading.stored.items))]
+
+
+def find(readings: Sequence[Reading], name: str) -> Found:
+    """Return the item with a prompt id, or else the one whose key begins so.
+
+    Raises:
+        ValueError: none or several have it; candidates are named.
+    """
+    items = all_items(readings)
+    found = [item for item in items if item.prompt.prompt_id == name]
+    found = found or [item for item in items if item.key.startswith(name.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        named = ", ".join(f"{item.key} ({item.prompt.env_id} [{item.prompt.prompt_id}])" for item in found[:MOST_NAMED])
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        raise ValueError(f"{name!r} is {len(found)} items: {named}{more}; expected more digits of a key")
+    times = [int(row["now"]) for one in readings for row in one.reviews if f"{int(row['key']):016x}".startswith(name)]
+    gone = f"; one was evicted, reviewed {len(times)} times, last in iteration {max(times)}" if times else ""
+    raise ValueError(f"none of {len(items)} items has the prompt id or key {name!r}{gone}; expected one that ls shows")
+
+
+# --- why ------------------------------------------------------------------------------------------
+
+
+def why(item: Found, limit: int) -> list[str]:
+    """Return why the item was drawn the last `limit` times, oldest first, and what holds for the next draw."""
+    drawn = list(_draws(item))
+    lines = [f"{len(drawn) - limit} earlier draws left out"] if len(drawn) > limit else []
+    return [*lines, *drawn[-limit:], next_draw(item)]
+
+
+def _draws(item: Found) -> Iterator[str]:
+    """Yield a line for each draw that the journal still has the answer to."""
+    rule = item.reading.settings.selection
+    groups = item.reading.stored.groups[item.reading.groups_at(item.slot)]
+    seqs = set(groups["seq"].tolist())
+    for name, answer in item.reading.answers:
+        iteration, _, method = name.partition(".")
+        if method.startswith("due"):
+            for drawn in answer:
+                facts = drawn["why"]
+                if facts["key"] == item.key:
+                    yield f"drawn for iteration {iteration}: {facts_in_words(facts)}, rule {rule}"
+        elif method.startswith("sample"):
+            for seq in seqs.intersection(answer):
+                born = int(groups["born"][groups["seq"] == seq][0])
+                yield f"reused in iteration {iteration}: its group of iteration {born} was trained on again"
+
+
+def facts_in_words(facts: Mapping[str, Any]) -> str:
+    """Return what `look.facts_of_item` wrote down at a draw, as part of a sentence."""
+    recall = facts["recall"]
+    parts = [
+        *(["a leech, tested again"] if facts["is_leech"] else []),
+        lateness(facts["late"]) + (" (drawn early)" if facts["late"] < 0 else ""),
+        "never reviewed" if recall is None else f"predicted recall {recall:.2f}",
+        f"lapses {facts['lapses']}",
+        f"novelty {facts['novelty']:.2f} (diversity {facts['diversity']:.2f})",
+    ]
+    return ", ".join(parts)
+
+
+def next_draw(item: Found) -> str:
+    """Return what the next iteration's draw will find: due among others, or what keeps the item from being drawn."""
+    row, settings, now = item.row, item.reading.settings, item.reading.now
+    coming, recall = now + 1, item.recall
+    rests = int(row["last_review"]) + settings.min_recall_interval
+    expected = "" if np.isnan(recall) else f", predicted recall {recall:.2f} now"
+    if row["status"] == WAITING:
+        return f"not drawn for iteration {coming}: {_why_waiting(item.reading)}"
+    if row["status"] == LEECH and row["due"] > coming:
+        return (
+            f"not drawn for iteration {coming}: a leech, failed {-int(row['streak'])} times in a row; tested again "
+            f"from iteration {_figure(row['due'])}, leeches taking at most {settings.leech_share:.0%} of revisits"
+        )
+    if row["due"] > coming:
+        kept = f"; rests until iteration {rests} (min_recall_interval)" if rests > coming else ""
+        early = "; before that only if too few items are due" if settings.selection == "srl" and not kept else ""
+        until = f"{_figure(row['due'])} ({lateness(now - float(row['due'])).removeprefix('due ')})"
+        return f"not drawn for iteration {coming}: not due until iteration {until}{expected}{kept}{early}"
+    rows = item.reading.stored.items
+    others = int(((rows["due"] <= coming) & (rows["status"] != WAITING)).sum()) - 1
+    late = lateness(now - float(row["due"]))
+    return (
+        f"may be drawn for iteration {coming}: {late}{expected}; {others} other items are due for "
+        f"{_slots(item.reading)} slots an iteration, rule {settings.selection}"
+    )
+
+
+def _why_waiting(reading: Reading) -> str:
+    settings, rows = reading.settings, reading.stored.items
+    if not reading.stored.state.get("slots"):
+        return f"it waits, as all do: nothing is revisited below min_buffer_size = {settings.min_buffer_size} items"
+    load = load_of(reading)
+    waiting, scheduled = (int((rows["status"] == status).sum()) for status in (WAITING, SCHEDULED))
+    return (
+        f"it waits outside the schedule with {waiting - 1} others: reviews of the {scheduled} scheduled items take "
+        f"{load:.2f} of {_slots(reading)} slots an iteration; where there is room, the most learnable and diverse enter"
+    )
+
+
+def load_of(reading: Reading) -> float:
+    """Return the expected reviews an iteration of the scheduled items, as `load.LoadControl` sums them."""
+    settings, rows = reading.settings, reading.stored.items[reading.stored.items["status"] == SCHEDULED]
+    interval_N = rows["interval"] * settings.iterations_per_day
+    if "interval" in settings.diversity_on:
+        interval_N = interval_N * interval_factor(rows["diversity"], settings.diversity_coeff)
+    return float((1 / np.maximum(max(1.0, settings.min_recall_interval), interval_N)).sum())
+
+
+def _slots(reading: Reading) -> str:
+    return f"{float(reading.stored.state.get('slots', 0.0)):g}"
+
+
+# --- what it is -----------------------------------------------------------------------------------
+
+
+def described(item: Found) -> Iterator[tuple[str, str]]:
+    """Yield name and value of what is known of an item, in words and with units."""
+    row, reading, now = item.row, item.reading, item.reading.now
+    prompt = item.prompt
+    yield "item", item.key
+    yield "prompt", f"{prompt.env_id} [{prompt.prompt_id}]" + (f", step {prompt.step}" if prompt.step else "")
+    for number, turn in enumerate(prompt.history, 1):
+        yield f"history, turn {number}", repr(turn)
+    yield "domain", prompt.domain
+    status = STATUS_NAMES[int(row["status"])]
+    if row["status"] != WAITING:
+        status += f", due at iteration {_figure(row['due'])} ({lateness(now - float(row['due'])).removeprefix('due ')})"
+    yield "status", status
+    if row["reps"]:
+        asked = f"the rule asks for {reading.settings.desired_retention:g}"
+        yield "recall", f"{item.recall:.2f} expected now, iteration {now}; {asked}"
+        iterations = counted(row["interval"] * reading.settings.iterations_per_day, "iteration")
+        yield "base interval", f"{iterations}, before diversity shortens it"
+        stability = f"stability {counted(row['stability'], 'day')}, difficulty {_figure(row['difficulty'])}"
+        yield "memory state", f"{stability} ({counted(reading.settings.iterations_per_day, 'iteration')} a day)"
+        mean = row["alpha"] / (row["alpha"] + row["beta"])
+        yield "pass rate, posterior", f"Beta({_figure(row['alpha'])}, {_figure(row['beta'])}), mean {mean:.2f}"
+    yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}, {_streak(int(row['streak']))}"
+    if row["visits"]:
+        yield "last visit", _last_visit(row)
+    yield "visits", f"{row['visits']}, {row['trained_tokens']} tokens trained, first met in iteration {row['created']}"
+    measured = ("novelty", "centroid", "rarity", "spread")
+    parts = ", ".join(f"{name} {float(row[name]):.2f}" for name in ("variance", *measured))
+    yield "diversity", f"{float(row['diversity']):.2f} among the items ({parts})"
+    yield "journal", str(reading.path)
+
+
+def _last_visit(row: np.void) -> str:
+    recalled = f"{row['num_success']} of {row['group_size']} episodes recalled"
+    return (
+        f"iteration {row['last_review']}, version {row['version']}: {recalled}, mean reward {float(row['reward']):.2f}"
+    )
+
+
+def _streak(streak: int) -> str:
+    return f"failed the last {-streak}" if streak < 0 else f"recalled the last {streak}"
+
+
+def lateness(late: float) -> str:
+    """Return "due 3 iterations ago", "due now" or "due in 2 iterations"; within an iteration is now."""
+    if 0 <= late < 1:
+        return "due now"
+    return f"due {counted(late, 'iteration')} ago" if late > 0 else f"due in {counted(-late, 'iteration')}"
+
+
+def counted(number: float, unit: str) -> str:
+    """Return "1 iteration" or "2.5 iterations"."""
+    figure = _figure(number)
+    return f"{figure} {unit}" if figure == "1" else f"{figure} {unit}s"
+
+
+def _figure(value: float) -> str:
+    """Return a number with one decimal below 100, none above, and no empty ones."""
+    return f"{float(value):.1f}".removesuffix(".0") if abs(value) < 100 else f"{float(value):.0f}"

@@ -1,0 +1,158 @@
+"""Small valid groups, buffers for them, a world that plays itself, and all that a buffer is, to compare two of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import Group, Prompt, StopReason
+
+
+def a_prompt(index: int | str, domain: str = "sums", history: tuple[str, ...] = (), step: str = "") -> Prompt:
+    """Return a prompt."""
+    return Prompt("world", f"p{index}", domain, history, step)
+
+
+def a_group(
+    prompt: Prompt | int | str,
+    now: int = 1,
+    place: int = 0,
+    rewards: Sequence[float] = (1.0, 0.0, 1.0, 0.0),
+    num_turns: int = 1,
+    salt: int = 0,
+    **fields: Any,
+) -> Group:
+    """Return a group of a prompt; tokens depend on prompt, iteration and `salt` alone.
+
+    Args:
+        prompt: or the index of one.
+        now: iteration it is played in.
+        place: in the iteration.
+        rewards: one an episode.
+        num_turns: of each episode, each of five policy-written tokens after a reply of two.
+        salt: for other tokens of the same prompt and iteration.
+        fields: of `Group`, in place of what is made here.
+    """
+    prompt = prompt if isinstance(prompt, Prompt) else a_prompt(prompt)
+    task = np.random.default_rng(zlib.crc32(prompt.key.encode()))
+    words = task.integers(10, 60, 12)  # an answer is made of its prompt's words, so that prompts differ
+    generator = np.random.default_rng([zlib.crc32(prompt.key.encode()), now, salt])
+    ids, masks = [], []
+    for _ in rewards:
+        pieces, mask = [words[:3]], [False] * 3
+        for _ in range(num_turns):
+            pieces += [generator.integers(0, 4, 2), generator.choice(words, 5)]
+            mask += [False] * 2 + [True] * 5
+        ids.append(np.concatenate(pieces))
+        masks.append(np.array(mask))
+    mask_N = np.concatenate(masks)
+    turns = [[f"{now}.{salt}.{g}.{t}" for t in range(num_turns)] for g in range(len(rewards))]
+    values: dict[str, Any] = {
+        "group_id": f"{now}.{place}",
+        "prompt": prompt,
+        "token_ids_N": np.concatenate(ids).astype(np.int32),
+        "loss_mask_N": mask_N,
+        "behaviour_logp_N": np.where(mask_N, -generator.random(len(mask_N)), 0).astype(np.float32),
+        "offsets": np.concatenate([[0], np.cumsum([len(one) for one in ids])]),
+        "rewards_G": np.array(rewards, np.float32),
+        "versions_G2": np.full((len(rewards), 2), now),
+        "stop_reasons": (StopReason.TERMINATED,) * len(rewards),
+        "extra": {"turns": turns} if num_turns > 1 else {},
+    }
+    return Group(**{**values, **fields})
+
+
+def a_buffer(directory: Path | None = None, **given: Any) -> SRLReplayBuffer:
+    """Return a buffer of a few items whose tokens hold no text."""
+    return SRLReplayBuffer(directory=directory, **{"capacity": 64, "on_secret": "keep", **given})
+
+
+def rewards_of(prompt: Prompt, now: int, size: int = 4) -> list[float]:
+    """Return what a policy with a skill of its own for each prompt earns; it is the same whenever it is asked."""
+    generator = np.random.default_rng([zlib.crc32(prompt.prompt_id.encode()), now])
+    skill = (zlib.crc32(prompt.prompt_id.encode()) % 97) / 97
+    return (generator.random(size) < skill).astype(float).tolist()
+
+
+def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: int = 3, **group: Any) -> dict:
+    """Play one iteration as the algorithm does, and return all that the buffer answered.
+
+    Fresh prompts are numbered by iteration and place, so that a run which is restored gets the same.
+    """
+    prompts = buffer.due(num_revisits, now, f"{now}.due", slots=float(num_revisits)) if now > 2 else []
+    asked = list(prompts)
+    prompts += [
+        a_prompt(100 * now + place, ("sums", "words", "maps")[(now + place) % 3])
+        for place in range(num_prompts - len(prompts))
+    ]
+    groups = [a_group(p, now, i, rewards_of(p, now), **group) for i, p in enumerate(prompts)]
+    visits: list[Visit] = buffer.add(groups, now, f"{now}.add")
+    if buffer.settings.embedding == "policy":
+        buffer.embed({g.prompt.key: hidden_of(g) for g in groups}, now, f"{now}.embed")
+    reused = buffer.sample(4, now, f"{now}.sample") if now > 2 else []
+    if now % 5 == 0 and reused:
+        buffer.drop([reused[0].group_id], f"{now}.drop")
+    return {
+        "due": asked,
+        "visits": [visit.as_dict() for visit in visits],
+        "reused": [(group.group_id, group.token_ids_N.tobytes()) for group in reused],
+        "stats": counted(buffer, now),
+    }
+
+
+def hidden_of(group: Group, dim: int = 6) -> np.ndarray:
+    """Return one vector an episode, float32 [G, D], in place of a policy's hidden states."""
+    generator = np.random.default_rng(zlib.crc32(group.prompt.key.encode()))
+    return (generator.normal(size=dim) + 0.1 * generator.normal(size=(group.size, dim))).astype(np.float32)
+
+
+# Bytes in memory depend on when a buffer was opened, orphans on what was abandoned; nothing else does.
+OF_ITS_OWN = ("num_spilled", "num_read_back", "num_bytes_in_memory", "num_orphan_groups")
+
+
+def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
+    """Return the stats that a buffer restored from a copy shares with the first, nan as None."""
+    stats = {name: value for name, value in buffer.stats(now).items() if name not in OF_ITS_OWN and "orphan" not in name}
+    return {name: None if np.isnan(value) else value for name, value in stats.items()}
+
+
+def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
+    """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
+    store, index = buffer.store, buffer.variety._neighbours
+    index = index if index is not None and len(index) else None
+    held = store.groups[store.groups["size"] > 0]
+    slots = store.slots().tolist()
+    return {
+        "items": {slot: store.item_row(slot) for slot in slots},
+        "groups": {int(row["seq"]): row.tobytes() for row in held},
+        "groups_of": {slot: [int(store.groups[g]["seq"]) for g in store.groups_of(slot)] for slot in slots},
+        "state": {**buffer._state(), "counts": dict(+buffer.counts)},
+        "load": buffer.recall.load.get_state(),
+        "reviews": buffer.reviews.rows.tobytes(),
+        "orphans": {seq: row.tobytes() for seq, row in buffer.orphans.rows.items()},
+        "vectors": {} if index is None else {int(i): index.vectors([i]).tobytes() for i in index.ids()},
+        "centroid": None if index is None else index.centroid().tolist(),
+        "clusters": None if index is None else (index._centroid_CD.tobytes(), index._size_C.tolist()),
+        "payloads": {int(row["seq"]): buffer.ledger.payloads.read(int(row["seq"])) for row in held},
+    }
+
+
+def journalled(buffer: SRLReplayBuffer) -> dict[str, Any]:
+    """Return everything that a buffer's journal holds, in a form that `==` compares."""
+    journal = buffer.ledger.journal
+    stored = journal.load()
+    return {
+        "position": stored.position,
+        "items": stored.items.tobytes(),
+        "prompts": stored.prompts,
+        "groups": stored.groups.tobytes(),
+        "state": stored.state,
+        "vectors": {slot: vector.tobytes() for slot, vector in journal.vectors()},
+        "reviews": journal.reviews().tobytes(),
+    }

@@ -1,0 +1,99 @@
+"""The buffer as an actor: it fetches and hands out, says what is lost, and never hides why it could not start."""
+
+from __future__ import annotations
+
+import time
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
+
+from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.settings import ReplaySettings
+from tests.replay.groups import a_group, a_prompt
+from tests.replay.stored import assert_same
+
+
+def an_actor(**settings) -> ReplayBufferActor:
+    given = {"capacity": 50, "on_secret": "keep", **settings}
+    return ReplayBufferActor(ReplaySettings(**given))
+
+
+def test_it_is_one_of_rllibs_buffers():
+    actor = an_actor()
+    assert isinstance(actor, ReplayBufferInterface) and len(actor) == actor.size() == 0
+    actor.add([a_group(1)], now=1)
+    assert len(actor) == actor.size() == 1
+    with pytest.raises(NotImplementedError, match="expected snapshot"):
+        actor.set_state(actor.get_state())
+    actor.close()
+
+
+def test_why_it_did_not_start_is_told_whatever_is_asked():
+    """Ray shows a constructor's error nowhere, and a restart happens in the middle of a run."""
+    actor = an_actor(capacity=0)
+    calls = [actor.check_started, actor.size, lambda: actor.add([]), lambda: actor.due(1, 1), lambda: actor.stats(1)]
+    for call in calls:
+        with pytest.raises(ValueError, match="capacity = 0"):
+            call()
+    actor.close()
+
+
+def test_a_draw_is_metadata_and_apart_from_it_the_groups():
+    actor = an_actor()
+    groups = [a_group(index, 1, index) for index in range(4)]
+    visits, lost = actor.add(groups, 1, "1.add")
+    assert [visit.group_id for visit in visits] == ["1.0", "1.1", "1.2", "1.3"] and lost == []
+    metas, drawn = actor.sample_apart(3, 2, "2.sample")
+    assert len({meta.group_id for meta in metas}) == 3 and {meta.origin for meta in metas} == {"reuse"}
+    for meta, group in zip(metas, drawn, strict=True):
+        assert meta.ref is None and group.group_id == meta.group_id
+        assert_same(replace(group, origin="fresh"), groups[int(meta.group_id.split(".")[1])])
+    again = actor.sample(3, 2, "2.sample")  # the same request, the same answer
+    assert [meta.ref.group_id for meta in again] == [meta.group_id for meta in metas]
+    others = actor.sample(3, 2, "2.more", without=[meta.group_id for meta in metas])
+    assert len(others) == 1 and others[0].group_id not in {meta.group_id for meta in metas}
+    prompts = actor.due(2, 2, "2.due")
+    rest = actor.due(4, 2, "2.due.more", without=[prompt.key for prompt in prompts])
+    assert {p.key for p in prompts + rest} == {a_prompt(i).key for i in range(4)} and len(rest) == 2
+    actor.check_valid()
+    actor.close()
+
+
+def test_groups_whose_owner_died_are_lost_and_the_others_stored(ray_here, monkeypatch):
+    refs, actor, get = [ray.put(a_group(index, 1, index)) for index in range(4)], an_actor(), ray.get
+
+    def losing(ref, timeout):
+        if ref in (refs[0], refs[3]):
+            raise (ray.exceptions.OwnerDiedError if ref == refs[0] else ray.exceptions.ObjectLostError)("00", "", "")
+        return get(ref, timeout=timeout)
+
+    monkeypatch.setattr(ray, "get", losing)
+    visits, lost = actor.add(refs, 1, "1.add", 20.0)
+    assert [visit.group_id for visit in visits] == ["1.1", "1.2"] and lost == [0, 3] and len(actor) == 2
+    actor.check_valid()
+    actor.close()
+
+
+def test_embeddings_come_by_group_and_go_to_items():
+    actor = an_actor(embedding="policy", diversity_parts=("novelty",))
+    groups = [a_group(index, 1, index) for index in range(3)]
+    actor.add(groups, 1, "1.add")
+    vectors = [{"1.0": np.ones((4, 8), np.float32)}, {"1.2": np.eye(4, 8, dtype=np.float32), "9.9": np.ones((4, 8))}]
+    keys = {group.group_id: group.prompt.key for group in groups}
+    assert actor.embed(vectors, keys, 1, "1.embed") == 2
+    store = actor.buffer.store
+    has_vector = [bool(store.items[store.slot_of(int(g.prompt.key, 16))]["has_vector"]) for g in groups]
+    assert has_vector == [True, False, True]
+    actor.close()
+
+
+def test_seconds_at_work_are_those_since_the_last_look():
+    actor = an_actor()
+    actor.add([a_group(index, 1, index) for index in range(30)], 1)
+    first, second = actor.stats(1)["busy_s"], actor.stats(1)["busy_s"]
+    assert first > 0 and second < first
+    actor.close()

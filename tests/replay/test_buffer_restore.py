@@ -1,0 +1,201 @@
+"""A buffer that goes on where another one stopped: from its own journal, or from a copy of it in another place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay.journal import JournalError
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
+
+ALL_PARTS = ("variance", "novelty", "centroid", "rarity", "episodic")
+VARIANTS = {
+    "default": {},
+    "all_parts": {"diversity_parts": ALL_PARTS, "capacity": 200, "turns": 2},
+    "fits_anew": {"diversity_parts": ("rarity",), "capacity": 400, "num_prompts": 26},
+    "sm2_full": {"spacing": "sm2", "capacity": 20, "near_duplicate": 0.97, "diversity_parts": ALL_PARTS, "turns": 2},
+    "leitner_stretch": {"spacing": "leitner", "load_control": "stretch", "eviction": "reservoir", "capacity": 30},
+    "expanding_quotas": {
+        "spacing": "expanding",
+        "domain_quotas": {"sums": 3.0, "words": 1.0, "maps": 1.0},
+        "capacity": 40,
+        "eviction": "mastered_first",
+    },
+    "fixed_last": {"spacing": "fixed", "load_control": "none", "domains": "last", "selection": "exit"},
+    "srl1_equal": {"spacing": "srl1", "domain_quotas": "equal", "eviction": "least_diverse", "capacity": 30},
+    "srl1_faithful": {
+        "spacing": "srl1",
+        "spacing_config": {"faithful": True},
+        "diversity_parts": ("centroid",),
+        "selection": "fifo",
+    },
+    "none_per": {"spacing": "none", "selection": "per", "reuse_selection": "exgrpo", "candidate_pool": 6},
+    "growth": {"task_growth": True, "turns": 3, "capacity": 150, "growth_depth": 2, "p_div": 0.5},
+    "policy": {"embedding": "policy", "diversity_parts": ("variance", "novelty", "rarity"), "capacity": 50},
+    "leeches": {"leech_failures": 1, "leech_interval": 2, "leech_share": 0.3, "candidate_pool": 5, "spacing": "none"},
+    "spilled": {"max_bytes": 2_000, "groups_per_item": 1, "iterations_per_day": 3.5, "min_recall_interval": 2},
+}
+
+
+def split(variant):
+    """Return the settings of a buffer, and how it is played."""
+    settings = {"capacity": 64, "max_age": 8, **VARIANTS[variant]}
+    how = {"num_turns": settings.pop("turns", 1), "num_prompts": settings.pop("num_prompts", 8)}
+    return settings, how
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_copy_goes_on_draw_for_draw_in_another_place(variant, tmp_path):
+    settings, how = split(variant)
+    assert_goes_on(a_buffer(seed=3, **settings), a_buffer(seed=77, **settings), tmp_path / "copy", how, 8, 20)
+
+
+def test_a_copy_goes_on_draw_for_draw_in_another_run_and_directory(tmp_path):
+    settings, how = split("all_parts")
+    first, second = (a_buffer(tmp_path / name, run=name, **settings) for name in "ab")
+    assert_goes_on(first, second, tmp_path / "copy", how, 12, 30)
+
+
+def assert_goes_on(stopped, resumed, path, how, at, end):
+    """Play one buffer straight on, and another from a copy of it; its own seed is another one, and does not count."""
+    for now in range(1, at + 1):
+        play(stopped, now, **how)
+    stopped.snapshot(path)
+    straight = [play(stopped, now, **how) for now in range(at + 1, end + 1)]
+    assert resumed.restore(path) == 0
+    for now, expected in enumerate(straight, at + 1):
+        assert play(resumed, now, **how) == expected, now
+    assert everything(resumed) == everything(stopped)
+    resumed.check_valid()
+    assert sum(len(one["due"]) for one in straight) > 10 and sum(len(one["reused"]) for one in straight) > 10
+
+
+@pytest.mark.parametrize("variant", ["fits_anew", "sm2_full", "growth", "policy"])
+def test_a_run_that_is_opened_anew_before_every_iteration_is_none_the_wiser(variant, tmp_path):
+    settings, how = split(variant)
+    straight, often = a_buffer(**settings), a_buffer(tmp_path, run="a", **settings)
+    for now in range(1, 15):
+        assert play(often, now, **how) == play(straight, now, **how), now
+        state = everything(often)
+        often.close()
+        often = a_buffer(tmp_path, run="a", **settings)
+        often.check_valid()
+        assert everything(often) == state, now
+    assert len(everything(often)["vectors"]) > 10
+
+
+def test_a_copy_taken_right_after_the_index_was_fitted_has_the_fit(tmp_path):
+    # 32 vectors have the clusters fitted; the fit itself is committed with the next call.
+    buffer = a_buffer(tmp_path / "a", run="a", diversity_parts=("rarity",))
+    buffer.add([a_group(i) for i in range(40)], 1)
+    buffer.snapshot(tmp_path / "copy")
+    assert everything(buffer)["clusters"] != everything(a_buffer())["clusters"]
+    other = a_buffer(tmp_path / "b", run="b", diversity_parts=("rarity",))
+    other.restore(tmp_path / "copy")
+    more = [a_group(i, 2) for i in range(100, 120)]
+    assert [visit.as_dict() for visit in other.add(more, 2)] == [visit.as_dict() for visit in buffer.add(more, 2)]
+    assert everything(other) == everything(buffer)
+
+
+def test_restoring_in_place_forgets_what_came_after(tmp_path):
+    buffer = a_buffer(tmp_path, run="a")
+    for now in range(1, 6):
+        play(buffer, now)
+    before = everything(buffer)
+    buffer.snapshot(tmp_path / "copy")
+    straight = [play(buffer, now) for now in range(6, 10)]
+    assert buffer.restore(tmp_path / "copy") > 0
+    buffer.check_valid()
+    after = everything(buffer)
+    orphans = after.pop("orphans")
+    assert orphans and before.pop("orphans") == {}
+    assert after["state"]["counts"].pop("num_orphans_taken_over") == len(orphans)
+    assert after == before
+    again = [play(buffer, now) for now in range(6, 10)]
+    assert [one["due"] for one in again] == [one["due"] for one in straight]
+    assert [one["visits"] for one in again] == [one["visits"] for one in straight]
+
+
+def test_a_copy_of_a_larger_buffer_is_cut_to_size_at_once(tmp_path):
+    large = a_buffer(tmp_path / "a", run="a", capacity=400, groups_per_item=3)
+    for now in (1, 2, 3):
+        large.add([a_group(i, now) for i in range(300)], now)
+    large.snapshot(tmp_path / "copy")
+    small = a_buffer(tmp_path / "b", run="b", capacity=20, groups_per_item=1)
+    small.restore(tmp_path / "copy")
+    small.check_valid()
+    assert (len(small), small.store.num_groups) == (20, 20)
+    assert set(small.store.groups["born"][small.store.groups["size"] > 0]) == {3}  # the newest of each
+    assert len(small.sample(20, 4)) == 20
+    small.close()
+    smaller = a_buffer(tmp_path / "b", run="b", capacity=5, groups_per_item=1)
+    smaller.check_valid()
+    assert len(smaller) == 5
+
+
+def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):
+    buffer = a_buffer(tmp_path / "a", run="a")
+    play(buffer, 1)
+    (tmp_path / "bad").write_bytes(b"no database" * 1000)
+    for path in ("missing", "bad"):
+        state, stored = everything(buffer), journalled_items(buffer)
+        with pytest.raises(JournalError):
+            buffer.restore(tmp_path / path)
+        assert (everything(buffer), journalled_items(buffer)) == (state, stored)
+        buffer.check_valid()
+        play(buffer, 2 if path == "missing" else 3)
+
+
+def journalled_items(buffer):
+    return buffer.ledger.journal.load().items.tobytes()
+
+
+def test_a_failed_restore_of_a_new_run_leaves_the_earlier_journal_where_it_was(tmp_path):
+    first = a_buffer(tmp_path, run="a")
+    play(first, 1)
+    first.snapshot(tmp_path / "copy")
+    play(first, 2)
+    first.close()
+    second = a_buffer(tmp_path, run="b")
+    with pytest.raises(JournalError):
+        second.restore(tmp_path / "missing")
+    second.check_valid()
+    assert len(second) == 0
+    assert second.restore(tmp_path / "copy") == 8  # of iteration 2: the earlier journal is still there
+    second.check_valid()
+
+
+def test_a_buffer_without_a_directory_restores_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    buffer = a_buffer()
+    play(buffer, 1)
+    buffer.snapshot(tmp_path / "copy")
+    play(buffer, 2)
+    assert buffer.restore(tmp_path / "copy") == 8
+    buffer.check_valid()
+    play(buffer, 2)
+    assert list((tmp_path / "scratch").iterdir())
+    buffer.close()
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_opening_fails_whole_and_can_be_tried_again(tmp_path, monkeypatch):
+    buffer = a_buffer(tmp_path, run="a")
+    play(buffer, 1)
+    buffer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("rllib_srl.replay.persistent.Recall", None)
+        with pytest.raises(TypeError):
+            a_buffer(tmp_path, run="a")
+    assert len(a_buffer(tmp_path, run="a")) == 8  # the lock is free
+
+
+def test_the_same_seed_draws_the_same_and_another_one_does_not(tmp_path):
+    def drawn(seed):
+        buffer = a_buffer(seed=seed)
+        buffer.add([a_group(a_prompt(i)) for i in range(40)], 1)
+        return [prompt.prompt_id for prompt in buffer.due(8, 3, slots=40.0)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert not np.array_equal(sorted(drawn(1)), drawn(1))

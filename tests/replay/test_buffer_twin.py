@@ -1,0 +1,279 @@
+"""A buffer under random operations, faults and restarts, beside two witnesses.
+
+    the buffer      on disk; its calls fail in random places, are repeated, and it is closed and opened in between
+    a shadow        another buffer that nothing ever happens to: every answer and the state in the end are the same
+    a dictionary    what must be there, and which draws are allowed
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rllib_srl.replay.journal import JournalError
+from rllib_srl.replay.records import LEECH
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
+
+REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
+WORLDS = {
+    "small": {"capacity": 6, "groups_per_item": 2},
+    "tight": {"capacity": 4, "groups_per_item": 1, "max_uses": 1, "max_age": 3, "candidate_pool": 2},
+    "rests": {"capacity": 9, "min_recall_interval": 3, "min_graded": 3, "leech_failures": 2, "leech_interval": 4},
+    "picky": {"capacity": 8, "near_duplicate": 0.6, "load_control": "stretch", "domain_quotas": "equal"},
+    "grows": {"capacity": 7, "task_growth": True, "diversity_parts": ("variance", "episodic", "rarity")},
+}
+FAULTS = {
+    "commit": ("ledger.journal", "commit"),
+    "group": ("store", "add_group"),
+    "removal": ("store", "remove_item"),
+    "rank": ("variety", "rank"),
+    "review": ("recall", "review"),
+    "place": ("recall", "change"),
+    "note": ("reviews", "note"),
+    "draw": ("draws", "_select"),
+    "orphans": ("orphans", "draw"),
+    "payload": ("ledger.payloads", "get"),
+}
+
+
+class Injected(Exception):
+    """A fault in the middle of a call."""
+
+
+@contextmanager
+def fault(buffer, where, after):
+    """Let one method fail at its call number `after`, counted from 0."""
+    path, name = FAULTS[where]
+    owner = buffer
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    method, left = getattr(owner, name), [after]
+
+    def failing(*args, **kwargs):
+        left[0] -= 1
+        if left[0] == -1:
+            raise JournalError("disk full") if where == "commit" else Injected(where)
+        return method(*args, **kwargs)
+
+    with mock.patch.object(owner, name, failing):
+        yield
+
+
+def plain(answer):
+    """Return an answer in a form that `==` compares."""
+    if isinstance(answer, list):
+        return [plain(one) for one in answer]
+    if hasattr(answer, "as_dict"):
+        return answer.as_dict()
+    return (answer.group_id, answer.token_ids_N.tobytes()) if hasattr(answer, "token_ids_N") else answer
+
+
+class BufferMachine(RuleBasedStateMachine):
+    @initialize(world=st.sampled_from(sorted(WORLDS)), seed=st.integers(0, 5))
+    def begin(self, world, seed):
+        self.given = {"seed": seed, **WORLDS[world]}
+        self.place = tempfile.TemporaryDirectory()
+        self.buffer, self.shadow = a_buffer(Path(self.place.name) / "a", run="r", **self.given), a_buffer(**self.given)
+        self.turns = 2 if world == "grows" else 1
+        self.now, self.num_calls, self.num_copies = 1, 0, 0
+        self.items: dict[str, dict] = {}  # key -> visits, groups (tokens -> uses, born, variance), newest last
+        self.copied = None
+        self.drawn: list = []
+        self.fault = None
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def call(self, name, *args):
+        """Make a call of both buffers, once with a fault if one was asked for, and once more than needed."""
+        request = f"{self.num_calls}.{name}"
+        self.num_calls += 1
+        if self.fault is not None:
+            where, after, self.fault = *self.fault, None
+            before, stored = everything(self.buffer), journalled(self.buffer)
+            try:
+                with fault(self.buffer, where, after):
+                    getattr(self.buffer, name)(*args, request=request)
+            except (Injected, JournalError):
+                assert everything(self.buffer) == before, where
+                assert journalled(self.buffer) == stored, where
+                self.buffer.check_valid()
+        answer = getattr(self.buffer, name)(*args, request=request)
+        state, position = everything(self.buffer), self.buffer.ledger.journal.position
+        assert plain(getattr(self.buffer, name)(*args, request=request)) == plain(answer)
+        assert (everything(self.buffer), self.buffer.ledger.journal.position) == (state, position)
+        assert plain(getattr(self.shadow, name)(*args, request=request)) == plain(answer)
+        return answer
+
+    @rule(
+        groups=st.lists(st.tuples(st.integers(0, 20), st.sampled_from(sorted(REWARDS))), min_size=1, max_size=6),
+        salt=st.integers(0, 1),
+    )
+    def add(self, groups, salt):
+        self.now += 1
+        played = [
+            a_group(a_prompt(i, "ab"[i % 2]), self.now, at, REWARDS[kind], self.turns, salt + at)
+            for at, (i, kind) in enumerate(groups)
+        ]
+        evicted = self.buffer.counts["num_evicted"]
+        num_before, allowed = len(self.items), set(self.items)
+        visits = self.call("add", played, self.now)
+        num_new = 0
+        for group, visit in zip(played, visits, strict=True):
+            num_new += visit.is_new + visit.num_grown
+            if visit.is_new:
+                self.items[visit.key] = {"visits": 0, "groups": {}, "last": self.now}
+            if (visit.is_new or not visit.refused or visit.grade) and visit.key in self.items:
+                self.visit(group, visit)
+        held = self.keys()
+        assert len(held) == num_before + num_new - (self.buffer.counts["num_evicted"] - evicted)
+        assert len(held) <= self.given["capacity"]
+        if num_before + num_new <= self.given["capacity"]:
+            assert held >= allowed
+        if self.turns == 1:
+            assert held <= set(self.items)
+        self.items = {key: self.items.get(key, {"visits": 0, "groups": {}, "last": self.now}) for key in held}
+
+    def visit(self, group, visit):
+        item = self.items[visit.key]
+        item["visits"] += 1
+        item["last"] = self.now if visit.grade else item["last"]
+        if not visit.refused:
+            tokens = group.token_ids_N.tobytes()
+            item["groups"][tokens] = {"born": self.now, "uses": 0, "has_signal": np.ptp(group.rewards_G) > 0}
+            while len(item["groups"]) > self.given.get("groups_per_item", 2):
+                del item["groups"][next(iter(item["groups"]))]
+
+    @rule(num=st.integers(1, 6))
+    def due(self, num):
+        self.now += 1
+        # Waiting items enter where a batch would not be full; a leech comes back when it is due, and not before.
+        rest = self.given.get("min_recall_interval", 1)
+        rows = {int(row["key"]): row for row in self.buffer.store.items[self.buffer.store.slots()]}
+        free = [
+            key
+            for key, item in self.items.items()
+            if (self.now >= rows[int(key, 16)]["due"] if rows[int(key, 16)]["status"] == LEECH else item["last"] + rest <= self.now)
+        ]
+        prompts = self.call("due", num, self.now)
+        assert len(prompts) == min(num, len(free))
+        if self.turns == 1:
+            keys = [prompt.key for prompt in prompts]
+            assert len(set(keys)) == len(keys) and set(keys) <= set(free)
+
+    @rule(num=st.integers(1, 6))
+    def sample(self, num):
+        self.now += 1
+        free = {
+            tokens: group
+            for item in self.items.values()
+            for tokens, group in item["groups"].items()
+            if group["has_signal"]
+            and 0 < self.now - group["born"] <= self.given.get("max_age", 32)
+            and group["uses"] < self.given.get("max_uses", 4)
+        }
+        num_orphans = len(self.buffer.orphans)
+        self.drawn = self.call("sample", num, self.now)
+        own = [group for group in self.drawn if "orphan" not in group.group_id]
+        assert len(own) == min(num, len(free)) and len(self.drawn) - len(own) <= num_orphans
+        assert len({group.group_id for group in self.drawn}) == len(self.drawn)
+        assert all(group.origin == "reuse" for group in self.drawn)
+        for group in own:
+            free.pop(group.token_ids_N.tobytes())["uses"] += 1
+
+    @rule(data=st.data())
+    def drop(self, data):
+        ids = data.draw(st.lists(st.sampled_from([g.group_id for g in self.drawn] or ["none"]), unique=True))
+        dropped = [g for g in self.drawn if g.group_id in ids]
+        self.call("drop", ids)
+        for group in dropped:
+            for item in self.items.values():
+                if "orphan" not in group.group_id:
+                    item["groups"].pop(group.token_ids_N.tobytes(), None)
+        self.drawn = [g for g in self.drawn if g.group_id not in ids]
+
+    @rule(index=st.integers(0, 20), value=st.sampled_from([0.0, 0.5, 1.0]), by=st.sampled_from(["rate", "rehearse"]))
+    def opinion(self, index, value, by):
+        self.now += 1
+        key = a_prompt(index).key
+        assert self.call(by, {key: value}, self.now) == (key in self.items)
+        if key in self.items:
+            self.items[key]["last"] = self.now
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    @rule(where=st.sampled_from(sorted(FAULTS)), after=st.integers(0, 3))
+    def arm(self, where, after):
+        self.fault = (where, after)
+
+    @rule(num=st.integers(1, 8))
+    def pass_time(self, num):
+        self.now += num
+
+    @rule()
+    def reopen(self):
+        state = everything(self.buffer)
+        self.buffer.close()
+        self.buffer = a_buffer(Path(self.place.name) / "a", run="r", **self.given)
+        assert everything(self.buffer) == state
+
+    @rule()
+    def copy(self):
+        self.num_copies += 1
+        self.copied = Path(self.place.name) / f"copy{self.num_copies}", copy.deepcopy(self.items)
+        self.buffer.snapshot(self.copied[0])
+        self.shadow.snapshot(Path(f"{self.copied[0]}.shadow"))
+
+    @precondition(lambda self: self.copied is not None)
+    @rule()
+    def restore(self):
+        path, items = self.copied
+        assert self.buffer.restore(path) == self.shadow.restore(Path(f"{path}.shadow"))
+        self.items, self.drawn = copy.deepcopy(items), []
+
+    # --- what holds ------------------------------------------------------------------------------
+
+    def keys(self):
+        rows = self.buffer.store.items[self.buffer.store.slots()]
+        return {f"{int(key):016x}" for key in rows["key"]}
+
+    @invariant()
+    def all_is_valid(self):
+        if hasattr(self, "buffer"):
+            self.buffer.check_valid()
+
+    @invariant()
+    def the_dictionary_agrees(self):
+        if not hasattr(self, "buffer"):
+            return
+        store = self.buffer.store
+        assert self.keys() == set(self.items)
+        for key, item in self.items.items():
+            slot = store.slot_of(int(key, 16))
+            assert store.items[slot]["visits"] == item["visits"] and store.items[slot]["last_review"] == item["last"]
+            groups = [store.groups[at] for at in store.groups_of(slot)]
+            held = {
+                self.buffer.ledger.payloads.get(int(row["seq"])).token_ids_N.tobytes(): int(row["uses"]) for row in groups
+            }
+            assert held == {tokens: group["uses"] for tokens, group in item["groups"].items()}
+
+    def teardown(self):
+        if hasattr(self, "buffer"):
+            assert everything(self.shadow) == everything(self.buffer)
+            self.buffer.close()
+            self.shadow.close()
+            self.place.cleanup()
+
+
+BufferMachine.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+TestBuffer = pytest.mark.timeout(120)(BufferMachine.TestCase)

@@ -1,0 +1,261 @@
+"""The driver's end of the memory: exact shares over shards, requests never mixed up, failures that are named."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import ray
+
+from rllib_srl.deadlines import ActorFailure
+from rllib_srl.replay.client import COUNTS, Memory, NoMemory
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import GroupMeta
+from tests.replay.groups import a_group, a_prompt
+
+OF_THE_PROCESS = {"busy_s", "num_bytes_in_memory", "num_read_back", "num_spilled"}
+HALF = {"revisit_fraction": 0.5, "reuse_fraction": 0.5}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts a memory in this process; all are stopped afterwards."""
+    started = []
+
+    def of(num_shards: int = 1, **given) -> Memory:
+        values = {"capacity": 200, "min_buffer_size": 2, "on_secret": "keep", "num_shards": num_shards, **HALF, **given}
+        where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
+        started.append(Memory.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
+        return started[-1]
+
+    yield of
+    for memory in started:
+        for shard in memory._shards:
+            shard.check_valid()
+        memory.stop()
+
+
+def metas(indices, now, **fields) -> list[GroupMeta]:
+    groups = [a_group(index, now, place, **fields) for place, index in enumerate(indices)]
+    return [GroupMeta.of(group, group) for group in groups]
+
+
+def played(memory, indices, now, **fields):
+    """Play prompts, and count as the algorithm does at the end of an iteration."""
+    visits = memory.add(metas(indices, now, **fields), now)
+    memory.stats(now)
+    return visits
+
+
+def of_shard(memory, shard: int, num: int) -> list[int]:
+    """Return the numbers of prompts that belong to a shard."""
+    keys = ((index, int(a_prompt(index).key, 16)) for index in range(1000))
+    return [index for index, key in keys if key % memory.num_shards == shard][:num]
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+def test_groups_go_to_the_shard_of_their_hash_and_visits_come_back_by_id(start):
+    memory = start(num_shards=3)
+    visits = played(memory, range(20), 1)
+    assert [visits[f"1.{place}"].key for place in range(20)] == [a_prompt(index).key for index in range(20)]
+    for at, shard in enumerate(memory._shards):
+        keys = shard.buffer.store.items["key"][shard.buffer.store.slots()]
+        want = [int(a_prompt(index).key, 16) for index in range(20) if int(a_prompt(index).key, 16) % 3 == at]
+        assert sorted(keys.tolist()) == sorted(want) != []
+    assert memory.num_items == 20 and memory.stats(1)["num_items"] == 20
+
+
+def test_a_shard_that_has_too_few_is_filled_up_from_the_other_and_nothing_comes_twice(start):
+    """8 prompts at a half: 4 slots, 2 from each shard; but one of them has a single item."""
+    memory = start(num_shards=2, min_recall_interval=1)
+    few, many = of_shard(memory, 0, 1), of_shard(memory, 1, 9)
+    played(memory, few + many, 1)
+    prompts = memory.due(8, 2)
+    assert len({prompt.key for prompt in prompts}) == 4 and a_prompt(few[0]).key in {p.key for p in prompts}
+    played(memory, [int(prompt.prompt_id[1:]) for prompt in prompts], 2)
+    groups = memory.sample(8, 2)  # half of all: 8 beside 8
+    assert len({(group.group_id, group.prompt.key) for group in groups}) == 8
+    assert (memory.counts["num_revisits_short"], memory.counts["num_reuses_short"]) == (0, 0)
+    everything = {group.group_id: {"num_left_out": 4.0, "success_change": 0.0} for group in groups}
+    memory.look_back(groups, everything, 2)  # both draws of a shard are known to it
+    assert memory.stats(2)["num_dropped_drifted"] == 8 and memory.stats(2)["num_stored_groups"] == 14 - 8
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_shares_are_exact_over_many_iterations(start, num_shards):
+    memory = start(num_shards, revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
+    num, fresh = Counter(), iter(range(1000))
+    for now in range(1, 42):
+        revisits = [int(prompt.prompt_id[1:]) for prompt in memory.due(7, now)]
+        played(memory, [*revisits, *(next(fresh) for _ in range(7 - len(revisits)))], now)
+        reused = memory.sample(7, now)
+        assert len(set(revisits)) == len(revisits) and len({g.group_id for g in reused}) == len(reused)
+        num.update(revisits=len(revisits), reused=len(reused))
+    # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75, less the first draw
+    assert (
+        num["revisits"] == 84 and num["reused"] == memory.counts["num_reuses_owed"] - memory.counts["num_reuses_short"]
+    )
+    assert memory.counts["num_reuses_owed"] == 71 and memory.counts["num_reuses_short"] <= 1
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_owed_below_the_smallest_size(start):
+    memory = start(min_buffer_size=5)
+    played(memory, range(4), 1)
+    assert memory.due(8, 2) == [] == memory.sample(8, 2)
+    assert {name: memory.counts[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0)
+    played(memory, [4], 2)
+    assert len(memory.due(8, 3)) == 4 and memory.counts["num_revisits_owed"] == 4
+
+
+def test_what_is_missing_is_counted_and_never_owed(start):
+    memory = start(min_recall_interval=10)
+    played(memory, range(3), 1)
+    assert memory.due(4, 2) == [] and memory.due(4, 3) == []
+    assert (memory.counts["num_revisits_owed"], memory.counts["num_revisits_short"]) == (4, 4)
+    assert len(memory.due(4, 12)) == 2
+
+
+def test_the_same_iteration_tried_again_asks_anew(start):
+    memory = start()
+    first = played(memory, range(6), 1)
+    again = played(memory, range(6, 12), 1, salt=1)
+    assert {visit.key for visit in first.values()}.isdisjoint(visit.key for visit in again.values())
+    assert memory.num_items == 12
+    one, two = memory.due(4, 2), memory.due(4, 2)
+    assert len(one) == len(two) == 2 and memory.stats(2)["num_revisits"] == 4
+
+
+def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
+    memory = start(grade_reuse=True)
+    played(memory, range(6), 1)
+    groups = memory.sample(4, 2)
+    told = {groups[0].group_id: {"num_left_out": 0, "success_change": -2.0}}
+    told[groups[1].group_id] = {"num_left_out": 0, "success_change": float("nan")}  # no success to ask about
+    memory.look_back(groups, told, 2)
+    stats = memory.stats(2)
+    assert (stats["num_rehearsed"], stats["num_reviews_of_nothing"], stats["num_dropped_drifted"]) == (1, 1, 0)
+    quiet = start(grade_reuse=False)
+    played(quiet, range(6), 1)
+    groups = quiet.sample(4, 2)
+    quiet.look_back(groups, {groups[0].group_id: {"num_left_out": 3, "success_change": -2.0}}, 2)
+    assert quiet.stats(2)["num_rehearsed"] == quiet.stats(2)["num_dropped_drifted"] == 0  # 3 of 4 episodes are not all
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def test_a_memory_goes_on_from_state_and_snapshots(start, tmp_path):
+    memory = start(2, revisit_fraction=0.3, reuse_fraction=0.3)
+    for now in range(1, 5):
+        memory.due(5, now)
+        played(memory, range(5 * now, 5 * now + 5), now)
+        memory.sample(5, now)
+    state = memory.get_state()
+    memory.snapshot(tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["shard_0.sqlite", "shard_1.sqlite"]
+    again = start(2, revisit_fraction=0.3, reuse_fraction=0.3)
+    again.set_state(state)
+    assert again.restore(tmp_path / "copy") == 0 and again.num_items == memory.num_items == 20
+    for now in range(5, 9):
+        pairs = [(one.due(5, now), [g.group_id for g in one.sample(5, now)]) for one in (memory, again)]
+        assert pairs[0] == pairs[1]
+        for one in (memory, again):
+            played(one, range(5 * now, 5 * now + 5), now)
+    stats = [{k: repr(v) for k, v in one.stats(9).items() if k not in OF_THE_PROCESS} for one in (memory, again)]
+    assert stats[0] == stats[1]
+
+
+def test_other_numbers_of_shards_are_refused(start):
+    start(2).check_fits(2)
+    with pytest.raises(
+        ValueError, match=r"^the checkpoint's memory has 3 shards \(0: none\), this run's has 2; expected"
+    ):
+        start(2).check_fits(3)
+    with pytest.raises(ValueError, match="has 2 shards, this run has none; expected replay_num_shards = 2 and"):
+        NoMemory().check_fits(2)
+    NoMemory().check_fits(0)
+
+
+def test_no_memory_keeps_and_draws_nothing(tmp_path):
+    none, groups = NoMemory(), metas(range(3), 1)
+    assert (none.due(9, 1), none.add(groups, 1), none.sample(9, 1), none.stats(1)) == ([], {}, [], {})
+    none.snapshot(tmp_path / "copy")
+    assert none.restore(tmp_path / "copy") == 0 and not (tmp_path / "copy").exists()
+    none.set_state(none.get_state())
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stubs(ray_here, tmp_path):
+    """Return a function that makes a memory of such actors; all are ended afterwards."""
+    made = []
+
+    class Stub:  # here, or no other process could import it
+        """Answers, dies, falls silent or fails, as it is told."""
+
+        def __init__(self, ways: dict[str, int], flag: str):
+            self.ways, self.flag = ways, flag
+
+        def size(self) -> int:
+            way = self.ways["size"]
+            if way == "dies once" and not os.path.exists(self.flag):
+                open(self.flag, "w").close()
+                os._exit(1)
+            if way == "silent":
+                time.sleep(600)
+            if way == "dies":
+                os._exit(1)
+            if way == "fails":
+                raise ValueError("size = -1; expected more")
+            return 7
+
+    def of(*ways: str, timeout_s: float) -> Memory:
+        cls = ray.remote(Stub).options(num_cpus=0, max_restarts=-1)
+        shards = [cls.remote({"size": way}, str(tmp_path / f"flag{len(made) + i}")) for i, way in enumerate(ways)]
+        made.extend(shards)
+        ray.get([shard.__ray_ready__.remote() for shard in shards])
+        return Memory(replace(ReplaySettings(), timeout_s=timeout_s), shards, is_local=False)
+
+    yield of
+    for shard in made:
+        ray.kill(shard)
+
+
+def sizes(memory) -> dict[int, int]:
+    return memory._call("size", dict.fromkeys(range(memory.num_shards), ()), "counting")
+
+
+def test_a_shard_that_died_is_asked_again_and_the_others_are_not(stubs):
+    memory = stubs("answers", "dies once", timeout_s=30.0)
+    assert sizes(memory) == {0: 7, 1: 7} and memory.num_restarts == 1
+    assert sizes(memory) == {0: 7, 1: 7} and memory.num_restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("silent", r"^memory shard 1 gave no answer within 2 s while counting$"),
+        ("dies", r"^memory shard 1 died \(.*\) while counting$"),
+    ],
+)
+def test_a_shard_that_does_not_come_back_is_named_in_time(stubs, way, message):
+    memory = stubs("answers", way, timeout_s=2.0)
+    start = time.monotonic()
+    with pytest.raises(ActorFailure, match=message):
+        sizes(memory)
+    assert time.monotonic() - start < 2 * 2.0 + 3
+
+
+def test_what_a_shard_raises_is_raised_as_it_is(stubs):
+    with pytest.raises(ValueError, match="^size = -1; expected more$"):
+        sizes(stubs("fails", timeout_s=30.0))

@@ -1,0 +1,66 @@
+"""Shares as they came to be, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from rllib_srl.replay.realised import age_counts, born_of, counts_of, shares_of, visit_counts
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import GroupMeta
+from tests.replay.groups import a_group
+
+SIGNAL, NONE = (1.0, 0.0), (1.0, 1.0)
+
+
+def a_meta(origin, rewards=SIGNAL, now=1, place=0, num_turns=1):
+    group = a_group(place, now, place, rewards, num_turns)
+    return replace(GroupMeta.of(group, group), origin=origin)
+
+
+def test_groups_signal_and_tokens_are_counted_by_origin():
+    # two episodes of 5 loss tokens a turn
+    groups = [a_meta("fresh"), a_meta("fresh", NONE), a_meta("revisit", num_turns=2), a_meta("reuse", num_turns=3)]
+    counts = counts_of(groups)
+    found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in WHATS}
+    assert found == {"groups": [2, 1, 1], "signal": [1, 1, 1], "tokens": [10, 20, 30], "generated": [20, 20, 30]}
+    shares = shares_of(counts)
+    assert (shares["revisit_share_prompts"], shares["revisit_share_signal"]) == (1 / 3, 1 / 2)
+    assert shares["revisit_share_tokens"] == 20 / 30
+    assert (shares["reuse_share_prompts"], shares["reuse_share_signal"]) == (1 / 4, 1 / 3)
+    assert shares["reuse_share_tokens"] == 30 / 60
+
+
+WHATS = ("groups", "signal", "tokens", "generated")
+
+
+def test_nothing_counted_is_all_zeros_and_no_share():
+    counts = counts_of([])
+    assert len(counts) == 12 and set(counts.values()) == {0}
+    assert len(shares_of(counts)) == 6 and all(math.isnan(share) for share in shares_of(counts).values())
+
+
+def test_graded_visits_by_timing():
+    visits = [
+        Visit("1.0", "a", grade=1, timing="late", is_lapse=True),
+        Visit("1.1", "b", grade=3, timing="late"),
+        Visit("1.2", "c", grade=0, timing="new", refused="ungraded"),
+        Visit("1.3", "d", grade=4, timing="new", refused="secret"),  # refused, and graded all the same
+    ]
+    none = {f"num_visits_{timing}": 0 for timing in ("new", "early", "on_time", "late")} | {"num_lapses": 0}
+    assert visit_counts([]) == none
+    assert visit_counts(visits) == none | {"num_visits_new": 1, "num_visits_late": 2, "num_lapses": 1}
+
+
+@pytest.mark.parametrize(
+    ("age", "name"),
+    [(1, "to_1"), (2, "to_2"), (3, "to_4"), (4, "to_4"), (5, "to_8"), (32, "to_32"), (33, "above"), (-2, "to_1")],
+)
+def test_ages_of_reused_groups(age, name):
+    """An orphan may be of an iteration yet to come."""
+    group = a_meta("reuse", now=40 - age)
+    assert born_of(group) == 40 - age
+    counts = age_counts([group, group], 40)
+    assert counts[f"reuse_age_{name}"] == 2 == sum(counts.values()) and len(counts) == 7

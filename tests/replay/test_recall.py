@@ -1,0 +1,214 @@
+"""Grades, due dates and the way into the schedule, through the buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay.grading import posterior
+from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING, key_of
+from rllib_srl.replay.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.visits import timing_of
+from tests.replay.groups import a_buffer, a_group, a_prompt
+
+ALL, HALF, NONE = (1.0,) * 8, (1.0, 0.0) * 4, (0.0,) * 8
+
+
+def row_of(buffer, index=0):
+    return buffer.store.items[buffer.store.slot_of(key_of(a_prompt(index)))]
+
+
+def visit(buffer, now, rewards=ALL, index=0):
+    """Play one prompt and return its visit."""
+    return buffer.add([a_group(index, now, rewards=rewards)], now)[0]
+
+
+def test_a_visit_by_hand():
+    # FSRS, 8 of 8 right and no earlier visit: alpha 8.5, beta 0.5, recall 0.944 -> Easy.
+    buffer = a_buffer(iterations_per_day=4.0, diversity_coeff=0.5, diversity_parts=("variance",))
+    first = visit(buffer, 3)
+    assert (first.grade, first.timing, np.isnan(first.predicted)) == (4, "new", True)
+    rule = make_spacing("fsrs", 0.9)
+    state = rule.review(SpacingState.new(1), np.array([4]), np.array([0.0]), np.array([False]))
+    row = row_of(buffer)
+    assert (row["alpha"], row["beta"]) == (8.5, 0.5)
+    assert row["interval"] == state.interval_N[0] and row["last_review"] == 3
+    # One value seen: rank 0.5, D = 0.5, so the effective interval is 4 * interval / 1.25.
+    assert row["diversity"] == 0.5
+    assert row["due"] == pytest.approx(3 + 4 * state.interval_N[0] / 1.25)
+    second = visit(buffer, 9, HALF)
+    assert second.predicted == pytest.approx(float(rule.retrievability(state, np.array([6 / 4]))[0]))
+    after = rule.review(state, np.array([second.grade]), np.array([6 / 4]), np.array([True]))
+    assert row_of(buffer)["interval"] == pytest.approx(after.interval_N[0])
+    alpha_N, beta_N = posterior(np.array([4]), np.array([8]), 8.5, 0.5)
+    assert (row_of(buffer)["alpha"], row_of(buffer)["beta"]) == (np.float32(alpha_N[0]), np.float32(beta_N[0]))
+
+
+@pytest.mark.parametrize("spacing", [name for name in SPACINGS if name not in ("fixed", "none")])
+def test_ten_successes_lengthen_the_base_interval_as_if_there_were_no_diversity(spacing):
+    with_diversity = a_buffer(spacing=spacing, diversity_coeff=5.0)
+    without = a_buffer(spacing=spacing, diversity_coeff=0.0)
+    intervals, waits, now = [], [], 1
+    for _ in range(10):
+        for buffer in (with_diversity, without):
+            buffer.add([a_group(i, now, rewards=HALF if i else ALL) for i in range(4)], now)
+        row, plain = row_of(with_diversity), row_of(without)
+        assert row["interval"] == plain["interval"]
+        intervals.append(float(row["interval"]))
+        waits.append(float((row["due"] - row["last_review"]) / max(1.0, plain["due"] - plain["last_review"])))
+        assert row["due"] - row["last_review"] >= 1 and max(1.0, row["interval"]) / 6 <= row["due"] - row["last_review"]
+        now = int(np.ceil(max(row["due"], plain["due"])))
+    assert all(a <= b for a, b in zip(intervals, intervals[1:])) and intervals[-1] > 5 * intervals[0]
+    assert all(wait <= 1 for wait in waits) and min(waits) < 0.7  # diversity did act, on the due date
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_no_item_comes_back_before_its_minimum_recall_interval(spacing):
+    buffer = a_buffer(spacing=spacing, min_recall_interval=3, load_control="none")
+    last = {}
+    for now in range(1, 40):
+        for prompt in buffer.due(4, now):
+            assert now - last[prompt.prompt_id] >= 3
+            buffer.add([a_group(prompt, now, rewards=HALF)], now)
+            last[prompt.prompt_id] = now
+        if now <= 6:
+            buffer.add([a_group(now, now)], now)
+            last[f"p{now}"] = now
+    assert (buffer.store.items[buffer.store.slots()]["visits"] > 5).all()
+
+
+def test_a_batch_is_filled_with_what_has_rested_though_better_items_have_not():
+    buffer = a_buffer(min_recall_interval=5)
+    buffer.add([a_group(i, 1, rewards=ALL) for i in range(3)], 1)
+    buffer.add([a_group(10 + i, 5, rewards=HALF) for i in range(6)], 5)  # worth more, and just played
+    assert {prompt.prompt_id for prompt in buffer.due(3, 6, slots=0.1)} == {"p0", "p1", "p2"}
+
+
+def test_waiting_items_enter_while_their_reviews_fit():
+    buffer = a_buffer(spacing="fixed", spacing_config={"interval": 4.0}, diversity_on=("draw",))
+    buffer.add([a_group(i, 1) for i in range(40)], 1)
+    assert buffer.store.num_items(WAITING) == 40
+    for now in range(2, 30):
+        buffer.due(0, now, slots=3.0)
+        assert buffer.store.num_items(SCHEDULED) == min(3 * (now - 1), 12)  # 3 a call, and 12 items / 4 = 3 reviews
+    assert buffer.stats(30)["load_ratio"] == pytest.approx(1.0) and buffer.counts["num_admitted"] == 12
+    buffer.check_valid()
+
+
+def test_the_most_learnable_and_diverse_enter_first_and_diversity_only_where_it_acts():
+    def entered(**given):
+        buffer = a_buffer(spacing="fixed", diversity_parts=("novelty",), **given)
+        buffer.add([a_group(0, 1, rewards=ALL), a_group(1, 1, rewards=HALF), a_group(2, 1, rewards=HALF)], 1)
+        for index, diversity in ((1, 0.1), (2, 0.9)):
+            with buffer._transaction(""):
+                buffer.store.update(buffer.store.slot_of(key_of(a_prompt(index))), diversity=diversity)
+        buffer.due(0, 2, slots=0.25)  # one item of interval 4
+        return [i for i in range(3) if row_of(buffer, i)["status"] == SCHEDULED]
+
+    assert entered(diversity_on=("draw",), diversity_coeff=1.0) == [2]
+    assert entered(diversity_on=("draw",), diversity_coeff=0.0) == [1]  # the first of equals
+    assert entered(diversity_on=(), diversity_coeff=1.0) == [1]
+
+
+def test_only_domains_that_are_revisited_enter_the_schedule():
+    buffer = a_buffer(domains=["sums"])
+    buffer.add([a_group(a_prompt(i, "maps" if i < 8 else "sums"), 1) for i in range(12)], 1)
+    drawn = buffer.due(4, 2)
+    assert {prompt.domain for prompt in drawn} == {"sums"} and len(drawn) == 4
+    assert (buffer.store.num_items(WAITING), buffer.store.num_items(SCHEDULED)) == (8, 4)
+
+
+def test_stretched_intervals_fit_the_slots_and_the_stored_ones_stay():
+    buffer = a_buffer(spacing="fixed", load_control="stretch", diversity_on=("draw",))
+    buffer.add([a_group(i, 1) for i in range(40)], 1)
+    buffer.due(0, 2, slots=2.0)  # load 40 / 4 = 10 against 2 slots
+    assert buffer.store.num_items(SCHEDULED) == 40 and buffer.stats(2)["stretch_factor"] == 5.0
+    buffer.add([a_group(0, 2)], 2)
+    row = row_of(buffer)
+    assert (row["interval"], row["due"]) == (4.0, 2 + 4.0 * 5.0)
+    buffer.check_valid()
+
+
+def test_items_that_never_succeed_are_retested_rarely_until_they_do():
+    buffer = a_buffer(leech_failures=3, leech_interval=20)
+    timings = [visit(buffer, now, NONE) for now in (1, 2, 3)]
+    assert [one.grade for one in timings] == [1, 1, 1]
+    row = row_of(buffer)
+    assert (row["status"], row["streak"], row["due"]) == (LEECH, -3, 23)
+    assert buffer.due(1, 22) == [] and buffer.stats(22)["num_leeches"] == 1
+    assert len(buffer.due(1, 23)) == 1
+    visit(buffer, 23, ALL)
+    assert row_of(buffer)["status"] == SCHEDULED and buffer.stats(23)["num_leeches"] == 0
+    buffer.check_valid()
+    never = a_buffer(leech_failures=0)
+    for now in range(1, 12):
+        visit(never, now, NONE)
+    assert row_of(never)["status"] == WAITING
+
+
+def test_timing_by_hand():
+    # Due at 10 with an interval of 8: on time until 12.
+    assert [timing_of(now, 10, 8) for now in (9, 10, 12, 13)] == ["early", "on_time", "on_time", "late"]
+    assert timing_of(11, 10, 1) == "on_time" and timing_of(12, 10, 1) == "late"  # at least one iteration
+
+
+def test_visits_say_how_they_fell():
+    buffer = a_buffer(spacing="fixed", spacing_config={"interval": 8.0}, diversity_on=())
+    visits = [visit(buffer, now) for now in (1, 4, 12, 23)]
+    assert [one.timing for one in visits] == ["new", "early", "on_time", "late"]
+    lapse = visit(buffer, 31, NONE)
+    assert lapse.is_lapse and row_of(buffer)["lapses"] == 1 and not visit(buffer, 39, NONE).is_lapse
+
+
+def test_grading_by_mean_reward():
+    # Rewards of 0.7 pass nothing (pass_reward 0.9), and are Good by their mean.
+    rewards = (0.7,) * 8
+    assert visit(a_buffer(), 1, rewards).grade == 1
+    assert visit(a_buffer(grade="reward"), 1, rewards).grade == 3
+    assert visit(a_buffer(pass_reward=0.7), 1, np.float32(rewards)).grade == 1  # 0.7 is a little less in float32
+    assert visit(a_buffer(pass_reward=0.69), 1, rewards).grade == 4
+
+
+def test_items_of_raters_are_graded_by_raters_alone():
+    buffer = a_buffer(grade="rating")
+    assert visit(buffer, 1).grade == 0
+    assert row_of(buffer)["reps"] == 0 and row_of(buffer)["visits"] == 1
+    assert buffer.rate({a_prompt(0).key: 1.0}, 2) == 1
+    row = row_of(buffer)
+    assert (row["reps"], row["last_review"], row["visits"]) == (1, 2, 1)
+    assert visit(buffer, 3).grade == 0 and row_of(buffer)["last_review"] == 2
+
+
+def test_the_sources_own_rule_shrinks_and_ours_does_not():
+    # faithful=True is kept for comparison: interval 1.5 (e - 1) / (1 + D) at every update.
+    def intervals(**config):
+        buffer = a_buffer(spacing="srl1", spacing_config=config, diversity_parts=("centroid",))
+        found = []
+        for now in range(1, 12):
+            buffer.add([a_group(i, now, rewards=ALL if i == 0 else HALF) for i in range(4)], now)
+            found.append(float(row_of(buffer)["interval"]))
+        return found
+
+    assert intervals(faithful=True)[-1] < intervals(faithful=True)[0] < 1
+    ours = intervals()
+    assert ours[-1] > ours[0] >= 1 and ours == sorted(ours)
+
+
+def test_retrievability_is_of_the_days_that_have_passed():
+    buffer = a_buffer(iterations_per_day=2.0)
+    visit(buffer, 1, HALF)
+    slot = buffer.store.slots()
+    recall = [float(buffer.recall.retrievability(slot, now)[0]) for now in (1, 3, 9, 40)]
+    assert recall[0] == 1.0 and recall == sorted(recall, reverse=True) and recall[-1] < 0.9
+    state = SpacingState.of(buffer.store.items[slot])
+    assert recall[1] == float(buffer.recall.rule.retrievability(state, np.array([1.0]))[0])
+
+
+def test_a_broken_load_is_found():
+    buffer = a_buffer()
+    buffer.add([a_group(i, 1) for i in range(8)], 1)
+    buffer.due(4, 2)
+    buffer.check_valid()
+    buffer.recall.load.add(np.array([2.0]))
+    with pytest.raises(ValueError, match="load"):
+        buffer.check_valid()

@@ -1,0 +1,115 @@
+"""Runs with a memory, watched: what was played, what the memory said, and what the learner was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl import SRL, SRLConfig
+from rllib_srl.replay.journal import Journal
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import Group, GroupMeta, Prompt
+from tests.small_worlds import small_config
+
+
+def memory_config(model_dir: Path, directory: Path, env: str = "Even", **replay: Any) -> SRLConfig:
+    """Return `small_config` with 400 prompts and a memory that starts at 4 items; `replay` changes its settings."""
+    settings = {"revisit_fraction": 0.25, "reuse_fraction": 0.25, "capacity": 1000, "min_buffer_size": 4}
+    return small_config(model_dir, directory, env, num_prompts=400).replay(**{**settings, **replay})
+
+
+@dataclass
+class Iteration:
+    """One call of `train()`, as its parts saw it."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    revisits: list[Prompt] = field(default_factory=list)
+    metas: list[GroupMeta] = field(default_factory=list)
+    played: list[Group] = field(default_factory=list)
+    visits: dict[str, Visit] = field(default_factory=dict)
+    reused: list[GroupMeta] = field(default_factory=list)
+    trained: list[tuple[str, Group, np.ndarray]] = field(default_factory=list)  # origin, group, advantages
+
+    @property
+    def replay(self) -> dict[str, float]:
+        """Return the memory's metrics."""
+        return self.result["replay"]
+
+
+@contextmanager
+def watched(algo: SRL) -> Iterator[list[Iteration]]:
+    """Yield a list that every iteration of an algorithm with a memory, and any learner but a local one, is added to."""
+    iterations: list[Iteration] = []
+    memory, learner = algo.memory, algo.learner_group._learner
+    due, add, sample, train = memory.due, memory.add, memory.sample, algo.train
+
+    def watched_due(*args: Any) -> list[Prompt]:
+        iterations[-1].revisits = due(*args)
+        return iterations[-1].revisits
+
+    def watched_add(groups: list[GroupMeta], now: int) -> dict[str, Visit]:
+        iterations[-1].metas, iterations[-1].visits = groups, add(groups, now)
+        iterations[-1].played = [ray.get(m.ref) if isinstance(m.ref, ray.ObjectRef) else m.ref for m in groups]
+        return iterations[-1].visits
+
+    def watched_sample(*args: Any) -> list[GroupMeta]:
+        iterations[-1].reused = sample(*args)
+        return iterations[-1].reused
+
+    def watched_train() -> dict[str, Any]:
+        iterations.append(Iteration())
+        iterations[-1].result = train()
+        return iterations[-1].result
+
+    names = {"due": watched_due, "add": watched_add, "sample": watched_sample}
+    vars(memory).update(names)
+    vars(algo)["train"] = watched_train
+    if learner is not None:
+        begin = learner._create_iterator_if_necessary
+
+        def watched_begin(*, training_data: Any, **kwargs: Any) -> Any:
+            shard = training_data.batch
+            iterations[-1].trained += list(zip(shard.origins, shard.groups(), shard.advantages, strict=True))
+            return begin(training_data=training_data, **kwargs)
+
+        learner._create_iterator_if_necessary = watched_begin
+    try:
+        yield iterations
+    finally:
+        for name in names:
+            del vars(memory)[name]
+        del vars(algo)["train"]
+        if learner is not None:
+            learner._create_iterator_if_necessary = begin
+
+
+def go(algo: SRL, num_iterations: int) -> list[Iteration]:
+    """Train so many times, and return what happened."""
+    with watched(algo) as iterations:
+        for _ in range(num_iterations):
+            algo.train()
+    return iterations
+
+
+def weights_of(algo: SRL) -> np.ndarray:
+    """Return all weights, end to end."""
+    weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
+    return np.concatenate([np.array(weights[name]).ravel() for name in sorted(weights)])
+
+
+def journals_of(algo: SRL, directory: Path) -> list[Journal]:
+    """Return a copy of each shard's journal, open; whoever asks closes them."""
+    algo.memory.snapshot(directory)
+    return [Journal(directory / f"shard_{i}.sqlite") for i in range(algo.memory.num_shards)]
+
+
+def check_shards(algo: SRL) -> None:
+    """Check every invariant of every shard."""
+    algo.memory._call("check_valid", dict.fromkeys(range(algo.memory.num_shards), ()), "checking")
