@@ -13,7 +13,7 @@
 
 DIR is a run's directory, a checkpoint, a buffer's directory or a journal file; shards are shown as one. ID is a prompt
 id, or the beginning of a key. The run may be going on: its journal is copied (to where TMPDIR says) and the copy is
-read. Only `import` writes into DIR.
+read. Only `import` writes into DIR; a run that is resumed from a checkpoint keeps what came after it for reuse.
 """
 
 from __future__ import annotations

@@ -207,9 +207,9 @@ def _intervals(axes: Any, shards: Sequence[Reading]) -> None:
     if not len(planned):
         _say_nothing(axes, "no item is in the schedule")
         return
-    last = int(np.ceil(np.log2(interval_N.max()) * 2)) + 1
-    first = int(np.floor(np.log2(interval_N.min()) * 2))
-    axes.hist(interval_N, bins=2.0 ** (np.arange(first, last + 1) / 2), color="tab:blue", edgecolor="white")
+    halves_N = np.rint(2 * np.log2(interval_N))  # bars are half an octave wide, each around a power of the root of 2
+    edges = 2.0 ** (np.arange(halves_N.min() - 2.5, halves_N.max() + 3) / 2)
+    axes.hist(interval_N, bins=edges, color="tab:blue", edgecolor="white")
     median = float(np.median(interval_N))
     axes.axvline(median, color="0.2", linestyle="--", linewidth=1, label=f"median {median:.1f}")
     axes.set_xscale("log", base=2)
@@ -219,4 +219,5 @@ def _intervals(axes: Any, shards: Sequence[Reading]) -> None:
 
 
 def _say_nothing(axes: Any, text: str = NOTHING) -> None:
+    axes.set(xticks=(), yticks=())
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="0.4")

@@ -44,7 +44,7 @@ class Sizes:
     num_large: int
     wall: dict[str, list[list[float]]] = field(default_factory=lambda: {name: [[], []] for name in CALLS})
     cpu: dict[str, list[list[float]]] = field(default_factory=lambda: {name: [[], []] for name in CALLS})
-    state_bytes: float = 0.0  # an item's, tables and indexes
+    state_bytes: float = 0.0  # an item's row and all indexes
     resident_bytes: float = 0.0  # an item's, of the large buffer's process, prompts aside
     prompt_bytes: float = 0.0  # an item's prompt
     fill_s: float = 0.0
@@ -125,7 +125,7 @@ def measure(directory: Path, num_small: int, num_large: int, num_iterations: int
     store = buffers[1].store
     sizes.prompt_bytes = _bytes_of_prompts([store.prompt_of(slot) for slot in range(0, num_large, num_large // 1000)])
     sizes.resident_bytes = (resident() - before) / num_large - sizes.prompt_bytes
-    sizes.state_bytes = store.nbytes / num_large
+    sizes.state_bytes = store.nbytes / num_large - GROUP.itemsize
     gc.freeze()  # a collection would walk the prompts of the large buffer, in calls on the small one too
     runs = [_calls(buffer, num) for buffer, num in zip(buffers, (num_small, num_large), strict=True)]
     warm_up = max(1, num_iterations // 4)

@@ -210,7 +210,7 @@ def memory_lines(outcome: Outcome) -> Iterator[str]:
             ("items", f"{last['num_items']:.0f} prompts, {last['num_scheduled']:.0f} of them in the schedule"),
             ("due now", f"{last['num_due']:.0f}; {num_late:.0f} visits came late in all"),
             ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),
-            ("reused", f"{totals['reuse']} stored groups trained on again ({last['reuse_share_tokens']:.0%} of tokens)"),
+            ("reused", f"{totals['reuse']} groups trained on again ({last['reuse_share_tokens']:.0%} of tokens)"),
             ("load ratio", f"{rounded(last['load_ratio'])} expected reviews for each slot"),
             ("recall", _recall(last)),
             ("look into it", f"python scripts/buffer.py ls {outcome.plan.directory}"),

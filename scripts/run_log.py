@@ -16,7 +16,8 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 METRICS = "metrics.jsonl"
-PARTS = ("plan", "rollout", "remember", "batch", "learn", "sync", "look_back")  # of an iteration, as `SRL.training_step` times them
+# Of an iteration, as `SRL.training_step` times them.
+PARTS = ("plan", "rollout", "remember", "batch", "learn", "sync", "look_back")
 LEFT_OUT = ("config", "perf", "timestamp", "pid", "date", "hostname", "node_ip", "trial_id", "fault_tolerance")
 
 

@@ -18,12 +18,14 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from ray import tune
 from ray.exceptions import RayActorError
 
 from rllib_srl.advantages import has_signal
 from rllib_srl.checkpoints import seal
 from rllib_srl.replay.client import Memory
 from rllib_srl.replay.codec import decode
+from rllib_srl.replay.journal import Journal
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 from tests.small_memory import check_shards, go, journals_of, memory_config, watched, weights_of
@@ -277,6 +279,36 @@ def _arrays(value) -> list[np.ndarray]:
     if isinstance(value, list | tuple):
         return [array for one in value for array in _arrays(one)]
     return []
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+
+def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
+    config.environment(env_config={"num_prompts": 400, "slow_s": 0.5}).env_runners(num_cpus_per_env_runner=0.5)
+    config.training(log_directory=None, checkpoint_every=2)
+    space = {**config.to_dict(), "lr": tune.grid_search([0.0, 1e-3]), "seed": 3}
+    run = tune.RunConfig(storage_path=str(tmp_path), stop={"training_iteration": 4}, verbose=0)
+    results = tune.Tuner("SRL", param_space=space, run_config=run).fit()
+    spans = [(r.metrics_dataframe.timestamp.min() - 1, r.metrics_dataframe.timestamp.max()) for r in results]
+    assert results.num_errors == 0 and max(first for first, _ in spans) < min(last for _, last in spans), spans
+    payloads = []
+    for result in results:
+        replay = result.metrics["replay"]
+        assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
+        with Journal(Path(result.path) / "replay/shard_0/journal.db") as journal:
+            stored = journal.load()
+            assert len(stored.slots) == 13 and len(stored.seqs) == replay["num_stored_groups"] > 12
+            payloads.append({decode(journal.read_group(seq)).token_ids_N.tobytes() for seq in stored.seqs.tolist()})
+    # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
+    assert 4 <= len(payloads[0] & payloads[1]) < 12
+    written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}
+    other = config.copy(copy_frozen=False).training(lr=1e-3, log_directory=str(tmp_path / "clone")).build_algo()
+    other.restore_from_path(written[2].path)
+    assert other.iteration == 2 and other.memory.num_items == 7
+    assert go(other, 1)[0].replay["num_items"] == 10
+    check_shards(other)
+    other.stop()
 
 
 # --- size -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ def admit(
     nearest: Nearest | None = None,
     drift: float | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
+    is_whole: bool = False,
 ) -> Verdict:
     """Judge a group; the cheap checks come first.
 
@@ -117,16 +119,18 @@ def admit(
         nearest: the closest stored item; one of the same prompt is no duplicate but an earlier visit.
         drift: mean |logp now - behaviour_logp| over the policy-written tokens, nats; None where unknown.
         decode: token ids -> text.
+        is_whole: whether `fault_of` has found nothing.
 
     Raises:
         ValueError: settings out of range, or no `decode` although `on_secret` asks for one.
     """
-    faults = settings.faults()
+    faults = list(_faults_of(settings))
     if settings.on_secret != "keep" and decode is None:
         faults.append(f"decode = None; expected token ids -> text, because on_secret = {settings.on_secret!r}")
     if faults:
         raise ValueError("admission: " + "; ".join(faults))
-    if reason := fault_of(group) or _refusal_of(group, settings, nearest, drift):
+    fault = None if is_whole else fault_of(group)
+    if reason := fault or _refusal_of(group, settings, nearest, drift):
         return Verdict(group, reason)
     if settings.on_secret == "keep":
         return Verdict(group)
@@ -135,6 +139,11 @@ def admit(
     if masked.num_tokens and _is_lost(masked, settings):
         return Verdict(group, Reason.SECRET, secrets=masked.kinds)
     return Verdict(masked.group, None, masked.num_tokens, masked.kinds)
+
+
+@lru_cache
+def _faults_of(settings: AdmissionSettings) -> tuple[str, ...]:
+    return tuple(settings.faults())  # asked for each group, and always the same
 
 
 def fault_of(group: Group) -> Reason | None:

@@ -199,16 +199,15 @@ class SRLReplayBuffer(PersistentBuffer):
         if (answer := self._answered(request)) is not None:
             return answer
         with self._transaction(request) as change:
-            num = 0
-            for key, grade in grades.items():
-                slot = self.store.slot_of(int(key, 16))
-                if slot is None or grade == 0:
-                    self.counts["num_reviews_of_nothing"] += 1
-                    continue
-                graded = self.recall.review(slot, grade, now, is_trained=False)
+            slots = {key: self.store.slot_of(int(key, 16)) for key in grades}
+            reviewed = {slot: grades[key] for key, slot in slots.items() if slot is not None and grades[key]}
+            grade_N = np.array(list(reviewed.values()), np.int64)
+            review = self.recall.review(list(reviewed), grade_N, now, np.zeros(len(reviewed), bool))
+            for slot, graded in zip(reviewed, review, strict=True):
                 # One opinion is one episode: right from Hard upwards, as the rules have it.
-                self.reviews.note(change, self.store.items[slot], graded, now, grade > 1, 1)
-                num += 1
+                self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
+            num = len(reviewed)
+            self.counts["num_reviews_of_nothing"] += len(grades) - num
             self.counts[counted] += num
             change.answer = num
         return num

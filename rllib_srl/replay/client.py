@@ -9,9 +9,12 @@ it gives the answer it had committed, or does the work now.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.deadlines import ActorFailure, Failure, gather
 from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.journal_file import holder_of
+from rllib_srl.replay.ledger import JOURNAL
 from rllib_srl.replay.load import Share, reuse_share
 from rllib_srl.replay.look import merged
 from rllib_srl.replay.settings import ReplaySettings
@@ -38,14 +43,18 @@ class Memory:
     Invariant: no call waits longer than `timeout_s` times two, and none is carried out twice.
     """
 
-    def __init__(self, settings: ReplaySettings, shards: Sequence[Any], is_local: bool) -> None:
+    def __init__(
+        self, settings: ReplaySettings, shards: Sequence[Any], is_local: bool, journals: Sequence[Path] = ()
+    ) -> None:
         """Wrap shards that have been created.
 
         Args:
             settings: of the memory.
             shards: actor handles, or one `ReplayBufferActor` of this process.
             is_local: which of the two.
+            journals: of the shards.
         """
+        self._journals = journals
         self.settings, self._shards, self._is_local = settings, list(shards), is_local
         self._revisits, self._reuses = Share(settings.revisit_fraction), reuse_share(settings.reuse_fraction)
         self.num_items = 0
@@ -88,7 +97,7 @@ class Memory:
                 if is_local
                 else _remote_class(f"rllib_srl.memory.{run}.{index}").remote(settings, **given)
             )
-        memory = cls(settings, shards, is_local)
+        memory = cls(settings, shards, is_local, [directory / f"shard_{i}" / JOURNAL for i in range(len(shards))])
         memory._call("check_started", dict.fromkeys(range(len(shards)), ()), "starting", timeout_s)
         return memory
 
@@ -286,13 +295,22 @@ class Memory:
                     self.num_restarts += 1
                 failures.setdefault(i, answer)
                 if answer.is_silent:
-                    ray.kill(self._shards[i], no_restart=False)
+                    self._end(i)
             if pending:
                 time.sleep(RETRY_S)
         if pending:
             shard = min(pending)
             raise ActorFailure(f"memory shard {shard} {failures[shard].reason} while {what}")
         return dict(sorted(answers.items()))
+
+    def _end(self, shard: int) -> None:
+        """End a silent process, for Ray to start another; a stopped one would not hear what Ray has to say."""
+        holder = holder_of(self._journals[shard]) if self._journals else None
+        if holder is None:
+            ray.kill(self._shards[shard], no_restart=False)
+            return
+        with suppress(ProcessLookupError):
+            os.kill(holder, signal.SIGKILL)
 
 
 class NoMemory:

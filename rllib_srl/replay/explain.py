@@ -15,6 +15,7 @@ import numpy as np
 from rllib_srl.replay.diversity import interval_factor
 from rllib_srl.replay.readings import Reading
 from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING
+from rllib_srl.replay.secrets import redact
 from rllib_srl.types import Prompt
 
 GRADE_NAMES = ("", "Again", "Hard", "Good", "Easy")
@@ -187,7 +188,7 @@ def described(item: Found) -> Iterator[tuple[str, str]]:
     yield "item", item.key
     yield "prompt", f"{prompt.env_id} [{prompt.prompt_id}]" + (f", step {prompt.step}" if prompt.step else "")
     for number, turn in enumerate(prompt.history, 1):
-        yield f"history, turn {number}", repr(turn)
+        yield f"history, turn {number}", repr(redact(turn) if reading.settings.on_secret == "mask" else turn)
     yield "domain", prompt.domain
     status = STATUS_NAMES[int(row["status"])]
     if row["status"] != WAITING:

@@ -8,7 +8,8 @@ and a group that is broken (`admission.fault_of`) says nothing at all: its numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from rllib_srl.replay.eviction import replaced_by
 from rllib_srl.replay.growth import Child, Visited, children
 from rllib_srl.replay.ledger import Change
 from rllib_srl.replay.recall import Graded
-from rllib_srl.replay.records import key_of
+from rllib_srl.replay.records import key_of, rows_at
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.variety import Measured
 from rllib_srl.replay.visits import GroupFacts, Visit, facts_of
@@ -30,6 +31,21 @@ from rllib_srl.types import Group
 
 if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
+
+
+@dataclass
+class _Guest:
+    """A group that has an item. Invariant: `kept` is `group`, secrets out of the loss."""
+
+    group: Group
+    kept: Group
+    facts: GroupFacts  # of `group`
+    measured: Measured
+    slot: int
+    refused: str  # why it is not stored, "" if it is
+    is_new: bool
+    graded: Graded = field(default_factory=lambda: Graded(0))
+    diversity: float = 0.0
 
 
 class Intake:
@@ -88,52 +104,61 @@ class Intake:
         whole = [group for group, fault in zip(groups, faults, strict=True) if fault is None]
         slots = [buffer.store.slot_of(key_of(group.prompt)) for group in whole]
         measured = iter(buffer.variety.measure(whole, [-1 if slot is None else slot for slot in slots]))
-        return [
-            self._take(buffer, group, next(measured), now, change, is_played)
+        entered = [
+            self._enter(buffer, group, next(measured), now, change)
             if fault is None
             else self._refused(buffer, group, fault.value)
             for group, fault in zip(groups, faults, strict=True)
         ]
+        guests = [one for one in entered if isinstance(one, _Guest)]
+        tested = [guest for guest in guests if is_played or buffer.store.items["visits"][guest.slot] == 0]
+        if tested:
+            self._grade(buffer, tested, now, change)
+        for guest in guests:
+            guest.diversity = float(buffer.store.items["diversity"][guest.slot])
+            if not guest.refused:
+                self._store(buffer, guest, now, change)
+        # Last, because a child may take the place of any item.
+        grown = [self._grow(buffer, guest, now, change) if is_played else 0 for guest in guests]
+        visits = iter([self._visit(guest, num) for guest, num in zip(guests, grown, strict=True)])
+        return [next(visits) if isinstance(one, _Guest) else one for one in entered]
 
     @staticmethod
     def _refused(buffer: SRLReplayBuffer, group: Group, reason: str, pass_rate: float = 0.0) -> Visit:
         buffer.counts[f"num_refused_{reason}"] += 1
         return Visit(group.group_id, group.prompt.key, refused=reason, pass_rate=pass_rate)
 
-    def _take(
-        self, buffer: SRLReplayBuffer, group: Group, measured: Measured, now: int, change: Change, is_played: bool
-    ) -> Visit:
-        slot = buffer.store.slot_of(key_of(group.prompt))  # only now: a child of the group before may have replaced it
-        facts = facts_of(group, self._settings.pass_reward)
-        pass_rate = facts.num_success / facts.size
+    def _enter(
+        self, buffer: SRLReplayBuffer, group: Group, measured: Measured, now: int, change: Change
+    ) -> Visit | _Guest:
+        """Judge a group and find its item, or add one."""
+        key = key_of(group.prompt)
+        slot, facts = buffer.store.slot_of(key), facts_of(group, self._settings.pass_reward)
         refused, kept = self._judge(buffer, group, slot, measured, change)
         if slot is None and (refused or facts.size < self._settings.min_graded):
-            return self._refused(buffer, group, refused or "ungraded", pass_rate)
+            return self._refused(buffer, group, refused or "ungraded", facts.num_success / facts.size)
         if refused:
             buffer.counts[f"num_refused_{refused}"] += 1
         is_new = slot is None
         if slot is None:
-            slot = buffer.store.add_item(key_of(group.prompt), group.prompt, group.prompt.domain, now)
+            slot = buffer.store.add_item(key, group.prompt, group.prompt.domain, now)
             change.new_slots.add(slot)
-        graded = Graded(0)
-        if is_played or buffer.store.items[slot]["visits"] == 0:
-            graded = self._grade(buffer, slot, facts, now, change, self._measure(buffer, slot, measured, change))
-        if not refused:
-            kept_facts = facts if kept is group else facts_of(kept, self._settings.pass_reward)
-            self._store(buffer, slot, kept, kept_facts, now, change)
+        return _Guest(group, kept, facts, measured, slot, refused, is_new)
+
+    def _visit(self, guest: _Guest, num_grown: int) -> Visit:
         return Visit(
-            group_id=group.group_id,
-            key=group.prompt.key,
-            pass_rate=pass_rate,
-            refused=refused,
-            is_new=is_new,
-            timing=graded.timing,
-            grade=graded.grade,
-            predicted=graded.predicted,
-            is_lapse=graded.is_lapse,
-            diversity=float(buffer.store.items[slot]["diversity"]),
-            bonus_G=self._bonus(measured, group),
-            num_grown=self._grow(buffer, kept, now, change) if is_played and not refused else 0,
+            group_id=guest.group.group_id,
+            key=guest.group.prompt.key,
+            pass_rate=guest.facts.num_success / guest.facts.size,
+            refused=guest.refused,
+            is_new=guest.is_new,
+            timing=guest.graded.timing,
+            grade=guest.graded.grade,
+            predicted=guest.graded.predicted,
+            is_lapse=guest.graded.is_lapse,
+            diversity=guest.diversity,
+            bonus_G=self._bonus(guest.measured, guest.group),
+            num_grown=num_grown,
         )
 
     # --- parts -----------------------------------------------------------------------------------
@@ -147,7 +172,7 @@ class Intake:
         if slot is None and measured.nearest is not None and not buffer.variety.is_gone(measured.nearest[0]):
             other, similarity = measured.nearest
             nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
-        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode)
+        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode, is_whole=True)
         if verdict.reason is not None:
             return verdict.reason.value, group
         buffer.counts["num_masked_tokens"] += verdict.num_masked
@@ -168,54 +193,58 @@ class Intake:
                 yield codec.decode(uncommitted, str(seq)) if uncommitted else buffer.ledger.payloads.get(seq)
 
     @staticmethod
-    def _measure(buffer: SRLReplayBuffer, slot: int, measured: Measured, change: Change) -> dict[str, Any]:
-        """Keep an item's vector; return the fields of its row that diversity writes."""
-        fields: dict[str, Any] = {**measured.fields(), "diversity": buffer.variety.rank(measured.parts)}
-        if measured.vector_D is not None:
-            change.vectors[slot] = measured.vector_D
-            buffer.variety.put(slot, measured.vector_D)
+    def _measure(buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> dict[str, Any]:
+        """Keep the vectors of items, by slot; return the fields of their rows that diversity writes."""
+        fields: dict[str, Any] = {"diversity": buffer.variety.rank([one.parts for one in measured.values()])}
+        of_items = [one.fields() for one in measured.values()]
+        fields |= {name: np.array([of_item[name] for of_item in of_items]) for name in of_items[0]}
+        vectors = {slot: one.vector_D for slot, one in measured.items() if one.vector_D is not None}
+        for slot, vector_D in vectors.items():
+            change.vectors[slot] = vector_D
+            buffer.variety.put(slot, vector_D)
+        if vectors:
             fields["has_vector"] = True
         return fields
 
-    def place_vectors(self, buffer: SRLReplayBuffer, measured: dict[int, Measured], change: Change) -> None:
+    def place_vectors(self, buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> None:
         """Write measures whose vectors came later."""
-        for slot, one in measured.items():
-            buffer.recall.change(slot, **self._measure(buffer, slot, one, change))
+        if measured:
+            buffer.recall.change(list(measured), **self._measure(buffer, measured, change))
 
-    @staticmethod
-    def _grade(
-        buffer: SRLReplayBuffer, slot: int, facts: GroupFacts, now: int, change: Change, fields: dict[str, Any]
-    ) -> Graded:
-        """Write what a visit changes of its item's row, `fields` among it."""
-        row, tokens = buffer.store.items[slot], facts.trained_tokens
+    def _grade(self, buffer: SRLReplayBuffer, guests: Sequence[_Guest], now: int, change: Change) -> None:
+        """Grade visits, and write all that they change of their items' rows."""
+        facts = [guest.facts for guest in guests]
+        slots = [guest.slot for guest in guests]
+        size_N, tokens_N, variance_N, *others = (
+            np.array([getattr(one, name) for one in facts])
+            for name in ("size", "trained_tokens", "variance", "num_success", "reward", "nll", "version")
+        )
+        fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
+        before_N = rows_at(buffer.store.items, slots)
         graded = buffer.recall.visit(
-            slot,
+            slots,
             facts,
             now,
-            pass_rate=facts.num_success / facts.size,
-            reward=facts.reward,
-            num_success=facts.num_success,
-            group_size=facts.size,
-            variance=facts.variance,
-            score=facts.variance,
-            nll=facts.nll,
-            version=facts.version,
-            visits=int(row["visits"]) + 1,
-            trained_tokens=int(row["trained_tokens"]) + tokens,
+            pass_rate=fields["num_success"] / size_N,
+            group_size=size_N,
+            variance=variance_N,
+            score=variance_N,
+            visits=before_N["visits"] + 1,
+            trained_tokens=before_N["trained_tokens"] + tokens_N,
             **fields,
+            **self._measure(buffer, {guest.slot: guest.measured for guest in guests}, change),
         )
-        if graded.grade:
-            item = buffer.store.items[slot]
-            buffer.reviews.note(change, item, graded, now, facts.num_success, facts.size, tokens)
-        return graded
+        for guest, one in zip(guests, graded, strict=True):
+            guest.graded, item, of = one, buffer.store.items[guest.slot], guest.facts
+            if one.grade:
+                buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.trained_tokens)
 
-    @staticmethod
-    def _store(
-        buffer: SRLReplayBuffer, slot: int, group: Group, facts: GroupFacts, now: int, change: Change
-    ) -> None:
+    def _store(self, buffer: SRLReplayBuffer, guest: _Guest, now: int, change: Change) -> None:
+        group = guest.kept
+        facts = guest.facts if group is guest.group else facts_of(group, self._settings.pass_reward)
         seq = buffer.store.header.next_group_seq
         _, evicted = buffer.store.add_group(
-            slot,
+            guest.slot,
             born=now,
             num_bytes=change.keep(seq, group),
             **{name: getattr(facts, name) for name in _OF_GROUP},
@@ -230,9 +259,10 @@ class Intake:
             return ()
         return tuple(bonus(np.array(measured.distance_G), mode).tolist())
 
-    def _grow(self, buffer: SRLReplayBuffer, group: Group, now: int, change: Change) -> int:
+    def _grow(self, buffer: SRLReplayBuffer, guest: _Guest, now: int, change: Change) -> int:
         """Add the children of a visited item; a full memory takes them only for an item of no higher score."""
-        if not self._settings.task_growth or "turns" not in group.extra:
+        group = guest.kept
+        if guest.refused or not self._settings.task_growth or "turns" not in group.extra:
             return 0
         grown = children(
             Visited.of(group),

@@ -74,6 +74,24 @@ class JournalLock:
             os.close(self._file)
 
 
+def holder_of(path: Path) -> int | None:
+    """Return the id of the process that has the journal at `path`, None if none has."""
+    if path.resolve() in _held:  # closing the file below would release this process's own lock
+        return os.getpid()
+    try:
+        file = os.open(f"{path}.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.read(file, 32).strip()
+        return int(owner) if owner else None
+    finally:
+        os.close(file)
+    return None
+
+
 def _in_use(path: Path, owner: int | str) -> str:
     return f"journal {path} is in use by process {owner}; expected one buffer a journal: stop it or choose another path"
 

@@ -9,7 +9,7 @@ A new item waits outside the schedule until expected reviews fit the revisit slo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,73 +58,93 @@ class Recall:
 
     # --- a visit ---------------------------------------------------------------------------------
 
-    def visit(self, slot: int, facts: GroupFacts, now: int, **fields: Any) -> Graded:
-        """Grade an item by the group that was played, and review it.
+    def visit(self, slots: Sequence[int], facts: Sequence[GroupFacts], now: int, **fields: Any) -> list[Graded]:
+        """Grade items by the groups that were played, and review them.
 
         Args:
-            slot: of the item.
-            facts: what was played.
+            slots: of the items, distinct.
+            facts: what was played of each.
             now: the training iteration.
-            fields: of the item that the visit changes beside, graded or not.
+            fields: of the items that the visits change beside, graded or not; an array each.
         """
-        size_N, num_success_N = np.array([facts.size]), np.array([facts.num_success])
-        row = self._store.items[slot]
-        before = (float(row["alpha"]), float(row["beta"])) if row["reps"] else PRIOR
-        alpha_N, beta_N = posterior(num_success_N, size_N, *before)
+        rows_N = rows_at(self._store.items, slots)
+        columns = {name: np.array([getattr(one, name) for one in facts]) for name in ("size", "num_success", "reward")}
+        is_new_N = rows_N["reps"] == 0
+        a_N, b_N = (np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR))
+        alpha_N, beta_N = posterior(columns["num_success"], columns["size"], a_N, b_N)
         evidence = Evidence(
-            num_success_N=num_success_N,
-            size_N=size_N,
             alpha_N=alpha_N,
             beta_N=beta_N,
-            reward_N=np.array([facts.reward]),
-            rating_N=np.array([np.nan]),  # people answer through `rate`
+            rating_N=np.full(len(facts), np.nan),  # people answer through `rate`
+            **{f"{name}_N": column for name, column in columns.items()},
         )
-        grade = int(GRADES[self._settings.grade](evidence, min_graded=self._settings.min_graded)[0])
-        if grade == 0:
-            self.change(slot, **fields)
-            return Graded(0)
-        fields |= {"alpha": alpha_N[0], "beta": beta_N[0]}
-        return self.review(slot, grade, now, facts.trained_tokens > 0, **fields)
+        grade_N = np.asarray(GRADES[self._settings.grade](evidence, min_graded=self._settings.min_graded), np.int64)
+        is_graded_N = grade_N > 0
+        fields["alpha"] = np.where(is_graded_N, alpha_N, rows_N["alpha"])
+        fields["beta"] = np.where(is_graded_N, beta_N, rows_N["beta"])
+        trained_N = np.array([one.trained_tokens > 0 for one in facts])
+        return self.review(slots, grade_N, now, trained_N, **fields)
 
-    def review(self, slot: int, grade: int, now: int, is_trained: bool, **fields: Any) -> Graded:
-        """Review an item with a grade that is known, and set its due date.
+    def review(
+        self, slots: Sequence[int], grade_N: np.ndarray, now: int, trained_N: np.ndarray, **fields: Any
+    ) -> list[Graded]:
+        """Review items with grades that are known, and set their due dates.
 
         Args:
-            slot: of the item.
-            grade: 1 to 4.
+            slots: of the items, distinct.
+            grade_N: 1 to 4, or 0 for no review.
             now: the training iteration.
-            is_trained: whether the visit is trained on, and not only tested.
-            fields: of the item that change with it.
+            trained_N: whether a visit is trained on, and not only tested.
+            fields: of the items that change with it, reviewed or not; an array each.
         """
-        row_1 = rows_at(self._store.items, [slot])
-        row, state = row_1[0], SpacingState.of(row_1)
-        elapsed = now - int(row["last_review"])
-        is_first = row["reps"] == 0
-        predicted = float("nan") if is_first else float(self.retrievability(np.array([slot]), now)[0])
-        timing = "new" if is_first else timing_of(now, float(row["due"]), float(self._intervals(row_1)[0]))
+        rows_N = rows_at(self._store.items, slots)
+        state, is_graded_N = SpacingState.of(rows_N), grade_N > 0
+        elapsed_N, is_first_N = now - rows_N["last_review"].astype(np.int64), rows_N["reps"] == 0
+        predicted_N = np.where(is_first_N, np.nan, self.retrievability(np.asarray(slots), now))
+        interval_N = self._intervals(rows_N)
         after = self.rule.review(
             state,
-            np.array([grade]),
-            np.array([elapsed / self._settings.iterations_per_day]),
-            np.array([is_trained]),
-            self._source_diversity(slot, fields),
+            np.maximum(grade_N, 1),
+            elapsed_N / self._settings.iterations_per_day,
+            trained_N,
+            self._source_diversity(slots, fields),
         )
-        self.change(slot, last_review=now, **{name: column[0] for name, column in after.columns().items()}, **fields)
-        is_lapse = bool(after.lapses_N[0] > state.lapses_N[0])
-        return Graded(grade, predicted, elapsed, is_lapse, timing)
+        changed = {
+            name: np.where(is_graded_N, column, getattr(state, f"{name}_N")) for name, column in after.columns().items()
+        }
+        last_review_N = np.where(is_graded_N, now, rows_N["last_review"])
+        self.change(slots, last_review=last_review_N, **changed, **fields)
+        return [
+            Graded(
+                int(grade_N[n]),
+                float(predicted_N[n]),
+                int(elapsed_N[n]),
+                bool(after.lapses_N[n] > state.lapses_N[n]),
+                "new" if is_first_N[n] else timing_of(now, float(rows_N["due"][n]), float(interval_N[n])),
+            )
+            if is_graded_N[n]
+            else Graded(0)
+            for n in range(len(slots))
+        ]
 
-    def change(self, slot: int, **fields: Any) -> None:
-        """Write fields of an item, and the status, due date and load that follow from them."""
-        settings = self._settings
-        self._leave_load(slot)
-        row_1 = filled(rows_at(self._store.items, [slot]), fields)
-        interval_1, row = self._intervals(row_1), row_1[0]
-        is_leech = 0 < settings.leech_failures <= -int(row["streak"])
-        status = LEECH if is_leech else SCHEDULED if row["status"] == LEECH else int(row["status"])
-        if status == SCHEDULED:
-            self.load.add(interval_1)  # its own reviews are among those that have to fit
-        wait = float(settings.leech_interval) if is_leech else float(interval_1[0]) * self.load.stretch(self.slots)
-        self._store.update(slot, **fields, status=status, due=float(row["last_review"]) + wait)
+    def change(self, slots: Sequence[int], **fields: Any) -> None:
+        """Write fields of items, and the status, due date and load that follow from them.
+
+        Args:
+            slots: of the items, distinct.
+            fields: an array each.
+        """
+        settings, stretch = self._settings, self.load.stretch(self.slots)
+        rows_N = rows_at(self._store.items, slots)
+        self.load.remove(self._intervals(rows_N[rows_N["status"] == SCHEDULED]))
+        rows_N = filled(rows_N, fields)
+        interval_N = self._intervals(rows_N)
+        is_leech_N = (settings.leech_failures > 0) & (-rows_N["streak"] >= settings.leech_failures)
+        status_N = np.where(rows_N["status"] == LEECH, SCHEDULED, rows_N["status"])
+        status_N = np.where(is_leech_N, LEECH, status_N)
+        wait_N = np.where(is_leech_N, settings.leech_interval, interval_N * stretch)
+        self._store.update_many(slots, **fields, status=status_N, due=rows_N["last_review"] + wait_N)
+        self.load.add(interval_N[status_N == SCHEDULED])
 
     def forget(self, slots: Iterable[int]) -> None:
         """Take items that will be evicted out of the load."""
@@ -190,17 +210,16 @@ class Recall:
             interval_N = interval_N * interval_factor(rows_N["diversity"], settings.diversity_coeff)
         return np.maximum(float(settings.min_recall_interval), interval_N)
 
-    def _source_diversity(self, slot: int, fields: Mapping[str, Any]) -> np.ndarray | None:
+    def _source_diversity(self, slots: Sequence[int], fields: Mapping[str, Any]) -> np.ndarray | None:
         """Return what the source system's own rule divides by; only `srl1` with faithful=True reads it.
 
         Args:
-            slot: of the item.
-            fields: of it that are about to change.
+            slots: of the items.
+            fields: of them that are about to change.
         """
         if not (isinstance(self.rule, SRL1) and self.rule.faithful):
             return None
-        slots_N = self._store.slots()
-        rows_N = rows_at(self._store.items, slots_N)
-        rows_N[slots_N == slot] = filled(rows_N[slots_N == slot], fields)
-        diversity_N = source_diversity(rows_N["variance"], rows_N["centroid"])
-        return diversity_N[slots_N == slot]
+        all_N = self._store.slots()
+        rows_N, at_N = rows_at(self._store.items, all_N), np.searchsorted(all_N, slots)
+        rows_N[at_N] = filled(rows_N[at_N], fields)
+        return source_diversity(rows_N["variance"], rows_N["centroid"])[at_N]

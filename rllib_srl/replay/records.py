@@ -98,7 +98,7 @@ def faults_of_fields(fields: Mapping[str, Any], dtype: np.dtype) -> list[str]:
 
 def rows_at(rows: np.ndarray, slots: Any) -> np.ndarray:
     """Return copies of some rows: `rows[slots]` in a twentieth of its time, for NumPy copies records field by field."""
-    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))[slots].view(rows.dtype)
+    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))[np.asarray(slots, np.int64)].view(rows.dtype)
 
 
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:

@@ -216,6 +216,13 @@ def _parts(settings: ReplaySettings) -> Iterator[str]:
 
 
 def _rules(settings: ReplaySettings) -> Iterator[str]:
+    configs = {name: getattr(settings, name) for name in ("selection_config", "spacing_config")}
+    if bad := {name: value for name, value in configs.items() if not isinstance(value, Mapping)}:
+        yield from (f"{name} = {value!r}; expected parameters by name" for name, value in bad.items())
+        return
+    if "desired_retention" in settings.spacing_config:
+        yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
+        return
     if settings.selection in SELECTIONS and settings.reuse_selection in SELECTIONS:
         try:
             make_settings(settings.selection, dict(settings.selection_config), [settings.reuse_selection])

@@ -25,11 +25,14 @@ def turns(group: Group, g: int, decode: Decode, is_redacted: bool) -> list[tuple
         is_redacted: whether secrets are replaced by their kinds in brackets.
     """
     ids = group.stream(g).tolist()
-    mask_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
-    text, starts_T, _ = token_spans(ids, decode)
+    mask_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]].copy()
+    text, starts_T, ends_T = token_spans(ids, decode)
     spans = detect(text) if is_redacted else []
     if is_redacted and not spans and (hidden := detect(decode(ids))):  # pieces hide what the whole shows
         spans = [Span(0, len(text), hidden[0].kind)]
+    for span in spans:  # admission took them out of the mask; what the policy began is still its own turn
+        inside = np.flatnonzero((starts_T < span.end) & (ends_T > span.start))
+        mask_T[inside] |= inside[0] > 0 and mask_T[inside[0] - 1]
     cuts = (np.flatnonzero(np.diff(mask_T)) + 1).tolist()
     borders = [0, *starts_T[cuts].tolist(), len(text)]
     roles = ["policy" if mask_T[at] else "environment" for at in [0, *cuts]]

@@ -144,14 +144,19 @@ class Variety:
         ends = np.cumsum([len(episode) for episode in turns])[:-1]
         return float(np.mean([episodic_novelty(block, item_novelty) for block in np.split(vectors, ends)]))
 
-    def rank(self, parts: Mapping[str, float]) -> float:
-        """Take raw parts into the calibrators and return their diversity, in [0, 1]."""
+    def rank(self, parts: Sequence[Mapping[str, float]]) -> np.ndarray:
+        """Take the raw parts of some items into the calibrators and return their diversity, [P] in [0, 1].
+
+        Args:
+            parts: of each item, of all the same ones.
+        """
         ranks = []
         for name, calibrator in self._calibrators.items():
-            if name in parts:
-                calibrator.add(np.array([parts[name]]))
-                ranks.append(calibrator.rank(np.array([parts[name]])))
-        return float(combine(ranks)[0]) if ranks else 0.5
+            if parts and name in parts[0]:
+                values_P = np.array([of_item[name] for of_item in parts])
+                calibrator.add(values_P)
+                ranks.append(calibrator.rank(values_P))
+        return combine(ranks) if ranks else np.full(len(parts), 0.5)
 
     # --- the index -------------------------------------------------------------------------------
 

@@ -116,5 +116,6 @@ def _faults_of_buffer(path: Path, settings: ReplaySettings) -> Iterator[str]:
 
 
 def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
-    """Open a buffer on a copy, to look at: it draws nothing, so it needs no tokenizer and no world's predicate."""
-    return SRLReplayBuffer(replace(settings, domains="all"), directory=directory, decode=lambda ids: "")
+    """Open a buffer on a copy, to look at: it draws nothing, so it needs no tokenizer, no GPU, no world's predicate."""
+    settings = replace(settings, domains="all", index_device="cpu")
+    return SRLReplayBuffer(settings, directory=directory, decode=lambda ids: "")

@@ -118,8 +118,8 @@ OF_ITS_OWN = ("num_spilled", "num_read_back", "num_bytes_in_memory", "num_orphan
 
 def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
     """Return the stats that a buffer restored from a copy shares with the first, nan as None."""
-    stats = {name: value for name, value in buffer.stats(now).items() if name not in OF_ITS_OWN and "orphan" not in name}
-    return {name: None if np.isnan(value) else value for name, value in stats.items()}
+    stats = {name: None if np.isnan(value) else value for name, value in buffer.stats(now).items()}
+    return {name: value for name, value in stats.items() if name not in OF_ITS_OWN and "orphan" not in name}
 
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:

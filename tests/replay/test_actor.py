@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from dataclasses import replace
 
 import numpy as np
@@ -66,10 +64,10 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups():
 def test_groups_whose_owner_died_are_lost_and_the_others_stored(ray_here, monkeypatch):
     refs, actor, get = [ray.put(a_group(index, 1, index)) for index in range(4)], an_actor(), ray.get
 
-    def losing(ref, timeout):
-        if ref in (refs[0], refs[3]):
-            raise (ray.exceptions.OwnerDiedError if ref == refs[0] else ray.exceptions.ObjectLostError)("00", "", "")
-        return get(ref, timeout=timeout)
+    def losing(asked, timeout):
+        if not {refs[0], refs[3]}.isdisjoint(asked if isinstance(asked, list) else [asked]):
+            raise (ray.exceptions.OwnerDiedError if asked == refs[0] else ray.exceptions.ObjectLostError)("00", "", "")
+        return get(asked, timeout=timeout)
 
     monkeypatch.setattr(ray, "get", losing)
     visits, lost = actor.add(refs, 1, "1.add", 20.0)

@@ -117,11 +117,12 @@ def test_restoring_in_place_forgets_what_came_after(tmp_path):
 
 
 def test_a_copy_of_a_larger_buffer_is_cut_to_size_at_once(tmp_path):
-    large = a_buffer(tmp_path / "a", run="a", capacity=400, groups_per_item=3)
-    for now in (1, 2, 3):
-        large.add([a_group(i, now) for i in range(300)], now)
+    large = a_buffer(tmp_path / "a", run="a", capacity=400, groups_per_item=3, eviction="oldest")
+    large.add([a_group(i, 1) for i in range(280)], 1)
+    for now in (2, 3):
+        large.add([a_group(i, now) for i in range(40)], now)
     large.snapshot(tmp_path / "copy")
-    small = a_buffer(tmp_path / "b", run="b", capacity=20, groups_per_item=1)
+    small = a_buffer(tmp_path / "b", run="b", capacity=20, groups_per_item=1, eviction="oldest")
     small.restore(tmp_path / "copy")
     small.check_valid()
     assert (len(small), small.store.num_groups) == (20, 20)

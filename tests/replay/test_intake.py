@@ -231,16 +231,16 @@ def test_a_child_of_a_lower_score_than_all_it_is_compared_with_is_left_out():
     assert stats["num_evicted"] == stats["num_grown"] + sum(visit.is_new for visit in visits)
 
 
-def test_an_item_that_a_child_replaces_before_its_turn_comes_anew():
-    # The child of the first group takes the slot of the second group's item, within one call.
+def test_a_child_that_takes_the_place_of_an_item_of_the_same_call_is_not_taken_for_it():
+    # The child of the first group has a score above that of the second, and takes the slot of its item.
     buffer = a_buffer(task_growth=True, capacity=2, eviction="fifo")
     buffer.add([a_group(0, 1), a_group(1, 1, rewards=(1, 1, 1, 1))], 1)
-    visits = buffer.add([a_group(0, 2, num_turns=2), a_group(1, 2)], 2)
-    assert visits[0].num_grown == 1 and visits[1].is_new
+    visits = buffer.add([a_group(0, 2, num_turns=2), a_group(1, 2, rewards=(0, 0, 0, 0))], 2)
+    assert visits[0].num_grown == 1 and visits[1].grade > 0
     buffer.check_valid()
-    for prompt in prompts(buffer):
-        if prompt.history:
-            assert row_of(buffer, prompt)["visits"] == 0  # nobody has played the child
+    (child,) = [prompt for prompt in prompts(buffer) if prompt.history]
+    row = row_of(buffer, child)
+    assert (row["visits"], row["reps"], row["num_groups"], row["score"]) == (0, 0, 0, 0.25)  # nobody has played it
 
 
 def test_a_history_that_leaves_no_room_for_a_turn_is_not_grown():
