@@ -5,7 +5,7 @@
     python scripts/bench_buffer.py --sections draw       one of: draw, size, iteration, journal
     python scripts/bench_buffer.py --short               small sizes, seconds
 
-    draw        whole groups into one contiguous batch, beside RLlib's prioritised buffer and cpprb's, here and in actors
+    draw        whole groups into one contiguous batch, beside RLlib's prioritised buffer and cpprb's, also in actors
     size        due, sample, add and review with a million items beside ten thousand; bytes an item
     iteration   all that the buffer's actor does in one iteration of the quick-start
     journal     durable commits beside a plain append (scripts/bench_journal.py)
@@ -78,7 +78,7 @@ class Draws:
         return [a / b for a, b in zip(self.rates[f"ours{where}"], self.rates[f"{side}{where}"], strict=True)]
 
 
-def sides_of(groups: Sequence[Any], directory: str, say: Callable[[str], None]) -> dict[str, Any]:
+def sides_of(groups: Sequence[Any], directory: str, say: Callable[[str], None]) -> dict[str, buffer_sides.Side]:
     """Return every side that can take part, filled; say why another cannot."""
     kinds: dict[str, Any] = {"rllib, a row a token": buffer_sides.RLlibTokens, "rllib": buffer_sides.RLlibTurns}
     try:
@@ -93,7 +93,7 @@ def sides_of(groups: Sequence[Any], directory: str, say: Callable[[str], None]) 
         say("TorchRL is installed and left out: no side is written for it")
     except (ImportError, OSError, RuntimeError) as error:
         say(f"TorchRL is left out, it does not load: {error}")
-    sides = {"ours": buffer_sides.Ours(groups, directory)}
+    sides: dict[str, buffer_sides.Side] = {"ours": buffer_sides.Ours(groups, directory)}
     sides |= {name: kind(groups) for name, kind in kinds.items()}
     sides["ours, actor"] = buffer_sides.OursInActor(groups, directory)
     sides |= {f"{name}, actor": buffer_sides.InActor(kind, groups) for name, kind in kinds.items()}

@@ -98,7 +98,8 @@ def measure(model_dir: Path, directory: Path, num_iterations: int) -> Iterations
     arguments = {"directory": str(directory / "iteration"), "model_dir": model_dir, "run": "bench"}
     actor = ray.remote(TimedActor).options(num_cpus=0).remote(ReplaySettings(), **arguments)
     ray.get(actor.check_started.remote())
-    found, player, lengths = Iterations(), Player(model_dir, 0), []
+    found, player = Iterations(), Player(model_dir, 0)
+    lengths: list[float] = []
     warm_up = max(5, num_iterations // 4)
     for now in range(1, warm_up + num_iterations + 1):
         measured = dict(_iteration(actor, player, now, lengths))

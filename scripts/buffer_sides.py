@@ -72,8 +72,7 @@ class Side(Protocol):
     def take(self, num: int) -> Any:
         """Draw as many episodes as `num` groups have, as the buffer gives them out."""
 
-    @staticmethod
-    def copy(taken: Any, batch: Batch) -> int:
+    def copy(self, taken: Any, batch: Batch) -> int:
         """Copy what was drawn into `batch`; return how many tokens that were."""
 
     def close(self) -> None:
@@ -314,7 +313,7 @@ class InActor:
 
         return ray.get(self._actor.take.remote(num))
 
-    def copy(self, taken: Any, batch: Batch) -> int:  # type: ignore[override]
+    def copy(self, taken: Any, batch: Batch) -> int:
         """See `Side.copy`."""
         return self._copy(taken, batch)
 

@@ -123,7 +123,8 @@ def measure(directory: Path, num_small: int, num_large: int, num_iterations: int
         buffers.append(opened(directory / str(num), num))
         sizes.fill_s, sizes.open_s = filled - begin, time.perf_counter() - filled
     store = buffers[1].store
-    sizes.prompt_bytes = _bytes_of_prompts([store.prompt_of(slot) for slot in range(0, num_large, num_large // 1000)])
+    some = range(0, num_large, -(-num_large // 1000))
+    sizes.prompt_bytes = _bytes_of_prompts([store.prompt_of(slot) for slot in some])
     sizes.resident_bytes = (resident() - before) / num_large - sizes.prompt_bytes
     sizes.state_bytes = store.nbytes / num_large - GROUP.itemsize
     gc.freeze()  # a collection would walk the prompts of the large buffer, in calls on the small one too
@@ -132,7 +133,7 @@ def measure(directory: Path, num_small: int, num_large: int, num_iterations: int
     for iteration in range(warm_up + num_iterations):
         order = (0, 1) if iteration % 2 else (1, 0)
         for which in order:
-            for name, wall, cpu in next(runs[which]):
+            for name, (wall, cpu) in next(runs[which]).items():
                 if iteration >= warm_up:
                     sizes.wall[name][which].append(wall)
                     sizes.cpu[name][which].append(cpu)
@@ -142,29 +143,29 @@ def measure(directory: Path, num_small: int, num_large: int, num_iterations: int
     return sizes
 
 
-def _calls(buffer: SRLReplayBuffer, num_items: int) -> Iterator[list[tuple[str, float, float]]]:
-    """Yield one iteration after another: name, seconds and processor seconds of each call."""
+def _calls(buffer: SRLReplayBuffer, num_items: int) -> Iterator[dict[str, tuple[float, float]]]:
+    """Yield one iteration after another: seconds and processor seconds of each call, by name."""
     generator = np.random.default_rng(1)
     now, fresh = NOW, num_items
     while True:
         now += 1
-        prompts, *due = timed(buffer.due, NUM_VISITS, now, f"{now}.due")
+        prompts, due = timed(buffer.due, NUM_VISITS, now, f"{now}.due")
         played = [made_group(int(prompt.prompt_id), 8, 16, generator, now) for prompt in prompts]
         played += [made_group(fresh + i, 8, 16, generator, now) for i in range(NUM_PLAYED - len(played))]
         fresh += NUM_PLAYED
-        _, *add = timed(buffer.add, played, now, f"{now}.add")
-        _, *sample = timed(buffer.sample, NUM_REUSES, now, f"{now}.sample")
+        _, add = timed(buffer.add, played, now, f"{now}.add")
+        _, sample = timed(buffer.sample, NUM_REUSES, now, f"{now}.sample")
         keys = [Prompt("bench", str(n)).key for n in generator.choice(num_items, NUM_PLAYED, replace=False).tolist()]
-        _, *review = timed(buffer.rate, dict.fromkeys(keys, 0.8), now, f"{now}.rate")
+        _, review = timed(buffer.rate, dict.fromkeys(keys, 0.8), now, f"{now}.rate")
         buffer.tidy()
-        yield [("due", *due), ("sample", *sample), ("add", *add), ("review", *review)]
+        yield {"due": due, "sample": sample, "add": add, "review": review}
 
 
-def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
-    """Return what a call returns, its seconds, and its processor seconds."""
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, tuple[float, float]]:
+    """Return what a call returns, and its seconds and processor seconds."""
     begin, begin_cpu = time.perf_counter(), time.process_time()
     result = call(*arguments)
-    return result, time.perf_counter() - begin, time.process_time() - begin_cpu
+    return result, (time.perf_counter() - begin, time.process_time() - begin_cpu)
 
 
 def resident() -> int:

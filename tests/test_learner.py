@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import ray
@@ -10,8 +12,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
 from rllib_srl.learners import update_learners
-from rllib_srl.shard import build_shards
-from rllib_srl.types import GroupMeta
+from rllib_srl.shard import build_shards, fetched
+from rllib_srl.types import GroupMeta, ListedRef
 from tests.small_learner import ADVANTAGES, GROUPS, Recording, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12]), make_group(13, 2, [4, 4])]
@@ -60,6 +62,14 @@ def test_a_trie_has_the_gradient_of_padding(config, ray_here):
     assert relative_gap(shared[0][0], padded[0][0]) < 1e-5
     tokens = [run[2][0][DEFAULT_MODULE_ID]["num_computed_tokens"].peek() for run in (shared, padded)]
     assert tokens[0] < 0.6 * tokens[1]  # and it computes far fewer tokens
+
+
+def test_groups_that_share_an_object_are_found_by_their_place(ray_here):
+    first, second, third = (replace(GROUPS[0], group_id=name) for name in "abc")
+    shared = ray.put([first, second])
+    refs = [ListedRef(shared, 1), ray.put(third), ListedRef(shared, 0), third]
+    assert [group.group_id for group in fetched(refs, 60)] == ["b", "c", "a", "c"]
+    assert fetched([], 60) == []
 
 
 def test_micro_batches_do_not_change_the_gradient(config, ray_here):

@@ -26,6 +26,7 @@ from rllib_srl.checkpoints import seal
 from rllib_srl.replay.client import Memory
 from rllib_srl.replay.codec import decode
 from rllib_srl.replay.journal import Journal
+from rllib_srl.replay.journal_file import holder_of
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 from tests.small_memory import check_shards, go, journals_of, memory_config, watched, weights_of
@@ -296,7 +297,11 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
     for result in results:
         replay = result.metrics["replay"]
         assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
-        with Journal(Path(result.path) / "replay/shard_0/journal.db") as journal:
+        path = Path(result.path) / "replay/shard_0/journal.db"
+        deadline = time.monotonic() + 30
+        while holder_of(path) is not None and time.monotonic() < deadline:
+            time.sleep(0.2)  # the actor ends with its trial
+        with Journal(path) as journal:
             stored = journal.load()
             assert len(stored.slots) == 13 and len(stored.seqs) == replay["num_stored_groups"] > 12
             payloads.append({decode(journal.read_group(seq)).token_ids_N.tobytes() for seq in stored.seqs.tolist()})

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -109,7 +108,7 @@ def admit(
     nearest: Nearest | None = None,
     drift: float | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
-    is_whole: bool = False,
+    is_checked: bool = False,
 ) -> Verdict:
     """Judge a group; the cheap checks come first.
 
@@ -119,17 +118,17 @@ def admit(
         nearest: the closest stored item; one of the same prompt is no duplicate but an earlier visit.
         drift: mean |logp now - behaviour_logp| over the policy-written tokens, nats; None where unknown.
         decode: token ids -> text.
-        is_whole: whether `fault_of` has found nothing.
+        is_checked: whether `settings.faults` and `fault_of` the group have been asked, and found nothing.
 
     Raises:
         ValueError: settings out of range, or no `decode` although `on_secret` asks for one.
     """
-    faults = list(_faults_of(settings))
+    faults = [] if is_checked else settings.faults()
     if settings.on_secret != "keep" and decode is None:
         faults.append(f"decode = None; expected token ids -> text, because on_secret = {settings.on_secret!r}")
     if faults:
         raise ValueError("admission: " + "; ".join(faults))
-    fault = None if is_whole else fault_of(group)
+    fault = None if is_checked else fault_of(group)
     if reason := fault or _refusal_of(group, settings, nearest, drift):
         return Verdict(group, reason)
     if settings.on_secret == "keep":
@@ -139,11 +138,6 @@ def admit(
     if masked.num_tokens and _is_lost(masked, settings):
         return Verdict(group, Reason.SECRET, secrets=masked.kinds)
     return Verdict(masked.group, None, masked.num_tokens, masked.kinds)
-
-
-@lru_cache
-def _faults_of(settings: AdmissionSettings) -> tuple[str, ...]:
-    return tuple(settings.faults())  # asked for each group, and always the same
 
 
 def fault_of(group: Group) -> Reason | None:

@@ -79,6 +79,8 @@ class Intake:
             near_duplicate=settings.near_duplicate,
             on_secret=settings.on_secret,
         )
+        if faults := self._admission.faults():
+            raise ValueError("admission: " + "; ".join(faults))
         if decode is None and model_dir is not None and settings.on_secret != "keep":
             decode = decoder_of(model_dir)
         if decode is None and settings.on_secret != "keep":
@@ -172,7 +174,7 @@ class Intake:
         if slot is None and measured.nearest is not None and not buffer.variety.is_gone(measured.nearest[0]):
             other, similarity = measured.nearest
             nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
-        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode, is_whole=True)
+        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
         if verdict.reason is not None:
             return verdict.reason.value, group
         buffer.counts["num_masked_tokens"] += verdict.num_masked

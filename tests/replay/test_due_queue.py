@@ -95,6 +95,31 @@ def test_random_operations_match_a_sorted_list(seed):
         assert len(drawn) == len(set(drawn)) == min(most, len(within)) and set(drawn) <= within
 
 
+@pytest.mark.parametrize("num_many", [2, 90])  # slot by slot, and built anew
+def test_many_at_once_are_as_one_by_one(num_many):
+    rng = np.random.default_rng(num_many)
+    table = table_of(rng.integers(0, 20, 200).astype(float))
+    at_once, one_by_one = DueQueue(table), DueQueue(table)
+    for queue in (at_once, one_by_one):
+        queue.build("a", np.arange(100))
+        queue.build("b", np.arange(100, 160))
+    moved = rng.choice(100, num_many, replace=False).tolist()
+    at_once.remove_many(moved, "a")
+    at_once.insert_many(moved, "b")
+    for slot in moved:
+        one_by_one.remove(slot, "a")
+        one_by_one.insert(slot, "b")
+    for part in ("a", "b"):
+        assert at_once.slots_of(part).tolist() == one_by_one.slots_of(part).tolist()
+    assert list(at_once.faults()) == []
+    at_once.insert_many([170, 171], "c")
+    at_once.remove_many([171, 170], "c")
+    assert at_once.parts == ["a", "b"]
+    for wrong in ([moved[0]], [*range(150, 160), 199]):
+        with pytest.raises(ValueError, match="slot"):
+            at_once.remove_many(wrong, "a")
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.randoms())
 @settings(max_examples=40, deadline=None)
 def test_how_slots_came_and_went_shows_nowhere(times, random):
