@@ -136,6 +136,7 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "load": buffer.recall.load.get_state(),
         "reviews": buffer.reviews.rows.tobytes(),
         "orphans": {seq: row.tobytes() for seq, row in buffer.orphans.rows.items()},
+        "to_come": (sorted(buffer.variety._set), sorted(buffer.variety._removed)),
         "vectors": {} if index is None else {int(i): index.vectors([i]).tobytes() for i in index.ids()},
         "centroid": None if index is None else index.centroid().tolist(),
         "clusters": None if index is None else (index._centroid_CD.tobytes(), index._size_C.tolist()),

@@ -84,17 +84,35 @@ def test_a_run_that_is_opened_anew_before_every_iteration_is_none_the_wiser(vari
     assert len(everything(often)["vectors"]) > 10
 
 
-def test_a_copy_taken_right_after_the_index_was_fitted_has_the_fit(tmp_path):
-    # 32 vectors have the clusters fitted; the fit itself is committed with the next call.
-    buffer = a_buffer(tmp_path / "a", run="a", diversity_parts=("rarity",))
-    buffer.add([a_group(i) for i in range(40)], 1)
+@pytest.mark.parametrize("nums", [(40,), (32, 224)], ids=["first_fit", "second_fit"])
+def test_a_copy_taken_right_after_the_index_was_fitted_has_the_fit(nums, tmp_path):
+    # 32 vectors have the clusters fitted, 8 times as many again; a fit itself is committed with the next call.
+    buffer = a_buffer(tmp_path / "a", run="a", diversity_parts=("rarity",), capacity=400)
+    for now, num in enumerate(nums):
+        buffer.add([a_group(1000 * now + i, now) for i in range(num)], now)
+    assert buffer.ledger.journal.load().state.get("fitted") != buffer.variety.get_state()["fitted"]
     buffer.snapshot(tmp_path / "copy")
     assert everything(buffer)["clusters"] != everything(a_buffer())["clusters"]
-    other = a_buffer(tmp_path / "b", run="b", diversity_parts=("rarity",))
+    other = a_buffer(tmp_path / "b", run="b", diversity_parts=("rarity",), capacity=400)
     other.restore(tmp_path / "copy")
     more = [a_group(i, 2) for i in range(100, 120)]
     assert [visit.as_dict() for visit in other.add(more, 2)] == [visit.as_dict() for visit in buffer.add(more, 2)]
     assert everything(other) == everything(buffer)
+
+
+def test_an_iteration_goes_on_where_a_restart_cut_it_in_two(tmp_path):
+    # The slots that `due` was told of are those that `add` stretches intervals to.
+    given = {"load_control": "stretch", "spacing": "fixed"}
+    buffer, straight = a_buffer(tmp_path, run="a", **given), a_buffer(**given)
+    for one in (buffer, straight):
+        one.add([a_group(i, 1, i) for i in range(40)], 1)
+        one.due(4, 2, slots=2.0)
+    buffer.close()
+    buffer = a_buffer(tmp_path, run="a", **given)
+    for one in (buffer, straight):
+        one.add([a_group(i, 2, i) for i in range(4)], 2)
+    assert everything(buffer) == everything(straight)
+    assert buffer.store.items["due"][0] > 2 + 3 * 4.0
 
 
 def test_restoring_in_place_forgets_what_came_after(tmp_path):

@@ -136,6 +136,7 @@ def test_items_that_never_succeed_are_retested_rarely_until_they_do():
     row = row_of(buffer)
     assert (row["status"], row["streak"], row["due"]) == (LEECH, -3, 23)
     assert buffer.due(1, 22) == [] and buffer.stats(22)["num_leeches"] == 1
+    assert (buffer.stats(22)["num_due"], buffer.stats(23)["num_due"]) == (0, 1)
     assert len(buffer.due(1, 23)) == 1
     visit(buffer, 23, ALL)
     assert row_of(buffer)["status"] == SCHEDULED and buffer.stats(23)["num_leeches"] == 0

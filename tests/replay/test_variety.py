@@ -105,6 +105,19 @@ def test_an_item_is_not_compared_with_itself():
     assert rows(buffer)["novelty"][2] < 0.8  # to p0, of the same words
 
 
+def test_vectors_of_a_call_that_failed_do_not_come_with_the_next(monkeypatch):
+    buffer = a_buffer(capacity=4, eviction="fifo")
+    buffer.add([a_group(i, 1, i) for i in range(4)], 1)
+    vectors = everything(buffer)["vectors"]
+    with monkeypatch.context() as patch:
+        patch.setattr(buffer.ledger.journal, "commit", lambda commit: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            buffer.add([a_group(i, 2, i) for i in range(2, 6)], 2)
+    buffer.due(2, 3)
+    assert everything(buffer)["vectors"] == vectors
+    buffer.check_valid()
+
+
 def test_evicted_items_take_their_vectors_with_them():
     buffer = a_buffer(capacity=5, eviction="fifo")
     for now in range(1, 5):
