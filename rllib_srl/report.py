@@ -29,7 +29,8 @@ from tensorboardX import SummaryWriter
 from rllib_srl.advantages import has_signal
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.env_runner import RunnerBatch
-from rllib_srl.replay.client import Memory, NoMemory
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, StopReason

@@ -18,7 +18,8 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from rllib_srl import checkpoints
 from rllib_srl.learners import call_learners
 from rllib_srl.prompts import PromptSource
-from rllib_srl.replay.client import Memory, NoMemory
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.report import Report
 from rllib_srl.weight_sync import WeightSync
 

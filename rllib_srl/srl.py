@@ -36,7 +36,8 @@ from rllib_srl.learners import ask_learners, call_learners, update_learners
 from rllib_srl.models import local_model
 from rllib_srl.placement import check_cluster_holds
 from rllib_srl.prompts import PromptSource
-from rllib_srl.replay.client import Memory, NoMemory
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.visits import Visit
 from rllib_srl.report import Report
 from rllib_srl.runners import Runners
@@ -279,6 +280,17 @@ class SRL(SavedAlgorithm):
             self.runners.all("rise", everyone, timeout_s, "waking up")
 
     # --- evaluation, resources, end ---------------------------------------------------------------
+
+    def rate(self, ratings: Mapping[str, float]) -> int:
+        """Grade items of the memory by people's ratings, between iterations; return how many were graded.
+
+        Args:
+            ratings: key of a prompt (`scripts/buffer.py ls` shows it) -> rating, on the scale `replay_rating_scale`.
+
+        Raises:
+            ValueError: a rating outside its scale, or there is no memory; nothing was graded.
+        """
+        return self.memory.rate(ratings, self.iteration)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""

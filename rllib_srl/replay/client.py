@@ -19,11 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.deadlines import ActorFailure, Failure, gather
 from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.grading import GRADES, Evidence
 from rllib_srl.replay.journal_file import holder_of
 from rllib_srl.replay.ledger import JOURNAL
 from rllib_srl.replay.load import Share, reuse_share
@@ -178,6 +180,24 @@ class Memory:
             calls = {i: (part, now, request) for i, part in parts.items()}
             self._call("rehearse", calls, "grading reused groups")
 
+    def rate(self, ratings: Mapping[str, float], now: int) -> int:
+        """Grade items by people's ratings; return how many were graded.
+
+        Args:
+            ratings: key of a prompt -> rating, on the scale of `replay_rating_scale`.
+            now: the training iteration.
+
+        Raises:
+            ValueError: a rating outside its scale; nothing was graded.
+        """
+        GRADES["rating"](Evidence(rating_N=np.array(list(ratings.values()), float)), scale=self.settings.rating_scale)
+        parts: dict[int, dict[str, float]] = {}
+        for key, rating in ratings.items():
+            parts.setdefault(self._shard_of(key), {})[key] = float(rating)
+        request = self._request(now, "rate")
+        calls = {i: (part, now, request) for i, part in parts.items()}
+        return sum(self._call("rate", calls, "taking ratings").values())
+
     def stats(self, now: int) -> dict[str, float]:
         """Return the shards' gauges and counts, summed; means and ratios are averaged."""
         answers = list(self._call("stats", dict.fromkeys(range(len(self._shards)), (now,)), "counting").values())
@@ -311,63 +331,6 @@ class Memory:
             return
         with suppress(ProcessLookupError):
             os.kill(holder, signal.SIGKILL)
-
-
-class NoMemory:
-    """What a run without a memory has in its place. Invariant: it draws nothing and keeps nothing."""
-
-    num_shards = 0
-
-    def due(self, num_prompts: int, now: int) -> list[Prompt]:
-        """Return nothing."""
-        return []
-
-    def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
-        """Store nothing."""
-        return {}
-
-    def sample(self, num_played: int, now: int) -> list[GroupMeta]:
-        """Return nothing."""
-        return []
-
-    def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
-        """Do nothing."""
-
-    def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
-        """Do nothing."""
-
-    def stats(self, now: int) -> dict[str, float]:
-        """Return nothing."""
-        return {}
-
-    def snapshot(self, directory: Path) -> None:
-        """Write nothing."""
-
-    def restore(self, directory: Path) -> int:
-        """Restore nothing."""
-        return 0
-
-    def check_fits(self, num_shards: int) -> None:
-        """Refuse a checkpoint that has a memory.
-
-        Raises:
-            ValueError: it has.
-        """
-        if num_shards:
-            raise ValueError(
-                f"the checkpoint's memory has {num_shards} shards, this run has none; expected replay_num_shards = "
-                f"{num_shards} and replay_capacity above 0"
-            )
-
-    def get_state(self) -> dict[str, Any]:
-        """Return that there is none."""
-        return {"num_shards": 0}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 def _joined(metas: Sequence[GroupMeta], groups: ray.ObjectRef) -> list[GroupMeta]:

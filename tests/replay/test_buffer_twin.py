@@ -25,9 +25,16 @@ from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journal
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
 WORLDS = {
-    "small": {"capacity": 6, "groups_per_item": 2},
+    "small": {"capacity": 6, "groups_per_item": 2, "eviction": "fifo"},
     "tight": {"capacity": 4, "groups_per_item": 1, "max_uses": 1, "max_age": 3, "candidate_pool": 2},
-    "rests": {"capacity": 9, "min_recall_interval": 3, "min_graded": 3, "leech_failures": 2, "leech_interval": 4},
+    "rests": {
+        "capacity": 9,
+        "eviction": "reservoir",
+        "min_recall_interval": 3,
+        "min_graded": 3,
+        "leech_failures": 2,
+        "leech_interval": 4,
+    },
     "picky": {"capacity": 8, "near_duplicate": 0.6, "load_control": "stretch", "domain_quotas": "equal"},
     "grows": {"capacity": 7, "task_growth": True, "diversity_parts": ("variance", "episodic", "rarity")},
 }

@@ -13,8 +13,9 @@ import pytest
 import ray
 
 from rllib_srl.deadlines import ActorFailure
-from rllib_srl.replay.client import COUNTS, Memory, NoMemory
+from rllib_srl.replay.client import COUNTS, Memory
 from rllib_srl.replay.journal_file import holder_of
+from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.conftest import ROOT
@@ -151,6 +152,26 @@ def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
     groups = quiet.sample(4, 2)
     quiet.look_back(groups, {groups[0].group_id: {"num_left_out": 3, "success_change": -2.0}}, 2)
     assert quiet.stats(2)["num_rehearsed"] == quiet.stats(2)["num_dropped_drifted"] == 0  # 3 of 4 episodes are not all
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_people_rate_items_whatever_their_shard(start, num_shards):
+    memory = start(num_shards, rating_scale="ordinal")
+    played(memory, range(6), 1)
+    keys = [a_prompt(index).key for index in range(3)]
+    with pytest.raises(ValueError, match=r"rating = \[6\.0\]; expected 1 to 5 \(ordinal\)"):
+        memory.rate({keys[0]: 5, keys[1]: 6}, 2)
+    assert memory.stats(2)["num_rated"] == 0
+    assert memory.rate({keys[0]: 5, keys[1]: 1, "0" * 16: 3}, 2) == 2
+    assert (memory.stats(2)["num_rated"], memory.stats(2)["num_reviews_of_nothing"]) == (2, 1)
+    rows = {}
+    for key in keys:
+        buffer = memory._shards[int(key, 16) % num_shards].buffer
+        rows[key] = buffer.store.items[buffer.store.slot_of(int(key, 16))]
+    assert [int(rows[key]["reps"]) for key in keys] == [2, 2, 1]
+    assert rows[keys[0]]["interval"] > rows[keys[2]]["interval"] > rows[keys[1]]["interval"]
+    with pytest.raises(ValueError, match="this run has no memory to rate items of"):
+        NoMemory().rate({keys[0]: 5}, 2)
 
 
 # --- states ---------------------------------------------------------------------------------------

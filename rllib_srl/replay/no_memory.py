@@ -1,0 +1,75 @@
+"""What a run without a memory has in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import GroupMeta, Prompt
+
+
+class NoMemory:
+    """What a run without a memory has in its place. Invariant: it draws nothing and keeps nothing."""
+
+    num_shards = 0
+
+    def due(self, num_prompts: int, now: int) -> list[Prompt]:
+        """Return nothing."""
+        return []
+
+    def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
+        """Store nothing."""
+        return {}
+
+    def sample(self, num_played: int, now: int) -> list[GroupMeta]:
+        """Return nothing."""
+        return []
+
+    def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
+        """Do nothing."""
+
+    def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
+        """Do nothing."""
+
+    def rate(self, ratings: Mapping[str, float], now: int) -> int:
+        """Refuse: there is nothing to grade.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("this run has no memory to rate items of; expected replay_capacity above 0")
+
+    def stats(self, now: int) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def snapshot(self, directory: Path) -> None:
+        """Write nothing."""
+
+    def restore(self, directory: Path) -> int:
+        """Restore nothing."""
+        return 0
+
+    def check_fits(self, num_shards: int) -> None:
+        """Refuse a checkpoint that has a memory.
+
+        Raises:
+            ValueError: it has.
+        """
+        if num_shards:
+            raise ValueError(
+                f"the checkpoint's memory has {num_shards} shards, this run has none; expected replay_num_shards = "
+                f"{num_shards} and replay_capacity above 0"
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return that there is none."""
+        return {"num_shards": 0}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
