@@ -20,11 +20,13 @@ from scripts.cluster import message_of, run_cleanly, stop_at_ctrl_c
 from scripts.display import Progress, duration, rounded, sparkline, table
 from scripts.run_log import Iteration, RunLog, numbers_of
 
+SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
 RESULT = {
     "training_iteration": 3,
     "time_this_iter_s": 5.0,
     "env_runners": {"episode_return_mean": np.float64(0.5), "num_generated_tokens": 800.0},
-    "timers": {"plan": 0.1, "rollout": 2.0, "batch": 0.1, "learn": 1.0, "sync": 0.5, "training_step": 4.0},
+    "timers": {**SECONDS, "training_step": 4.0},
+    "replay": {"num_items": np.float64(12.0)},
     "learners": {"default_policy": {"loss": np.float32(0.25), "kl": float("nan")}},
     "config": {"lr": 1.0},
     "done": False,
@@ -80,7 +82,8 @@ def test_an_iteration_reads_the_result_of_train() -> None:
     iteration = Iteration.of(RESULT)
     assert (iteration.number, iteration.reward, iteration.num_tokens) == (3, 0.5, 800)
     assert iteration.tokens_per_s == 400.0  # 800 tokens in 2 s of rollout
-    assert iteration.seconds_by_part == {"plan": 0.1, "rollout": 2.0, "batch": 0.1, "learn": 1.0, "sync": 0.5}
+    assert iteration.seconds_by_part == SECONDS and iteration.memory == {"num_items": 12.0}
+    assert Iteration.of({name: value for name, value in RESULT.items() if name != "replay"}).memory == {}
 
 
 def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
