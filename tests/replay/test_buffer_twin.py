@@ -134,10 +134,14 @@ class BufferMachine(RuleBasedStateMachine):
         salt=st.integers(0, 1),
     )
     def add(self, groups, salt):
+        self.play([(a_prompt(i, "ab"[i % 2]), kind) for i, kind in groups], salt)
+
+    def play(self, prompts, salt):
+        """Play prompts, each with rewards of a kind, and check what became of them."""
         self.now += 1
         played = [
-            a_group(a_prompt(i, "ab"[i % 2]), self.now, at, REWARDS[kind], self.turns, salt + at)
-            for at, (i, kind) in enumerate(groups)
+            a_group(prompt, self.now, at, REWARDS[kind], self.turns, salt + at)
+            for at, (prompt, kind) in enumerate(prompts)
         ]
         evicted = self.buffer.counts["num_evicted"]
         num_before, allowed = len(self.items), set(self.items)
@@ -170,6 +174,10 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(num=st.integers(1, 6))
     def due(self, num):
+        self.asked(num)
+
+    def asked(self, num):
+        """Draw prompts, and check that they may be played."""
         self.now += 1
         # Waiting items enter where a batch would not be full; a leech comes back when it is due, and not before.
         rest = self.given.get("min_recall_interval", 1)
@@ -188,8 +196,8 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(num=st.integers(1, 4), fresh=st.integers(0, 20))
     def iterate(self, num, fresh):
         """Play what is due, and one prompt more."""
-        asked = [int(prompt.prompt_id[1:]) for prompt in self.due(num)]
-        self.add([(i, "some" if i % 3 else "all") for i in [*asked, fresh]], 0)
+        prompts = [*self.asked(num), a_prompt(fresh, "ab"[fresh % 2])]
+        self.play([(prompt, "all" if prompt.prompt_id[-1] in "036" else "some") for prompt in prompts], 0)
         self.sample(num)
 
     @rule(num=st.integers(1, 6))
