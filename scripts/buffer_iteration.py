@@ -20,7 +20,7 @@ from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 NUM_PROMPTS, GROUP_SIZE = 16, 8
 NUM_VISITS, NUM_REUSES = 4, 5
-CALLS = ("due", "add", "sample", "stats")
+CALLS = ("due", "add", "sample_apart", "stats")
 
 
 @dataclass
@@ -125,7 +125,8 @@ def _iteration(actor: Any, player: Player, now: int, lengths: list[float]) -> It
 
     def call(name: str, *given: Any) -> tuple[Any, tuple[str, float]]:
         begin_cpu, begin = ray.get(actor.cpu_s.remote()), time.perf_counter()
-        answer = ray.get(getattr(actor, name).remote(*given))
+        refs = getattr(actor, name).remote(*given)
+        answer = ray.get(refs[0] if isinstance(refs, list) else refs)  # the driver leaves drawn groups where they are
         total["waited"] += 1e3 * (time.perf_counter() - begin)
         total["cpu"] += 1e3 * (ray.get(actor.cpu_s.remote()) - begin_cpu)
         busy_s = answer["busy_s"] if name == "stats" else ray.get(actor.take_busy_s.remote())
@@ -139,7 +140,7 @@ def _iteration(actor: Any, player: Player, now: int, lengths: list[float]) -> It
     lengths.extend(meta.lengths_G.mean() for meta in metas)
     _, took = call("add", [meta.ref for meta in metas], now, f"{now}.add")
     yield took
-    _, took = call("sample", NUM_REUSES, now, f"{now}.sample")
+    _, took = call("sample_apart", NUM_REUSES, now, f"{now}.sample")
     yield took
     _, took = call("stats", now)
     yield took

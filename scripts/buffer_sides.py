@@ -132,11 +132,9 @@ class OursInActor(Ours):
         """See `Side.take`."""
         import ray
 
-        from rllib_srl.shard import fetched
-
         self._now += 1
-        drawn = ray.get(self._actor.sample.remote(num, self._now, f"{self._now}.sample"))
-        return fetched([meta.ref for meta in drawn], timeout_s=60)
+        metas, groups = self._actor.sample_apart.remote(num, self._now, f"{self._now}.sample")
+        return ray.get([metas, groups])[1]
 
     def close(self) -> None:
         """See `Side.close`."""

@@ -48,9 +48,10 @@ Detector = Callable[[str], list[Span]]
 def detect(text: str) -> list[Span]:
     """Return all spans of the default kinds, in order and without overlaps: overlapping ones become the first's."""
     found = [*_private_keys(text), *_passwords(text)]
-    for kind, needles, pattern in _PATTERNS:
-        if _has_any(text, needles):
-            found += [Span(*match.span(), kind) for match in pattern.finditer(text)]
+    if _has_any(text, _NEEDLES):
+        for kind, needles, pattern in _PATTERNS:
+            if _has_any(text, needles):
+                found += [Span(*match.span(), kind) for match in pattern.finditer(text)]
     if _FOUR_DIGITS.search(text):  # the two slow patterns, which no text without them can match
         found += [Span(*match.span(), "phone") for match in _PHONE.finditer(text)]
         found += [Span(*match.span(), "credit_card") for match in _CARD.finditer(text) if _is_luhn(match.group())]
@@ -206,6 +207,7 @@ _PATTERNS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
     )
 )
 
+_NEEDLES = tuple(needle for _, needles, _ in _PATTERNS for needle in needles)
 _FOUR_DIGITS = re.compile(r"[0-9]{4}")
 _PHONE = re.compile(  # without a country code
     r"(?<![\w+)=*/.-])(?<![0-9][ ])(?:\([2-9][0-9]{2}\)[ ]?|[2-9][0-9]{2}([.-]))[2-9][0-9]{2}(?(1)\1|-)[0-9]{4}"

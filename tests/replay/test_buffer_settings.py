@@ -1,0 +1,249 @@
+"""Every setting of the memory acts on the buffer, and every bad value of one is named."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.settings import TABLE, ReplaySettings
+from tests.replay.groups import a_buffer, a_group, a_prompt, hidden_of, rewards_of
+
+OF_THE_DRIVER = {"revisit_fraction", "reuse_fraction", "min_buffer_size", "grade_reuse", "num_shards", "timeout_s"}
+OF_THE_DRIVER |= {"reuse_coeff", "reuse_correction", "mask_window", "max_drift"}
+
+
+def is_of_words(domain):
+    """Say whether a domain is that of words: a predicate that settings can name."""
+    return domain == "words"
+
+
+def words(token_ids):
+    return " ".join("AKIAQWERTYUIOPASDFGH" if token == 7 else f"w{token}" for token in token_ids)
+
+
+def trace(**given):
+    """Play nine iterations in which everything happens that a setting could mind; return what was to be seen."""
+    buffer = a_buffer(decode=words, **{"capacity": 40, "on_secret": "refuse", **given})
+    domains, seen = ("sums", "words", "maps"), []
+    for now in range(1, 10):
+        asked = buffer.due(4, now)
+        fresh = [a_prompt(100 * now + i, domains[min(now // 5, 2)]) for i in range(4)]
+        history = [a_prompt("deep", history=("one", "two", "three")), a_prompt("step", history=("x",), step="improve")]
+        again = [a_prompt("failing"), *(history if now < 3 else [])]
+        prompts = list({prompt.key: prompt for prompt in [*asked, *fresh, *again]}.values())
+        groups = [a_group(p, now, i, rewards_of(p, now), num_turns=2) for i, p in enumerate(prompts)]
+        groups += [replace(odd, group_id=f"{now}.{90 + i}") for i, odd in enumerate(odd_groups(now))]
+        visits = buffer.add(groups, now)
+        rated = {a_prompt(f"half{i}").key: 1.0 for i in range(9)} if now == 8 else {}
+        reused = buffer.sample(5, now)
+        seen.append(
+            (
+                [vars(prompt) for prompt in asked],
+                [visit.as_dict() for visit in visits],
+                [(group.prompt.key, group.token_ids_N.tobytes(), group.loss_mask_N.tobytes()) for group in reused],
+                buffer.rate(rated, now) if rated else 0,
+                {k: None if np.isnan(v) else v for k, v in buffer.stats(now).items()},
+            )
+        )
+    return [*seen, buffer.reviews.rows.tobytes()]
+
+
+def odd_groups(now):
+    """Return groups that one check or another would not take, and some of halves."""
+    base = a_group("odd", 1, num_turns=8)
+    failing = a_group("failing", now, rewards=(0.0,) * 4)
+    loop = np.where(base.loss_mask_N, 5, base.token_ids_N).astype(np.int32)
+    secret = base.token_ids_N.copy()
+    secret[np.flatnonzero(base.loss_mask_N)[3]] = 7
+    always = [failing, a_group(f"half{now}", now, rewards=(0.7, 0.3, 0.7, 1.0))]
+    if now % 3 != 2:
+        return always
+    return [
+        *always,
+        replace(base, prompt=a_prompt(f"loop{now}"), token_ids_N=loop),
+        replace(base, prompt=a_prompt(f"secret{now}"), token_ids_N=secret),
+        replace(base, prompt=a_prompt(f"near{now}")),
+        a_group(f"few{now}", now, rewards=(1.0, 0.0)),
+    ]
+
+
+# Field: a value in place of the default (or of the first, of two), and what else has to be set for it to matter.
+ACTS = {
+    "capacity": ({"capacity": 25}, {}),
+    "groups_per_item": ({"groups_per_item": 1}, {}),
+    "max_bytes": ({"max_bytes": 3000}, {}),
+    "spacing": ({"spacing": "sm2"}, {}),
+    "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
+    "desired_retention": ({"desired_retention": 0.5}, {}),
+    "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
+    "min_recall_interval": ({"min_recall_interval": 4}, {}),
+    "load_control": ({"load_control": "stretch"}, {}),
+    "grade": ({"grade": "reward"}, {}),
+    "rating_scale": ({"rating_scale": "binary"}, {}),
+    "pass_reward": ({"pass_reward": 0.6}, {}),
+    "min_graded": ({"min_graded": 3}, {}),
+    "selection": ({"selection": "recent"}, {}),
+    "reuse_selection": ({"reuse_selection": "recent"}, {}),
+    "selection_config": ({"selection_config": {"temperature": 0.0}}, {}),
+    "candidate_pool": ({"candidate_pool": 5}, {}),
+    "domains": ({"domains": ["words"]}, {}),
+    "domain_quotas": ({"domain_quotas": "equal"}, {}),
+    "leech_failures": ({"leech_failures": 2}, {}),
+    "leech_share": ({"leech_share": 0.0}, {"leech_failures": 1, "leech_interval": 1, "selection": "hardest"}),
+    "leech_interval": ({"leech_interval": 2}, {"leech_failures": 1, "selection": "hardest", "leech_share": 1.0}),
+    "max_age": ({"max_age": 1}, {}),
+    "max_uses": ({"max_uses": 1}, {}),
+    "diversity_coeff": ({"diversity_coeff": 5.0}, {}),
+    "diversity_parts": ({"diversity_parts": ("variance", "episodic")}, {}),
+    "diversity_on": ({"diversity_on": ("draw",)}, {}),
+    "diversity_bonus": ({"diversity_bonus": "mean1"}, {}),
+    "neighbours": ({"neighbours": 1}, {}),
+    "embedding": ({"embedding": "policy"}, {}),
+    "eviction": ({"eviction": "fifo"}, {"capacity": 20}),
+    "max_episode_tokens": ({"max_episode_tokens": 30}, {}),
+    "near_duplicate": ({"near_duplicate": 0.9}, {}),
+    "degenerate_share": ({"degenerate_share": None}, {}),
+    "on_secret": ({"on_secret": "mask"}, {}),
+    "task_growth": ({"task_growth": True}, {}),
+    "growth_depth": ({"growth_depth": 1}, {"task_growth": True}),
+    "p_div": ({"p_div": 1.0}, {"task_growth": True, "capacity": 400, "load_control": "none"}),
+}
+
+
+def test_every_setting_is_the_buffers_or_the_drivers():
+    assert (
+        set(ACTS) | OF_THE_DRIVER | {"exact_neighbours", "index_device"}
+        == set(TABLE)
+        == {f.name for f in fields(ReplaySettings)}
+    )
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_every_setting_acts(name):
+    change, beside = ACTS[name]
+    assert trace(**{**beside, **change}) != cached_trace(tuple(beside.items()))
+
+
+def test_a_gpu_is_asked_for_and_not_ignored():
+    with pytest.raises(ValueError, match="GPU"):
+        trace(index_device="gpu")
+
+
+traces: dict = {}
+
+
+def cached_trace(beside):
+    if beside not in traces:
+        traces[beside] = trace(**dict(beside))
+    return traces[beside]
+
+
+def test_a_trace_is_the_same_twice():
+    assert trace() == cached_trace(())
+
+
+def test_domains_by_all_their_names():
+    def drawn(domains):
+        buffer = a_buffer(domains=domains, load_control="none")
+        names = ("sums", "words", "maps")
+        buffer.add([a_group(a_prompt(i, names[i // 4]), 1, i) for i in range(12)], 1)
+        found = {p.domain for now in range(2, 6) for p in buffer.due(4, now)}
+        return found, {group.prompt.domain for now in range(2, 5) for group in buffer.sample(4, now)}
+
+    everywhere = {"sums", "words", "maps"}
+    assert drawn("all") == (everywhere, everywhere)
+    assert drawn("last") == ({"words"}, {"words"})  # the one before the newest
+    assert drawn(["maps", "sums"]) == ({"maps", "sums"},) * 2
+    assert drawn(f"{__name__}:is_of_words") == ({"words"}, {"words"})
+    assert drawn(["none"]) == (set(), set())
+
+
+BAD = {
+    "revisit_fraction": (-0.1, 1.1, "a", None, True),
+    "reuse_fraction": (1.0, -0.1, float("nan")),
+    "capacity": (-1, 1.5, None),
+    "groups_per_item": (0, True),
+    "max_bytes": (0,),
+    "min_buffer_size": (-1,),
+    "spacing": ("never", None),
+    "spacing_config": ({"unknown": 1}, {"desired_retention": 2.0}, None),
+    "desired_retention": (0.0, 1.0),
+    "iterations_per_day": (0.0, float("inf")),
+    "min_recall_interval": (0, 0.5),
+    "load_control": ("much",),
+    "grade": ("likelihood", "mood"),
+    "grade_reuse": ("yes", 1),
+    "rating_scale": ("stars",),
+    "pass_reward": ("high", None),
+    "min_graded": (1,),
+    "selection": ("best",),
+    "reuse_selection": ("best",),
+    "selection_config": ({"temperature": -1.0}, {"kappa": 1.0}, None),
+    "candidate_pool": (0,),
+    "domains": ("some", [], "no.such.module:thing", 3),
+    "domain_quotas": ({"a": 0.0}, {}, "fair", {"a": "b"}),
+    "leech_failures": (-1,),
+    "leech_share": (1.5,),
+    "leech_interval": (0,),
+    "max_age": (0,),
+    "max_uses": (0,),
+    "reuse_coeff": (-1.0,),
+    "reuse_correction": ("cut",),
+    "mask_window": ((0.5,), (1.5, 2.0), (0.5, 0.9), 1.0),
+    "max_drift": (0.0,),
+    "diversity_coeff": (-0.5,),
+    "diversity_parts": (("surprise",), ("variance", "variance"), "variance"),
+    "diversity_on": (("due",),),
+    "diversity_bonus": ("max",),
+    "neighbours": (0,),
+    "exact_neighbours": (255,),
+    "index_device": ("tpu",),
+    "embedding": ("bert",),
+    "eviction": ("random",),
+    "max_episode_tokens": (0, 1.5),
+    "near_duplicate": (0.0, 1.1),
+    "degenerate_share": (0.0, 2.0),
+    "on_secret": ("burn",),
+    "task_growth": (1,),
+    "growth_depth": (0,),
+    "p_div": (-0.1, 2.0),
+    "num_shards": (0,),
+    "timeout_s": (0.0,),
+}
+
+
+def test_every_setting_has_bad_values_and_the_defaults_are_none():
+    assert set(BAD) == set(TABLE) and ReplaySettings().faults() == []
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in BAD.items() for value in values], ids=str)
+def test_a_bad_value_is_named(name, value):
+    faults = ReplaySettings(**{name: value}).faults()
+    assert len(faults) == 1, faults
+    assert faults[0].startswith(f"{name} = ") or name in faults[0]
+    assert "expected" in faults[0]
+    assert ReplaySettings(**{name: value}).faults("replay_")[0].startswith("replay_")
+
+
+def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
+    with pytest.raises(ValueError) as caught:
+        SRLReplayBuffer(directory=tmp_path / "new", capacity=-5, spacing="never", max_uses=0)
+    assert all(name in str(caught.value) for name in ("capacity = -5", "spacing = 'never'", "max_uses = 0"))
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match="capacity = 0; expected at least 1"):
+        SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+
+
+def test_many_items_are_searched_by_lists_from_exact_neighbours_on():
+    def is_exact(exact_neighbours):
+        given = {"exact_neighbours": exact_neighbours, "embedding": "policy", "diversity_parts": ("novelty",)}
+        buffer = a_buffer(capacity=400, **given)
+        groups = [a_group(i, 1, i, (1.0, 0.0)) for i in range(300)]
+        buffer.add(groups, 1)
+        buffer.embed({group.prompt.key: hidden_of(group, 16) for group in groups}, 1)
+        return buffer.variety._neighbours.is_exact
+
+    assert is_exact(20_000) and not is_exact(256)
