@@ -6,6 +6,9 @@
     mastered_first  the best remembered                 least_diverse   the most like the rest
     lowest_value    what a revisit would teach least    reservoir       by lot: a uniform sample stays
 
+`lowest_value` alone would send away what has just been learned, so the buffer spares scheduled items while many others
+wait (`draws.evicted`).
+
 Ties are broken by the generator. The newcomer is among the candidates, so a rule may send it away again.
 
 Sources: Vitter 1985, ACM TOMS 11(1) (reservoirs); Efraimidis and Spirakis 2006, IPL 97(5) (by random keys);
