@@ -35,18 +35,11 @@ class Batch:
     def of(cls, num_episodes: int, num_tokens: int) -> Batch:
         """Return one of zeros, written once so that its memory is there."""
         shape = (num_episodes, num_tokens)
-        batch = cls(np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape[0]))
+        logp_BT, rewards_B = np.zeros(shape, np.float32), np.zeros(num_episodes, np.float32)
+        batch = cls(np.zeros(shape, np.int32), np.zeros(shape, bool), logp_BT, rewards_B)
         for array in vars(batch).values():
             array.fill(0)
         return batch
-
-    def put(self, at: int, ids: Any, mask: Any, logp: Any, rewards: Any) -> int:
-        """Copy episodes in from row `at` on; return the row behind them."""
-        end = at + len(rewards)
-        shape = (len(rewards), -1)
-        self.ids_BT[at:end], self.mask_BT[at:end] = ids.reshape(shape), mask.reshape(shape)
-        self.logp_BT[at:end], self.rewards_B[at:end] = logp.reshape(shape), rewards
-        return end
 
 
 def made_group(number: int, num_episodes: int, num_tokens: int, generator: np.random.Generator, born: int = 1) -> Group:
@@ -100,15 +93,20 @@ class Ours:
     @staticmethod
     def copy(taken: list[Group], batch: Batch) -> int:
         """See `Side.copy`."""
-        row = 0
-        for group in taken:
-            row = batch.put(row, group.token_ids_N, group.loss_mask_N, group.behaviour_logp_N, group.rewards_G)
+        for name, column in (("token_ids_N", batch.ids_BT), ("loss_mask_N", batch.mask_BT)):
+            _laid_end_to_end([getattr(group, name) for group in taken], column)
+        _laid_end_to_end([group.behaviour_logp_N for group in taken], batch.logp_BT)
+        _laid_end_to_end([group.rewards_G for group in taken], batch.rewards_B)
         return sum(len(group.token_ids_N) for group in taken)
 
     def close(self) -> None:
         """See `Side.close`."""
         self._buffer.close()
         self._scratch.cleanup()
+
+
+def _laid_end_to_end(arrays: Sequence[np.ndarray], column: np.ndarray) -> None:
+    np.concatenate(arrays, out=column.reshape(-1)[: sum(map(len, arrays))])
 
 
 class OursInActor(Ours):
@@ -288,7 +286,9 @@ class Cpprb:
     @staticmethod
     def copy(taken: dict[str, np.ndarray], batch: Batch) -> int:
         """See `Side.copy`."""
-        batch.put(0, taken["ids"], taken["mask"], taken["logp"], taken["reward"].reshape(-1))
+        num = len(taken["ids"])
+        batch.ids_BT[:num], batch.mask_BT[:num] = taken["ids"], taken["mask"]
+        batch.logp_BT[:num], batch.rewards_B[:num] = taken["logp"], taken["reward"][:, 0]
         return taken["ids"].size
 
     def close(self) -> None:

@@ -219,8 +219,7 @@ class SRLReplayBuffer(PersistentBuffer):
 
     def _reused(self, seq: int) -> Group:
         group = self.ledger.payloads.get(seq)
-        group_id = orphan_id(group.group_id, seq) if seq >= FIRST_ORPHAN else group.group_id
-        return replace(group, group_id=group_id, origin="reuse")
+        return replace(group, group_id=orphan_id(group.group_id, seq)) if seq >= FIRST_ORPHAN else group
 
     def _drawn_orphans(self, num: int, now: int, change: Change, without: set[int]) -> list[int]:
         return self.orphans.draw(num, now, self.generators["orphan"], change, self.draws.is_wanted, without)

@@ -125,8 +125,7 @@ class Indexes:
         for part, slots in self._parts_of_groups(groups).items():
             self.by_born.remove_many(slots, part)
         self.num_bytes += int(rows_N["num_bytes"].sum() - self._groups.columns["num_bytes"][groups].sum())
-        for group, row in zip(groups, rows_N):
-            self._groups.write(group, row)
+        self._groups.write_many(groups, rows_N)
         for part, slots in self._parts_of_groups(groups).items():
             self.by_born.insert_many(slots, part)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rllib_srl.replay.codec import decode
 from rllib_srl.replay.journal import Journal
@@ -56,7 +57,7 @@ class Payloads:
         self._spill()
 
     def get(self, seq: int) -> Group:
-        """Return a group, from memory or else from the journal.
+        """Return a group, from memory or else from the journal, as a reuse whatever its origin was.
 
         Raises:
             JournalError: the journal has no such group or cannot be read.
@@ -65,7 +66,7 @@ class Payloads:
         payload = self.read(seq)
         group = self._decoded.get(seq)
         if group is None:
-            group = decode(payload, str(seq))
+            group = replace(decode(payload, str(seq)), origin="reuse")
             if seq in self._kept:
                 self._decoded[seq] = group
         return group

@@ -30,14 +30,14 @@ def test_the_one_used_longest_ago_goes_first_and_comes_back(journal):
     payloads = Payloads(journal, max_bytes=2 * size)
     assert [store(journal, payloads, seq) for seq in (1, 2)] == [size, size]
     assert (payloads.num_bytes, payloads.num_spilled, payloads.num_read_back) == (2 * size, 0, 0)
-    assert_same(payloads.get(1), a_group(1))  # so 2 is the oldest
+    assert_same(payloads.get(1), a_group(1, origin="reuse"))  # so 2 is the oldest
     store(journal, payloads, 3)  # spills 2
     assert (payloads.num_in_memory, payloads.num_spilled) == (2, 1)
-    assert_same(payloads.get(1), a_group(1))
+    assert_same(payloads.get(1), a_group(1, origin="reuse"))
     assert payloads.num_read_back == 0
-    assert_same(payloads.get(2), a_group(2))  # read back, spills 3
+    assert_same(payloads.get(2), a_group(2, origin="reuse"))  # read back, spills 3
     assert (payloads.num_bytes, payloads.num_spilled, payloads.num_read_back) == (2 * size, 2, 1)
-    assert_same(payloads.get(0), a_group(0))  # never put here, stored by an earlier life
+    assert_same(payloads.get(0), a_group(0, origin="reuse"))  # never put here, stored by an earlier life
     payloads.forget([0, 17])
     assert payloads.num_bytes == size
 
@@ -46,7 +46,7 @@ def test_one_that_is_larger_than_all_room_is_served_from_the_journal(journal):
     payloads = Payloads(journal, max_bytes=0)
     store(journal, payloads, 1)
     assert (payloads.num_in_memory, payloads.num_bytes, payloads.num_spilled) == (0, 0, 1)
-    assert_same(payloads.get(1), a_group(1))
+    assert_same(payloads.get(1), a_group(1, origin="reuse"))
 
 
 def test_random_operations_agree_with_a_dictionary(journal):
