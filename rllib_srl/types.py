@@ -15,6 +15,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,8 @@ class Group:
 
     def num_loss_tokens_G(self) -> np.ndarray:
         """Return the number of policy-written tokens of each episode."""
-        total = np.concatenate([[0], np.cumsum(self.loss_mask_N, dtype=np.int64)])
-        return total[self.offsets[1:]] - total[self.offsets[:-1]]
+        cuts = pairwise(self.offsets.tolist())
+        return np.array([np.count_nonzero(self.loss_mask_N[start:end]) for start, end in cuts], np.int64)
 
     def stream(self, g: int) -> np.ndarray:
         """Return the token ids of episode `g`, int32 [T]."""

@@ -88,6 +88,7 @@ LAYER_OF = {
     "scoring": 3,
     "shard": 3,
     "weight_sync": 3,
+    "columns": 1,
     "carriers": 3,
     "weights": 3,
     "config": 4,

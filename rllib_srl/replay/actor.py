@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
+from rllib_srl.columns import ColumnarList
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.visits import Visit
@@ -117,7 +118,7 @@ class ReplayBufferActor(ReplayBufferInterface):
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample`; return metadata whose `ref` is None, and the groups as another object."""
         metas = self.sample(num_items, now, request, without)
-        return [replace(meta, ref=None) for meta in metas], [meta.ref for meta in metas]
+        return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by people's ratings; see `SRLReplayBuffer.rate`."""

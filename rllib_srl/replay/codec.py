@@ -135,6 +135,9 @@ def prompt_of(fields: dict[str, Any]) -> Prompt:
     return Prompt(**{**fields, "history": tuple(fields["history"])})
 
 
+_JSON_SCALARS = {type(None), bool, int, float, str}
+
+
 def json_faults(value: Any, name: str) -> list[str]:
     """Return a line for each part of `value` that would not come back from JSON as it went in.
 
@@ -143,6 +146,8 @@ def json_faults(value: Any, name: str) -> list[str]:
     if value is None or isinstance(value, (bool, int, float, str)):
         return []
     if isinstance(value, list):
+        if set(map(type, value)) <= _JSON_SCALARS:  # the usual long list: ids or numbers
+            return []
         return [fault for i, part in enumerate(value) for fault in json_faults(part, f"{name}[{i}]")]
     if isinstance(value, dict):
         keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]

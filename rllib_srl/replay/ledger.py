@@ -132,7 +132,9 @@ class Ledger:
         changed = store.changed()
         rows, group_rows = store.items, store.groups
         live = [slot for slot in changed.items if rows[slot]["status"] != FREE]
-        groups = {int(group_rows[g]["seq"]): group_rows[g] for g in changed.groups if group_rows[g]["size"]}
+        written_rows = group_rows[changed.groups]
+        written_rows = written_rows[written_rows["size"] > 0]
+        groups = dict(zip(written_rows["seq"].tolist(), written_rows, strict=True))
         gone = set(change.removed_groups) - set(groups)
         return Commit(
             items={slot: rows[slot] for slot in live},

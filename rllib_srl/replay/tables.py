@@ -87,9 +87,12 @@ class Table:
 
     def write_many(self, slots: list[int], rows_N: np.ndarray) -> None:
         """Put records over those of rows in use; what goes with them stays."""
-        for slot in slots:
-            self.touch(slot)
-        whole = np.dtype((np.void, self.rows.dtype.itemsize))  # NumPy copies records field by field
+        size = self.rows.dtype.itemsize
+        whole = np.dtype((np.void, size))  # NumPy copies records field by field
+        before = self.rows.view(whole)[slots].tobytes()
+        for at, slot in enumerate(slots):
+            if slot not in self._before:
+                self._before[slot] = (before[at * size : (at + 1) * size], self.object_of(slot))
         self.rows.view(whole)[slots] = rows_N.view(whole)
 
     def free(self, slot: int) -> None:
