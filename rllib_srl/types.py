@@ -15,6 +15,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -67,8 +68,13 @@ class Prompt:
     @property
     def key(self) -> str:
         """Return 16 hex digits that are the same in every process."""
-        text = json.dumps([self.env_id, self.prompt_id, list(self.history)])
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return _key_of(self.env_id, self.prompt_id, tuple(self.history))
+
+
+@lru_cache(maxsize=4096)  # an iteration asks for the same few keys again and again
+def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
+    text = json.dumps([env_id, prompt_id, list(history)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
