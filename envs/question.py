@@ -107,6 +107,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
     stop_strings: tuple[str, ...] = ("\n",)
     settings_class: ClassVar[type[QuestionSettings]] = QuestionSettings
     domain: str = "question"
+    again: str = text.WRONG  # said after a wrong answer where there is a further try
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self.observation_space = text.TextSpace()
@@ -149,11 +150,14 @@ class QuestionWorld(gymnasium.Env[str, str]):
         """Set up what the settings call for, before the shots are drawn."""
 
     def _draw_shots(self) -> list[Question]:
-        order = text.shuffled(self._num_ids(), f"shots:{self.settings.shots_seed}")
-        shots = [self.question(self._prompt_id(number)) for _, number in zip(range(self.settings.num_shots), order)]
+        shots = [self.question(prompt_id) for prompt_id in self._shot_ids()]
         if len(shots) < self.settings.num_shots:
             raise ValueError(f"num_shots = {self.settings.num_shots}; expected at most {len(shots)} (all questions)")
         return shots
+
+    def _shot_ids(self) -> list[str]:
+        order = text.shuffled(self._num_ids(), f"shots:{self.settings.shots_seed}")
+        return [self._prompt_id(number) for _, number in zip(range(self.settings.num_shots), order)]
 
     def _shot(self, index: int, question: Question) -> str:
         # Every second shot is answered wrong first, so that both courses of an episode have been seen.
@@ -205,11 +209,19 @@ class QuestionWorld(gymnasium.Env[str, str]):
             if prompt_id is None:
                 raise ValueError(f"{type(self).__name__} has no training question among its {self._num_ids()}")
         self._question, self._num_tries, self._asked_id = self.question(prompt_id), 0, prompt_id
+        self._begin_episode()
         return self._replayed(history), {"prompt_id": prompt_id}
 
-    def _replayed(self, history: Sequence[str]) -> str:
+    def _begin_episode(self) -> None:
+        """Set up what the episode of `self._question` needs, before its prompt is stated."""
+
+    def _opening(self) -> str:
+        """Return the prompt-side text of the episode, up to where the policy's first turn begins."""
         assert self._question is not None
-        transcript = self._header + text.asked(self._question.text)
+        return self._header + text.asked(self._question.text)
+
+    def _replayed(self, history: Sequence[str]) -> str:
+        transcript = self._opening()
         for turn in history:
             observation, _, terminated, _, _ = self.step(turn)
             if terminated:
@@ -226,15 +238,37 @@ class QuestionWorld(gymnasium.Env[str, str]):
             raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
         if not isinstance(action, str):
             raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
-        grade = self.grade(self._asked_id, self.answer_in(action))
+        return self._taken(action)
+
+    def _taken(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take a turn of an episode under way."""
+        return self._graded(action, self.answer_in(action))
+
+    def _graded(self, action: str, answer: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Grade the answer that a turn states; end the episode, or ask again."""
+        return self._rewarded(action, self.grade(self._asked_id, answer))
+
+    def _rewarded(self, action: str, grade: float | None) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Pay for a turn of this grade; end the episode, or ask again."""
         share = self.settings.retry_reward if self._num_tries else 1.0
         self._num_tries += 1
         succeeded = grade is not None and grade >= _DONE_GRADE
         if not succeeded and self._num_tries <= self.settings.feedback_turns:
-            return text.reply(action, text.WRONG), 0.0, False, False, {}
+            return text.reply(action, self.again), 0.0, False, False, {}
         self._question = None
         info = {"stop_reason": "unparsable"} if grade is None else {}
         return "", share * (grade or 0.0), True, False, info
+
+    def vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
+        """Return the answer that an episode ends in, whether right or not, in a form that equal answers share.
+
+        None stands for an answer that cannot be read.
+        """
+        answer = self.answer_in(turns[-1]) if turns else ""
+        if self.grade(prompt_id, answer) is None:
+            return None
+        value = integer_in(answer)
+        return " ".join(answer.casefold().split()) if value is None else str(value)
 
     def answer_in(self, turn: str) -> str:
         """Return the answer that a turn states: all up to the stop string, without the white space around it."""

@@ -63,7 +63,7 @@ class SelfIterationSettings:
         """Return one line for each setting out of its range."""
         faults = []
         if not self.world:
-            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(_known())}')
+            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}')
         if not 1 <= self.num_steps <= 1024:
             faults.append(f"num_steps = {self.num_steps}; expected 1 to 1024")
         if self.reward not in REWARDS:
@@ -85,9 +85,17 @@ class SelfIteration(gymnasium.Env[str, str]):
         self.observation_space = text.TextSpace()
         self.action_space = text.TextSpace()
         self._settings: SelfIterationSettings = read_settings(SelfIterationSettings, env_config, type(self).__name__)
-        self.world = _made(self._settings.world, self._settings.world_config)
+        self.world = inner_world(self._settings.world, self._settings.world_config)
+        if getattr(self.world, "can_iterate", False):
+            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the world inside it")
+        if hasattr(self.world, "settle_group"):
+            raise ValueError(
+                f"world = {self._settings.world!r} is paid by its group; expected it around self_iteration, not inside"
+            )
         self.domain = str(getattr(self.world, "domain", self._settings.world))
         self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
+        if hasattr(self.world, "domain_of"):
+            self.domain_of = self.world.domain_of
         self._history: tuple[str, ...] = ()
         self._before: float | None = None  # reward of the current answer, where the reward is for improving it
         self._earned = 0.0
@@ -99,6 +107,11 @@ class SelfIteration(gymnasium.Env[str, str]):
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the turns that earn reward 1 in the base task, and in a step that is paid plainly."""
         return self.world.gold_turns(prompt_id)
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """Return the schemas of the inner world's tools, for the chat template."""
+        return getattr(self.world, "tool_schemas", [])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """State a request and, with a history, the current answer to it and what is asked of the next.
@@ -171,12 +184,17 @@ def _checked(history: Any) -> tuple[str, ...]:
     return tuple(history)
 
 
-def _known() -> list[str]:
+def known_worlds() -> list[str]:
+    """Return the names of the installed entry points, sorted."""
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
-def _made(world: str, world_config: Mapping[str, Any]) -> Any:
-    """Make the inner world.
+def inner_world(world: str, world_config: Mapping[str, Any]) -> Any:
+    """Make the world inside a wrapper.
+
+    Args:
+        world: an entry point of the group "rllib_srl.envs", or "package.module:Class"
+        world_config: its env_config
 
     Raises:
         ValueError: no such world, or one that cannot be asked the same again.
@@ -184,7 +202,7 @@ def _made(world: str, world_config: Mapping[str, Any]) -> Any:
     points = {point.name: point for point in entry_points(group=GROUP)}
     point = EntryPoint(world, world, GROUP) if ":" in world else points.get(world)
     if point is None:
-        raise ValueError(f'world = {world!r}; expected "package.module:Class" or one of {", ".join(_known())}')
+        raise ValueError(f'world = {world!r}; expected "package.module:Class" or one of {", ".join(known_worlds())}')
     try:
         make = point.load()
     except (ImportError, AttributeError) as error:
@@ -192,6 +210,4 @@ def _made(world: str, world_config: Mapping[str, Any]) -> Any:
     inner = make(dict(world_config))
     if not hasattr(inner, "prompt_ids"):
         raise ValueError(f"world = {world!r} has no prompt_ids; expected a world that can be asked the same again")
-    if getattr(inner, "can_iterate", False):
-        raise ValueError(f"world = {world!r} iterates already; expected the world inside it")
     return inner

@@ -3,11 +3,13 @@
     creator = resolve("chain_sum")        an entry point of the group "rllib_srl.envs"
     creator = resolve("my.module:MyEnv")  an import path
     creator = resolve(MyEnv)              a class, or any callable that takes the env_config
+    creator = resolve("compare#small")    the world before the "#"; what follows names a domain of its own
     env = creator({"num_shots": 4})
 
 A world is an ordinary `gymnasium.Env` whose observations and actions are text. It may offer more
-(`prompt_ids`, `reset(options={"prompt_id", "history"})`, `domain`, `stop_strings`, `gold_turns`); for a
-foreign environment that does not, `reset(seed=...)` is the prompt and "seed:<number>" its prompt id.
+(`prompt_ids`, `reset(options={"prompt_id", "history"})`, `domain`, `stop_strings`, `gold_turns`, `tool_schemas` of the
+episode for the chat template, and `info["role"]` = "tool" where an observation is a tool's result); for a foreign
+environment that does not, `reset(seed=...)` is the prompt and "seed:<number>" its prompt id.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import gymnasium
 ENTRY_POINT_GROUP = "rllib_srl.envs"
 SPLITS = ("train", "heldout")
 SEED_PREFIX = "seed:"
+NAMED = "#"  # stands between a world and the domain that one of its settings is
 
 Creator = Callable[[Mapping[str, Any]], gymnasium.Env]
 Registry = Callable[[str], "Creator | None"]
@@ -48,6 +51,7 @@ def resolve(spec: str | Callable[..., gymnasium.Env], registry: Registry | None 
         if callable(spec):
             return _taking_config(spec, getattr(spec, "__name__", repr(spec)))
         raise WorldError(f"world {spec!r} is a {type(spec).__name__}; expected {_WAYS}")
+    spec = spec.partition(NAMED)[0]
     if ":" in spec:
         return _imported(spec)
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
@@ -57,6 +61,16 @@ def resolve(spec: str | Callable[..., gymnasium.Env], registry: Registry | None 
     if creator is None:
         raise WorldError(f"world {spec!r} is unknown; known: {', '.join(known_worlds()) or 'none'}; or give {_WAYS}")
     return creator
+
+
+def environment_id(world: str, domain: str = "") -> str:
+    """Return the id of a world, or with `domain` of that world under one of its settings."""
+    return f"{world}{NAMED}{domain}" if domain else world
+
+
+def named_domain(env_id: str) -> str:
+    """Return the domain that an environment id gives, "" where the world itself says it."""
+    return env_id.partition(NAMED)[2]
 
 
 def known_worlds() -> list[str]:

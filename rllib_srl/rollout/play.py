@@ -230,7 +230,7 @@ class _Loop:
             self._go_on(live, call.value)
 
     def _begin(self, live: LiveEpisode, reply: Reply) -> None:
-        ids = self.transcript.first(reply.observation)
+        ids = self.transcript.first(reply.observation, reply.tools)
         if not 0 < len(ids) < self._max_tokens:
             raise ValueError(
                 f"prompt {live.request.prompt.prompt_id!r} of environment {live.request.prompt.env_id!r} has "
@@ -245,7 +245,7 @@ class _Loop:
         turn = live.turn
         assert turn is not None
         reason = self._ending(live, turn, reply)
-        ids = [] if reason else self.transcript.later(reply.observation, live.stream[-1])
+        ids = [] if reason else self.transcript.later(reply.observation, live.stream[-1], reply.role)
         if len(live.stream) + len(ids) >= self._max_tokens:
             reason, ids = reason or StopReason.OUT_OF_TOKENS, []
         live.answer(ids, reply)
@@ -255,8 +255,10 @@ class _Loop:
             self._write(live)
 
     def _ending(self, live: LiveEpisode, turn: Turn, reply: Reply) -> StopReason | None:
-        """Say how the episode ends with this turn, if it does; a turn that was cut off explains every ending."""
+        """Say how the episode ends with this turn, if it does; a turn that was cut off explains every other ending."""
         is_over = reply.is_terminated or reply.is_truncated
+        if reply.stop_reason is not None and reply.stop_reason.is_infrastructure:
+            return reply.stop_reason  # nobody graded it, however it was cut off
         if not is_over and live.num_turns < self.limits.max_turns:
             return None
         if turn.reason == "length":

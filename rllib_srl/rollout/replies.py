@@ -10,6 +10,7 @@ environment had crashed.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,8 +21,11 @@ import numpy as np
 from rllib_srl.types import Prompt, StopReason
 from rllib_srl.worlds import SEED_PREFIX
 
+ROLES = ("user", "tool")
+
 _PLAIN = (str, int, float, bool, type(None), np.number, np.bool_)
-_POLICY_ENDINGS = {reason.value: reason for reason in StopReason if not reason.is_infrastructure}
+# What an environment may say of itself: how the policy ended an episode, or that whoever grades it did not in time.
+_ENDINGS = {r.value: r for r in StopReason if not r.is_infrastructure or r is StopReason.ENV_TIMEOUT}
 
 
 class BadReplyError(ValueError):
@@ -55,6 +59,8 @@ class Reply:
     is_truncated: bool = False
     stop_reason: StopReason | None = None  # the special ending named in the info of the last step
     info: dict[str, Any] = field(default_factory=dict)
+    tools: str = ""  # of a reset: the JSON of the tool schemas that the chat template is to show; empty if none
+    role: str = "user"  # who speaks in a chat: the user, or the tool whose result this is
 
 
 def construct(creator: Callable[[], Any]) -> Constructed:
@@ -83,7 +89,7 @@ def reset(env: Any, prompt: Prompt) -> Reply:
     can_iterate = attribute(env, "can_iterate", None)
     if isinstance(can_iterate, bool):
         info.setdefault("can_iterate", can_iterate)
-    return Reply(_observation(answer[0]), info=info)
+    return Reply(_observation(answer[0]), info=info, tools=_tools(attribute(env, "tool_schemas", ())))
 
 
 def step(env: Any, text: str) -> Reply:
@@ -102,6 +108,7 @@ def step(env: Any, text: str) -> Reply:
         is_truncated=bool(truncated),
         stop_reason=_special_ending(info) if is_over else None,
         info=_plain_info(info),
+        role=_role(info),
     )
 
 
@@ -147,13 +154,29 @@ def _reward(reward: Any) -> float:
     return value
 
 
+def _tools(schemas: Any) -> str:
+    if not isinstance(schemas, (list, tuple)) or not all(isinstance(schema, dict) for schema in schemas):
+        raise BadReplyError(f"tool_schemas is {_shape(schemas)}; expected a list of JSON schemas, one a tool")
+    try:
+        return json.dumps(schemas) if schemas else ""
+    except (TypeError, ValueError) as error:
+        raise BadReplyError(f"tool_schemas cannot be written as JSON: {error}") from None
+
+
+def _role(info: Any) -> str:
+    role = info.get("role", "user") if isinstance(info, dict) else "user"
+    if role not in ROLES:
+        raise BadReplyError(f'info["role"] = {role!r}; expected one of {", ".join(ROLES)}')
+    return role
+
+
 def _special_ending(info: Any) -> StopReason | None:
     name = info.get("stop_reason") if isinstance(info, dict) else None
     if name is None:
         return None
-    ending = _POLICY_ENDINGS.get(str.__str__(name)) if isinstance(name, str) else None
+    ending = _ENDINGS.get(str.__str__(name)) if isinstance(name, str) else None
     if ending is None:
-        raise BadReplyError(f'info["stop_reason"] = {name!r}; expected one of {", ".join(_POLICY_ENDINGS)}')
+        raise BadReplyError(f'info["stop_reason"] = {name!r}; expected one of {", ".join(_ENDINGS)}')
     return ending
 
 

@@ -1,8 +1,8 @@
 """Text to tokens: how what an environment says joins what the policy wrote, without touching a token already there.
 
-    first(text)           the ids an episode begins with
-    later(text, last_id)  the ids that follow a turn whose last token was last_id
-    stop(stop_strings)    what ends a turn, besides the end-of-sequence token
+    first(text, tools)          the ids an episode begins with
+    later(text, last_id, role)  the ids that follow a turn whose last token was last_id
+    stop(stop_strings)          what ends a turn, besides the end-of-sequence token
 
 `RawTranscript` lays texts end to end. `ChatTranscript` wraps them in the model's chat template, and
 takes for a later observation only the part of the rendering that lies behind the policy's message
@@ -13,6 +13,7 @@ The tokeniser is used from one thread only: Hugging Face's fast ones raise "Alre
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -24,11 +25,22 @@ class Transcript(Protocol):
 
     end_of_turn_id: int | None
 
-    def first(self, text: str) -> list[int]:
-        """Return the ids an episode begins with, ready for the policy's first token."""
+    def first(self, text: str, tools: str = "") -> list[int]:
+        """Return the ids an episode begins with, ready for the policy's first token.
 
-    def later(self, text: str, last_id: int) -> list[int]:
-        """Return the ids between a turn that ended in `last_id` and the policy's next token."""
+        Args:
+            text: the first observation
+            tools: JSON of the tool schemas that the chat template is to show; empty if none
+        """
+
+    def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
+        """Return the ids between a turn that ended in `last_id` and the policy's next token.
+
+        Args:
+            text: the observation
+            last_id: the last token that the policy wrote
+            role: who speaks in a chat: "user" or "tool"
+        """
 
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
         """Return the strings that end a turn, given those of the environment."""
@@ -67,11 +79,16 @@ class RawTranscript:
             )
         self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._encode(text, True)))
 
-    def first(self, text: str) -> list[int]:
+    def first(self, text: str, tools: str = "") -> list[int]:
         """Tokenise with the tokeniser's default special tokens."""
+        if tools:
+            raise ValueError(
+                "prompt_format = 'text' has no template to show tools with; expected prompt_format = 'chat', or a "
+                "world whose prompt shows them (tools_in = 'prompt')"
+            )
         return list(self._first(text))
 
-    def later(self, text: str, last_id: int) -> list[int]:
+    def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Tokenise without special tokens, whatever the turn ended in."""
         return self._encode(text, False)
 
@@ -100,18 +117,22 @@ class ChatTranscript:
                 "use the format 'text' or an instruction-tuned model"
             )
         self._prefix, closing = self._split_template()
+        self._has_checked_tools = False
         special = set(tokenizer.all_special_ids)
         self.end_of_turn_id: int | None = closing[0] if closing and closing[0] in special else None
         self._check_earlier_tokens_stay()
-        self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._render([text])))
+        self._first = lru_cache(_NUM_CACHED)(lambda text, tools: tuple(self._render([text], tools=tools)))
 
-    def first(self, text: str) -> list[int]:
-        """Render one user message and the opening of the assistant's."""
-        return list(self._first(text))
+    def first(self, text: str, tools: str = "") -> list[int]:
+        """Render the tools, one user message and the opening of the assistant's."""
+        if tools and not self._has_checked_tools:
+            self._check_tools(tools)
+            self._has_checked_tools = True
+        return list(self._first(text, tools))
 
-    def later(self, text: str, last_id: int) -> list[int]:
+    def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
-        ids = self._render([_QUESTION, text])
+        ids = self._render([_QUESTION, text], role=role)
         if ids[: len(self._prefix)] != self._prefix:
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} rewrites an earlier message when the next one is "
@@ -124,15 +145,23 @@ class ChatTranscript:
         """Return nothing: a chat turn ends with the end-of-turn token."""
         return ()
 
-    def _render(self, questions: list[str], answer: str | None = None) -> list[int]:
+    def _render(
+        self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = ""
+    ) -> list[int]:
         messages = [{"role": "user", "content": questions[0]}]
         for question in questions[1:]:
             messages += [
                 {"role": "assistant", "content": answer or _ANSWERS[0]},
-                {"role": "user", "content": question},
+                {"role": role, "content": question},
             ]
         return list(
-            self._tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+            self._tokenizer.apply_chat_template(
+                messages,
+                tools=json.loads(tools) if tools else None,
+                tokenize=True,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
         )
 
     def _split_template(self) -> tuple[list[int], list[int]]:
@@ -167,6 +196,32 @@ class ChatTranscript:
                 f"the chat template of {_name(self._tokenizer)} changes earlier tokens when a turn is added: "
                 f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
                 "expected earlier tokens to stay: use the transcript format 'text' or another template"
+            )
+
+    def _check_tools(self, tools: str) -> None:
+        """Check that the template shows tools, takes their results, and keeps earlier tokens when it does.
+
+        `later` renders without tools, so what follows an answer must not depend on them.
+        """
+        name, plain = _name(self._tokenizer), self._render([_QUESTION])
+        shown = self._render([_QUESTION], tools=tools)
+        if shown == plain:
+            raise ValueError(
+                f"the chat template of {name} shows no tools; expected one that does: let the world's prompt show "
+                "them (tools_in = 'prompt')"
+            )
+        try:
+            whole, bare = (self._render([_QUESTION] * 2, role="tool", tools=each) for each in (tools, ""))
+        except Exception as error:  # templates refuse a conversation in whatever way they like
+            raise ValueError(
+                f"the chat template of {name} takes no message of the role 'tool' ({error}); expected one that does: "
+                "let the world's prompt show the tools (tools_in = 'prompt')"
+            ) from error
+        answer, tail = self._prefix[len(plain) :], bare[len(self._prefix) :]
+        if bare[: len(self._prefix)] != self._prefix or whole != shown + answer + tail:
+            raise ValueError(
+                f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens to "
+                "stay: let the world's prompt show the tools (tools_in = 'prompt')"
             )
 
     def _token(self, ids: list[int], where: int) -> str:

@@ -1,0 +1,132 @@
+"""Documents that can be searched by words, and question files over them.
+
+    corpus    .jsonl  {"title": "Oslo", "text": "..."}      or Search-R1's {"contents": "\\"Oslo\\"\\n..."}
+    questions .jsonl  {"question": "...", "answer": "..."}  or {"question": ..., "golden_answers": ["...", "..."]}
+
+Ranking is BM25, by the package bm25s (MIT). Equal scores are ordered by position, so a search has one result.
+
+Source: Robertson and Zaragoza, 2009 (BM25, the variant of Lucene); Lù, 2024, arXiv 2407.03618 (bm25s); Jin et al.,
+2025, arXiv 2503.09516 (the files).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from envs.facts import Document, facts
+
+_WORD = re.compile(r"\w+")
+_MOST_QUERY_WORDS = 200
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question of a file. Invariant: there is at least one answer, and none is empty."""
+
+    question: str
+    answers: tuple[str, ...]
+
+
+class Corpus:
+    """An index over documents. Invariant: it is only read once it is made, so instances may share it."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        import bm25s
+
+        self.documents = tuple(documents)
+        self._index = bm25s.BM25(method="lucene")
+        self._index.index([words(f"{one.title} {one.text}") for one in documents], show_progress=False)
+
+    def search(self, query: str, num_results: int) -> list[Document]:
+        """Return the documents that share words with the query, the best first."""
+        asked = words(query)[:_MOST_QUERY_WORDS]
+        if not asked:
+            return []
+        score_D = self._index.get_scores(asked)
+        best_D = np.argsort(-score_D, kind="stable")[:num_results]
+        return [self.documents[index] for index in best_D if score_D[index] > 0]
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text, without case."""
+    return _WORD.findall(text.casefold())
+
+
+@lru_cache(maxsize=4)
+def generated_corpus(seed: int) -> Corpus:
+    """Return the corpus of generated facts."""
+    return Corpus(facts(seed).documents())
+
+
+@lru_cache(maxsize=4)
+def corpus_of_file(path: str, skip_broken: bool) -> tuple[Corpus, tuple[str, ...]]:
+    """Return the corpus of a file, and what is wrong with the rows that are left out. Raises as `rows_of`."""
+    documents, faults = rows_of(path, _document, skip_broken)
+    return Corpus(documents), faults
+
+
+@lru_cache(maxsize=4)
+def questions_of_file(path: str, skip_broken: bool) -> tuple[tuple[Answered, ...], tuple[str, ...]]:
+    """Return the questions of a file, each once, and what is wrong with rows that are left out. Raises as `rows_of`."""
+    rows, faults = rows_of(path, _answered, skip_broken)
+    return tuple({row.question: row for row in reversed(rows)}.values())[::-1], faults
+
+
+def rows_of(path: str, read: Callable[[Any], T], skip_broken: bool) -> tuple[list[T], tuple[str, ...]]:
+    """Read a file of JSON objects, one a line.
+
+    Raises:
+        ValueError: there is no such file, no row in it, or a broken row (naming file, row and field), unless skipped.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"file {path!r} cannot be read ({error}); expected JSON objects, one a line") from None
+    rows, faults = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(read(json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            faults.append(f"{path}, row {number}: {error}")
+    if faults and not skip_broken:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise ValueError(f"{faults[0]}{more}; mend the rows, or set broken_rows = 'skip'")
+    if not rows:
+        raise ValueError(f"{path} has no usable row; expected JSON objects, one a line")
+    return rows, tuple(faults)
+
+
+def _text_in(row: Any, field: str) -> str:
+    value = row.get(field) if isinstance(row, dict) else None
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"field {field!r} is missing or empty; expected text")
+    return value.strip()
+
+
+def _document(row: Any) -> Document:
+    if isinstance(row, dict) and "contents" in row:
+        title, _, text = _text_in(row, "contents").partition("\n")
+        return Document(title.strip('" ') or "untitled", text.strip() or title)
+    return Document(_text_in(row, "title"), _text_in(row, "text"))
+
+
+def _answered(row: Any) -> Answered:
+    question = _text_in(row, "question")
+    field = next((name for name in ("golden_answers", "answers", "answer") if name in row), "answer")
+    given = row.get(field)
+    answers = [given] if isinstance(given, str) else given
+    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one.strip() for one in answers):
+        raise ValueError(f"field {field!r}; expected text, or a list of at least one text")
+    return Answered(" ".join(question.split()), tuple(one.strip() for one in answers))

@@ -1,0 +1,44 @@
+"""Where code that the policy wrote runs: a process with no network, files, privileges or time beyond its limits.
+
+    from envs.sandbox import Call, Limits, Sandbox, SandboxResult, probe
+
+    run.py       Sandbox.run: the front
+    calls.py     the nouns: Limits, Call, SandboxResult and its `stop`
+    guarantees.py what this machine can guarantee, found by attacking it
+    exchange.py  one call, seen from the parent      pool.py, slots.py   the parent's workers
+    zygote.py    the process that forks workers      worker.py one call, seen from inside
+    kernel.py, seccomp.py, rooms.py                  what isolates
+
+Names are loaded when asked for: the zygote imports this package too, and must stay small.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envs.sandbox.calls import Call, Limits, Returned, SandboxError, SandboxResult, WeakSandboxError
+    from envs.sandbox.guarantees import Guarantee, Guarantees, probe
+    from envs.sandbox.run import Sandbox
+
+_HOME = {
+    "Call": "calls",
+    "Limits": "calls",
+    "Returned": "calls",
+    "SandboxError": "calls",
+    "SandboxResult": "calls",
+    "WeakSandboxError": "calls",
+    "Guarantee": "guarantees",
+    "Guarantees": "guarantees",
+    "probe": "guarantees",
+    "Sandbox": "run",
+}
+__all__ = ["Call", "Guarantee", "Guarantees", "Limits", "Returned", "Sandbox", "SandboxError", "SandboxResult",
+           "WeakSandboxError", "probe"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"envs.sandbox.{_HOME[name]}"), name)

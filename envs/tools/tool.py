@@ -1,0 +1,229 @@
+"""A tool: a plain Python function with type hints, described to a policy and called with arguments that fit.
+
+    def add(a: int, b: int = 1) -> int:
+        '''Add two numbers.
+
+        Args:
+            a: the first
+            b: the second
+        '''
+
+    tool = Tool.of(add)
+    tool.schema()              {"type": "function", "function": {"name": "add", "description": "Add two numbers.", ...}}
+    tool.arguments(ToolCall("add", (2,), {"b": 3}))     {"a": 2, "b": 3}
+    tool.arguments(ToolCall("add", ("2",)))             CallError: add: a is '2'; Input should be a valid integer. ...
+
+Hints become a JSON schema, and check what a call states, by pydantic in its strict mode: an int is no text, a text no
+int, but an int serves where a float is asked for. Descriptions come from the docstring, in Google's style.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, NotRequired, get_type_hints
+
+from envs.tools.calls import CallError, ToolCall, shown
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a policy may call by name.
+
+    Invariant: `run` gets only arguments that the function's hints allow, or that `declared` tools bind by name.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of an object
+    function: Callable[..., Any]
+    is_bounded: bool = False  # it keeps a deadline itself, or cannot run long: no thread is needed to watch it
+    checker: Any = field(default=None, repr=False, compare=False)  # pydantic's, of the function's hints
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *, name: str = "", is_bounded: bool = False) -> Tool:
+        """Describe a function by its hints and docstring.
+
+        Args:
+            function: or a bound method; every parameter has a hint
+            name: what the policy calls it; default the function's own
+            is_bounded: see the class
+
+        Raises:
+            ValueError: naming every parameter without a hint, variable arguments, or a docstring that is missing.
+        """
+        described = _described(getattr(function, "__func__", function))
+        about = (described.description, described.parameters)
+        return cls(name or function.__name__, *about, function, is_bounded, described.checker)
+
+    @classmethod
+    def declared(cls, schema: Mapping[str, Any], function: Callable[..., Any], *, is_bounded: bool = False) -> Tool:
+        """Return a tool described by somebody else's schema; arguments are bound to the function, types are its affair.
+
+        Args:
+            schema: {"name", "description", "parameters"}
+            function: what the name stands for
+            is_bounded: see the class
+        """
+        parameters = dict(schema.get("parameters") or {"type": "object", "properties": {}})
+        return cls(str(schema["name"]), str(schema.get("description", "")), parameters, function, is_bounded)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the tool as chat templates and the OpenAI interface describe one."""
+        about = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": about}
+
+    def signature(self) -> str:
+        """Return the call as a policy would write it, such as `add(a: int, b: int = 1)`."""
+        required = self.parameters.get("required", ())
+        parts = []
+        for name, about in self.parameters.get("properties", {}).items():
+            optional = "" if name in required else f" = {about['default']!r}" if "default" in about else " = ..."
+            parts.append(f"{name}: {_type_name(about)}{optional}")
+        return f"{self.name}({', '.join(parts)})"
+
+    def arguments(self, call: ToolCall) -> dict[str, Any]:
+        """Return the arguments of a call by name, checked.
+
+        Raises:
+            CallError: naming everything that does not fit, and the signature.
+        """
+        names = list(self.parameters.get("properties", {}))
+        given = dict(zip(names, call.args))
+        faults = [f"{len(call.args)} arguments by position; expected at most {len(names)}"] * (
+            len(call.args) > len(names)
+        )
+        faults += [f"{name} is given twice" for name in call.kwargs if name in given]
+        given.update(call.kwargs)
+        if call.is_text:
+            given = self.read(ToolCall(self.name, (), given))
+        faults += [f"{name} is unknown" for name in given if name not in names]
+        faults += [f"{name} is missing" for name in self.parameters.get("required", ()) if name not in given]
+        if not faults and self.checker is not None:
+            given, faults = _checked(self.checker, given)
+        if faults:
+            raise CallError(f"{self.name}: {'; '.join(faults)}. Expected {self.signature()}")
+        return given
+
+    def read(self, call: ToolCall) -> dict[str, Any]:
+        """Return the arguments of a call whose values are all text, by name, with the types that are asked for."""
+        given = {**dict(zip(self.parameters.get("properties", {}), call.args)), **call.kwargs}
+        return {name: self._read(name, value) for name, value in given.items()}
+
+    def _read(self, name: str, value: Any) -> Any:
+        """Return the value that text stands for where the tool asks for something other than text."""
+        about = self.parameters.get("properties", {}).get(name, {})
+        if not isinstance(value, str) or _takes_text(about):
+            return value
+        for read in (json.loads, ast.literal_eval):
+            try:
+                return read(value.strip())
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+        return value
+
+
+@dataclass(frozen=True)
+class _Description:
+    description: str
+    parameters: dict[str, Any]
+    checker: Any
+
+
+@cache
+def _described(function: Callable[..., Any]) -> _Description:
+    import docstring_parser
+
+    _check_describable(function)
+    written = docstring_parser.parse(function.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
+    about = {one.arg_name: " ".join((one.description or "").split()) for one in written.params}
+    schema, checker = _schema_of(function, about)
+    description = " ".join(filter(None, (written.short_description, written.long_description)))
+    return _Description(" ".join(description.split()), schema, checker)
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(function).parameters)
+    parameters.pop("self", None)
+    return parameters
+
+
+def _check_describable(function: Callable[..., Any]) -> None:
+    hints, faults = get_type_hints(function), []
+    for name, parameter in _parameters(function).items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            faults.append(f"parameter {name} is {parameter.kind.description}; expected one that has a name and a place")
+        elif name not in hints:
+            faults.append(f"parameter {name} has no type hint")
+    if not (function.__doc__ or "").strip():
+        faults.append("it has no docstring to describe it with")
+    if faults:
+        raise ValueError(f"tool {function.__name__!r}: " + "; ".join(faults))
+
+
+def _schema_of(function: Callable[..., Any], about: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
+    from pydantic import ConfigDict, Field, TypeAdapter, with_config
+    from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+
+    hints, parameters, fields = get_type_hints(function, include_extras=True), _parameters(function), {}
+    for name, parameter in parameters.items():
+        hint: Any = Annotated[hints[name], Field(description=about.get(name) or None)]
+        fields[name] = hint if parameter.default is parameter.empty else NotRequired[hint]
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    arguments = with_config(config)(TypedDict(function.__name__, fields))  # type: ignore[operator]
+    checker = TypeAdapter(arguments)
+    schema = checker.json_schema()
+    for name, one in schema.get("properties", {}).items():
+        one.pop("title", None)
+        default = parameters[name].default
+        if default is not inspect.Parameter.empty:
+            one["default"] = default
+    plain = {"type": "object", "properties": schema.get("properties", {}), "required": schema.get("required", [])}
+    return {**plain, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}, checker
+
+
+def _checked(checker: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments as the hints have them, and what does not fit."""
+    from pydantic import ValidationError
+
+    try:
+        return dict(checker.validate_json(json.dumps(given))), []
+    except ValidationError as error:
+        faults = []
+        for one in error.errors(include_url=False, include_context=False):
+            where = ".".join(str(part) for part in one["loc"])
+            faults.append(f"{where or 'the call'} is {shown(repr(one['input']))}; {one['msg']}")
+        return {}, faults
+
+
+def _type_name(about: Mapping[str, Any]) -> str:
+    if "enum" in about:
+        return " | ".join(map(repr, about["enum"]))
+    if "const" in about:
+        return repr(about["const"])
+    if "anyOf" in about:
+        return " | ".join(_type_name(one) for one in about["anyOf"])
+    kind = about.get("type", "object" if "$ref" in about else "any")
+    if kind == "array" and "items" in about:
+        return f"list[{_type_name(about['items'])}]"
+    return _NAMES.get(kind, str(kind))
+
+
+_NAMES = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "null": "None",
+    "array": "list",
+    "object": "dict",
+}
+
+
+def _takes_text(about: Mapping[str, Any]) -> bool:
+    kinds = [one.get("type") for one in about.get("anyOf", (about,))] + [about.get("type")]
+    return "string" in kinds or any(isinstance(one, str) for one in about.get("enum", ()))
