@@ -1,4 +1,4 @@
-"""Numbers that go with an accuracy: its interval, and pass@k. Pure Python."""
+"""Numbers that go with an accuracy: its interval, pass@k and pass^k. Pure Python."""
 
 from __future__ import annotations
 
@@ -41,6 +41,27 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
     Source: Chen et al. 2021, arXiv 2107.03374 section 2.1.
     """
+    _check_counts(num_samples, num_right, k)
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def pass_hat_k(num_samples: int, num_right: int, k: int) -> float:
+    """Return the chance that k answers drawn from n without replacement are all right: C(c, k) / C(n, k), pass^k.
+
+    Args:
+        num_samples: n, at least k.
+        num_right: c, in [0, n].
+        k: at least 1; pass^1 = pass@1.
+
+    Raises:
+        ValueError: the three do not fit together.
+
+    Source: Yao et al. 2024, arXiv 2406.12045 (tau-bench), section 4.
+    """
+    _check_counts(num_samples, num_right, k)
+    return math.comb(num_right, k) / math.comb(num_samples, k)
+
+
+def _check_counts(num_samples: int, num_right: int, k: int) -> None:
     if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
         raise ValueError(f"n = {num_samples}, c = {num_right}, k = {k}; expected 1 <= k <= n and 0 <= c <= n")
-    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)

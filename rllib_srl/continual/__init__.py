@@ -1,0 +1,26 @@
+"""Continual learning measured: what a run remembers, at what cost, and whether a difference between runs is real.
+
+    rows of a trial --accuracy_IC, costs--> measures of a trial --over seeds--> intervals, paired differences, verdict
+    results.py        curves.py             measures.py           seeds.py      contrasts.py
+                                            (accuracy.py, retention.py, answers.py define them)
+
+Nothing here plays, trains, plots or reads a clock; numbers come in as arrays or as files. Who runs a study meets these
+names only:
+
+    study = Study(...)                                 study.py: question, arms and primary comparison, fixed beforehand
+    write_study(directory, study)                      recording.py; refuses a directory that holds another study
+    finished_trials(directory, study)                  what a resumed study need not repeat
+    with open_trial(directory, study, arm, seed, settings, from_iteration) as trial:
+        trial.add([Row(...) for each domain])          after each evaluation: the first before training, then at least
+        trial.finish()                                 one at the end of each stage; finish() when the budget is spent
+
+and who reads one: `read_results(directory)`, `curves_of(results)`, `findings_of(curves)`,
+`verdict_of(results, findings)`.
+
+Words. A *stage* is a stretch of training on one domain or mixture, numbered from 0; rows from before any training have
+stage -1. An *evaluation* measures every domain once. A domain is *learned at* the stage after which it counts as
+learned: its last stage of training in a stream with boundaries. An *arm* is one setting under comparison, a *trial* is
+one arm with one seed, and trials of two arms with the same seed are a *pair*.
+
+Dimension letters, beside those of types.py: S stages, C domains, I evaluations, E seeds, A answers.
+"""

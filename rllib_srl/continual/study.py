@@ -1,0 +1,132 @@
+"""A study: one question, the arms that are compared to answer it, and the comparison that decides, fixed beforehand.
+
+Its `fingerprint` covers every field, and each trial carries the fingerprint of the study it was run for: whoever
+changes question, arms or primary comparison afterwards has another study, whose results directory holds no trial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rllib_srl.continual.accuracy import NEVER
+from rllib_srl.continual.measures import MEASURES
+
+FORMAT = "rllib_srl.study/1"
+PRIMARY_MEASURES = ("average_accuracy", "retention_area")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting under comparison."""
+
+    name: str  # letters, digits and _ . + -; also part of file names
+    title: str  # as a reader sees it: "SRL + diversity"
+    description: str  # one plain sentence: what this arm does that others do not
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One kind of task of the stream."""
+
+    name: str
+    learned_at: int | None  # the stage after which it counts as learned; None: it is only measured
+
+
+@dataclass(frozen=True)
+class Primary:
+    """The comparison that decides: `treatment` against each of `controls` on each of `measures`.
+
+    It holds if every one of these paired differences has a 95 % interval in favour of the treatment and a p value that
+    is below .05 after Holm's correction for their number.
+    """
+
+    treatment: str
+    controls: tuple[str, ...]
+    measures: tuple[str, ...] = PRIMARY_MEASURES
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is fixed before the first trial. Invariant: `faults` is empty for a study that was written or read."""
+
+    name: str
+    question: str  # in plain words, ends with "?"
+    answered_by: str  # which result would answer it, in plain words
+    arms: tuple[Arm, ...]
+    domains: tuple[Domain, ...]
+    num_stages: int
+    seeds: tuple[int, ...]
+    budget: int  # generated tokens a trial may spend; a trial stops after the iteration that reaches it
+    primary: Primary
+    is_confirmation: bool = False  # run once, with a setting that was frozen before
+    asks_about_spacing: bool = False  # then the median item must be reviewed `MIN_REVIEWS` times, or it is no test
+    format: str = FORMAT
+
+    def faults(self) -> list[str]:
+        """Return one line for each thing that does not fit."""
+        faults = [] if self.format == FORMAT else [f"format = {self.format!r}; expected {FORMAT!r}"]
+        named = {"name": [self.name], "arms": [a.name for a in self.arms], "domains": [d.name for d in self.domains]}
+        for field, names in named.items():
+            faults += [f"{field}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
+        for field, entries in {**named, "seeds": self.seeds}.items():
+            counts = Counter(entries).items()
+            faults += [f"{field}: {entry!r} is there {n} times; expected once" for entry, n in counts if n > 1]
+            if not entries:
+                faults.append(f"{field} is empty; expected at least one")
+        if not self.question.rstrip().endswith("?"):
+            faults.append(f"question = {self.question!r}; expected a question, with its mark")
+        for name, number in (("num_stages", self.num_stages), ("budget", self.budget)):
+            if number < 1:
+                faults.append(f"{name} = {number}; expected at least 1")
+        for domain in self.domains:
+            if domain.learned_at is not None and not 0 <= domain.learned_at < self.num_stages:
+                stages = f"a stage from 0 to {self.num_stages - 1}, or null"
+                faults.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
+        if all(domain.learned_at is None for domain in self.domains):
+            faults.append("no domain has a learned_at; expected at least one that is taught")
+        return faults + self._faults_of_primary(named["arms"])
+
+    def _faults_of_primary(self, arms: Sequence[str]) -> list[str]:
+        primary = self.primary
+        known = f"expected one of {', '.join(arms)}"
+        compared, controls = (primary.treatment, *primary.controls), list(primary.controls)
+        faults = [f"primary: arm {name!r} is unknown; {known}" for name in compared if name not in arms]
+        if not controls or len(set(compared)) < len(compared):
+            faults.append(f"primary: controls = {controls}; expected other arms than the treatment, once each")
+        comparable = [name for name, measure in MEASURES.items() if measure.better]
+        unknown = [name for name in primary.measures if name not in comparable]
+        if unknown or not primary.measures:
+            faults.append(f"primary: measures = {list(primary.measures)}; expected some of {', '.join(comparable)}")
+        return faults
+
+    def checked(self) -> Study:
+        """Return the study itself.
+
+        Raises:
+            ValueError: all its faults, one a line.
+        """
+        if faults := self.faults():
+            raise ValueError("\n".join(faults))
+        return self
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that change with any field."""
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def learned_at_C(self) -> np.ndarray:
+        """Return the stage that taught each domain, NEVER where none did."""
+        return np.array([NEVER if d.learned_at is None else d.learned_at for d in self.domains], np.int64)
+
+    def title_of(self, arm: str) -> str:
+        """Return how a reader sees an arm."""
+        return next(a.title for a in self.arms if a.name == arm)

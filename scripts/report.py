@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Write the report of a study: one HTML page that needs nothing else, and the same in Markdown.
+
+    python scripts/report.py results/replay
+    python scripts/report.py results/replay --out docs/replay
+
+RESULTS is the directory of a study, with study.json and trials/. The files are report.html and report.md, in RESULTS
+or in --out. Runs that were cut off are named; numbers come from finished ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
+
+from rllib_srl.continual.results import read_results
+from scripts.report_blocks import Notice, to_html, to_markdown
+from scripts.report_text import page_of
+
+NAMES = ("report.html", "report.md")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("results", type=Path, metavar="RESULTS", help="directory of a study")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (RESULTS)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the report; return the exit status."""
+    page = page_of(read_results(arguments.results))
+    directory = arguments.out or arguments.results
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in zip(NAMES, (to_html(page), to_markdown(page)), strict=True):
+        (directory / name).write_text(text, encoding="utf-8")
+    print(page.title)
+    for notice in (block for block in page.blocks if isinstance(block, Notice)):
+        print("\n".join([notice.title, *(f"  {line}" for line in notice.lines)]))
+    for name in NAMES:
+        print(f"wrote {directory / name}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the script."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return run(arguments)
+    except (ValueError, OSError) as error:
+        if arguments.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
