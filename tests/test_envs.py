@@ -1,338 +1,303 @@
-"""One contract for every text world, and what each world does beyond it."""
+"""One contract for every installed text world: the worlds come from setup.cfg, how to make each from world_table."""
 
 from __future__ import annotations
 
-import pickle
+import json
+import math
+import os
 import random
-import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
 
 from envs import text
-from envs.compare import Compare
-from envs.lookup import Lookup
-from envs.reasoning_gym_env import (
-    ChainSum,
-    Products,
-    ReasoningGym,
-)
-from envs.self_iteration import SelfIteration
+from rllib_srl.rollout import replies
+from rllib_srl.types import Prompt
+from rllib_srl.worlds import check_world
+from tests import world_table
 
 ROOT = Path(__file__).resolve().parents[1]
+CASES = world_table.cases()
+MOST_TURNS = 300  # more than any world's own limit
+MALFORMED = [
+    "\x00", "\ud800", "\udfff\ud800", "🦊" * 50, "\u202e\u200b\ufeff", "\x1b[2J\x07\x08", "\r\r\r", "\n\n\n", "\t",
+    "1" * 100_000, "x" * 1_000_000, "🦊 " * 250_000, "٣", "²", "nan", "-inf", "1e309", "[]", "{}", "[" * 5000,
+    "(" * 5000, '{"a": ' * 2000, "<tool>" * 500, "</tool_call>", "Tool:", "Tool: (", "Answer:", "get", "answer ",
+    "__import__('os').getcwd()", "'; DROP TABLE questions; --", "${jndi:ldap://x}", "None", "%s%n", "\\", "```",
+]  # fmt: skip
 
 
-class IteratedCompare(SelfIteration):
-    """Compare inside SelfIteration: without a history the contract of questions holds as it does for Compare."""
+@dataclass(frozen=True)
+class Made:
+    """One world of the contract, and how to make more of it."""
 
-    settings_class = Compare.settings_class
-
-    def __init__(self, env_config):
-        super().__init__({"world": "envs.compare:Compare", "world_config": env_config})
-        self.settings, self.question, self.split_of = self.world.settings, self.world.question, self.world.split_of
-
-
-WORLDS = {
-    "compare": (Compare, {}),
-    "compare 2 with feedback": (Compare, {"num_numbers": 2, "feedback_turns": 2}),
-    "lookup": (Lookup, {"num_shots": 0}),
-    "lookup 3 with feedback": (Lookup, {"num_pairs": 3, "feedback_turns": 1}),
-    "compare inside self_iteration": (IteratedCompare, {}),
-    "chain_sum": (ChainSum, {"pool_size": 400}),
-    "chain_sum with feedback": (ChainSum, {"pool_size": 400, "feedback_turns": 1, "num_shots": 2}),
-    "products": (Products, {"pool_size": 400}),
-    "reasoning_gym spell_backward": (ReasoningGym, {"dataset": "spell_backward", "pool_size": 300, "level": 0}),
-}
+    name: str
+    row: world_table.Row
+    make: Callable[..., Any]
 
 
-@pytest.fixture(params=WORLDS, name="make")
-def _make(request):
-    """Return a function that makes the world, with settings changed as asked."""
-    world_class, env_config = WORLDS[request.param]
-    return lambda **changes: world_class({**env_config, **changes})
+PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * row.is_slow) for name, (_, row) in CASES.items()]
 
 
-def first_ids(world, split="train", seed=0, count=50):
+@pytest.fixture(params=PARAMETERS, name="case")
+def _case(request: pytest.FixtureRequest) -> Made:
+    path, row = CASES[request.param]
+    if absent := world_table.missing(row):
+        pytest.skip(f"{', '.join(absent)} not installed")
+    return Made(request.param, row, lambda **changes: world_table.made(path, row, **changes))
+
+
+@pytest.fixture(name="world")
+def _world(case: Made) -> Iterator[Any]:
+    world = case.make()
+    yield world
+    world.close()
+
+
+def first_ids(world: Any, split: str = "train", seed: int = 0, count: int = 20) -> list[str]:
     return list(islice(world.prompt_ids(split, seed), count))
 
 
-def play(world, turns, **options):
-    """Return observations, rewards and the last info of an episode of `turns`."""
-    observation, _ = world.reset(options=options)
-    observations, rewards, info = [observation], [], {}
+@dataclass
+class Played:
+    """An episode as the runner sees it. Invariant: `rewards` has one entry a turn."""
+
+    observations: list[str]
+    rewards: list[float]
+    is_over: bool
+    info: dict[str, Any]
+    stop_reason: Any
+
+    @property
+    def earned(self) -> float:
+        return sum(self.rewards)
+
+
+def play(world: Any, prompt_id: str, turns: Sequence[str]) -> Played:
+    """Play turns until they or the episode end, every reply checked as the runner checks it (`rollout.replies`)."""
+    reply = replies.reset(world, Prompt("world", prompt_id))
+    played = Played([reply.observation], [], False, reply.info, None)
     for turn in turns:
-        observation, reward, terminated, truncated, info = world.step(turn)
-        observations.append(observation)
-        rewards.append(reward)
-        assert not truncated
-    return observations, rewards, terminated, info
+        reply = replies.step(world, turn)
+        played.observations.append(reply.observation)
+        played.rewards.append(reply.reward)
+        played.info, played.stop_reason = reply.info, reply.stop_reason
+        if reply.is_terminated or reply.is_truncated:
+            played.is_over = True
+            break
+    return played
 
 
-def test_it_is_a_gymnasium_environment_of_text(make):
-    world = make()
+def question(case: Made, world: Any, prompt_id: str) -> str:
+    """Return the text that makes a task what it is: what is asked and, where more is hidden, how the gold play goes."""
+    asked = world.reset(options={"prompt_id": prompt_id})[0]
+    if not case.row.is_hidden:
+        return asked
+    gold = world.gold_turns(prompt_id)
+    return "".join([*play(world, prompt_id, gold).observations, *gold])
+
+
+def test_it_is_a_gymnasium_environment_of_text(case: Made, world: Any) -> None:
     assert isinstance(world, gymnasium.Env)
+    check_world(world, case.name)
     observation, info = world.reset(seed=1)
-    assert observation in world.observation_space
-    assert observation.endswith("\nAnswer:")
-    assert isinstance(info["prompt_id"], str)
+    assert observation and observation in world.observation_space and "" in world.action_space
+    assert info["prompt_id"] not in first_ids(world, "heldout", count=100)
     assert isinstance(world.domain, str) and world.domain
-    assert world.stop_strings == ("\n",)
+    assert isinstance(world.stop_strings, tuple) and all(world.stop_strings)
 
 
-def test_a_seed_decides_the_question_and_no_more(make):
-    world = make()
-    drawn = [world.reset(seed=seed)[0] for seed in (5, 6, 5)]
+def test_gymnasiums_own_checker_finds_nothing(case: Made, world: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harmless = "spec|render_mode|Box|custom space|is not a known|is not fully supported"
+        warnings.filterwarnings("ignore", message=f".*({harmless}).*")
+        check_env(world, skip_render_check=True)
+
+
+def test_a_seed_decides_the_prompt_and_no_more(case: Made, world: Any) -> None:
+    drawn = [world.reset(seed=seed)[1]["prompt_id"] for seed in (5, 6, 5)]
     assert drawn[0] == drawn[2] != drawn[1]
-    assert make().reset(seed=5)[0] == drawn[0]
-    unseeded = {world.reset()[0] for _ in range(20)}
-    assert len(unseeded) > 5  # without a seed the generator goes on
-    assert all(world.split_of(world.reset(seed=seed)[1]["prompt_id"]) == "train" for seed in range(20))
+    other = case.make()
+    observation, info = other.reset(seed=5)
+    assert (observation, info["prompt_id"]) == (world.reset(seed=5)[0], drawn[0])
+    other.close()
+    assert len({world.reset()[1]["prompt_id"] for _ in range(8)}) > 1  # without a seed the generator goes on
 
 
-def test_a_prompt_id_is_the_same_question_in_every_instance(make):
-    world = make()
-    for prompt_id in first_ids(world, count=20):
+def test_a_prompt_id_is_the_same_task_in_every_instance(case: Made, world: Any) -> None:
+    other = case.make()
+    for prompt_id in first_ids(world, count=case.row.num_checked):
         observation, info = world.reset(options={"prompt_id": prompt_id})
-        assert info["prompt_id"] == prompt_id
-        assert make().reset(seed=99, options={"prompt_id": prompt_id})[0] == observation
+        world.step("played in between")
+        assert info["prompt_id"] == prompt_id and isinstance(prompt_id, str)
+        assert other.reset(seed=99, options={"prompt_id": prompt_id})[0] == observation
+    other.close()
 
 
-def test_prompt_ids_are_each_question_once_in_an_order_of_their_seed(make):
-    world = make()
-    ids = first_ids(world, seed=3, count=500)
-    assert ids == first_ids(make(), seed=3, count=500)
-    assert ids != first_ids(world, seed=4, count=500)
-    questions = [world.question(prompt_id).text for prompt_id in ids]
-    assert len(set(questions)) == len(set(ids)) == len(ids)
+def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Made, world: Any) -> None:
+    count = 15 * case.row.num_checked
+    ids, other = first_ids(world, seed=3, count=count), case.make()
+    assert ids == first_ids(other, seed=3, count=count)
+    assert ids != first_ids(world, seed=4, count=count)
+    assert len(set(ids)) == len(ids) >= 2
+    checked = ids[: 5 * case.row.num_checked]
+    assert len({question(case, world, prompt_id) for prompt_id in checked}) == len(checked)
+    other.close()
 
 
-def test_the_splits_share_no_question_whatever_the_seeds(make):
-    world = make()
-    questions = {
-        split: {world.question(i).text for seed in (0, 1) for i in first_ids(world, split, seed, 700)}
+def test_the_splits_share_no_question_whatever_the_seeds(case: Made, world: Any) -> None:
+    asked = {
+        split: {
+            question(case, world, prompt_id)
+            for seed in (0, 1)
+            for prompt_id in first_ids(world, split, seed, 5 * case.row.num_checked)
+        }
         for split in text.SPLITS
     }
-    assert questions["train"] and questions["heldout"]
-    assert not questions["train"] & questions["heldout"]
-    header = world.reset(seed=0)[0].rsplit("Question:", 1)[0]
-    shots = set(re.findall(r"Question: (.*)\n", header))
-    assert len(shots) == world.settings.num_shots
-    assert not shots & (questions["train"] | questions["heldout"])
+    assert asked["train"] and asked["heldout"]
+    assert not asked["train"] & asked["heldout"]
+    with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
+        next(iter(world.prompt_ids("test", 0)))
 
 
-def test_the_gold_turns_earn_one_in_both_splits(make):
-    world = make()
-    for prompt_id in first_ids(world, "train") + first_ids(world, "heldout"):
-        observations, rewards, terminated, info = play(world, world.gold_turns(prompt_id), prompt_id=prompt_id)
-        assert (observations[1:], rewards, terminated, info) == ([""], [1.0], True, {})
+def test_the_gold_turns_earn_one_in_both_splits(case: Made, world: Any) -> None:
+    for split in text.SPLITS:
+        for prompt_id in first_ids(world, split, count=case.row.num_checked):
+            played = play(world, prompt_id, world.gold_turns(prompt_id))
+            assert played.earned == pytest.approx(1.0), prompt_id
+            assert played.is_over and played.stop_reason is None, prompt_id
+            assert len(played.rewards) == len(world.gold_turns(prompt_id))  # not over before the last
 
 
-def test_a_wrong_answer_earns_nothing(make):
-    world = make(feedback_turns=0)
-    for prompt_id in first_ids(world):
-        _, rewards, terminated, info = play(world, [f" {world.question(prompt_id).wrong}\n"], prompt_id=prompt_id)
-        assert (rewards, terminated, info.get("stop_reason")) == ([0.0], True, None)
+def test_empty_answers_earn_nothing(case: Made, world: Any) -> None:
+    for prompt_id in first_ids(world, count=3):
+        for turn in ("", "\n", "   "):
+            played = play(world, prompt_id, [turn] * MOST_TURNS)
+            assert played.is_over and played.earned == 0.0, (prompt_id, turn)
 
 
-def test_an_empty_answer_is_unparsable(make):
-    world = make(feedback_turns=0)
-    (prompt_id,) = first_ids(world, count=1)
-    for turn in ("", " ", "\n", "\n\n 7", "   \n7\n"):
-        _, rewards, terminated, info = play(world, [turn], prompt_id=prompt_id)
-        assert (rewards, terminated, info) == ([0.0], True, {"stop_reason": "unparsable"}), turn
-
-
-MALFORMED = [
-    "\x00",
-    "\ud800",
-    "🦊" * 50,
-    "1" * 100_000,
-    "9" * 31,
-    "-",
-    "--7",
-    "٣",
-    "²",
-    "7 " * 1000,
-    "nan",
-    "1e3",
-    "__import__('os').getcwd()",
-    "(" * 5000,
-    "[" * 5000,
-    "{'a': 1}",
-    "None",
-    "\r",
-]
-
-
-def test_a_malformed_answer_is_rewarded_and_never_crashes(make):
-    world = make(feedback_turns=0)
+def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Made, world: Any) -> None:
     (prompt_id,) = first_ids(world, count=1)
     for answer in MALFORMED:
-        _, rewards, terminated, info = play(world, [answer + "\n"], prompt_id=prompt_id)
-        assert (rewards, terminated) == ([0.0], True), ascii(answer[:12])
-        if world.settings_class is not ReasoningGym.settings_class or world.settings.dataset != "spell_backward":
-            assert info == {"stop_reason": "unparsable"}, ascii(answer[:12])
+        played = play(world, prompt_id, [answer] * 3)  # `replies` refuses what is not a reward or a stop reason
+        assert all(math.isfinite(reward) for reward in played.rewards), ascii(answer[:12])
+        assert case.row.pays_any_text or played.earned == 0.0, ascii(answer[:12])
+        assert all(len(said) < 100_000 for said in played.observations[1:]), ascii(answer[:12])  # no echo without end
+    assert play(world, prompt_id, world.gold_turns(prompt_id)).earned == pytest.approx(1.0)  # unharmed
 
 
-def test_what_follows_the_newline_does_not_count(make):
-    world = make()
-    prompt_id = first_ids(world)[0]
-    (gold,) = world.gold_turns(prompt_id)
-    assert play(world, [gold + "Question: more\nAnswer: 0"], prompt_id=prompt_id)[1] == [1.0]
-    assert play(world, [gold.strip()], prompt_id=prompt_id)[1] == [1.0]
-
-
-def test_feedback_gives_further_tries_for_part_of_the_reward(make):
-    world = make(feedback_turns=2, retry_reward=0.25)
-    prompt_id = first_ids(world)[0]
-    wrong, (gold,) = f" {world.question(prompt_id).wrong}\n", world.gold_turns(prompt_id)
-    assert play(world, [gold], prompt_id=prompt_id)[1] == [1.0]
-    again = "Wrong. Try again.\nAnswer:"
-    observations, rewards, terminated, info = play(world, [wrong, wrong, gold], prompt_id=prompt_id)
-    assert observations[1:] == [again, again, ""]
-    assert (rewards, terminated, info) == ([0.0, 0.0, 0.25], True, {})
-    _, rewards, terminated, info = play(world, [wrong, "", wrong], prompt_id=prompt_id)
-    assert (rewards, terminated, info) == ([0.0, 0.0, 0.0], True, {})
-    *_, info = play(world, [wrong, wrong, ""], prompt_id=prompt_id)
-    assert info == {"stop_reason": "unparsable"}
-    observations, *_ = play(world, ["0 and no newline"], prompt_id=prompt_id)
-    assert observations[1] == "\n" + again  # feedback starts on a line of its own
-
-
-def test_the_shots_show_feedback_where_there_is_some(make):
-    for feedback_turns in (0, 1):
-        prompt, _ = make(feedback_turns=feedback_turns, num_shots=4).reset(seed=0)
-        assert prompt.count("Question: ") == 5
-        assert prompt.count("Wrong. Try again.\nAnswer:") == 2 * feedback_turns
-        assert "\n\n\n" not in prompt
-
-
-def test_a_history_is_replayed(make):
-    world = make(feedback_turns=2)
-    if isinstance(world, SelfIteration):
-        pytest.skip("its history is of answers to iterate on: tests/test_self_iteration.py")
-    prompt_id = first_ids(world)[0]
-    wrong, (gold,) = f" {world.question(prompt_id).wrong}\n", world.gold_turns(prompt_id)
-    observations, *_ = play(world, [wrong, "x"], prompt_id=prompt_id)
-    transcript = observations[0] + wrong + observations[1] + "x" + observations[2]
-    other = make(feedback_turns=2)
-    assert other.reset(options={"prompt_id": prompt_id, "history": [wrong, "x"]})[0] == transcript
-    assert other.step(gold)[1:3] == (other.settings.retry_reward, True)  # the replayed tries count
-    other.reset(options={"prompt_id": prompt_id, "history": [wrong, "x"]})
-    assert other.step(wrong)[2]
-    for ending in ([gold], [wrong, wrong, wrong]):
+def test_a_history_of_turns_is_replayed(case: Made, world: Any) -> None:
+    if case.row.iterates:
+        pytest.skip("its history is of answers to go on from: tests/test_self_iteration.py")
+    for prompt_id in first_ids(world, count=3):
+        gold = world.gold_turns(prompt_id)
+        whole = play(world, prompt_id, gold)
+        for num in range(len(gold)):
+            transcript = whole.observations[0] + "".join(
+                turn + said for turn, said in zip(gold[:num], whole.observations[1:], strict=False)
+            )
+            other = case.make()
+            observation, info = other.reset(options={"prompt_id": prompt_id, "history": gold[:num]})
+            assert (observation, info["prompt_id"]) == (transcript, prompt_id)
+            results = [other.step(turn) for turn in gold[num:]]
+            assert sum(result[1] for result in results) == pytest.approx(1.0 - sum(whole.rewards[:num]))
+            other.close()
         with pytest.raises(ValueError, match="ends the episode of prompt"):
-            other.reset(options={"prompt_id": prompt_id, "history": ending})
-        with pytest.raises(ResetNeeded):
-            other.step(gold)
+            world.reset(options={"prompt_id": prompt_id, "history": gold})
 
 
-def test_parallel_instances_share_nothing(make):
-    first, second = make(feedback_turns=1), make(feedback_turns=1)
-    ids = first_ids(first, count=2)
-    for world, prompt_id in zip((first, second), ids):
-        world.reset(options={"prompt_id": prompt_id})
-    assert first.step("wrong\n")[0] == text.WRONG
-    assert second.step(second.gold_turns(ids[1])[0])[1] == 1.0  # its first try
-    assert first.step(first.gold_turns(ids[0])[0])[1] == first.settings.retry_reward
+def test_parallel_instances_share_nothing(case: Made, world: Any) -> None:
+    first, second = first_ids(world, count=2)
+    alone = [play(world, prompt_id, world.gold_turns(prompt_id)) for prompt_id in (first, second)]
+    other = case.make()
+    said: list[list[Any]] = [[each.reset(options={"prompt_id": i})[0]] for each, i in ((world, first), (other, second))]
+    turns = [world.gold_turns(first), world.gold_turns(second)]
+    for number in range(max(map(len, turns))):  # one turn each, in turns
+        for which, each in enumerate((world, other)):
+            if number < len(turns[which]):
+                said[which].append(each.step(turns[which][number])[:2])
+    for which, each in enumerate(alone):
+        assert [said[which][0], *(reply[0] for reply in said[which][1:])] == each.observations
+        assert [reply[1] for reply in said[which][1:]] == each.rewards
+    other.close()
 
 
-def test_stepping_out_of_turn_is_refused(make):
-    world = make(feedback_turns=0)
+def test_stepping_out_of_turn_is_refused(case: Made, world: Any) -> None:
     with pytest.raises(ResetNeeded):
-        world.step(" 7\n")
-    world.reset(seed=0)
-    world.step(" 7\n")
+        world.step("x\n")
+    (prompt_id,) = first_ids(world, count=1)
+    play(world, prompt_id, world.gold_turns(prompt_id))
     with pytest.raises(ResetNeeded):
-        world.step(" 7\n")
+        world.step("x\n")
     world.reset(seed=0)
-    with pytest.raises(TypeError, match="a turn is a int; expected text"):
+    with pytest.raises(TypeError, match="expected text"):
         world.step(7)
 
 
-@pytest.mark.parametrize("prompt_id", ["", "no such prompt", "{}", "[]", "1, 1", "a=12. b?", "a=12, a=13. a?", 7])
-def test_an_unknown_prompt_is_refused(make, prompt_id):
+@pytest.mark.parametrize("prompt_id", ["", "no such prompt", "{}", "[]", "\x00", "x" * 100_000, 7])
+def test_an_unknown_prompt_is_refused(world: Any, prompt_id: Any) -> None:
     with pytest.raises(ValueError, match="prompt_id = .*; expected"):
-        make().reset(options={"prompt_id": prompt_id})
+        world.reset(options={"prompt_id": prompt_id})
 
 
-def test_an_unknown_option_is_refused(make):
-    world = make()
-    with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id and history"):
+def test_an_unknown_option_is_refused(world: Any) -> None:
+    with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id"):
         world.reset(options={"promptid": "17, 93"})
     with pytest.raises(ValueError, match="history without the prompt_id"):
         world.reset(options={"history": ["7\n"]})
-    with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
-        next(world.prompt_ids("test", 0))
 
 
-def test_settings_are_checked_all_at_once(make):
-    with pytest.raises(ValueError) as caught:
-        make(num_shot=4, feedback_turns="2", num_shots=True)
-    assert "num_shot is not a setting; expected one of " in str(caught.value)
-    assert "feedback_turns = '2'; expected int" in str(caught.value)
-    assert "num_shots = True; expected int" in str(caught.value)
-    with pytest.raises(ValueError, match=r"num_shots = -1; expected 0 to 64; retry_reward = 2; expected 0 to 1"):
-        make(num_shots=-1, retry_reward=2)
+def test_an_unknown_setting_is_refused(case: Made) -> None:
+    with pytest.raises(ValueError, match="no_such_setting is not a setting; expected one of "):
+        case.make(no_such_setting=1)
 
 
-def test_a_world_can_be_pickled_by_class_and_settings(make):
-    world = make()
-    again = pickle.loads(pickle.dumps((type(world), world.settings)))
-    assert again == (type(world), world.settings)
-
-
-@pytest.mark.parametrize("world", [Compare(), Compare({"num_numbers": 2}), Lookup()])
-def test_the_worlds_of_learning_proofs_are_large(world):
-    assert world.num_questions >= 2000
-    for split, least in (("train", 2000), ("heldout", 200)):
-        ids = first_ids(world, split, count=least)
-        assert len({world.question(prompt_id).text for prompt_id in ids}) == least
-
-
-@pytest.mark.parametrize(
-    ("world", "num_questions"),
-    [
-        (Compare({"num_numbers": 2, "lowest": 0, "highest": 9}), 90 - 4),
-        (Compare({"num_numbers": 3, "lowest": 5, "highest": 12, "num_shots": 1}), 336 - 1),
-        (ChainSum(), None),
-        (Products({"num_shots": 0}), 100),
-        (ReasoningGym({"dataset": "chain_sum", "config": {"max_terms": 2, "max_digits": 1}, "num_shots": 0}), 200),
-    ],
-)
-def test_num_questions_is_what_the_splits_hold(world, num_questions):
-    ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
-    assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions
-    assert num_questions in (None, len(ids))
-
-
-def test_another_process_asks_the_same_questions():
-    script = (
-        "from itertools import islice; from envs.compare import Compare; from envs.reasoning_gym_env import ChainSum\n"
-        "for world in (Compare(), ChainSum({'pool_size': 400})):\n"
-        "    ids = list(islice(world.prompt_ids('train', 5), 3)); print(ids)\n"
-        "    print([world.reset(options={'prompt_id': i})[0] for i in ids])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    expected = []
-    for world in (Compare(), ChainSum({"pool_size": 400})):
-        ids = first_ids(world, seed=5, count=3)
-        expected += [str(ids), str([world.reset(options={"prompt_id": i})[0] for i in ids])]
-    assert done.stdout.splitlines() == expected
-
-
-def test_playing_draws_nothing_from_the_global_generator(make):
+def test_playing_draws_nothing_from_the_global_generators(case: Made) -> None:
     random.seed(1)
-    before = random.getstate()
-    world = make()
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    world = case.make()
     world.reset(seed=0)
-    world.step(" 7\n")
-    first_ids(world)
-    assert random.getstate() == before
+    world.step("7\n")
+    (prompt_id,) = first_ids(world, count=1)
+    play(world, prompt_id, world.gold_turns(prompt_id))
+    world.close()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def seen_of(name: str) -> list[Any]:
+    """Return what another process must see of a world as well."""
+    path, row = CASES[name]
+    world = world_table.made(path, row)
+    ids = first_ids(world, "heldout", seed=5, count=2)
+    seen = [[i, world.gold_turns(i), play(world, i, world.gold_turns(i)).observations] for i in ids]
+    world.close()
+    return seen
+
+
+def test_another_process_plays_the_same() -> None:
+    names = [name for name, (_, row) in CASES.items() if not row.is_slow and not world_table.missing(row)]
+    script = f"import json, tests.test_envs as t; print(json.dumps([t.seen_of(name) for name in {names!r}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )  # fmt: skip
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    assert dict(zip(names, theirs, strict=True)) == json.loads(json.dumps({name: seen_of(name) for name in names}))
+
+
+def test_every_row_is_of_a_world_that_is_installed() -> None:
+    assert set(world_table.ROWS) <= set(world_table.entry_points())

@@ -16,7 +16,7 @@ from envs import text
 from envs.compare import Compare, ordered_choice
 from envs.lookup import Lookup
 from envs.question import integer_in
-from envs.reasoning_gym_env import COMPARED_AS_TEXT, READ_AS_ARITHMETIC, REFUSED, ReasoningGym
+from envs.reasoning_gym_env import COMPARED_AS_TEXT, READ_AS_ALGEBRA, READ_AS_ARITHMETIC, ReasoningGym
 from envs.text import TextSpace, shuffled, split_of
 
 
@@ -107,8 +107,8 @@ def test_compare_refuses_impossible_settings(env_config, message):
         ({"dataset": "chain_sum", "config": {"seed": 1, "size": 3}}, "config sets seed, .*config sets size"),
         ({"dataset": "chain_sum", "level": 99}, r"level = 99; expected 0 to \d+ for dataset 'chain_sum'"),
         ({"dataset": "chain_sum", "pool_size": 0}, "pool_size = 0; expected 1 to 16384"),
-        ({"dataset": "simple_integration"}, "refused: its grader runs the answer as code"),
-        ({"dataset": "rubiks_cube"}, "states no answers"),
+        ({"dataset": "composite"}, "refused: its settings are no JSON"),
+        ({"dataset": "rush_hour"}, "states no answers"),
         ({"dataset": "products", "config": {"max_digits": 1}, "num_shots": 65}, "num_shots = 65; expected 0 to 64"),
         ({"dataset": "sudoku"}, "answers of several lines; set multiline = True"),
     ],
@@ -158,7 +158,7 @@ def test_answers_of_several_lines_end_with_a_blank_one():
 
 def test_no_answer_is_ever_run_as_code(tmp_path):
     target = tmp_path / "written"
-    for name in sorted(COMPARED_AS_TEXT | READ_AS_ARITHMETIC):
+    for name in sorted(COMPARED_AS_TEXT | READ_AS_ARITHMETIC | READ_AS_ALGEBRA):
         world = ReasoningGym({"dataset": name, "num_shots": 0, "pool_size": 1, "multiline": True})
         prompt_id = world._id(0)
         for code in (f"open({str(target)!r}, 'w')", f"__import__('pathlib').Path({str(target)!r}).touch()", "9**9**9"):
@@ -184,8 +184,7 @@ def test_every_grader_that_evaluates_is_known():
         source = inspect.getsource(inspect.getmodule(dataset_class))
         if re.search(r"(?<![\w.])(eval|exec)\(|parse_expr\(|sympify\(", source):
             evaluating.add(name)
-    assert evaluating - set(harmless) == (COMPARED_AS_TEXT | READ_AS_ARITHMETIC | REFUSED) & evaluating
-    assert evaluating >= (COMPARED_AS_TEXT | READ_AS_ARITHMETIC | REFUSED)
+    assert evaluating - set(harmless) == COMPARED_AS_TEXT | READ_AS_ARITHMETIC | READ_AS_ALGEBRA
 
 
 def test_text_space():

@@ -135,12 +135,19 @@ def test_the_engines_context_is_a_limit_too(play_with, engine_of):
         (("", 0.25, True, True, {}), StopReason.TERMINATED, True),
         (("", 0.25, True, False, {"stop_reason": "unparsable"}), StopReason.UNPARSABLE, True),
         (("", 0.25, False, True, {"stop_reason": StopReason.TOOL_TIMEOUT}), StopReason.TOOL_TIMEOUT, False),
+        (("", 0.25, False, True, {"stop_reason": "env_timeout"}), StopReason.ENV_TIMEOUT, False),
     ],
 )
 def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_terminated):
     (episode,) = play_with(requests_of("q1"), engine_of("x"), {"world": lambda: Answering(answer)})
     assert (episode.custom_data["stop_reason"], episode.get_return()) == (reason, 0.25)
     assert (episode.is_terminated, episode.is_truncated) == (is_terminated, not is_terminated)
+
+
+def test_an_answer_that_nobody_graded_is_lost_even_if_it_was_cut_off(play_with, engine_of):
+    world = {"world": lambda: Answering(("", 0.0, False, True, {"stop_reason": "env_timeout"}))}
+    (episode,) = play_with(requests_of("q1"), engine_of("xxxx"), world, {"max_turn_tokens": 2})
+    assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
 
 
 def test_a_reason_in_the_middle_ends_nothing(play_with, engine_of):

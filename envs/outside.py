@@ -1,0 +1,95 @@
+"""An answer graded by somebody else than the world that asks: a person (envs/rating.py) or a judge (envs/rubric.py).
+
+    reset(prompt)     as the inner world asks it
+    step(answer)  ->  "", the reward that the grader gives, terminated
+                  ->  "", 0, truncated, info["stop_reason"] = "env_timeout"        no grade within the deadline
+
+One turn is an episode. Prompts, splits, domain and stop strings are the inner world's. An episode without a grade says
+nothing about the policy: the runner takes it out of its group, so it trains nothing and grades no item.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from envs import text
+from envs.self_iteration import inner_world
+
+UNGRADED = "env_timeout"  # the stop reason of an answer that nobody graded in time
+
+
+class GradedOutside(gymnasium.Env[str, str]):
+    """A `gymnasium.Env` around a world that asks, in which another one grades.
+
+    Invariant: an observation is the inner world's; the reward never is.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, world: str, world_config: dict[str, Any]):
+        self.observation_space = text.TextSpace()
+        self.action_space = text.TextSpace()
+        self.world = inner_world(world, world_config)
+        self.domain = str(getattr(self.world, "domain", world))
+        self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
+        self._asked: tuple[str, str] | None = None  # prompt id and prompt, until it is answered
+
+    @abstractmethod
+    def graded(self, prompt_id: str, prompt: str, answer: str) -> tuple[float, dict[str, Any]] | None:
+        """Return the reward of an answer and what is to be known of it; None if no grade came within the deadline."""
+
+    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
+        """Yield the inner world's prompt ids of `split`, in an order of `seed`."""
+        return self.world.prompt_ids(split, seed)
+
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return what the inner world pays in full; a grader may think otherwise."""
+        return self.world.gold_turns(prompt_id)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Ask.
+
+        Args:
+            seed: of the generator that draws a training prompt when no prompt id is given
+            options: "prompt_id", and with it an empty "history": the first turn ends an episode
+
+        Raises:
+            ValueError: for an unknown option or prompt id, or a history.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        prompt_id, history = options.pop("prompt_id", None), options.pop("history", None) or ()
+        if options:
+            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history")
+        if history and prompt_id is None:
+            raise ValueError("reset got a history without the prompt_id it belongs to")
+        if history:
+            raise ValueError(
+                f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; expected an empty one"
+            )
+        prompt, info = self.world.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
+        self._asked = (str(info["prompt_id"] if prompt_id is None else prompt_id), prompt)
+        return prompt, {"prompt_id": self._asked[0]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Have the answer graded; every episode ends here."""
+        if self._asked is None:
+            raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
+        if not isinstance(action, str):
+            raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
+        (prompt_id, prompt), self._asked = self._asked, None
+        stop = self.stop_strings[0] if self.stop_strings else ""
+        answer = action.split(stop, 1)[0] if stop else action
+        found = self.graded(prompt_id, prompt, answer.strip())
+        if found is None:
+            return "", 0.0, False, True, {"stop_reason": UNGRADED}
+        return "", found[0], True, False, found[1]
+
+    def close(self) -> None:
+        """Close the inner world."""
+        self.world.close()

@@ -1,0 +1,222 @@
+"""A world of several turns: the policy acts, the world answers, until the task is done or the turns are used up.
+
+    reset  ->  "<shots>Question: Registers p, c, k. What is in c?\nAction:"
+    step(" get c\n")       ->  "c = 40\nAction:", 0.0
+    step(" answer 40\n")   ->  "", 1.0, terminated                   after `num_turns` turns: truncated
+
+A subclass names the n-th prompt by an id that holds the whole task, says how a task begins, and answers one turn.
+Everything else is here: shots (tasks played by their gold turns), splits, prompt order, replay of a history.
+
+Texts are laid end to end, so what a turn was told never changes later.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from envs import text
+from envs.question import read_settings
+
+MOST_TURN_CHARACTERS = 1000  # no action of these worlds is longer; more is read as an action that nobody knows
+
+
+@dataclass(frozen=True)
+class TurnSettings:
+    """Settings that every world of several turns has.
+
+    Invariant: `faults` is empty for the settings of a world that exists.
+    """
+
+    num_shots: int = 2  # tasks played out before the one that is set
+    shots_seed: int = 0  # which tasks they are
+    num_turns: int = 4  # turns of an episode
+
+    def faults(self) -> list[str]:
+        """Return one line for each setting out of its range."""
+        ranges = {"num_shots": (0, 64), "num_turns": (1, 256)}
+        return [
+            f"{name} = {getattr(self, name)}; expected {least} to {most}"
+            for name, (least, most) in ranges.items()
+            if not least <= getattr(self, name) <= most
+        ]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the world says to one turn. Invariant: only the last answer of an episode pays."""
+
+    said: str = ""  # without the cue
+    reward: float = 0.0
+    is_over: bool = False
+    is_read: bool = True  # False: the turn was no action
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class TurnWorld(gymnasium.Env[str, str]):
+    """A `gymnasium.Env` in which an episode takes up to `num_turns` turns of one line each.
+
+    Invariant: the same settings, prompt id and turns give the same texts and rewards in every process, and no two
+    instances share anything that changes.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    stop_strings: tuple[str, ...] = ("\n",)
+    settings_class: ClassVar[type[TurnSettings]] = TurnSettings
+    domain: str = "turns"
+    opening: ClassVar[str] = "Question: "  # what a task begins with
+    cue: ClassVar[str] = "Action:"  # where the policy's turn begins
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        self.observation_space = text.TextSpace()
+        self.action_space = text.TextSpace()
+        self.settings = read_settings(self.settings_class, env_config, type(self).__name__)
+        self._num_left = 0
+        self._header = ""
+        shots = self._draw_shots()
+        self._shot_questions = frozenset(self.canonical(prompt_id) for prompt_id in shots)
+        self._header = "".join(self._shot(prompt_id) for prompt_id in shots)
+        self._num_left = 0
+
+    @abstractmethod
+    def _num_ids(self) -> int:
+        """Return how many numbers `_prompt_id` takes."""
+
+    @abstractmethod
+    def _prompt_id(self, number: int) -> str | None:
+        """Return prompt id `number`, 0 <= number < _num_ids(); None where that is no task. No two are the same task."""
+
+    @abstractmethod
+    def canonical(self, prompt_id: str) -> str:
+        """Return what decides the split of a task: equal for tasks that give each other away.
+
+        Raises:
+            ValueError: this world has no such task.
+        """
+
+    @abstractmethod
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return turns that earn reward 1."""
+
+    @abstractmethod
+    def begin(self, prompt_id: str) -> str:
+        """Set a task up and return what the policy is told of it, without the cue.
+
+        Raises:
+            ValueError: this world has no such task.
+        """
+
+    @abstractmethod
+    def answer(self, action: str) -> Answer:
+        """Return the answer to one action, as `action_in` reads it; "" for one that is too long to be any."""
+
+    def action_in(self, turn: str) -> str:
+        """Return the action that a turn states."""
+        return turn.split(self.stop_strings[0], 1)[0].strip()
+
+    def at_the_end(self) -> tuple[float, dict[str, Any]]:
+        """Return reward and info of an episode whose turns are used up without an end."""
+        return 0.0, {}
+
+    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
+        """Yield the prompt ids of `split`, each task once.
+
+        Args:
+            split: "train" or "heldout"; the two share no task, whatever the seeds
+            seed: of the order
+        """
+        if split not in text.SPLITS:
+            raise ValueError(f"split = {split!r}; expected one of {', '.join(text.SPLITS)}")
+        for prompt_id in self._shuffled(f"{split}:{seed}"):
+            if self.split_of(prompt_id) == split:
+                yield prompt_id
+
+    def split_of(self, prompt_id: str) -> str:
+        """Return "train", "heldout", or "shots" for a task that every prompt already shows played."""
+        canonical = self.canonical(prompt_id)
+        return "shots" if canonical in self._shot_questions else text.split_of(canonical)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Set a task and return the transcript so far.
+
+        Args:
+            seed: of the generator that draws a training task when no prompt id is given
+            options: "prompt_id", and with it "history": turns of the policy to be replayed
+
+        Raises:
+            ValueError: for an unknown option or prompt id, or a history that ends the episode.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        prompt_id, history = options.pop("prompt_id", None), options.pop("history", None) or ()
+        if options:
+            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history")
+        if prompt_id is None:
+            if history:
+                raise ValueError("reset got a history without the prompt_id it belongs to")
+            prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
+            if prompt_id is None:
+                raise ValueError(f"{type(self).__name__} has no training task among its {self._num_ids()}")
+        return self._header + self._started(prompt_id) + self._replayed(prompt_id, history), {"prompt_id": prompt_id}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Answer one turn; return the reply, the reward, and whether the episode is over."""
+        if not self._num_left:
+            raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
+        if not isinstance(action, str):
+            raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
+        line = self.action_in(action)
+        answer = self.answer(line if len(line) <= MOST_TURN_CHARACTERS else "")
+        self._num_left = 0 if answer.is_over else self._num_left - 1
+        if answer.is_over:
+            return "", answer.reward, True, False, answer.info
+        if self._num_left:
+            return text.reply(action, self._told(answer.said)), 0.0, False, False, answer.info
+        reward, info = self.at_the_end()
+        unread = {} if answer.is_read else {"stop_reason": "unparsable"}
+        return "", reward, False, True, {**answer.info, **info, **unread}
+
+    def _draw_shots(self) -> list[str]:
+        wanted = self.settings.num_shots
+        drawn = [prompt_id for _, prompt_id in zip(range(wanted), self._shuffled(f"shots:{self.settings.shots_seed}"))]
+        if len(drawn) < wanted:
+            raise ValueError(f"num_shots = {wanted}; expected at most {len(drawn)} (all tasks)")
+        return drawn
+
+    def _shot(self, prompt_id: str) -> str:
+        turns = self.gold_turns(prompt_id)
+        transcript = self._started(prompt_id)
+        for turn in turns:
+            transcript += turn + self.step(turn)[0]
+        return f"{transcript}\n"
+
+    def _shuffled(self, seed: str) -> Iterator[str]:
+        for number in text.shuffled(self._num_ids(), seed):
+            prompt_id = self._prompt_id(number)
+            if prompt_id is not None:
+                yield prompt_id
+
+    def _started(self, prompt_id: str) -> str:
+        told = self.begin(prompt_id)
+        self._num_left = self.settings.num_turns
+        return self.opening + self._told(told)
+
+    def _told(self, said: str) -> str:
+        return f"{said}\n{self.cue}"
+
+    def _replayed(self, prompt_id: str, history: Sequence[str]) -> str:
+        transcript = ""
+        for turn in history:
+            observation, _, terminated, truncated, _ = self.step(turn)
+            if terminated or truncated:
+                raise ValueError(
+                    f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; "
+                    "expected one that leaves a turn to play"
+                )
+            transcript += turn + observation
+        return transcript
