@@ -1,11 +1,22 @@
-"""Rewards of a group -> advantages: pure numpy, computed on the driver before any sharding.
+"""Rewards of groups -> advantages: pure numpy, computed on the driver before any sharding.
 
-    rewards_G -> rule -> advantage_G            every rule sums to 0 over its group, up to rounding
+    rewards of each group -> rule -> advantages of each group
 
-A user's own rule is one registered function: `ADVANTAGES["mine"] = rule`.
+    rule             advantage                                       sums to 0 over the group
+    group            (r - mean) / (std + 1e-4), unbiased std         yes
+    mean_only        r - mean                                        yes
+    batch            (r - mean) / (std of the whole batch + 1e-4)    yes
+    leave_one_out    r - mean of the others                          yes
+    recalibrated     r - median of recent groups' means              no: a whole group may be good or bad
+    gae              r; the learner makes token advantages of it     no, see `critic`
+
+A user's own rule of one group is one registered function: `ADVANTAGES["mine"] = rule`.
 
 Sources: Shao et al. 2024, arXiv 2402.03300 section 4.1 (group);
-Liu et al. 2025, arXiv 2503.20783 section 3.2 (mean_only).
+Liu et al. 2025, arXiv 2503.20783 section 3.2 (mean_only);
+Liu et al. 2025 (Lite-PPO), arXiv 2508.08221 (batch);
+Ahmadian et al. 2024, arXiv 2402.14740 section 3 (leave_one_out);
+SPEAR, arXiv 2509.22601 (recalibrated).
 """
 
 from __future__ import annotations
@@ -34,7 +45,29 @@ def mean_only(rewards_G: np.ndarray) -> np.ndarray:
     return rewards_G - rewards_G.mean()
 
 
-ADVANTAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"group": group, "mean_only": mean_only}
+def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
+    """Return r - mean of the other episodes = (r - mean) G / (G - 1): a baseline that is not part of what it judges.
+
+    Source: Ahmadian et al. 2024, arXiv 2402.14740 section 3.
+    """
+    return mean_only(rewards_G) * (len(rewards_G) / (len(rewards_G) - 1))
+
+
+def as_it_is(rewards_G: np.ndarray) -> np.ndarray:
+    """Return r."""
+    return rewards_G
+
+
+# Of a rule that needs more than the group, the part that does not: see `group_relative`.
+ADVANTAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "group": group,
+    "mean_only": mean_only,
+    "batch": mean_only,
+    "leave_one_out": leave_one_out,
+    "recalibrated": as_it_is,
+    "gae": as_it_is,
+}
+GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:
@@ -42,12 +75,25 @@ def has_signal(rewards_G: np.ndarray) -> bool:
     return bool(np.ptp(rewards_G) > 1e-8)
 
 
-def group_relative(rewards_PG: Sequence[np.ndarray], rule: str = "group") -> list[np.ndarray]:
-    """Apply a rule to each group on its own.
+def trains(rewards_G: np.ndarray, rule: str) -> bool:
+    """Say whether a group is trained on: where a rule looks beyond the group, equal rewards are a signal too."""
+    return rule in ("recalibrated", "gae") or has_signal(rewards_G)
+
+
+def group_relative(
+    rewards_PG: Sequence[np.ndarray],
+    rule: str = "group",
+    *,
+    baseline: float | None = None,
+    batch_rewards: Sequence[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """Apply a rule to each group.
 
     Args:
         rewards_PG: the rewards of each group; groups may differ in size, each has at least 2.
         rule: a key of `ADVANTAGES`.
+        baseline: what "recalibrated" subtracts, the median of recent group means; None: that of these groups.
+        batch_rewards: whose standard deviation "batch" divides by; None: `rewards_PG`.
 
     Raises:
         ValueError: an unknown rule, or a group of fewer than two episodes.
@@ -57,4 +103,14 @@ def group_relative(rewards_PG: Sequence[np.ndarray], rule: str = "group") -> lis
     for rewards_G in rewards_PG:
         if len(rewards_G) < 2:
             raise ValueError(f"a group of {len(rewards_G)} episode has no baseline; expected at least 2")
-    return [ADVANTAGES[rule](np.asarray(rewards_G, np.float64)) for rewards_G in rewards_PG]
+    rewards_PG = [np.asarray(rewards_G, np.float64) for rewards_G in rewards_PG]
+    advantages = [ADVANTAGES[rule](rewards_G) for rewards_G in rewards_PG]
+    if not rewards_PG:
+        return []
+    if rule == "batch":
+        spread = np.concatenate([np.asarray(one, np.float64) for one in batch_rewards or rewards_PG]).std(ddof=1)
+        return [advantage_G / (spread + EPSILON) for advantage_G in advantages]
+    if rule == "recalibrated":
+        middle = float(np.median([one.mean() for one in rewards_PG])) if baseline is None else baseline
+        return [advantage_G - middle for advantage_G in advantages]
+    return advantages

@@ -1,11 +1,14 @@
 """The tensors of one micro-batch -> its share of the loss and the sums its statistics are made of: torch in, torch out.
 
-    played    sum_N scale * (correction * surrogate + kl_coeff * kl)      scale = 1 / num_tokens
-    reused    sum_N scale * weight * kept * surrogate                     scale = reuse_coeff / num_reused_tokens
+    played    sum_N scale * (kept * correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
+    reused    sum_N scale * (kept * weight * surrogate + kl_coeff * ratio * kl, if kl_on_reused)
 
+Where surrogate, correction and weight come from `losses` by name, and `scale` from `aggregation`.
 Statistics are kept as sums until all micro-batches of all learners are added up (`statistics`): the effective
 sample size is not a mean of anything. An episode of a micro-batch is always whole, so it is judged here.
 Dividing by all reused tokens, those of episodes left out too, keeps the weight of each token known beforehand.
+A log-prob that is not finite makes the whole loss not a number, so that the step is skipped and counted: masks and
+windows would else turn it into a silent zero.
 
 Source: Li et al. 2025 (RePO), arXiv 2506.09340 (loss of replayed groups apart, KL on played ones alone).
 """
@@ -17,21 +20,28 @@ from typing import Any
 import torch
 
 from rllib_srl.losses import (
+    CLIP_RULES,
+    KL_ESTIMATORS,
     KL_LOSSES,
-    MAX_LOG_RATIO,
     REUSE_CORRECTIONS,
-    clipped_policy_loss,
-    importance_correction,
-    k1,
+    LossSettings,
+    Tokens,
+    correction_of,
+    episode_mean,
+    is_on_policy,
+    ratio_of,
+    shaped,
 )
+from rllib_srl.losses.clip import Surrogate
 
 Sums = dict[str, Any]  # name -> number or tensor of one; a sum over tokens or episodes
-PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clipped", "correction", "mismatch")
+PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clipped", "correction", "masked", "mismatch")
 PLAYED_COUNTS = ("num_tokens", "num_computed_tokens")
 REUSED_MEANS = ("reuse/clipped", "reuse/ratio")  # over tokens of episodes that are not left out
 REUSED_COUNTS = ("reuse/num_tokens", "reuse/num_computed_tokens", "reuse/num_episodes", "reuse/num_left_out")
-OTHER_SUMS = ("reuse/loss", "reuse/drift", "reuse/kept", "reuse/weight", "reuse/squared_weight", "total_loss")
-SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS)
+OTHER_SUMS = ("reuse/loss", "reuse/drift", "reuse/kept", "reuse/weight", "reuse/squared_weight", "reuse/kl")
+TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
+SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS, *TOTALS)
 
 
 def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_drift: float | None) -> None:
@@ -57,73 +67,133 @@ def episode_drift(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, epi
         behaviour_logp_N: log-probs under the engine that wrote the tokens, nats.
         episode_N: which episode a token belongs to; all tokens of an episode are here.
     """
-    _, at_N, count_B = torch.unique(episode_N, return_inverse=True, return_counts=True)
-    gap_N = (prox_logp_N - behaviour_logp_N).abs()
-    sum_B = torch.zeros(len(count_B), dtype=gap_N.dtype, device=gap_N.device).index_add_(0, at_N, gap_N)
-    return (sum_B / count_B)[at_N]
+    return episode_mean((prox_logp_N - behaviour_logp_N).abs(), episode_N)
 
 
-def played_loss(batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], config: Any) -> tuple[torch.Tensor, Sums]:
+def surrogate_of(
+    batch: dict[str, Any], logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, settings: LossSettings
+) -> Surrogate:
+    """Return the loss of each token, and what -A grad(logp) is multiplied by, before any mask.
+
+    Args:
+        batch: `advantage`, `episode` [N], with BAPO `bapo_bounds`.
+        logp_N: log-probs under the policy in training, nats.
+        anchor_logp_N: log-probs the ratio is taken against, nats.
+        settings: of the loss.
+    """
+    ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
+    tokens = Tokens(ratio_N, batch["advantage"], logp_N, batch.get("bapo_bounds"))
+    if batch.get("is_reused") and settings.reuse_correction == "shape":
+        return shaped(tokens, settings)
+    return CLIP_RULES[settings.clip_rule](tokens, settings)
+
+
+def anchor_of(batch: dict[str, Any], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probs a micro-batch's ratio is taken against, and its correction, without gradient.
+
+    Args:
+        batch: `is_reused`; `prox_logp`, `behaviour_logp`, `episode` [N].
+        settings: of the loss.
+    """
+    prox_logp_N, behaviour_logp_N = batch["prox_logp"], batch["behaviour_logp"]
+    if batch.get("is_reused"):
+        return REUSE_CORRECTIONS[settings.reuse_correction](prox_logp_N, behaviour_logp_N, settings.mask_window)
+    correction_N = correction_of(settings, prox_logp_N, behaviour_logp_N, batch["episode"])
+    return (behaviour_logp_N if settings.old_policy == "bypass" else prox_logp_N), correction_N
+
+
+def _is_left(batch: dict[str, Any], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
+    """Say which tokens no mask takes away."""
+    inputs = (logp_N.detach(), batch["behaviour_logp"], batch["advantage"], batch["episode"])
+    is_left_N = is_on_policy(settings.off_policy_mask, *inputs)
+    return is_left_N & ~batch["is_cov_clipped"] if "is_cov_clipped" in batch else is_left_N
+
+
+def _spoilt(batch: dict[str, Any], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many tokens have a log-prob that is not finite, and what to add to the loss: 0, or not a number.
+
+    It is made of `logp_N` itself: the gradient of a clamp or a window around what is not a number is a plain 0.
+    """
+    is_bad_N = ~torch.isfinite(logp_N.detach())
+    for name in ("prox_logp", "behaviour_logp", "ref_logp"):
+        if name in batch:
+            is_bad_N |= ~torch.isfinite(batch[name])
+    return is_bad_N.sum(), torch.where(is_bad_N.any(), float("nan"), 0.0) * logp_N.sum()
+
+
+def played_loss(
+    batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], settings: LossSettings
+) -> tuple[torch.Tensor, Sums]:
     """Return the loss of a micro-batch of episodes played in this iteration, and its sums.
 
     Args:
-        batch: `advantage`, `scale`, `behaviour_logp`, `prox_logp`, with a KL `ref_logp` [N]; `token_ids`.
-        fwd_out: `logp` with gradient and `entropy` [N].
-        config: the settings `is_truncation`, `clip_low`, `clip_high`, `kl_coeff`, `kl_estimator`.
+        batch: `advantage`, `scale`, `behaviour_logp`, `prox_logp`, `episode`, with a KL `ref_logp` [N]; `token_ids`.
+        fwd_out: `logp` with gradient and `entropy` [N], the latter with gradient where it has a weight.
+        settings: of the loss.
     """
     logp_N, prox_logp_N = fwd_out["logp"], batch["prox_logp"]
-    correction_N = torch.ones_like(prox_logp_N)
-    if config.is_truncation is not None:
-        correction_N = importance_correction(prox_logp_N, batch["behaviour_logp"], config.is_truncation)
-    surrogate_N, is_clipped_N = clipped_policy_loss(
-        logp_N, prox_logp_N, batch["advantage"], config.clip_low, config.clip_high
-    )
-    policy_loss_N = loss_N = correction_N * surrogate_N
+    anchor_logp_N, correction_N = anchor_of(batch, settings)
+    surrogate_N, weight_N = surrogate_of(batch, logp_N, anchor_logp_N, settings)
+    is_left_N = _is_left(batch, logp_N, settings)
+    policy_loss_N = loss_N = torch.where(is_left_N, correction_N * surrogate_N, 0.0)
     kl_N = torch.zeros_like(prox_logp_N)
-    if config.kl_coeff:
-        kl_N = {**KL_LOSSES, "k1": k1}[config.kl_estimator](logp_N, batch["ref_logp"])
-        if config.kl_estimator in KL_LOSSES:
-            loss_N = loss_N + config.kl_coeff * kl_N
-    loss = (batch["scale"] * loss_N).sum()
+    if settings.kl_coeff:
+        kl_N = KL_ESTIMATORS[settings.kl_estimator](logp_N, batch["ref_logp"])
+        if settings.kl_estimator in KL_LOSSES:
+            loss_N = loss_N + settings.kl_coeff * kl_N
+    if settings.entropy_coeff:
+        loss_N = loss_N - settings.entropy_coeff * fwd_out["entropy"]
+    num_bad, spoilt = _spoilt(batch, logp_N)
+    loss = (batch["scale"] * loss_N).sum() + spoilt
     return loss, {
         "total_loss": loss.detach(),
         "loss": loss_N.detach().sum(),
         "policy_loss": policy_loss_N.detach().sum(),
         "kl": kl_N.detach().sum(),
-        "entropy": fwd_out["entropy"].sum(),
-        "clipped": is_clipped_N.sum(),
+        "entropy": fwd_out["entropy"].detach().sum(),
+        "clipped": (weight_N == 0).sum(),
         "correction": correction_N.sum(),
+        "masked": (~is_left_N | (correction_N == 0)).sum(),
         "mismatch": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
         "num_tokens": len(prox_logp_N),
         "num_computed_tokens": batch["token_ids"].numel(),
+        "num_nonfinite_logps": num_bad,
     }
 
 
-def reused_loss(batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], config: Any) -> tuple[torch.Tensor, Sums]:
+def reused_loss(
+    batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], settings: LossSettings
+) -> tuple[torch.Tensor, Sums]:
     """Return the loss of a micro-batch of stored episodes, and its sums.
 
-    There is no KL term: the estimators are those of tokens that the policy in training wrote.
+    A KL term is there only if `kl_on_reused` is "weighted": the estimators are those of tokens that the policy in
+    training wrote, so each counts by exp(logp - behaviour_logp), without gradient.
 
     Args:
         batch: `advantage`, `scale`, `behaviour_logp`, `prox_logp`, `is_kept`, `episode` [N]; `token_ids`.
         fwd_out: `logp` with gradient [N].
-        config: the settings `replay_reuse_correction`, `replay_mask_window`, `clip_low`, `clip_high`.
+        settings: of the loss.
     """
-    logp_N, behaviour_logp_N, is_kept_N = fwd_out["logp"], batch["behaviour_logp"], batch["is_kept"]
-    correct = REUSE_CORRECTIONS[config.replay_reuse_correction]
-    anchor_logp_N, correction_N = correct(batch["prox_logp"], behaviour_logp_N, config.replay_mask_window)
-    surrogate_N, is_clipped_N = clipped_policy_loss(
-        logp_N, anchor_logp_N, batch["advantage"], config.clip_low, config.clip_high
-    )
+    logp_N, behaviour_logp_N = fwd_out["logp"], batch["behaviour_logp"]
+    is_kept_N = batch["is_kept"] & _is_left(batch, logp_N, settings)
+    anchor_logp_N, correction_N = anchor_of(batch, settings)
+    surrogate_N, weight_N = surrogate_of(batch, logp_N, anchor_logp_N, settings)
     loss_N = torch.where(is_kept_N, correction_N * surrogate_N, 0.0)
-    loss = (batch["scale"] * loss_N).sum()
+    ratio_N = ratio_of("token", logp_N.detach(), behaviour_logp_N, batch["episode"])
+    kl_N = torch.zeros_like(behaviour_logp_N)
+    if settings.kl_coeff and settings.kl_on_reused == "weighted":
+        kl_N = torch.where(is_kept_N, ratio_N * KL_LOSSES[settings.kl_estimator](logp_N, batch["ref_logp"]), 0.0)
+        loss_N = loss_N + settings.kl_coeff * kl_N
+    num_bad, spoilt = _spoilt(batch, logp_N)
+    loss = (batch["scale"] * loss_N).sum() + spoilt
     # What -A * grad(logp) of each token is multiplied by: 0 where clip or mask took its gradient away.
-    weight_N = torch.where(is_kept_N & ~is_clipped_N, correction_N * _ratio(logp_N, anchor_logp_N), 0.0)
+    weight_N = torch.where(is_kept_N, correction_N * weight_N, 0.0)
     return loss, {
         "total_loss": loss.detach(),
         "reuse/loss": loss_N.detach().sum(),
         "reuse/clipped": ((weight_N == 0) & is_kept_N).sum(),
-        "reuse/ratio": torch.where(is_kept_N, _ratio(logp_N, behaviour_logp_N), 0.0).sum(),
+        "reuse/ratio": torch.where(is_kept_N, ratio_N, 0.0).sum(),
+        "reuse/kl": kl_N.detach().sum(),
         "reuse/kept": is_kept_N.sum(),
         "reuse/weight": weight_N.double().sum(),
         "reuse/squared_weight": weight_N.double().square().sum(),
@@ -132,11 +202,8 @@ def reused_loss(batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], config:
         "reuse/num_computed_tokens": batch["token_ids"].numel(),
         "reuse/num_episodes": len(torch.unique(batch["episode"])),
         "reuse/num_left_out": len(torch.unique(batch["episode"][~is_kept_N])),
+        "num_nonfinite_logps": num_bad,
     }
-
-
-def _ratio(logp_N: torch.Tensor, anchor_logp_N: torch.Tensor) -> torch.Tensor:
-    return (logp_N.detach() - anchor_logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def statistics(sums: dict[str, float]) -> dict[str, float]:
@@ -155,9 +222,11 @@ def statistics(sums: dict[str, float]) -> dict[str, float]:
     squares = num_kept * sums["reuse/squared_weight"]
     return {
         **{name: sums[name] / num_played for name in PLAYED_MEANS},
-        **{name: sums[name] for name in (*PLAYED_COUNTS, *REUSED_COUNTS, "total_loss")},
+        **{name: sums[name] for name in (*PLAYED_COUNTS, *REUSED_COUNTS, "total_loss", "num_nonfinite_logps")},
         **{name: sums[name] / num_kept for name in REUSED_MEANS},
+        "value_loss": sums["value_loss"] / max(1.0, sums["num_tokens"] + sums["reuse/num_tokens"]),
         "reuse/loss": sums["reuse/loss"] / num_reused,
+        "reuse/kl": sums["reuse/kl"] / num_reused,
         "reuse/drift": sums["reuse/drift"] / num_reused,
         "reuse/ess": sums["reuse/weight"] ** 2 / squares if squares > 0 else 0.0,
         "reuse/left_out": sums["reuse/num_left_out"] / max(1.0, sums["reuse/num_episodes"]),

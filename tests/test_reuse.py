@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from rllib_srl.group_notes import GroupNotes
+from rllib_srl.losses import LossSettings
 from rllib_srl.objective import SUMS, episode_drift, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.shard import build_shards
 from rllib_srl.types import GroupMeta
@@ -29,9 +29,7 @@ ADVANTAGE = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
 
 
 def settings(correction="clip", **others):
-    given = {"clip_low": 0.2, "clip_high": 0.28, "is_truncation": 2.0, "kl_coeff": 0.0, "kl_estimator": "k3"}
-    reuse = {"replay_reuse_correction": correction, "replay_mask_window": (0.5, 2.0)}
-    return SimpleNamespace(**{**given, **reuse, **others})
+    return LossSettings.made(reuse_correction=correction, **others)
 
 
 def by_hand(config, max_drift=None, objective=reused_loss):

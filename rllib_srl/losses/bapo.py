@@ -1,0 +1,79 @@
+"""BAPO's bounds: how far the ratio may go in this step, so that positive tokens keep their share of it.
+
+    bounds  first pair (low, high) on a fixed path at which measure(positive, negative) >= target, else the last pair
+
+    mode        path                            a token counts                      measure, P and N their sums
+    paper       upper to its end, then lower    pi |min(r A, clip(r) A)|            P / |P - N|
+    released    lower to its end, then upper    |min(r A, clip(r) A)|               P / N
+    active      upper to its end, then lower    |r A| if it still has a gradient    P / (P + N), in [0, 1]
+
+pi = exp(behaviour_logp). The sums for every pair are taken at once and added up over micro-batches and learners before
+the search, so that all learners get equal bounds. Bounds are first + step * count, rounded, never sums of steps.
+
+Where this differs from the paper: raising the lower bound *adds* to N in `paper` and `released` (a token held at the
+bound counts more than r, though it has lost its gradient), so that half of their search runs to its end; `active`
+counts only tokens that still have a gradient, for which the search does what the text says, and is the default.
+
+Source: Xi et al. 2025 (BAPO), arXiv 2510.18927 eq. 8 and algorithm 1, and its released code.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rllib_srl.losses.settings import LossSettings
+
+BAPO_MODES = ("active", "paper", "released")
+Path = list[tuple[float, float]]
+
+
+def path_of(settings: LossSettings) -> Path:
+    """Return every pair (low, high) in the order of the search; it never holds more than steps of both, plus one."""
+    lows, highs = _grid(settings.bapo_low), _grid(settings.bapo_high)
+    if settings.bapo_mode == "released":
+        return [(low, highs[0]) for low in lows] + [(lows[-1], high) for high in highs[1:]]
+    return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]
+
+
+def _grid(bound: tuple[float, float, float]) -> list[float]:
+    first, last, step = bound
+    # Rounded, or 1.2 + 4 * 0.05 would lie above a ratio of 1.4.
+    return [round(first + step * count, 10) for count in range(int((last - first) / step + 1e-9) + 1)]
+
+
+def masses(
+    settings: LossSettings, ratio_N: torch.Tensor, advantage_N: torch.Tensor, behaviour_logp_N: torch.Tensor
+) -> torch.Tensor:
+    """Return for each pair of the path the positive and the negative sum over these tokens, float64 [K, 2].
+
+    Args:
+        settings: of BAPO.
+        ratio_N: of policy and anchor, without gradient.
+        advantage_N: of each token.
+        behaviour_logp_N: log-probs the engine reported, nats.
+    """
+    ratio_N, advantage_N = ratio_N.double(), advantage_N.double()
+    pi_N = behaviour_logp_N.double().exp() if settings.bapo_mode == "paper" else torch.ones_like(ratio_N)
+    rows = []
+    for low, high in path_of(settings):
+        free_N, held_N = ratio_N * advantage_N, ratio_N.clamp(low, high) * advantage_N
+        counted_N = pi_N * torch.minimum(free_N, held_N).abs()
+        if settings.bapo_mode == "active":
+            counted_N = torch.where(held_N < free_N, 0.0, free_N.abs())
+        rows.append(torch.stack([counted_N[advantage_N > 0].sum(), counted_N[advantage_N < 0].sum()]))
+    return torch.stack(rows)
+
+
+def bounds_of(settings: LossSettings, masses_K2: torch.Tensor) -> tuple[tuple[float, float], int]:
+    """Return the bounds of this step, and how many pairs were passed over.
+
+    Args:
+        settings: of BAPO.
+        masses_K2: as of `masses`, summed over the whole batch.
+    """
+    path = path_of(settings)
+    for k, (positive, negative) in enumerate(masses_K2.tolist()):
+        against = {"paper": abs(positive - negative), "released": negative, "active": positive + negative}
+        if positive >= settings.bapo_target * against[settings.bapo_mode] and positive > 0:
+            return path[k], k
+    return path[-1], len(path) - 1

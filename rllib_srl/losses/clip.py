@@ -1,0 +1,116 @@
+"""Clip rules: ratio and advantage of each token -> its loss, and what its gradient is worth.
+
+    rule         loss                                                    bounds
+    symmetric    -min(r A, clip(r) A)                                    1 -+ clip_low
+    higher       the same                                                1 - clip_low, 1 + clip_high
+    dual         higher, and with A < 0 at most -dual_clip A
+    two_sided    higher of min(r, clip_delta)
+    cispo        -sg(clip(r)) A logp                                     cispo_bounds, the bounds themselves
+    sapo         -4/t sigmoid(t (r - 1)) A                               soft; t = sapo_taus by the sign of A
+    bapo         -min(r A, clip(r) A)                                    found anew for each step, see `bapo`
+    none         -r A
+
+`weight` is what -A grad(logp) is multiplied by, 0 where the rule took the gradient away.
+A user's own rule is one registered function: `CLIP_RULES["mine"] = rule`.
+
+Sources: Schulman et al. 2017, arXiv 1707.06347 eq. 7 (symmetric);
+Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.1 (higher);
+Ye et al. 2020, arXiv 1912.09729 eq. 4 (dual);
+Prime Intellect 2025 (INTELLECT-2), arXiv 2505.07291 section 3.4 (two_sided);
+MiniMax 2025 (CISPO), arXiv 2506.13585 section 3.1; Khatri et al. 2025 (ScaleRL), arXiv 2510.13786 (bound 5);
+Gao et al. 2025 (SAPO), arXiv 2511.20347; Xi et al. 2025 (BAPO), arXiv 2510.18927 eq. 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rllib_srl.losses.settings import LossSettings
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a clip rule sees of N tokens. Invariant: `ratio_N` and `logp_N` carry the gradient."""
+
+    ratio_N: torch.Tensor
+    advantage_N: torch.Tensor
+    logp_N: torch.Tensor
+    bapo_bounds: tuple[float, float] | None = None
+
+
+Surrogate = tuple[torch.Tensor, torch.Tensor]  # loss_N with gradient, weight_N without
+
+
+def _held(ratio_N: torch.Tensor, advantage_N: torch.Tensor, low: float, high: float) -> Surrogate:
+    free_N, held_N = ratio_N * advantage_N, ratio_N.clamp(low, high) * advantage_N
+    return -torch.minimum(free_N, held_N), torch.where(held_N < free_N, 0.0, ratio_N).detach()
+
+
+def _symmetric(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    return _held(tokens.ratio_N, tokens.advantage_N, 1 - settings.clip_low, 1 + settings.clip_low)
+
+
+def _higher(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    return _held(tokens.ratio_N, tokens.advantage_N, 1 - settings.clip_low, 1 + settings.clip_high)
+
+
+def _dual(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    loss_N, weight_N = _higher(tokens, settings)
+    most_N = -settings.dual_clip * tokens.advantage_N
+    is_over_N = (tokens.advantage_N < 0) & (loss_N > most_N)
+    return torch.where(is_over_N, most_N, loss_N), torch.where(is_over_N, 0.0, weight_N)
+
+
+def _two_sided(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    is_over_N = tokens.ratio_N.detach() > settings.clip_delta
+    ratio_N = tokens.ratio_N.clamp(max=settings.clip_delta)
+    loss_N, weight_N = _held(ratio_N, tokens.advantage_N, 1 - settings.clip_low, 1 + settings.clip_high)
+    return loss_N, torch.where(is_over_N, 0.0, weight_N)
+
+
+def _cispo(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    weight_N = tokens.ratio_N.detach().clamp(*settings.cispo_bounds)
+    return -weight_N * tokens.advantage_N * tokens.logp_N, weight_N
+
+
+def _sapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    tau_N = torch.where(tokens.advantage_N > 0, *settings.sapo_taus)
+    gate_N = torch.sigmoid(tau_N * (tokens.ratio_N - 1))
+    return -4 / tau_N * gate_N * tokens.advantage_N, (4 * gate_N * (1 - gate_N) * tokens.ratio_N).detach()
+
+
+def _bapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    if tokens.bapo_bounds is None:
+        raise ValueError("clip_rule = 'bapo' without bounds; expected those that `survey` found for this step")
+    return _held(tokens.ratio_N, tokens.advantage_N, *tokens.bapo_bounds)
+
+
+def _none(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    return -tokens.ratio_N * tokens.advantage_N, tokens.ratio_N.detach()
+
+
+CLIP_RULES: dict[str, Callable[[Tokens, LossSettings], Surrogate]] = {
+    "symmetric": _symmetric,
+    "higher": _higher,
+    "dual": _dual,
+    "two_sided": _two_sided,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "bapo": _bapo,
+    "none": _none,
+}
+
+
+def shaped(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    """Return the loss -f(r) A with f(r) = r / (r + reuse_shaping): rare tokens of a stored success learn fastest.
+
+    Its weight is r f'(r) = reuse_shaping r / (r + reuse_shaping)^2; nothing is clipped.
+
+    Source: Zhan et al. 2025 (ExGRPO), arXiv 2510.02245 (policy shaping with 0.1).
+    """
+    beta, ratio_N = settings.reuse_shaping, tokens.ratio_N
+    weight_N = (beta * ratio_N / (ratio_N + beta).square()).detach()
+    return -ratio_N / (ratio_N + beta) * tokens.advantage_N, weight_N
