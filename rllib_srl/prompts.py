@@ -1,6 +1,6 @@
 """Which fresh prompts are played next: drawn on the driver, from a generator that checkpoints remember.
 
-    worlds -> one endless pass over each world's prompt ids -> mixture -> Prompt, Prompt, ...
+    worlds -> one endless pass over each world's prompt ids -> mixture, stream or plan -> Prompt, Prompt, ...
 
 Drawn here and never in a runner: an engine's seed call resets Python's global generator there, and
 every run would play the same tasks.
@@ -9,13 +9,18 @@ every run would play the same tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from rllib_srl.replay.quotas import quotas
+from rllib_srl.streams import Progress, Stages, Stream
 from rllib_srl.types import Prompt
-from rllib_srl.worlds import prompts_of
+from rllib_srl.worlds import named_domain, prompts_of
+
+MAX_REFUSED = 100_000  # prompt ids in a row that a filter may refuse
 
 
 class PromptSource:
@@ -30,6 +35,7 @@ class PromptSource:
         env_configs: Mapping[str, dict],
         mixture: Mapping[str, float],
         seed: int,
+        stream: Stream | None = None,
     ) -> None:
         """Open one environment per world, for its prompt ids only.
 
@@ -38,7 +44,14 @@ class PromptSource:
             env_configs: environment id -> settings for the creator.
             mixture: environment id -> weight > 0; weights need not sum to 1.
             seed: of the run.
+            stream: weights over progress, of the same environment ids, in place of the mixture.
         """
+        self._stream = stream
+        self._progress = Progress()
+        self._carry: Mapping[int, float] = {}
+        self._domains: dict[str, dict[str, None]] = {}  # of each world, in the order in which they were drawn
+        entries = stream.entries if stream else {}
+        self._filters = {env_id: entry.predicate() for env_id, entry in entries.items()}
         self._envs = {env_id: creators[env_id](env_configs.get(env_id, {})) for env_id in mixture}
         self._ids = list(mixture)
         weights = np.array([mixture[env_id] for env_id in self._ids], float)
@@ -46,19 +59,98 @@ class PromptSource:
         self._seed = seed
         self._start()
 
-    def draw(self, num_prompts: int) -> list[Prompt]:
-        """Return the next prompts; a world whose ids are exhausted starts its next pass."""
-        worlds = self._generator.choice(len(self._ids), size=num_prompts, p=self._probabilities)
-        return [self._next(self._ids[index]) for index in worlds]
+    def draw(self, num_prompts: int, shares: Mapping[str, float] | None = None) -> list[Prompt]:
+        """Return the next prompts; a world whose ids are exhausted starts its next pass.
+
+        Args:
+            num_prompts: how many.
+            shares: domain -> share, exact in the long run; None draws by the weights of now.
+        """
+        if shares is None:
+            worlds = self._generator.choice(len(self._ids), size=num_prompts, p=self._weights())
+            return [self._next(self._ids[index]) for index in worlds]
+        weights = dict(enumerate(self._by_world(shares)))
+        numbers = quotas(num_prompts, weights, dict.fromkeys(weights, num_prompts), self._generator, self._carry)
+        self._carry = numbers.carry
+        return [self._next(self._ids[index]) for index, num in numbers.num.items() for _ in range(num)]
+
+    def advance(self, num_tokens: int) -> tuple[str, ...]:
+        """Note the end of an iteration; return the domains whose stage of the stream ended with it."""
+        before = self._progress
+        self._progress = Progress(before.iterations + 1, before.tokens + num_tokens)
+        if not isinstance(self._stream, Stages):
+            return ()
+        ended = range(self._stream.stage(before), self._stream.stage(self._progress))  # a short one may be skipped
+        return tuple(domain for stage in ended for domain in self.domains_of(self._stream.env_id_of(stage)))
+
+    @property
+    def progress(self) -> Progress:
+        """Return how far the run is."""
+        return self._progress
+
+    def domains_of(self, env_id: str) -> tuple[str, ...]:
+        """Return the domains of an environment; of one that mixes several those that have been drawn."""
+        return tuple(self._domains[env_id]) or (env_id,)
+
+    def domain_weights(self) -> dict[str, float]:
+        """Return domain -> share of fresh prompts now, of every domain, 0 included."""
+        weights: dict[str, float] = {}
+        for env_id, weight in zip(self._ids, self._weights().tolist(), strict=True):
+            domains = self.domains_of(env_id)
+            for domain in domains:
+                weights[domain] = weights.get(domain, 0.0) + weight / len(domains)
+        return weights
+
+    def _weights(self) -> np.ndarray:
+        if self._stream is None:
+            return self._probabilities
+        weights = self._stream.weights(self._progress)
+        return np.array([weights[env_id] for env_id in self._ids])
+
+    def _by_world(self, shares: Mapping[str, float]) -> list[float]:
+        """Divide the share of each domain among its worlds, in proportion to their weights."""
+        totals = self.domain_weights()
+        parts = [
+            sum(
+                shares.get(domain, 0.0) * weight / len(self.domains_of(env_id)) / totals[domain]
+                for domain in self.domains_of(env_id)
+                if totals[domain]
+            )
+            for env_id, weight in zip(self._ids, self._weights().tolist(), strict=True)
+        ]
+        if not sum(parts):
+            raise ValueError(f"shares = {dict(shares)}; expected one of the domains with fresh prompts now: {totals}")
+        return parts
 
     def heldout(self, num_prompts: int) -> list[Prompt]:
         """Return held-out prompts, the same ones each time, the worlds in equal parts; fewer if a world has fewer."""
         share = -(-num_prompts // len(self._ids))
         prompts: list[Prompt] = []
         for env_id in self._ids:
-            ids = prompts_of(self._envs[env_id], "heldout", self._seed)
-            prompts += [self._prompt(env_id, prompt_id) for prompt_id, _ in zip(ids, range(share), strict=False)]
+            prompts += [self._made(env_id, prompt_id) for prompt_id in islice(self._heldout_ids(env_id), share)]
         return prompts[:num_prompts]
+
+    def probes(self, domain: str, num_prompts: int, num_evaluated: int) -> list[Prompt]:
+        """Return held-out prompts of a domain that `heldout(num_evaluated)` leaves alone, the same ones each time.
+
+        Nothing is drawn: no generator moves.
+
+        Raises:
+            ValueError: the domain has fewer.
+        """
+        skipped = -(-num_evaluated // len(self._ids))
+        found: list[Prompt] = []
+        for env_id in self._ids:
+            if domain in self.domains_of(env_id):
+                ids = islice(self._heldout_ids(env_id), skipped, skipped + MAX_REFUSED)
+                mine = (prompt for prompt in (self._made(env_id, i) for i in ids) if prompt.domain == domain)
+                found += islice(mine, num_prompts - len(found))
+        if len(found) < num_prompts:
+            raise ValueError(
+                f"domain {domain!r} has {len(found)} held-out prompts beside the {skipped} of evaluation; "
+                f"expected at least planner_probe_prompts = {num_prompts}"
+            )
+        return found
 
     def get_state(self) -> dict[str, Any]:
         """Return everything the next draws depend on."""
@@ -67,6 +159,9 @@ class PromptSource:
             "passes": dict(self._passes),
             "drawn": dict(self._drawn),
             "seed": self._seed,
+            "progress": list(self._progress),
+            "domains": {env_id: list(domains) for env_id, domains in self._domains.items()},
+            "carry": dict(self._carry),
         }
 
     @property
@@ -93,6 +188,9 @@ class PromptSource:
         self._seed = state["seed"]
         self._start()
         self._generator.bit_generator.state = state["generator"]
+        self._progress = Progress(*state["progress"])
+        self._domains = {env_id: dict.fromkeys(domains) for env_id, domains in state["domains"].items()}
+        self._carry = dict(state["carry"])
         for env_id in self._ids:
             self._passes[env_id] = state["passes"][env_id]
             self._open(env_id)
@@ -105,13 +203,33 @@ class PromptSource:
         self._passes = dict.fromkeys(self._ids, 0)
         self._drawn = dict.fromkeys(self._ids, 0)
         self._streams: dict[str, Iterator[str]] = {}
+        self._progress, self._carry = Progress(), {}
+        # A world that mixes several does not say which there are.
+        self._domains = {
+            env_id: dict.fromkeys([] if hasattr(env.unwrapped, "domain_of") else [self._domain(env_id, "")])
+            for env_id, env in self._envs.items()
+        }
         for env_id in self._ids:
             self._open(env_id)
 
     def _open(self, env_id: str) -> None:
         # Each pass has its own seed, so that a second pass comes in another order.
         seed = int(np.random.SeedSequence([self._seed, self._passes[env_id]]).generate_state(1)[0])
-        self._streams[env_id] = iter(prompts_of(self._envs[env_id], "train", seed))
+        self._streams[env_id] = self._kept(env_id, prompts_of(self._envs[env_id], "train", seed))
+
+    def _heldout_ids(self, env_id: str) -> Iterator[str]:
+        return self._kept(env_id, prompts_of(self._envs[env_id], "heldout", self._seed))
+
+    def _kept(self, env_id: str, ids: Iterable[str]) -> Iterator[str]:
+        """Yield the ids that belong to the domain."""
+        is_kept = self._filters.get(env_id)
+        num_refused = 0
+        for prompt_id in ids:
+            if is_kept is None or is_kept(str(prompt_id)):
+                num_refused = 0
+                yield prompt_id
+            elif (num_refused := num_refused + 1) == MAX_REFUSED:
+                raise ValueError(f"the filter of {env_id!r} refused {MAX_REFUSED} prompts in a row; expected some left")
 
     def _next(self, env_id: str) -> Prompt:
         for prompt_id in self._streams[env_id]:
@@ -125,4 +243,16 @@ class PromptSource:
         return self._next(env_id)
 
     def _prompt(self, env_id: str, prompt_id: str) -> Prompt:
-        return Prompt(env_id, str(prompt_id), str(getattr(self._envs[env_id].unwrapped, "domain", env_id)))
+        prompt = self._made(env_id, prompt_id)
+        self._domains[env_id].setdefault(prompt.domain)
+        return prompt
+
+    def _made(self, env_id: str, prompt_id: str) -> Prompt:
+        return Prompt(env_id, str(prompt_id), self._domain(env_id, prompt_id))
+
+    def _domain(self, env_id: str, prompt_id: str) -> str:
+        env = self._envs[env_id].unwrapped
+        if named := named_domain(env_id):
+            return named
+        # A world that mixes kinds of task says of which kind a prompt is.
+        return str(env.domain_of(prompt_id) if hasattr(env, "domain_of") else getattr(env, "domain", env_id))

@@ -20,8 +20,10 @@ import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.columns import ColumnarList
+from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.successes import stored_successes
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
 
@@ -89,11 +91,17 @@ class ReplayBufferActor(ReplayBufferInterface):
         return visits, lost
 
     def due(
-        self, num: int, now: int, request: str = "", slots: float | None = None, without: Collection[str] = ()
+        self,
+        num: int,
+        now: int,
+        request: str = "",
+        slots: float | None = None,
+        without: Collection[str] = (),
+        shares: DomainShares | None = None,
     ) -> list[Prompt]:
         """Draw prompts to be played again; see `SRLReplayBuffer.due`."""
         begin = time.perf_counter()
-        prompts = self.buffer.due(num, now, request, slots, without)
+        prompts = self.buffer.due(num, now, request, slots, without, shares)
         self._busy_s += time.perf_counter() - begin
         return prompts
 
@@ -103,21 +111,37 @@ class ReplayBufferActor(ReplayBufferInterface):
         now: int = 0,
         request: str = "",
         without: Collection[str] = (),
+        shares: DomainShares | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
         """Draw stored groups to train on again, in this process; see `SRLReplayBuffer.sample`."""
         begin = time.perf_counter()
-        groups = self.buffer.sample(num_items or 0, now, request, without)
+        groups = self.buffer.sample(num_items or 0, now, request, without, shares)
         metas = [GroupMeta.of(group, group) for group in groups]
         self._busy_s += time.perf_counter() - begin
         return metas
 
     @ray.method(num_returns=2)
     def sample_apart(
-        self, num_items: int, now: int, request: str = "", without: Collection[str] = ()
+        self,
+        num_items: int,
+        now: int,
+        request: str = "",
+        without: Collection[str] = (),
+        shares: DomainShares | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample`; return metadata whose `ref` is None, and the groups as another object."""
-        metas = self.sample(num_items, now, request, without)
+        metas = self.sample(num_items, now, request, without, shares)
+        return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
+
+    def successes(self, keys: Sequence[str], now: int) -> list[GroupMeta]:
+        """Return stored groups of these prompts that hold a success; see `successes.stored_successes`."""
+        return [GroupMeta.of(group, group) for group in stored_successes(self.buffer, keys, now).values()]
+
+    @ray.method(num_returns=2)
+    def successes_apart(self, keys: Sequence[str], now: int) -> tuple[list[GroupMeta], list[Group]]:
+        """Answer as `successes`, metadata and groups apart, as `sample_apart` does."""
+        metas = self.successes(keys, now)
         return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:

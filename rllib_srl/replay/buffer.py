@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.codec import prompt_fields, prompt_of
 from rllib_srl.replay.grading import GRADES, Evidence
 from rllib_srl.replay.growth import revisited
@@ -75,7 +77,13 @@ class SRLReplayBuffer(PersistentBuffer):
         return visits
 
     def due(
-        self, num: int, now: int, request: str = "", slots: float | None = None, without: Collection[str] = ()
+        self,
+        num: int,
+        now: int,
+        request: str = "",
+        slots: float | None = None,
+        without: Collection[str] = (),
+        shares: DomainShares | None = None,
     ) -> list[Prompt]:
         """Draw `num` prompts to be played again, fewer only if fewer have passed their minimum recall interval.
 
@@ -85,18 +93,19 @@ class SRLReplayBuffer(PersistentBuffer):
             request: name of the call.
             slots: revisits an iteration has room for on average, which new items must fit; None: `num`.
             without: keys of prompts that this batch has already.
+            shares: of domains, as a planner has them; None: `domain_quotas`.
         """
         if (answer := self._answered(request)) is not None:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
             self.recall.slots = float(num if slots is None else slots)
-            domains = self.draws.domains()
+            domains = self.draws.domains(shares)
             self.counts["num_admitted"] += self.recall.admit(now, domains)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
-            drawn = self.draws.items(num, now, self.generators["revisit"], taken)
+            drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
             if len(drawn) < num and (forced := self.recall.admit(now, domains, num - len(drawn))):
                 self.counts["num_admitted"] += forced
-                drawn = self.draws.items(num, now, self.generators["revisit"], taken)
+                drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
             prompts = [self._asked(int(slot)) for slot in drawn]
             self.counts["num_revisits"] += len(prompts)
             change.answer = [
@@ -105,7 +114,14 @@ class SRLReplayBuffer(PersistentBuffer):
             ]
         return prompts
 
-    def sample(self, num: int, now: int, request: str = "", without: Collection[str] = ()) -> list[Group]:
+    def sample(
+        self,
+        num: int,
+        now: int,
+        request: str = "",
+        without: Collection[str] = (),
+        shares: DomainShares | None = None,
+    ) -> list[Group]:
         """Draw `num` stored groups to be trained on again, fewer only if fewer are young and unused enough.
 
         Args:
@@ -113,6 +129,7 @@ class SRLReplayBuffer(PersistentBuffer):
             now: the training iteration.
             request: name of the call.
             without: ids of groups that this batch has already, drawn by the call before.
+            shares: of domains, as a planner has them; None: `domain_quotas`.
 
         Returns:
             Groups with `origin` "reuse".
@@ -124,10 +141,10 @@ class SRLReplayBuffer(PersistentBuffer):
             return [self._reused(seq) for seq in answer]
         with self._transaction(request) as change:
             taken = {group_id: self.drawn[group_id] for group_id in without if group_id in self.drawn}
-            drawn = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()))
+            drawn = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()), shares)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
-            seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()))
+            seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()), shares)
             groups = [self._reused(seq) for seq in seqs]
             self.drawn = taken | {group.group_id: seq for group, seq in zip(groups, seqs, strict=True)}
             self.counts["num_reuses"] += len(seqs)
@@ -221,8 +238,11 @@ class SRLReplayBuffer(PersistentBuffer):
         group = self.ledger.payloads.get(seq)
         return replace(group, group_id=orphan_id(group.group_id, seq)) if seq >= FIRST_ORPHAN else group
 
-    def _drawn_orphans(self, num: int, now: int, change: Change, without: set[int]) -> list[int]:
-        return self.orphans.draw(num, now, self.generators["orphan"], change, self.draws.is_wanted, without)
+    def _drawn_orphans(
+        self, num: int, now: int, change: Change, without: set[int], shares: DomainShares | None
+    ) -> list[int]:
+        is_wanted = partial(self.draws.is_wanted, shares=shares)
+        return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, without)
 
     def _surplus_groups(self) -> list[int]:
         """Return the oldest groups of items that have more than `groups_per_item`."""

@@ -24,6 +24,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.deadlines import ActorFailure, Failure, gather
+from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.grading import GRADES, Evidence
 from rllib_srl.replay.journal_file import holder_of
@@ -105,16 +106,17 @@ class Memory:
 
     # --- an iteration ----------------------------------------------------------------------------
 
-    def due(self, num_prompts: int, now: int) -> list[Prompt]:
+    def due(self, num_prompts: int, now: int, shares: DomainShares | None = None) -> list[Prompt]:
         """Draw what is played again in an iteration of `num_prompts` prompts, at most its exact share.
 
-        What is missing for want of items is counted in `num_revisits_short`, and owed to nobody.
+        What is missing for want of items is counted in `num_revisits_short`, and owed to nobody. With `shares` a
+        planner says from which domains; else `domain_quotas` does.
         """
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._revisits.owed(num_prompts)
         room = self.settings.revisit_fraction * num_prompts / len(self._shards)
-        prompts = self._drawn("due", num, now, room)
+        prompts = self._drawn("due", num, now, shares, room)
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
         if now % TIDY_EVERY == 0:
@@ -133,15 +135,37 @@ class Memory:
         self.counts["num_groups_lost"] += sum(len(lost) for _, lost in answers.values())
         return {visit.group_id: visit for visits, _ in answers.values() for visit in visits}
 
-    def sample(self, num_played: int, now: int) -> list[GroupMeta]:
-        """Draw stored groups to train on beside `num_played` played prompts, at most their exact share."""
+    def sample(self, num_played: int, now: int, shares: DomainShares | None = None) -> list[GroupMeta]:
+        """Draw stored groups to train on beside `num_played` played prompts, at most their exact share; see `due`."""
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
-        groups = self._drawn("sample" if self._is_local else "sample_apart", num, now)
+        groups = self._drawn("sample" if self._is_local else "sample_apart", num, now, shares)
         self.counts["num_reuses_owed"] += num
         self.counts["num_reuses_short"] += num - len(groups)
         return groups
+
+    def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
+        """Change the shares that the memory has from now on; None leaves one as it is, and what is carried stays."""
+        settings = self.settings
+        if revisit is not None and revisit != settings.revisit_fraction:
+            self._revisits = self._revisits.carried_into(Share(revisit))
+        if reuse is not None and reuse != settings.reuse_fraction:
+            self._reuses = self._reuses.carried_into(reuse_share(reuse))
+        self.settings = replace(
+            settings,
+            revisit_fraction=settings.revisit_fraction if revisit is None else revisit,
+            reuse_fraction=settings.reuse_fraction if reuse is None else reuse,
+        )
+
+    def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
+        """Return by prompt key an older stored group that holds a success, of those played groups that have one."""
+        parts: dict[int, list[str]] = {}
+        for key in dict.fromkeys(group.prompt.key for group in groups):
+            parts.setdefault(self._shard_of(key), []).append(key)
+        method = "successes" if self._is_local else "successes_apart"
+        answers = self._call(method, {i: (keys, now) for i, keys in parts.items()}, "looking up successes")
+        return {meta.prompt.key: meta for answer in answers.values() for meta in answer}
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Hand the learners' hidden states to the shards that keep the groups; they do not pass here.
@@ -263,17 +287,17 @@ class Memory:
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def _drawn(self, method: str, num: int, now: int, *arguments: Any) -> list[Any]:
+    def _drawn(self, method: str, num: int, now: int, shares: DomainShares | None, *arguments: Any) -> list[Any]:
         """Draw `num` from all shards: equal parts first, then what is missing from whoever has more."""
         num_shards, name = len(self._shards), method.removesuffix("_apart")
         request = self._request(now, name)
         parts = {i: (num + (i - now) % num_shards) // num_shards for i in range(num_shards)}
-        calls = {i: (part, now, request, *arguments) for i, part in parts.items() if part}
+        calls = {i: (part, now, request, *arguments, (), shares) for i, part in parts.items() if part}
         drawn = [one for answer in self._call(method, calls, "drawing").values() for one in answer]
         for i in range(num_shards if num_shards > 1 else 0):
             if missing := num - len(drawn):
                 names = [one.key if isinstance(one, Prompt) else one.group_id for one in drawn]
-                more = {i: (missing, now, self._request(now, f"{name}.more"), *arguments, names)}
+                more = {i: (missing, now, self._request(now, f"{name}.more"), *arguments, names, shares)}
                 drawn += self._call(method, more, "drawing")[i]
         return drawn
 

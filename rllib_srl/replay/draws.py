@@ -7,11 +7,13 @@ The same columns describe items (revisit, eviction) and groups (reuse); a group 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.candidates import Candidates
 from rllib_srl.replay.eviction import evict
 from rllib_srl.replay.memory import MemoryStore
@@ -37,9 +39,16 @@ class Draws:
         coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
         values = {"leech_share": settings.leech_share, "diversity_coeff": coeff, **settings.selection_config}
         self._rule_settings = make_settings(settings.selection, values, [settings.reuse_selection])
-        self._carries = {"items": Carry(), "groups": Carry()}
+        self._carries = {"items": Carry(), "groups": Carry(), "planned_items": Carry(), "planned_groups": Carry()}
 
-    def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
+    def items(
+        self,
+        num: int,
+        now: int,
+        generator: np.random.Generator,
+        without: Sequence[int] = (),
+        shares: DomainShares | None = None,
+    ) -> np.ndarray:
         """Return the slots of `num` items to be played again, fewer only if fewer may be played.
 
         Args:
@@ -47,18 +56,26 @@ class Draws:
             now: the training iteration.
             generator: of this draw.
             without: slots that the batch has already.
+            shares: of domains, in place of `domain_quotas`.
         """
         store, settings = self._store, self._settings
         size = max(num + len(without), settings.candidate_pool)
-        pool = store.pool(now, size, generator, self.domains(), settings.min_recall_interval)
+        pool = store.pool(now, size, generator, self.domains(shares), settings.min_recall_interval)
         pool = pool[~np.isin(pool, np.array(without, pool.dtype))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
         is_leech_N = store.items["status"][pool] == LEECH
         candidates = self.item_candidates(pool, now)
-        return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N)]
+        return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares)]
 
-    def groups(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
+    def groups(
+        self,
+        num: int,
+        now: int,
+        generator: np.random.Generator,
+        without: Sequence[int] = (),
+        shares: DomainShares | None = None,
+    ) -> np.ndarray:
         """Return the group slots of `num` groups to be trained on again, fewer only if fewer may be.
 
         Args:
@@ -66,14 +83,16 @@ class Draws:
             now: the training iteration.
             generator: of this draw.
             without: numbers (`seq`) of groups that the batch has already.
+            shares: of domains, in place of `domain_quotas`.
         """
         store, settings = self._store, self._settings
         size = max(num + len(without), settings.candidate_pool)
-        pool = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, self.domains())
+        pool = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, self.domains(shares))
         pool = pool[~np.isin(store.groups["seq"][pool], np.array(without, np.uint64))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
-        return pool[self._select(settings.reuse_selection, "groups", self.group_candidates(pool, now), num, generator)]
+        candidates = self.group_candidates(pool, now)
+        return pool[self._select(settings.reuse_selection, "groups", candidates, num, generator, shares=shares)]
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of `num` items to evict, fewer only if the rule sees fewer.
@@ -130,14 +149,16 @@ class Draws:
             **_of_item(items_N),
         )
 
-    def domains(self) -> Collection[int] | None:
+    def domains(self, shares: DomainShares | None = None) -> Collection[int] | None:
         """Return the numbers of the domains that may be drawn; None for all."""
-        if self._filter is None:
+        if self._filter is None and (shares is None or shares.only is None):
             return None
-        return [number for number, name in enumerate(self._store.domains) if self.is_wanted(name)]
+        return [number for number, name in enumerate(self._store.domains) if self.is_wanted(name, shares)]
 
-    def is_wanted(self, domain: str) -> bool:
+    def is_wanted(self, domain: str, shares: DomainShares | None = None) -> bool:
         """Say whether a domain, by name, may be drawn."""
+        if shares is not None and shares.only not in (None, domain):
+            return False
         if self._filter is None:
             return True
         if self._filter == "last":
@@ -154,7 +175,7 @@ class Draws:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called."""
-        self._carries = {
+        self._carries |= {
             name: Carry(carry["leeches"], {int(d): float(c) for d, c in carry["domains"]})
             for name, carry in state.items()
         }
@@ -167,8 +188,14 @@ class Draws:
         num: int,
         generator: np.random.Generator,
         is_leech_N: np.ndarray | None = None,
+        shares: DomainShares | None = None,
     ) -> np.ndarray:
-        weights, carry = self._weights(candidates), self._carries[carried]
+        weights: Mapping[int, float] | None = self._weights(candidates)
+        if shares is not None:
+            columns = (candidates.domain, candidates.pass_rate)
+            class_N, weights = shares.divided(self._store.domains, *columns, num)
+            candidates, carried = replace(candidates, domain=class_N), f"planned_{carried}"
+        carry = self._carries[carried]
         chosen = select(rule, candidates, num, generator, self._rule_settings, weights, is_leech_N, carry)
         if len(chosen.indices) == num:
             self._carries[carried] = chosen.carry

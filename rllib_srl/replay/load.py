@@ -61,6 +61,11 @@ class Share:
         self._carry = total - count
         return count
 
+    def carried_into(self, other: Share) -> Share:
+        """Return `other`, which goes on with what this share carries: less than one slot, whatever the shares are."""
+        other._carry = self._carry
+        return other
+
     def get_state(self) -> dict[str, Any]:
         """Return everything the next calls depend on, as JSON types."""
         return {"carry": str(self._carry)}

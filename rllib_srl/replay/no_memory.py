@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -15,7 +16,7 @@ class NoMemory:
 
     num_shards = 0
 
-    def due(self, num_prompts: int, now: int) -> list[Prompt]:
+    def due(self, num_prompts: int, now: int, shares: DomainShares | None = None) -> list[Prompt]:
         """Return nothing."""
         return []
 
@@ -23,9 +24,16 @@ class NoMemory:
         """Store nothing."""
         return {}
 
-    def sample(self, num_played: int, now: int) -> list[GroupMeta]:
+    def sample(self, num_played: int, now: int, shares: DomainShares | None = None) -> list[GroupMeta]:
         """Return nothing."""
         return []
+
+    def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
+        """Do nothing: `validate` refuses fractions that adapt without a memory."""
+
+    def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
+        """Return nothing."""
+        return {}
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Do nothing."""
