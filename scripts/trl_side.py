@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""The other side of scripts/bench_trl.py: TRL's GRPOTrainer on given prompts, timed step by step.
+
+Run by that script in TRL's own environment; it reads one JSON object from standard input and writes one line of JSON,
+the last that it prints. It imports nothing of rllib_srl, so that the trainer meets nothing but TRL and Transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+MICRO_BATCH = 16  # episodes; activations of all 128 at once would take 28 GB
+
+
+def train(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the steps of a job.
+
+    Args:
+        job: `model` (directory), `dtype`, `rows` (each `prompt` and `answer`, in order), `group_size`, `num_prompts` a
+            step, `num_steps`, `max_tokens` of an answer, `stop`, `lr`, `temperature`, `seed`, `num_threads`.
+
+    Returns:
+        Of each step `seconds` and `rewards` (the mean).
+    """
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(job["num_threads"])
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    stops = tokenizer.encode(job["stop"], add_special_tokens=False)
+    if len(stops) != 1:
+        raise ValueError(f"stop = {job['stop']!r} is {len(stops)} tokens; expected one, which ends an answer")
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stops)[0]  # a base model's turn ends with the line
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Times whole steps: generation, grading, loss, optimiser."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            """Start."""
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            """Stop."""
+            seconds.append(time.perf_counter() - self.begin)
+
+    def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [float(text.split("\n")[0].strip() == gold) for text, gold in zip(completions, answer, strict=True)]
+
+    num_episodes = job["num_prompts"] * job["group_size"]
+    if num_episodes % MICRO_BATCH:
+        raise ValueError(f"{num_episodes} episodes a step; expected a multiple of {MICRO_BATCH}, one micro-batch")
+    with tempfile.TemporaryDirectory() as directory:
+        config = GRPOConfig(
+            output_dir=directory,
+            per_device_train_batch_size=MICRO_BATCH,
+            gradient_accumulation_steps=num_episodes // MICRO_BATCH,
+            generation_batch_size=num_episodes,
+            num_generations=job["group_size"],
+            max_completion_length=job["max_tokens"],
+            max_steps=job["num_steps"],
+            learning_rate=job["lr"],
+            lr_scheduler_type="constant",
+            temperature=job["temperature"],
+            max_grad_norm=1.0,
+            beta=0.0,
+            seed=job["seed"],
+            shuffle_dataset=False,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            model_init_kwargs={"dtype": job["dtype"]},
+        )
+        trainer = GRPOTrainer(
+            model=job["model"],
+            reward_funcs=is_right,
+            args=config,
+            train_dataset=Dataset.from_list(list(job["rows"])),
+            processing_class=tokenizer,
+            callbacks=[Clock()],
+        )
+        trainer.train()
+        rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]
+    return {"seconds": seconds, "rewards": rewards}
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(json.load(sys.stdin))))
