@@ -11,7 +11,14 @@ repeats itself (one-digit sums of two terms are 200 questions), and one question
 Some graders of reasoning-gym run the answer as Python code, which text of a policy must never be:
 - where that only serves to give partial credit, the answer is compared as text instead;
 - where it is how arithmetic is read, only digits, + - * / and brackets reach the grader;
-- where it is how algebra is read, the dataset is refused.
+- where it is how algebra is read, envs/math_grading.py compares formulas; of an integral the constant may be left out.
+
+Two graders pay for what is wrong, and ours take their place: game_of_life_halting takes any text for "True", coin_flip
+takes "0" for any probability (and "1e999999999" would keep it busy for ever).
+
+Refused are boxnet and rush_hour, which know no answer, and composite, in place of which envs/reasoning_gym_mixture.py
+mixes datasets. Single entries without an answer (base_conversion writes 0 as nothing; a program of ab may end in
+nothing) are left out of the pool.
 
 Source: Stojanovski et al., 2025, arXiv 2505.24760, and the package reasoning-gym.
 """
@@ -21,21 +28,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
-from envs import text
+from envs import math_grading, text
+from envs.math_pool import symbolic_pool
 from envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from envs.reasoning_gym_data import SIZE, answer_of, make_dataset, question_of
 
 COMPARED_AS_TEXT = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
 READ_AS_ARITHMETIC = frozenset({"countdown", "puzzle24"})
-REFUSED = frozenset({"simple_integration", "intermediate_integration", "polynomial_multiplication"})
+READ_AS_ALGEBRA = frozenset({"simple_integration", "intermediate_integration", "polynomial_multiplication"})
+PAID_FOR_ANY_TEXT = frozenset({"game_of_life_halting"})
+READ_AS_NUMBER = {"coin_flip": Fraction(1, 10_000)}  # dataset -> how far off a right answer may be
 
+_CONSTANT = re.compile(r"\s*\+\s*[cC]\s*$")
+_NUM_PROBED = 64  # entries looked at before a dataset is said to state no answers
 _SUCCESS = 0.999  # reasoning-gym gives partial credit for an answer that contains the right one
 _ARITHMETIC = re.compile(r"[0-9+\-*/() ]{1,100}", re.ASCII)
 _MAX_ANSWER_CHARS = 10_000
-_SEED = 0  # of every dataset: the index in it is what varies
-_SIZE = 20_000  # of every dataset, for some make other entries at another size; word_ladder takes no more
 _MAX_POOL_SIZE = 16_384  # the entries beyond are for shots
 
 
@@ -45,7 +57,8 @@ class ReasoningGymSettings(QuestionSettings):
 
     dataset: str = ""  # a name that reasoning-gym knows
     config: dict = field(default_factory=dict)  # of the dataset, in reasoning-gym's own words
-    level: int | None = None  # of the dataset's curriculum; `config` overrides what it sets
+    level: int | None = None  # of all attributes of the dataset's curriculum; `config` overrides what it sets
+    levels: dict = field(default_factory=dict)  # of single attributes of the curriculum, by name
     pool_size: int = 4096  # entries of the dataset that make up the world
     graded: bool = False  # partial credit counts as reward
     multiline: bool = False  # answers have several lines and end with a blank one
@@ -89,17 +102,28 @@ class ReasoningGym(QuestionWorld):
         self._entries: dict[str, dict[str, Any]] = {}
         self._texts: dict[int, str] = {}
         self._indices: list[int] | None = None
-        self.question(self._id(0))  # a dataset that cannot be played is refused here and not in mid-training
+        self._probe()
+
+    def _probe(self) -> None:
+        # A dataset that cannot be played is refused here and not in mid-training.
+        first = self._dataset(self._id(0))
+        for index in range(_NUM_PROBED):
+            if answer_of(first[index], self.settings.dataset):
+                self.question(self._id(index))
+                return
+        raise ValueError(f"dataset {self.settings.dataset!r} states no answers, so it cannot be played here")
 
     def _draw_shots(self) -> list[Question]:
         # They lie beyond every pool, so that making a world does not call for the pool, and its size changes no shot.
         shots: dict[str, Question] = {}
-        order = text.shuffled(_SIZE - _MAX_POOL_SIZE, f"shots:{self.settings.shots_seed}")
+        order = text.shuffled(SIZE - _MAX_POOL_SIZE, f"shots:{self.settings.shots_seed}")
         for _, index in zip(range(100 * self.settings.num_shots), order):
             if len(shots) == self.settings.num_shots:
                 break
-            question = self.question(self._id(_MAX_POOL_SIZE + index))
-            shots.setdefault(question.text, question)
+            prompt_id = self._id(_MAX_POOL_SIZE + index)
+            if answer_of(self._entry(prompt_id), self.settings.dataset):
+                question = self.question(prompt_id)
+                shots.setdefault(question.text, question)
         if len(shots) < self.settings.num_shots:
             raise ValueError(
                 f"num_shots = {self.settings.num_shots}; {self.settings.dataset} has {len(shots)} questions"
@@ -118,15 +142,19 @@ class ReasoningGym(QuestionWorld):
             parts["config"] = self.settings.config
         if self.settings.level is not None:
             parts["level"] = self.settings.level
+        if self.settings.levels:
+            parts["levels"] = self.settings.levels
         return json.dumps(parts, sort_keys=True)
 
     def _pool(self) -> list[int]:
-        """Return the indices of the distinct questions: of equal ones the first."""
+        """Return the indices of the distinct questions that have an answer: of equal ones the first."""
         if self._indices is None:
             first: dict[str, int] = {}
             dataset = self._dataset(self._id(0))
             for index in range(self.settings.pool_size):
-                first.setdefault(_question_text(dataset[index]), index)
+                entry = dataset[index]
+                if answer_of(entry, self.settings.dataset):
+                    first.setdefault(question_of(entry), index)
             self._texts = {index: text for text, index in first.items()}
             self._indices = list(self._texts)
         return self._indices
@@ -134,31 +162,40 @@ class ReasoningGym(QuestionWorld):
     def question(self, prompt_id: str) -> Question:
         """Return the question of `prompt_id`."""
         entry = self._entry(prompt_id)
-        asked, answer = _question_text(entry), entry["answer"]
         name = self.settings.dataset
-        if not isinstance(answer, str) or not answer.strip():
-            raise ValueError(f"dataset {name!r} states no answers, so it cannot be played here")
-        if not self.settings.multiline and "\n" in answer.strip():
+        asked, answer = question_of(entry), answer_of(entry, name)
+        if not answer:
+            raise ValueError(f"prompt_id = {prompt_id!r}; expected an entry that has an answer in dataset {name!r}")
+        if not self.settings.multiline and "\n" in answer:
             raise ValueError(f"dataset {name!r} has answers of several lines; set multiline = True")
-        return Question(asked, answer.strip(), wrong=_wrong(answer.strip()), canonical=asked)
+        return Question(asked, answer, wrong=_wrong(answer), canonical=asked)
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
         """Return reasoning-gym's grade, 0 below success unless `graded`; None for an answer it cannot read."""
         if not answer or len(answer) > _MAX_ANSWER_CHARS:
             return None
         entry, name = self._entry(prompt_id), self.settings.dataset
-        if name in COMPARED_AS_TEXT:
+        if name in READ_AS_NUMBER:
+            return _near(entry["answer"], answer, READ_AS_NUMBER[name])
+        if name in COMPARED_AS_TEXT or name in PAID_FOR_ANY_TEXT:
             right = entry.get("metadata", {}).get("valid_answers") or [entry["answer"]]
             return float(answer in right)
+        if name in READ_AS_ALGEBRA:
+            return math_grading.grade(_CONSTANT.sub("", entry["answer"]), _CONSTANT.sub("", answer), kind="symbolic")
         if name in READ_AS_ARITHMETIC and ("**" in answer or not _ARITHMETIC.fullmatch(answer)):
             return None
+        score = self._dataset(prompt_id).score_answer
         try:
-            grade = float(self._dataset(prompt_id).score_answer(answer, entry))
+            grade = float(score(answer, entry))
         except Exception:  # graders of a hundred datasets choke on odd answers in as many ways
             return None
         if not self.settings.graded:
             return float(grade >= _SUCCESS)
         return min(max(grade, 0.0), 1.0)
+
+    def _begin_episode(self) -> None:
+        if self.settings.dataset in READ_AS_ALGEBRA:
+            symbolic_pool().warm()
 
     def _entry(self, prompt_id: str) -> dict[str, Any]:
         parts = self._parts(prompt_id)
@@ -167,60 +204,30 @@ class ReasoningGym(QuestionWorld):
         return self._entries[prompt_id]
 
     def _parts(self, prompt_id: str) -> dict[str, Any]:
-        expected = f'{{"dataset": "{self.settings.dataset}", "index": 17}}, perhaps with "config" and "level"'
+        expected = f'{{"dataset": "{self.settings.dataset}", "index": 17}}, perhaps with "config", "level" and "levels"'
         try:
             parts = json.loads(prompt_id)
-        except (json.JSONDecodeError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             parts = None
-        known = isinstance(parts, dict) and parts.keys() <= {"dataset", "index", "config", "level"}
-        if not known or parts.get("dataset") != self.settings.dataset or parts.get("index") not in range(_SIZE):
+        known = isinstance(parts, dict) and parts.keys() <= {"dataset", "index", "config", "level", "levels"}
+        if not known or parts.get("dataset") != self.settings.dataset or parts.get("index") not in range(SIZE):
             raise ValueError(f"prompt_id = {prompt_id!r}; expected {expected}")
         return parts
 
     def _dataset(self, prompt_id: str) -> Any:
         parts = self._parts(prompt_id)
-        config, level = parts.get("config", {}), parts.get("level")
-        key = json.dumps([config, level], sort_keys=True)
+        config, level, levels = parts.get("config", {}), parts.get("level"), parts.get("levels", {})
+        key = json.dumps([config, level, levels], sort_keys=True)
         if key not in self._datasets:
-            self._datasets[key] = make_dataset(self.settings.dataset, config, level)
+            self._datasets[key] = make_dataset(self.settings.dataset, config, level, levels)
         return self._datasets[key]
 
 
-def make_dataset(name: str, config: Mapping[str, Any], level: int | None) -> Any:
-    """Return a dataset of reasoning-gym.
-
-    Raises:
-        ValueError: if there is no such dataset, setting or level, or its grader would run answers as code.
-    """
-    from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
-
-    if name not in DATASETS:
-        raise ValueError(f"dataset = {name!r}; expected one of reasoning-gym's {', '.join(sorted(DATASETS))}")
-    if name in REFUSED:
-        raise ValueError(f"dataset = {name!r} is refused: its grader runs the answer as code")
-    dataset_class, config_class = DATASETS[name]
-    wanted: dict[str, Any] = {}
-    if level is not None:
-        if name not in CURRICULA:
-            raise ValueError(f"level = {level}; expected None, for dataset {name!r} has no curriculum")
-        curriculum = create_curriculum(name)
-        highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
-        if not 0 <= level <= highest:
-            raise ValueError(f"level = {level}; expected 0 to {highest} for dataset {name!r}")
-        curriculum.set_global_level(level)
-        wanted = asdict(curriculum.generate_configuration())
-    known = config_class.__dataclass_fields__
-    for key in config:
-        if key not in known:
-            raise ValueError(f"config of dataset {name!r} has no {key!r}; expected {', '.join(sorted(known))}")
-    try:
-        return dataset_class(config_class(**{**wanted, **config, "seed": _SEED, "size": _SIZE}))
-    except (AssertionError, TypeError, ValueError) as error:
-        raise ValueError(f"config of dataset {name!r} is refused: {error}") from error
-
-
-def _question_text(entry: dict[str, Any]) -> str:
-    return str(entry["question"]).strip()
+def _near(right: str, answer: str, tolerance: Fraction) -> float | None:
+    """Return 1 for a number within `tolerance` and 1 % of the right one, 0 for another, None for no number."""
+    values = math_grading.numbers_in(math_grading.plain(answer))
+    wanted = math_grading.numbers_in(right)
+    return float(any(abs(a - b) <= min(tolerance, abs(b) / 100) for a in values for b in wanted)) if values else None
 
 
 def _wrong(answer: str) -> str:

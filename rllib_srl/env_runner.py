@@ -34,7 +34,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.models import local_model
 from rllib_srl.prompts import PromptSource
-from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, make_transcript, play, to_group
+from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, make_transcript, play, settle, to_group
 from rllib_srl.spaces import TokenSpace
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -166,7 +166,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         version, start = self.engine.version, time.perf_counter()
         seconds: dict[str, float] = {}
         ids = [group_id for group_id, _ in prompts]
-        episodes = self._play([prompt for _, prompt in prompts], group_size, overrides, ids, seconds)
+        played = [prompt for _, prompt in prompts]
+        episodes = self._play(played, group_size, overrides, ids, seconds, settles=as_groups)
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
@@ -206,6 +207,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         overrides: Mapping[str, Any],
         group_ids: Sequence[str] | None = None,
         seconds: dict[str, float] | None = None,
+        settles: bool = False,
     ) -> list[SingleAgentEpisode]:
         ids = group_ids or [prompt.key for prompt in prompts]
         requests = [
@@ -219,20 +221,24 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             max_turn_tokens=self.config.max_turn_tokens,
             max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
         )
-        episodes = []
-        for episode in play(
-            requests,
-            engine=self.engine,
-            worlds=self.worlds,
-            transcript=self.transcript,
-            sampling=Sampling(**sampling),
-            limits=limits,
-            calls=self.calls,
-            deadline_s=self.config.sample_timeout_s * 0.9,  # so that the runner answers before the driver gives up
-            seconds=seconds,
-        ):
+        episodes = list(
+            play(
+                requests,
+                engine=self.engine,
+                worlds=self.worlds,
+                transcript=self.transcript,
+                sampling=Sampling(**sampling),
+                limits=limits,
+                calls=self.calls,
+                deadline_s=self.config.sample_timeout_s * 0.9,  # so that the runner answers before the driver gives up
+                seconds=seconds,
+            )
+        )
+        if settles:
+            deadline_s = self.config.sample_timeout_s * 0.05
+            settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
+        for episode in episodes:
             self._callback("on_episode_end", episode=episode)
-            episodes.append(episode)
         self._callback("on_sample_end", samples=episodes)
         self.metrics.log_value(NUM_EPISODES, len(episodes), reduce="sum")
         order = {(request.group_id, request.index): at for at, request in enumerate(requests)}
@@ -241,7 +247,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _own_source(self) -> PromptSource:
         if self._source is None:
             seed = (self.config.seed or 0) + 1000 * (self.worker_index or 0)
-            self._source = PromptSource(self.creators, self.config.world_configs(), self.config.mixture_weights(), seed)
+            worlds = (self.creators, self.config.world_configs(), self.config.mixture_weights())
+            self._source = PromptSource(*worlds, seed, self.config.task_stream())
         return self._source
 
     def _keep(self, group: Any) -> Any:

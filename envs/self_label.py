@@ -1,0 +1,181 @@
+"""Learn without labels: a world around any world, in which an episode is paid for agreeing with its group.
+
+    SelfLabel({"world": "compare", "world_config": {"num_shots": 0}})
+
+    Question: Which is largest: 17, 93 or 40?
+    Answer: 93                          the group answers 93, 93, 40, 93  ->  rewards 1, 1, 0, 1, whatever is right
+
+The episodes of a group end apart, so an episode is played as the inner world plays it, and the reward is settled when
+the group is complete, by `settle_group`, which the runner calls. It sees what the policy wrote and nothing else. The
+inner world's own reward, from the right answers, is what evaluation reports, and never reaches training.
+
+Who agrees:
+- each episode votes with its answer; the inner world says which votes are the same (`vote`, `is_same_vote`), or else
+  they are the same text;
+- an answer that cannot be read is no vote and earns 0;
+- the answer with the most votes wins, if it has at least `min_votes` of them (2: nobody agrees with himself) and at
+  least `min_share` of the episodes of the group, those without a vote included;
+- where several have the most votes, `ties` decides: "none" (all earn 0: no gradient), "first" (of the episode that
+  stands first), "share" (each of them earns 1 / number of tied answers). All different is a tie of all.
+
+Source: Zuo et al. 2025, arXiv 2504.16084 (TTRL: majority vote as the label at inference time). There ties go to the
+first answer, and one vote is enough: min_votes = 1, ties = "first".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from envs import text
+from envs.question import read_settings
+from envs.self_iteration import inner_world, known_worlds
+
+TIES = ("none", "first", "share")
+_CUE = "Answer:"
+
+
+@dataclass(frozen=True)
+class SelfLabelSettings:
+    """Settings of `SelfLabel`. Invariant: `faults` is empty for the settings of a world that exists."""
+
+    world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
+    world_config: dict = field(default_factory=dict)  # env_config of that world
+    ties: str = "none"
+    min_votes: int = 2  # that the majority must have
+    min_share: float = 0.0  # of the group's episodes, that the majority must have
+
+    def faults(self) -> list[str]:
+        """Return one line for each setting out of its range."""
+        faults = []
+        if not self.world:
+            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}')
+        if self.ties not in TIES:
+            faults.append(f"ties = {self.ties!r}; expected one of {', '.join(TIES)}")
+        if not 1 <= self.min_votes <= 1024:
+            faults.append(f"min_votes = {self.min_votes}; expected 1 to 1024")
+        if not 0 <= self.min_share <= 1:
+            faults.append(f"min_share = {self.min_share}; expected 0 to 1")
+        return faults
+
+
+class SelfLabel(gymnasium.Env[str, str]):
+    """A `gymnasium.Env` that is the inner world, text for text, and labels its groups itself.
+
+    Invariant: `settle_group` depends on the policy's turns and on no right answer.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        self.observation_space = text.TextSpace()
+        self.action_space = text.TextSpace()
+        self._settings: SelfLabelSettings = read_settings(SelfLabelSettings, env_config, type(self).__name__)
+        name = self._settings.world
+        self.world = inner_world(name, self._settings.world_config)
+        self.domain = str(getattr(self.world, "domain", name))
+        self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
+        if hasattr(self.world, "domain_of"):
+            self.domain_of = self.world.domain_of
+        if hasattr(self.world, "settle_group"):
+            raise ValueError(f"world = {name!r} settles its groups already; expected the world inside it")
+        if _gives_feedback(self.world):
+            raise ValueError(
+                f"world_config of {name!r} sets feedback_turns, and feedback tells what is right; expected 0"
+            )
+
+    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
+        """Yield the inner world's prompt ids of `split`, in an order of `seed`."""
+        return self.world.prompt_ids(split, seed)
+
+    def split_of(self, prompt_id: str) -> str:
+        """Return the inner world's split of a prompt."""
+        return self.world.split_of(prompt_id)
+
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return the turns that earn reward 1 in evaluation."""
+        return self.world.gold_turns(prompt_id)
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """Return the schemas of the inner world's tools, for the chat template."""
+        return getattr(self.world, "tool_schemas", [])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Reset the inner world."""
+        super().reset(seed=seed)
+        return self.world.reset(seed=seed, options=options)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Hand a turn to the inner world; its reward counts in evaluation only."""
+        return self.world.step(action)
+
+    def close(self) -> None:
+        """Close the inner world."""
+        self.world.close()
+
+    def settle_group(self, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
+        """Return the reward of each episode of a group: 1 for the majority's answer, 0 for another.
+
+        Args:
+            prompt_id: what the group was asked
+            turns: for each episode, what the policy wrote
+        """
+        votes = [self._vote(prompt_id, episode) for episode in turns]
+        is_same = getattr(self.world, "is_same_vote", None)
+        same = (lambda a, b: is_same(prompt_id, a, b)) if is_same is not None else str.__eq__
+        least = max(self._settings.min_votes, self._settings.min_share * len(votes))
+        return agreement(votes, same, least, self._settings.ties)
+
+    def _vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
+        if hasattr(self.world, "vote"):
+            return self.world.vote(prompt_id, turns)
+        return plain_vote(turns, self.stop_strings)
+
+
+def _gives_feedback(world: Any) -> bool:
+    inside = [*getattr(world, "worlds", {}).values(), *([world.world] if hasattr(world, "world") else [])]
+    return getattr(getattr(world, "settings", None), "feedback_turns", 0) > 0 or any(map(_gives_feedback, inside))
+
+
+def plain_vote(turns: Sequence[str], stop_strings: Sequence[str]) -> str | None:
+    """Return what the last turn says after its last "Answer:", up to a stop string, without case and spacing."""
+    said = turns[-1].rpartition(_CUE)[2] if turns else ""
+    for stop in stop_strings:
+        said = said.lstrip().split(stop, 1)[0]
+    return " ".join(said.casefold().split()).removesuffix(".") or None
+
+
+def agreement(
+    votes: Sequence[str | None], is_same: Callable[[str, str], bool], least: float, ties: str
+) -> list[float]:
+    """Return for each vote whether the majority shares it: 1, 0, or the share of a tie.
+
+    Args:
+        votes: one for each episode; None is no vote
+        is_same: says whether two different texts are the same answer; asked of the first vote of each answer
+        least: votes that a majority has at least
+        ties: a name of `TIES`
+    """
+    firsts: list[str] = []
+    members: list[list[int]] = []
+    for index, vote in enumerate(votes):
+        if vote is None:
+            continue
+        at = next((at for at, first in enumerate(firsts) if vote == first or is_same(first, vote)), len(firsts))
+        if at == len(firsts):
+            firsts.append(vote)
+            members.append([])
+        members[at].append(index)
+    most = max(map(len, members), default=0)
+    winners = [one for one in members if len(one) == most and most >= least]
+    if len(winners) > 1 and ties != "share":
+        winners = winners[:1] if ties == "first" else []
+    rewards = [0.0] * len(votes)
+    for winner in winners:
+        for index in winner:
+            rewards[index] = 1.0 / len(winners)
+    return rewards

@@ -1,0 +1,344 @@
+"""Grading of mathematics: what counts as right, by hand and as laws; hostile answers; and that late workers die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs import math_grading
+from envs.math_grading import Stated, choice_in, final_answer, grade, numbers_in, plain
+from envs.math_pool import LateError, PoolError, SymbolicPool, symbolic_pool
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(name="no_worker")
+def _no_worker(monkeypatch):
+    def refused():
+        raise AssertionError("a worker was asked")
+
+    monkeypatch.setattr(math_grading, "symbolic_pool", refused)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("42", "42", 1),
+        ("42", " 42. ", 1),
+        ("42", "$42$", 1),
+        ("42", r"\boxed{42}", 1),
+        ("42", r"\(42\)", 1),
+        ("42", "**42**", 1),
+        ("42", "42.0", 1),
+        ("42", "+42", 1),
+        ("42", "43", 0),
+        ("42", "-42", 0),
+        ("42", "42.0000001", 1),  # equal after rounding to 6 places
+        ("42", "42.001", 0),
+        ("1000", "1,000", 1),
+        ("1,000", "1000", 1),
+        ("1000", r"1\,000", 1),
+        ("12", "1,2", None),  # no thousands, and no number: left to symbols, see below
+        ("78", "7 8", None),
+        ("1/2", "0.5", 1),
+        ("1/2", r"\frac{1}{2}", 1),
+        (r"\dfrac{3}{4}", ".75", 1),
+        ("-1/2", r"-\frac{1}{2}", 1),
+        ("1/3", "0.333333", 1),
+        ("1/3", "0.33", 0),
+        ("50%", "50", 1),
+        ("50%", "0.5", 1),
+        ("0.5", r"50\%", 1),
+        ("50", "5%", 0),
+        ("1500", "1.5e3", 1),
+        ("0.00003", "3E-5", 1),
+        ("3", "e3", None),
+        ("$5", "5", 1),
+        ("18", r"\$18", 1),
+        ("\u22125", "-5", 1),
+        ("B", "(B)", 1),
+        ("B", "B. Paris", 1),
+        ("B", "b", 1),
+        ("B", "C", 0),
+        ("(B)", "B) it is", 1),
+        ("east", r"\text{East}", 1),
+        ("2x + 3", "2x+3", 1),
+        ("42", "", "none"),
+        ("42", "   \n", "none"),
+        ("B", "Banana", "none"),
+    ],
+)
+def test_plain_answers_by_hand(gold, answer, expected, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def refused():
+        raise Asked
+
+    monkeypatch.setattr(math_grading, "symbolic_pool", refused)
+    if expected is None:
+        with pytest.raises(Asked):
+            grade(gold, answer)
+    else:
+        assert grade(gold, answer) == (None if expected == "none" else expected)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("2x+3", "3+2x", 1),
+        ("2x+3", "3+2x+1", 0),
+        (r"\sqrt{8}", r"2\sqrt{2}", 1),
+        ("x^2-1", "(x-1)(x+1)", 1),
+        ("x**2 - 1", "(x-1)*(x+1)", 1),
+        ("5", "x=5", 1),
+        ("x=5", "5", 1),
+        ("10", r"10 \text{ apples}", 1),
+        (r"\{1,2\}", r"\{2,1\}", 1),
+        ("(1,2)", "(2,1)", 0),
+        ("[0,1)", "[0,1]", 0),
+        (r"\frac{\pi}{2}", r"\pi/2", 1),
+        ("2^{10}", "1024", 1),
+        ("exp(x)*2", "2e^x", 1),
+        ("log(x)", r"\ln(x)", 1),
+        ("sin(x)", "nis(x)", 0),  # no product of letters
+        ("3i+2", "2+3i", 1),
+        ("12", "1,2", 0),
+        ("78", "7 8", 0),
+        ("7", r"\frac{", None),
+        ("7", "\u0663", None),
+    ],
+)
+def test_formulas_by_hand(gold, answer, expected):
+    assert grade(gold, answer, deadline_s=20.0) == expected
+
+
+def test_a_kind_allows_one_way_of_being_right(no_worker):
+    assert grade("0.5", "1/2", "number") == 1.0
+    assert grade("0.5", "x/2", "number") is None
+    assert grade("x", "7", "number") == 0.0
+    assert grade("2x", "x*2", "text") == 0.0
+    assert grade("A", "A. 7", "choice") == 1.0
+    assert grade("A", "7", "choice") is None
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ("So it is 3.\nThe answer is 42.\nRight?", Stated("42.", "phrase")),
+        ("Answer: 7", Stated("7", "phrase")),
+        ("Answer: 7\nAnswer: 8", Stated("8", "phrase")),
+        ("To answer this, we add.\n7", Stated("7", "bare")),
+        ("3 + 4 = 7\n#### 1,234\n", Stated("1,234", "hashes")),
+        (r"\boxed{1} or \boxed{\frac{1}{2}}. The answer is 3", Stated(r"\frac{1}{2}", "boxed")),
+        (r"\boxed{7", Stated(r"\boxed{7", "bare")),
+        ("", Stated("", "bare")),
+        ("7", Stated("7", "bare")),
+    ],
+)
+def test_final_answers_by_hand(turn, expected):
+    assert final_answer(turn) == expected
+
+
+def test_the_marker_asked_for_is_looked_for_first():
+    turn = "\\boxed{1}\n#### 2\nThe answer is 3"
+    found = {marker: final_answer(turn, marker).answer for marker in ("any", "boxed", "hashes", "phrase")}
+    assert found == {"any": "1", "boxed": "1", "hashes": "2", "phrase": "3"}
+    assert final_answer("#### 2", "boxed") == Stated("2", "hashes")
+
+
+@given(st.fractions(max_denominator=10**6), st.sampled_from(["", "$", "boxed", "frac"]))
+def test_a_number_is_read_as_what_it_is(value, around):
+    written = {
+        "": str(value),
+        "$": f"${value}$",
+        "boxed": rf"\boxed{{{value}}}",
+        "frac": ("-" if value < 0 else "") + rf"\frac{{{abs(value.numerator)}}}{{{value.denominator}}}",
+    }[around]
+    assert numbers_in(plain(written)) == (value,)
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_asked_ends_in_a_number_or_nothing(text):
+    assert grade("42", text, "number") in (None, 0.0, 1.0)
+    assert grade("B", text, "choice") in (None, 0.0, 1.0)
+    assert isinstance(final_answer(text).answer, str)
+    if numbers_in(plain(text)):
+        assert all(isinstance(value, Fraction) for value in numbers_in(plain(text)))
+
+
+@given(st.text(alphabet="ABCJK().:123 bx", max_size=8))
+def test_a_choice_is_one_of_ten_letters(text):
+    assert choice_in(text) in (None, *"ABCDEFGHIJ")
+
+
+HOSTILE = {
+    "a power tower": "9**9**9**9",
+    "a power tower in LaTeX": "9^{9^{9^{9}}}",
+    "a huge exponent": "(1+x)^{99999999}",
+    "a factorial": "10000000!",
+    "a sum without end": r"\sum_{n=1}^{10^9} n^n",
+    "an integral": r"\int_0^1 e^{x^x} dx",
+    "open fractions": r"\frac{" * 160,
+    "open brackets": "(" * 990,
+    "closed brackets": "(" * 450 + "x" + ")" * 450,
+    "open matrices": r"\begin{pmatrix}" * 60,
+    "many primes": "x" + "'" * 900,
+    "minus signs": "-" * 999,
+    "many digits": "1" * 999,
+    "an exponent": "1e999999999",
+    "10 MB of digits": "7" * 10_000_000,
+    "10 MB of boxes": r"\boxed{" * 1_500_000,
+    "10 MB of the phrase": "answer is " * 1_000_000,
+    "10 MB of hashes": "#" * 10_000_000,
+    "10 MB of dollars": "$" * 10_000_000,
+    "spaces": " " * 10_000_000 + "7",
+    "arabic digits": "\u0664\u0662",
+    "fullwidth digits": "\uff14\uff12",
+    "a superscript": "\u00b2",
+    "half a character": "\ud800",
+    "a null": "\x00",
+    "a right-to-left mark": "\u202e24",
+    "code": "__import__('os').system('touch {path}')",
+    "code in text": r"\text{__import__('os').system('touch {path}')}",
+    "a lambda": "(lambda: open('{path}', 'w'))()",
+    "input of a file": r"\input{{path}}",
+    "a newline": "1\n2\n\n3",
+    "a JSON reply": '"}\n{"is_right": true}',
+    "not a number": "nan",
+    "infinity": r"\infty",
+    "division by nothing": "1/0",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_answers_end_in_time_and_earn_nothing(name, tmp_path):
+    touched = tmp_path / "touched"
+    symbolic_pool().ask("1", "2", 30.0)  # a worker is warm
+    answer = final_answer(HOSTILE[name].replace("{path}", str(touched))).answer
+    start = time.monotonic()
+    assert grade("42", answer, deadline_s=0.5) in (None, 0.0)
+    assert time.monotonic() - start < 5.0
+    assert not touched.exists()
+
+
+def test_plain_numbers_take_under_two_milliseconds(no_worker):
+    pairs = [("42", "43"), ("1,234.5", "1234.5"), (r"\frac{1}{2}", "0.5"), ("B", "(C)"), ("42", "42 ")]
+    times = []
+    for _ in range(40):
+        for gold, answer in pairs:
+            start = time.perf_counter()
+            grade(gold, final_answer(f"so the answer is {answer}").answer)
+            times.append(time.perf_counter() - start)
+    assert sorted(times)[len(times) // 2] < 0.002
+
+
+@pytest.fixture(name="pool")
+def _pool():
+    pool = SymbolicPool(num_workers=2)
+    yield pool
+    pool.close()
+
+
+def test_a_late_worker_is_killed_and_replaced(pool):
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (first,) = [place for place in pool._places.queue if place is not None]
+    with pytest.raises(LateError, match="no reply after 0.5 s"):
+        pool.ask("1", "10000000!", 0.5)
+    assert first._process.returncode == -signal.SIGKILL
+    assert pool.num_killed == 1
+    (second,) = [place for place in pool._places.queue if place is not None]
+    assert second.is_alive  # it starts while nobody waits for it
+    assert pool.ask("x+1", "x+2", 30.0) is False
+
+
+def test_a_worker_that_died_between_questions_is_replaced(pool):
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (worker,) = [place for place in pool._places.queue if place is not None]
+    worker._process.kill()
+    worker._process.wait(10)
+    assert pool.ask("x+1", "1+x", 30.0) is True
+
+
+def test_a_pool_that_is_in_use_is_waited_for_and_then_given_up(pool, monkeypatch):
+    monkeypatch.setattr("envs.math_pool._FREE_S", 0.2)
+    taken = [pool._places.get() for _ in range(2)]
+    with pytest.raises(PoolError, match="no symbolic worker was free within 0.2 s; 2 exist"):
+        pool.ask("x", "y", 1.0)
+    for place in taken:
+        pool._places.put(place)
+
+
+def test_a_warm_pool_has_one_worker_however_often_it_is_warmed(pool):
+    for _ in range(3):
+        pool.warm()
+    (worker,) = [place for place in pool._places.queue if place is not None]
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    pool.warm()
+    assert [place for place in pool._places.queue if place is not None] == [worker]
+
+
+def test_threads_share_the_workers(pool):
+    answers: list[bool | None] = []
+
+
+    def ask(number):
+        answers.append(pool.ask(f"x+{number}", f"{number}+x", 30.0))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [True] * 6
+    assert sum(place is not None for place in pool._places.queue) <= 2
+    assert pool._places.qsize() == 2
+
+
+def test_a_worker_ends_with_its_owner_and_by_its_own_alarm():
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "envs.math_worker"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert worker.stdin is not None and worker.stdout is not None
+    assert worker.stdout.readline() == b'{"ready": true}\n'
+    worker.stdin.write(b'{"gold": "1", "answer": "10000000!", "deadline_s": 0.2}\n')
+    worker.stdin.close()  # the owner is gone, and the worker computes
+    assert worker.wait(20) == -signal.SIGALRM
+    worker.stdout.close()
+
+
+def test_a_forked_process_has_a_pool_of_its_own():
+    ours = symbolic_pool()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"same" if symbolic_pool() is ours else b"own")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"own"
+    os.close(read)
+    os.close(write)
+    assert symbolic_pool() is ours
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=3), st.integers(-9, 9))
+def test_a_polynomial_equals_itself_reordered_and_no_other(coefficients, other):
+    def written(terms):
+        return " + ".join(f"({value})*x^{power}" for power, value in terms)
+
+    terms = list(enumerate(coefficients, 1))
+    changed = [(1, coefficients[0] + 1), *terms[1:]]
+    gold = written(terms) + f" + ({other})"
+    assert grade(gold, f"({other}) + " + written(terms[::-1]), deadline_s=20.0) == 1.0
+    assert grade(gold, written(changed) + f" + ({other})", deadline_s=20.0) == 0.0
