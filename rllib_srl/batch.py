@@ -4,8 +4,10 @@ Episodes of a group share their prompt, and groups share a few-shot text. A trie
 token out once; a branch attends to its own path only, so the result equals the padded computation:
 
     few-shot text ─┬─ prompt 1 ─┬─ answer a          tokens laid end to end, position = depth in the trie,
-                   │            └─ answer b          attention_mask[i, j] = j is i or an ancestor of i
+                   │            └─ answer b          a token attends to itself and its ancestors (`trie.py`)
                    └─ prompt 2 ─── answer c
+
+Streams that share nothing are tries of their own in the same row: several are packed to a budget of tokens.
 
 The unit of loss is one policy-written token of one episode (N of them): `predictor_N` is the row
 whose logits predict it. Two episodes that wrote the same tokens share rows, never loss tokens.
@@ -15,10 +17,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
+from rllib_srl.trie import Trie
 from rllib_srl.types import Group
 
 
@@ -36,16 +40,25 @@ class Episode:
     index: int  # position in the shard
     scale: float = 1.0  # what the loss of each token is multiplied by
 
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not align, by name and length."""
+        num_tokens, num_marks, num_logps = map(len, (self.token_ids_T, self.loss_mask_T, self.behaviour_logp_T))
+        if not num_tokens == num_marks == num_logps:
+            raise ValueError(
+                f"episode {self.index} has {num_tokens} token_ids, {num_marks} loss_mask entries and "
+                f"{num_logps} behaviour_logp entries; expected as many of each"
+            )
+
 
 def episodes_of(
-    groups: Sequence[Group], advantages: Sequence[np.ndarray], scales: Sequence[float] | None = None
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], scales: Sequence[float | np.ndarray] | None = None
 ) -> list[Episode]:
     """Cut groups into episodes with their advantages; `Episode.index` counts through all groups.
 
     Args:
         groups: whole groups.
         advantages: one array a group.
-        scales: what the loss of each group's tokens is multiplied by; None: 1.
+        scales: what the loss of each group's tokens is multiplied by, or of each of its episodes'; None: 1.
 
     Raises:
         ValueError: the number of groups and of advantage arrays, or of episodes and advantages of a group, differ.
@@ -56,11 +69,31 @@ def episodes_of(
     for group, advantage_G, scale in zip(groups, advantages, scales or [1.0] * len(groups), strict=True):
         if group.size != len(advantage_G):
             raise ValueError(f"group {group.group_id} has {group.size} episodes but {len(advantage_G)} advantages")
-        for g, advantage in enumerate(advantage_G):
+        num_tokens, num_logps = len(group.token_ids_N), len(group.behaviour_logp_N)
+        if not num_tokens == num_logps == len(group.loss_mask_N):
+            raise ValueError(
+                f"group {group.group_id} has {num_tokens} token_ids_N, {num_logps} behaviour_logp_N and "
+                f"{len(group.loss_mask_N)} loss_mask_N; expected as many of each"
+            )
+        for g, (advantage, weight) in enumerate(zip(advantage_G, np.broadcast_to(scale, group.size), strict=True)):
             cut = slice(group.offsets[g], group.offsets[g + 1])
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])
-            episodes.append(Episode(*arrays, float(advantage), len(episodes), scale))
+            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight)))
     return episodes
+
+
+def turns_of(episode: Episode, which: str) -> Episode:
+    """Return an episode of which only some turns are trained on, the rest being read alone.
+
+    Args:
+        episode: of any number of turns; a turn is a run of tokens the policy wrote.
+        which: "all", "first" or "last".
+    """
+    if which == "all" or not episode.loss_mask_T.any():
+        return episode
+    turn_T = np.cumsum(np.diff(episode.loss_mask_T, prepend=False) & episode.loss_mask_T)
+    wanted = 1 if which == "first" else turn_T[-1]
+    return replace(episode, loss_mask_T=episode.loss_mask_T & (turn_T == wanted))
 
 
 def bare_episode(token_ids: Sequence[int], index: int) -> Episode:
@@ -73,14 +106,15 @@ def bare_episode(token_ids: Sequence[int], index: int) -> Episode:
 class Layout:
     """Token streams laid out once, [R, T] rows of input, with one path of flat positions per stream.
 
-    Invariant: `token_ids_RT.ravel()[paths[b]]` is stream b. With sharing R is 1 and
-    `attention_mask` is bool [1, 1, T, T]; padded it is int64 [R, T].
+    Invariant: `token_ids_RT.ravel()[paths[b]]` is stream b. With sharing R is 1 and `trie` is there; padded,
+    `attention_mask` is, int64 [R, T].
     """
 
     token_ids_RT: np.ndarray
     position_ids_RT: np.ndarray
-    attention_mask: np.ndarray
     paths: list[np.ndarray]
+    trie: Trie | None = None
+    attention_mask: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -104,15 +138,12 @@ def trie_layout(streams: Sequence[np.ndarray]) -> Layout:
         path = np.concatenate([previous_path[: shared[b]], np.arange(size, size + fresh)])
         paths[b], previous_ids, previous_path = path, streams[b], path
         size += fresh
-    token_ids_T, position_ids_T = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    mask_TT = np.zeros((size, size), bool)
+    token_ids_T, depth_T = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for b in order:
-        path, fresh_T = paths[b], paths[b][shared[b] :]
+        fresh_T = paths[b][shared[b] :]
         token_ids_T[fresh_T] = streams[b][shared[b] :]
-        position_ids_T[fresh_T] = np.arange(shared[b], len(path))
-        mask_TT[np.ix_(fresh_T, path[: shared[b]])] = True
-        mask_TT[np.ix_(fresh_T, fresh_T)] = np.tri(len(fresh_T), dtype=bool)
-    return Layout(token_ids_T[None], position_ids_T[None], mask_TT[None, None], paths)
+        depth_T[fresh_T] = np.arange(shared[b], len(paths[b]))
+    return Layout(token_ids_T[None], depth_T[None], paths, trie=Trie.of(depth_T))
 
 
 def padded_layout(streams: Sequence[np.ndarray]) -> Layout:
@@ -125,7 +156,7 @@ def padded_layout(streams: Sequence[np.ndarray]) -> Layout:
         attention_mask[b, : len(stream)] = 1
     position_ids_RT = np.broadcast_to(np.arange(width), token_ids_RT.shape).copy()
     paths = [np.arange(b * width, b * width + len(stream)) for b, stream in enumerate(streams)]
-    return Layout(token_ids_RT, position_ids_RT, attention_mask, paths)
+    return Layout(token_ids_RT, position_ids_RT, paths, attention_mask=attention_mask)
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -175,22 +206,44 @@ def micro_batches(episodes: Sequence[Episode], max_tokens: int, share_prefixes: 
     lexical order, so those that share most sit together.
     """
     ordered = sorted((e for e in episodes if e.loss_mask_T.any()), key=lambda e: e.token_ids_T.tolist())
-    parts: list[list[Episode]] = []
-    cost = 0
-    for episode in ordered:
-        length = len(episode.token_ids_T)
-        part = parts[-1] if parts else []
-        if share_prefixes and part:
-            new_cost = cost + length - common_prefix(part[-1].token_ids_T, episode.token_ids_T)
-        else:
-            new_cost = (len(part) + 1) * max([length, *(len(e.token_ids_T) for e in part)])
-        if part and new_cost <= max_tokens:
-            part.append(episode)
-            cost = new_cost
-        else:
-            parts.append([episode])
-            cost = length
-    return [micro_batch(part, share_prefixes) for part in parts]
+    if not ordered:
+        return []
+    cuts = (_trie_cuts if share_prefixes else _padded_cuts)([e.token_ids_T for e in ordered], max_tokens)
+    return [micro_batch(ordered[start:stop], share_prefixes) for start, stop in pairwise(cuts)]
+
+
+def _trie_cuts(streams: Sequence[np.ndarray], max_tokens: int) -> list[int]:
+    """Return where to cut sorted streams so that least is computed twice; of equals, the fewest parts.
+
+    A cut before stream b costs what b shares with the one before it. `best_B[b]` is the least cost of streams 0 to
+    b - 1, in tokens and then parts, as one number.
+    """
+    num, part = len(streams), 1
+    lengths_B = np.array([len(stream) for stream in streams])
+    shared_B = np.array([0, *(common_prefix(a, b) for a, b in pairwise(streams))])
+    until_B = np.concatenate([[0], np.cumsum(lengths_B - shared_B)])  # tokens of streams 0 to b - 1 in one trie
+    best_B, start_B = np.zeros(num + 1, np.int64), np.zeros(num + 1, np.int64)
+    for stop in range(1, num + 1):
+        first = int(np.searchsorted(until_B[:stop] - shared_B[:stop], until_B[stop] - max_tokens))
+        # The left side only grows, for a stream is at least as long as what its neighbours share with it.
+        first = min(first, stop - 1)
+        cost = best_B[first:stop] + shared_B[first:stop] * (num + 1) + part
+        at = int(np.argmin(cost))
+        best_B[stop], start_B[stop] = cost[at], first + at
+    cuts = [num]
+    while cuts[-1]:
+        cuts.append(int(start_B[cuts[-1]]))
+    return cuts[::-1]
+
+
+def _padded_cuts(streams: Sequence[np.ndarray], max_tokens: int) -> list[int]:
+    cuts, width = [0], 0
+    for b, stream in enumerate(streams):
+        width = max(width, len(stream))
+        if b > cuts[-1] and (b + 1 - cuts[-1]) * width > max_tokens:
+            cuts.append(b)
+            width = len(stream)
+    return [*cuts, len(streams)]
 
 
 def balanced_shards(num_tokens_P: Sequence[int], num_shards: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ import numpy as np
 import ray
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rllib_srl.learners import call_learners
+from rllib_srl.learners import call_learners, num_asked
 from rllib_srl.runners import Runners
 from rllib_srl.weights import Sent
 
@@ -65,7 +65,7 @@ class ObjectStore:
     def _bundle(self, version: int, scale: float) -> Sent:
         if (version, scale) not in self._sent:
             self.forget()
-            arguments = [(version, self._sequences, scale)]
+            arguments = [(version, self._sequences, scale)] * num_asked(self._learners)
             what = f"sending weights version {version}"
             self._sent[version, scale] = call_learners(self._learners, "send", arguments, self._timeout_s, what)[0]
         return self._sent[version, scale]

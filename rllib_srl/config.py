@@ -19,10 +19,17 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.registry import register_trainable as _register_trainable
 
+from rllib_srl.adapters import TARGETS
 from rllib_srl.faults import faults_of
 from rllib_srl.hardware import best_dtype, engine_threads
+from rllib_srl.losses.presets import PRESET
+from rllib_srl.losses.settings import TABLE as LOSS_TABLE
+from rllib_srl.losses.settings import LossSettings
+from rllib_srl.planner import TABLE as PLANNER_TABLE
+from rllib_srl.planner import PlannerSettings
 from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.streams import Stream, make_stream
 from rllib_srl.worlds import resolve
 
 logger = logging.getLogger(__name__)
@@ -31,6 +38,7 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT = {
     "worlds": (None, "several environments: name -> env_config; None plays `env` alone"),
     "mixture": (None, "name -> weight of each world among fresh prompts; None weighs them equally"),
+    "stream": (None, "domains over time, in place of env and worlds: a list of stages, a schedule or a drift"),
 }
 ENV_RUNNERS = {
     "engine": ("auto", '"vllm", "transformers" (plain, exact, slow), or "auto": vLLM where it is installed'),
@@ -53,16 +61,17 @@ ENV_RUNNERS = {
 TRAINING = {
     "num_prompts_per_batch": (16, "prompts played each iteration, P"),
     "group_size": (8, "episodes of each prompt, G, at least 2"),
-    "advantage": ("group", "a key of `advantages.ADVANTAGES`"),
-    "clip_low": (0.2, "the ratio may fall to 1 - clip_low"),
-    "clip_high": (0.28, "the ratio may rise to 1 + clip_high"),
-    "is_truncation": (2.0, "upper bound of the engine-mismatch correction; None switches it off"),
-    "kl_coeff": (0.0, "weight of the KL to the starting model; 0 loads no reference"),
-    "kl_estimator": ("k3", '"k1" (in the reward), "k2" or "k3" (in the loss)'),
+    "advantage": (PRESET, "a key of `advantages.ADVANTAGES` (group)"),
+    **LOSS_TABLE,
     "compute_dtype": ("auto", '"float32", "bfloat16", or "auto": bfloat16 where the processor has it'),
-    "micro_batch_tokens": (1024, "tokens of one forward and backward pass, at most (one longer episode passes alone)"),
+    "micro_batch_tokens": (4096, "tokens of one forward and backward pass, at most (one longer episode passes alone)"),
     "prefix_sharing": (True, "compute shared prompts once (exact; checked at start-up, off where it would not be)"),
-    "optimizer_name": ("adamw", '"adamw" or "sgd"'),
+    "activation_checkpointing": (False, "keep only each layer's input, compute the rest again: slower, smaller"),
+    "fsdp": (False, "spread weights, gradients and optimiser state over the learners (FSDP2)"),
+    "lora_rank": (0, "train low-rank adapters of this rank alone; 0 trains all weights"),
+    "lora_alpha": (None, "adapters are scaled by lora_alpha / lora_rank; None: by 2"),
+    "lora_targets": (TARGETS, "last part of the names of the layers that get adapters"),
+    "optimizer_name": ("adamw", '"adamw", "sgd"; on GPUs "adamw_8bit", "paged_adamw", "paged_adamw_8bit"'),
     "adam_betas": ((0.9, 0.999), "AdamW's moving-average rates"),
     "weight_decay": (0.0, "AdamW's, per step and learning rate"),
     "update_timeout_s": (1800.0, "seconds one update of the learners may take"),
@@ -77,7 +86,8 @@ EVALUATION = {
     "evaluation_pass_k": (0, "also sample k answers a held-out prompt and report pass@k; 0 skips that"),
 }
 REPLAY = {f"replay_{name}": entry for name, entry in REPLAY_TABLE.items()}
-SETTINGS = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY}
+PLANNER = {f"planner_{name}": entry for name, entry in PLANNER_TABLE.items()}
+SETTINGS = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY, **PLANNER}
 
 
 class SRLConfig(AlgorithmConfig):
@@ -112,7 +122,7 @@ class SRLConfig(AlgorithmConfig):
     # --- grouped methods ----------------------------------------------------------------------
 
     def environment(self, env: Any = NotProvided, *, worlds: Any = NotProvided, **kwargs: Any) -> SRLConfig:
-        """Set what is played: one environment, or several `worlds` with an optional `mixture`."""
+        """Set what is played: one environment, several `worlds` with an optional `mixture`, or a `stream` of them."""
         ours, theirs = _divide({**kwargs, "worlds": worlds}, ENVIRONMENT)
         super().environment(env, **theirs)
         return self._assign(ours)
@@ -137,10 +147,17 @@ class SRLConfig(AlgorithmConfig):
 
     def replay(self, **kwargs: Any) -> SRLConfig:
         """Set the memory; names are those of `REPLAY` without the prefix."""
-        ours, unknown = _divide({f"replay_{name}": value for name, value in kwargs.items()}, REPLAY)
+        return self._assign_short("replay", kwargs, REPLAY)
+
+    def planner(self, **kwargs: Any) -> SRLConfig:
+        """Set what continual learning plans; names are those of `PLANNER` without the prefix."""
+        return self._assign_short("planner", kwargs, PLANNER)
+
+    def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Any]) -> SRLConfig:
+        ours, unknown = _divide({f"{part}_{name}": value for name, value in values.items()}, table)
         if unknown:
-            names = sorted(name.removeprefix("replay_") for name in REPLAY)
-            raise TypeError(f"replay() got unknown settings {sorted(kwargs)}; expected some of {names}")
+            names = sorted(name.removeprefix(f"{part}_") for name in table)
+            raise TypeError(f"{part}() got unknown settings {sorted(values)}; expected some of {names}")
         return self._assign(ours)
 
     def _assign(self, values: Mapping[str, Any]) -> SRLConfig:
@@ -177,12 +194,26 @@ class SRLConfig(AlgorithmConfig):
 
     # --- derived ------------------------------------------------------------------------------
 
+    def loss_settings(self) -> LossSettings:
+        """Return every setting of the loss as it is used: the user's, else the preset's, else the default."""
+        return LossSettings.of(self)
+
     def replay_settings(self) -> ReplaySettings:
         """Return the memory's settings, without their prefix."""
         return ReplaySettings(**{name: getattr(self, f"replay_{name}") for name in REPLAY_TABLE})
 
+    def planner_settings(self) -> PlannerSettings:
+        """Return the planner's settings, without their prefix."""
+        return PlannerSettings(**{name: getattr(self, f"planner_{name}") for name in PLANNER_TABLE})
+
+    def task_stream(self) -> Stream | None:
+        """Return the stream of domains, None for a fixed mixture."""
+        return None if self.stream is None else make_stream(self.stream)
+
     def world_configs(self) -> dict[str, dict]:
         """Return environment id -> env_config of every world."""
+        if stream := self.task_stream():
+            return {env_id: dict(entry.env_config) for env_id, entry in stream.entries.items()}
         if self.worlds:
             return {str(name): dict(env_config or {}) for name, env_config in self.worlds.items()}
         return {self._env_id(): dict(self.env_config or {})}
@@ -193,8 +224,8 @@ class SRLConfig(AlgorithmConfig):
         Raises:
             ValueError: an environment that cannot be found.
         """
-        if self.worlds:
-            return {str(name): resolve(name, registry=_from_tune) for name in self.worlds}
+        if self.worlds or self.stream:
+            return {name: resolve(name, registry=_from_tune) for name in self.world_configs()}
         return {self._env_id(): resolve(self.env, registry=_from_tune)}
 
     def mixture_weights(self) -> dict[str, float]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_srl.advantages import ADVANTAGES
-from rllib_srl.learner import OPTIMIZERS
-from rllib_srl.losses import KL_ESTIMATORS
+from rllib_srl.losses.faults import faults_of_loss
 from rllib_srl.models import check_model_name
+from rllib_srl.optimizers import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.streams import stream_faults
 
 # RLlib's settings that act here; a change of any other would parse and then do nothing, so it is refused.
 USED = frozenset(
@@ -73,6 +74,7 @@ AT_LEAST = {
     "max_turn_tokens": 1,
     "max_episode_tokens": 8,
     "micro_batch_tokens": 1,
+    "lora_rank": 0,
     "num_env_threads": 1,
     "engine_max_num_seqs": 1,
     "engine_tensor_parallel_size": 1,
@@ -86,7 +88,6 @@ AT_LEAST = {
     "evaluation_duration": 1,
 }
 ABOVE_ZERO = (
-    "clip_high",
     "env_timeout_s",
     "sample_timeout_s",
     "update_timeout_s",
@@ -94,12 +95,11 @@ ABOVE_ZERO = (
     "start_timeout_s",
     "engine_kv_cache_gib",
 )
-TRUE_OR_FALSE = ("colocate", "prefix_sharing", "check_resources")
+TRUE_OR_FALSE = ("colocate", "prefix_sharing", "activation_checkpointing", "fsdp", "check_resources")
 ONE_OF = {
     "engine": ("auto", "vllm", "transformers"),
     "weight_transfer": ("object_store", "nccl", "ipc"),
     "prompt_format": ("text", "chat"),
-    "kl_estimator": KL_ESTIMATORS,
     "compute_dtype": ("auto", "float32", "bfloat16"),
     "optimizer_name": OPTIMIZERS,
 }
@@ -107,8 +107,8 @@ ONE_OF = {
 
 def faults_of(config: Any) -> list[str]:
     """Return every fault of the settings, [] if there is none."""
-    checks = (_unknown, _unused, _numbers, _choices, _pairs, _placement, _model, _worlds, _replay)
-    return [line for check in checks for line in check(config)]
+    own = (_unknown, _unused, _numbers, _choices, _pairs, _fitting, _placement, _model, _worlds, _replay, _planner)
+    return [line for check in (*own, faults_of_loss) for line in check(config)]
 
 
 def _unknown(config: Any) -> Iterator[str]:
@@ -143,18 +143,15 @@ def _numbers(config: Any) -> Iterator[str]:
     for name in ABOVE_ZERO:
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             yield f"{name} = {getattr(config, name)!r}; expected a number above 0"
-    for name in ("clip_low", "engine_memory_utilization"):
-        if not _is_number(getattr(config, name)) or not 0 < getattr(config, name) <= 1:
-            yield f"{name} = {getattr(config, name)!r}; expected a number in (0, 1]"
+    utilization = config.engine_memory_utilization
+    if not _is_number(utilization) or not 0 < utilization <= 1:
+        yield f"engine_memory_utilization = {utilization!r}; expected a number in (0, 1]"
     if not _is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
         yield f"temperature = {config.temperature!r}; expected a number from 0.01 to 100"
-    for name in ("is_truncation", "grad_clip"):
-        value = getattr(config, name)
-        if value is not None and (not _is_number(value) or value <= 0):
-            yield f"{name} = {value!r}; expected a number above 0, or None"
-    for name in ("kl_coeff", "weight_decay"):
-        if not _is_number(getattr(config, name)) or getattr(config, name) < 0:
-            yield f"{name} = {getattr(config, name)!r}; expected a number of at least 0"
+    if config.grad_clip is not None and (not _is_number(config.grad_clip) or config.grad_clip <= 0):
+        yield f"grad_clip = {config.grad_clip!r}; expected a number above 0, or None"
+    if not _is_number(config.weight_decay) or config.weight_decay < 0:
+        yield f"weight_decay = {config.weight_decay!r}; expected a number of at least 0"
     if not isinstance(config.lr, list | tuple) and (not _is_number(config.lr) or config.lr < 0):
         yield f"lr = {config.lr!r}; expected a number of at least 0, or a schedule [[turns, rate], ...]"
     for name in TRUE_OR_FALSE:
@@ -163,7 +160,7 @@ def _numbers(config: Any) -> Iterator[str]:
 
 
 def _choices(config: Any) -> Iterator[str]:
-    for name, choices in {**ONE_OF, "advantage": tuple(ADVANTAGES)}.items():
+    for name, choices in ONE_OF.items():
         if getattr(config, name) not in choices:
             yield f"{name} = {getattr(config, name)!r}; expected one of {', '.join(map(repr, choices))}"
 
@@ -177,6 +174,42 @@ def _pairs(config: Any) -> Iterator[str]:
     betas = config.adam_betas
     if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
         yield f"adam_betas = {betas!r}; expected two numbers in [0, 1)"
+
+
+def _fitting(config: Any) -> Iterator[str]:
+    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner):
+        yield fault
+    names = config.lora_targets
+    if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
+        yield f"lora_targets = {names!r}; expected names of layers, such as ('q_proj', 'v_proj')"
+    alpha = config.lora_alpha
+    if alpha is not None and (not _is_number(alpha) or alpha <= 0):
+        yield f"lora_alpha = {alpha!r}; expected a number above 0, or None"
+    if config.lora_rank and find_spec("peft") is None:
+        yield f"lora_rank = {config.lora_rank}; expected the package peft: pip install 'rllib_srl[lora]'"
+    for name in ("lora_rank", "fsdp"):
+        value = getattr(config, name)
+        if value and config.weight_transfer != "object_store":
+            yield f"{name} = {value!r} with weight_transfer = {config.weight_transfer!r}; expected 'object_store'"
+        if value and config.kl_coeff and config.loss_settings().kl_reference != "base":
+            yield (
+                f"{name} = {value!r} with kl_reference = {config.loss_settings().kl_reference!r}; expected 'base': "
+                "a reference that moves copies whole weights"
+            )
+    if not config.fsdp:
+        return
+    if config.lora_rank:
+        yield "fsdp = True with lora_rank; expected one of the two: adapters leave nothing large that is trained"
+    if _is_integer(config.num_learners, 0) and config.num_learners < 2:
+        yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2 to spread over"
+    if config.colocate:
+        yield "fsdp = True with colocate = True; expected one of the two: shards are not moved off the card"
+    if config.grad_clip_by != "global_norm":
+        yield f"fsdp = True with grad_clip_by = {config.grad_clip_by!r}; expected 'global_norm'"
+    if config.optimizer_name not in TORCH:
+        yield f"fsdp = True with optimizer_name = {config.optimizer_name!r}; expected one of {', '.join(TORCH)}"
+    if config.loss_settings().needs_survey:
+        yield "fsdp = True with a loss that looks at the whole batch first (bapo, cov_clip); expected another"
 
 
 def _placement(config: Any) -> Iterator[str]:
@@ -215,6 +248,9 @@ def _model(config: Any) -> Iterator[str]:
 
 
 def _worlds(config: Any) -> Iterator[str]:
+    if config.stream is not None:
+        yield from _stream(config)
+        return
     if config.env is None and not config.worlds:
         yield "env = None; expected an environment: .environment('compare') or .environment(worlds={...})"
         return
@@ -245,8 +281,33 @@ def _worlds(config: Any) -> Iterator[str]:
         yield f"mixture = {weights!r}; expected weights above 0"
 
 
+def _stream(config: Any) -> Iterator[str]:
+    for name in ("env", "env_config", "worlds", "mixture"):
+        if getattr(config, name):
+            yield f"{name} = {getattr(config, name)!r}; expected nothing beside stream, whose entries say it"
+    if faults := stream_faults(config.stream):
+        yield from faults
+        return
+    try:
+        config.world_creators()
+    except ValueError as error:
+        yield f"stream: {error}"
+
+
 def _replay(config: Any) -> Iterator[str]:
     yield from config.replay_settings().faults(prefix="replay_")
+
+
+def _planner(config: Any) -> Iterator[str]:
+    settings = config.planner_settings()
+    yield from settings.faults(prefix="planner_")
+    if settings.adapt != "none" and config.replay_capacity == 0:
+        yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
+    if settings.mode != "off" and config.replay_domain_quotas is not None:
+        yield (
+            f"replay_domain_quotas = {config.replay_domain_quotas!r}; expected None with planner_mode = "
+            f"{settings.mode!r}, which sets the quotas"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -24,22 +24,20 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from rllib_srl.batch import MicroBatch, episodes_of, micro_batches
-from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.gradients import grads_of, norm, summed
+from rllib_srl.batch import MicroBatch, episodes_of, micro_batches, turns_of
+from rllib_srl.companions import Companions
+from rllib_srl.fitting import Fitted
 from rllib_srl.group_notes import GroupNotes
-from rllib_srl.models import local_model
 from rllib_srl.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.rl_module import episode_means
 from rllib_srl.scoring import Scorer
 from rllib_srl.shard import TrainingShard
 from rllib_srl.weights import WeightSender
 
-OPTIMIZERS = ("adamw", "sgd")
-TIMERS = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
+TIMERS = ("layout_s", "survey_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
 
-class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
+class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
     """Trains one `CausalLMModule`.
 
     Invariant: after `update` the weights of all learners are equal.
@@ -50,24 +48,14 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         super().build()
         self._micro_batches: dict[bool, list[dict[str, Any]]] = {}  # by whether they are reused
         self._notes = GroupNotes([])
-        self._reference = self._load_reference() if self.config.kl_coeff else None
+        self._reference = self._load_reference() if self.config.loss_settings().needs_reference else None
+        self._build_critic()
         self._can_share = bool(self.config.prefix_sharing) and self._sharing_is_exact()
 
     @property
     def model(self) -> torch.nn.Module:
         """The Hugging Face model in training."""
         return self.module[DEFAULT_MODULE_ID].model
-
-    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Register AdamW or plain SGD over the trained parameters, with RLlib's learning-rate schedule."""
-        params = [p for p in self.module[module_id].parameters() if p.requires_grad]
-        if config.optimizer_name == "sgd":
-            optimizer: torch.optim.Optimizer = torch.optim.SGD(params)
-        else:
-            optimizer = torch.optim.AdamW(
-                params, betas=tuple(config.adam_betas), weight_decay=config.weight_decay, fused=True
-            )
-        self.register_optimizer(module_id=module_id, optimizer=optimizer, params=params, lr_or_lr_schedule=config.lr)
 
     # --- one update ---------------------------------------------------------------------------
 
@@ -79,7 +67,9 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         with self._timed("layout_s"):
             groups = shard.groups()
             self._notes = GroupNotes(groups, self.config.replay_pass_reward)
+            self._name_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
+            episodes = [turns_of(episode, self.config.turn_mask) for episode in episodes]
             is_reused_B = np.repeat(shard.is_reused_P, [group.size for group in groups])
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
@@ -90,15 +80,20 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         return [shard] * num_epochs
 
     def _training_tensors(self, one: MicroBatch, is_reused: bool) -> dict[str, Any]:
-        batch = self._tensors(one, with_reference=not is_reused)
+        has_kl = not is_reused or self.config.kl_on_reused == "weighted"
+        batch = self._tensors(one, with_reference=has_kl)
         batch["is_reused"] = is_reused
         batch["with_hidden"] = not is_reused and self.config.replay_embedding == "policy"
+        self._mark(batch)
         return batch
 
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
         sums: Sums = dict.fromkeys(SUMS, 0.0)
+        self._forget_gathered()
+        with self._timed("survey_s"):
+            looked = self._look([*self._micro_batches[True], *self._micro_batches[False]])
         self._accumulate_gradients(sums)
         with self._timed("reduce_s"):
             gradients = self._summed_gradients()
@@ -106,7 +101,7 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         with self._timed("optimizer_s"):
             self.apply_gradients(self.postprocess_gradients(dict(zip(self._params, gradients, strict=True))))
         total_loss = stats.pop("total_loss")
-        self._log_stats(stats | self._seconds)
+        self._log_stats(stats | looked | self._seconds)
         return {}, {DEFAULT_MODULE_ID: total_loss}, {}
 
     def _accumulate_gradients(self, sums: Sums) -> None:
@@ -114,12 +109,13 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         if self._has_reused:
             self._run(self._micro_batches[True], sums)
             with self._timed("reduce_s"):
-                reused_norm = float(norm(self._summed_gradients()))
+                reused_norm = float(self._norm(self._summed_gradients()))
         self._log("reuse/gradient_norm", reused_norm)
         self._run(self._micro_batches[False], sums)
 
     def _run(self, micro_batches: list[dict[str, Any]], sums: Sums) -> None:
         with self._timed("forward_backward_s"):
+            num_missing = self._num_missing(len(micro_batches))
             for one in micro_batches:
                 with self._autocast():
                     fwd_out = self.module[DEFAULT_MODULE_ID](one)
@@ -128,9 +124,10 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
                 loss = self.compute_loss_for_module(
                     module_id=DEFAULT_MODULE_ID, config=self.config, batch=one, fwd_out=fwd_out
                 )
-                loss.backward()
+                self._add_value_loss(loss, one, fwd_out).backward()
                 for name, value in one.pop("stats").items():
                     sums[name] = sums[name] + value
+            self._run_empty(num_missing)
 
     def _take_first_pass(self, one: dict[str, Any], fwd_out: dict[str, torch.Tensor]) -> None:
         """Keep the first epoch's own log-probs, those at the start of the update: no extra pass."""
@@ -138,20 +135,23 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         if one["is_reused"]:
             names = ("episode", "prox_logp", "behaviour_logp", "is_kept")
             self._notes.add_drift(*(one[name].cpu().numpy() for name in names))
-        if one["with_hidden"]:
+        self._take_values(one, fwd_out)
+        if one["with_embedding"]:
             episode_B, mean_BD = episode_means(fwd_out["hidden"], fwd_out["row"], one["episode"])
             self._notes.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
-            one["with_hidden"] = False
+            one["with_hidden"] = self._critic is not None
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict, fwd_out: dict) -> torch.Tensor:
         """Return this micro-batch's share of the loss, and leave its sums in `batch["stats"]`; see `objective`."""
-        loss, batch["stats"] = (reused_loss if batch["is_reused"] else played_loss)(batch, fwd_out, config)
+        loss_of = reused_loss if batch["is_reused"] else played_loss
+        loss, batch["stats"] = loss_of(batch, fwd_out, config.loss_settings())
         return loss
 
     def apply_gradients(self, gradients_dict: dict) -> None:
         """Step the optimiser; a non-finite gradient skips the step on every learner, and is counted."""
-        is_finite = bool(torch.isfinite(norm(list(gradients_dict.values()))))
+        is_finite = bool(torch.isfinite(self._norm(list(gradients_dict.values()))))
         self._log("num_nonfinite_gradients", 0 if is_finite else 1)
+        self._step_critic(is_finite)
         if not is_finite:
             return
         for ref, gradient in gradients_dict.items():
@@ -179,7 +179,7 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
         """
         return self._notes.take_embeddings()
 
-    # --- room on a shared card, files ----------------------------------------------------------
+    # --- room on a shared card -----------------------------------------------------------------
 
     def make_room(self) -> None:
         """Move the optimiser's state to host memory and free the gradients, for an engine on the same card."""
@@ -201,20 +201,17 @@ class GRPOTorchLearner(Scorer, WeightSender, TorchLearner):
                     if isinstance(value, torch.Tensor) and value.dim():  # step counts stay where the optimiser put them
                         state[name] = value.to(device)
 
-    def export(self, directory: str) -> None:
-        """Write model and tokenizer as a Hugging Face directory."""
-        self.model.save_pretrained(directory)
-        load_tokenizer(local_model(self.module[DEFAULT_MODULE_ID].model_config["model"])).save_pretrained(directory)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return RLlib's state, and that of value head and reference."""
+        return {**super().get_state(*args, **kwargs), **self._companions_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Load a state whatever its age: RLlib would ignore weights with an older sequence number."""
         self._weights_seq_no = -1
         super().set_state(state)
+        self._set_companions(state)
 
     # --- parts --------------------------------------------------------------------------------
-
-    def _summed_gradients(self) -> list[torch.Tensor]:
-        return summed(grads_of(self._params.values()), self.config.num_learners)
 
     def _sums_over_learners(self, sums: Sums) -> dict[str, float]:
         values = torch.tensor([float(value) for value in sums.values()], dtype=torch.float64, device=self._device)

@@ -63,6 +63,11 @@ def ask_learners(group: LearnerGroup, method: str) -> list[Any]:
     return [getattr(worker, method).remote() for _, worker in sorted(group._worker_manager.actors().items())]
 
 
+def num_asked(group: LearnerGroup) -> int:
+    """Return how many learners must be asked for what one of them answers: with `fsdp` none can gather alone."""
+    return max(1, group.config.num_learners) if group.config.fsdp else 1
+
+
 def call_learners(
     group: LearnerGroup, method: str, arguments: Sequence[tuple], timeout_s: float, what: str
 ) -> list[Any]:

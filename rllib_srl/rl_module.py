@@ -6,23 +6,27 @@ weights reach the engine through the verified transfer (`engine.sync`), never th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
-from torch.utils.checkpoint import checkpoint
 
+from rllib_srl.head import Scale, token_scores
 from rllib_srl.models import local_model
-
-ROWS_PER_CHUNK = 512  # logits of one chunk: 512 x 50k fp32 is 100 MB
+from rllib_srl.sharding import assign, is_sharded, whole
+from rllib_srl.trie_attention import register
 
 
 class CausalLMModule(TorchRLModule):
     """Holds the fp32 master weights of the policy.
 
-    Invariant: `parameters()` are exactly the trained ones, each tied weight once.
+    Invariant: `parameters()` names each tied weight once; those that are trained require a gradient.
     """
+
+    gathered: dict[str, np.ndarray] | None = None  # whole weights, while `get_state` may be asked for them
+    _layers: tuple[torch.nn.Module, ...] = ()  # that run again backwards
 
     def setup(self) -> None:
         """Load the model named by `model_config["model"]` in fp32."""
@@ -30,7 +34,31 @@ class CausalLMModule(TorchRLModule):
 
     def train(self, mode: bool = True) -> CausalLMModule:
         """Keep dropout off, so that log-probs are those of the engine; gradients flow all the same."""
-        return super().train(False)
+        super().train(False)
+        for layer in self._layers:  # transformers runs a layer again only where this flag is up; what is in it stays
+            layer.training = True
+        return self
+
+    def checkpoint_activations(self) -> None:
+        """Keep only each decoder layer's input for the backward pass, and compute the rest of it again."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._layers = tuple(one for one in self.model.modules() if isinstance(one, GradientCheckpointingLayer))
+        self.train()
+
+    def gather(self, keeps: bool) -> None:
+        """Collect the weights of shards; every learner must join in.
+
+        Args:
+            keeps: this learner will be asked for its state.
+        """
+        found = {name: tensor.cpu() for name, tensor in whole(self._saved())}
+        self.gathered = {name: tensor.float().numpy() for name, tensor in found.items()} if keeps else None
+
+    def _saved(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield what is trained: the rest is read from the model's own files."""
+        return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         return self._forward(batch, **kwargs)
@@ -39,10 +67,14 @@ class CausalLMModule(TorchRLModule):
         return token_logps(self.model, batch, batch.get("with_hidden", False))
 
     def get_state(self, components: Any = None, *, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Return fp32 numpy arrays by parameter name; nothing with `inference_only` (see the module docstring)."""
+        """Return the trained parameters, fp32 numpy arrays by name; nothing with `inference_only` (see the top)."""
         if inference_only:
             return {}
-        return {name: parameter.detach().cpu().float().numpy() for name, parameter in self.named_parameters()}
+        if is_sharded(self.model):
+            if self.gathered is None:
+                raise RuntimeError("the weights are spread over learners; call gather on all of them first")
+            return self.gathered
+        return {name: parameter.detach().cpu().float().numpy() for name, parameter in self._saved()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Load what `get_state` returned.
@@ -52,7 +84,7 @@ class CausalLMModule(TorchRLModule):
         """
         if not state:
             return
-        own = dict(self.named_parameters())
+        own = dict(self._saved())
         faults = [f"{name}: missing" for name in own if name not in state]
         faults += [f"{name}: unknown" for name in state if name not in own]
         faults += [
@@ -62,9 +94,8 @@ class CausalLMModule(TorchRLModule):
         ]
         if faults:
             raise ValueError(f"the state does not fit model {self.model_config['model']!r}: " + "; ".join(faults[:8]))
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(torch.as_tensor(np.asarray(state[name])))
+        for name, parameter in own.items():
+            assign(parameter, torch.as_tensor(np.asarray(state[name])))
 
 
 def load_causal_lm(name_or_path: str) -> torch.nn.Module:
@@ -76,7 +107,7 @@ def load_causal_lm(name_or_path: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        local_model(name_or_path), dtype=torch.float32, attn_implementation="sdpa"
+        local_model(name_or_path), dtype=torch.float32, attn_implementation=register()
     )
     return model.eval()
 
@@ -86,43 +117,39 @@ def token_logps(model: torch.nn.Module, batch: dict[str, Any], with_hidden: bool
 
     Args:
         model: a Hugging Face causal language model.
-        batch: `token_ids` and `position_ids` [R, T], `attention_mask` (bool [1, 1, T, T] or int [R, T]),
-            `predictor` and `target` [N], `temperature` (> 0).
+        batch: `token_ids` and `position_ids` [R, T], `trie` (R is 1) or `attention_mask` (int [R, T]), `predictor` and
+            `target` [N], `temperature` (> 0).
         with_hidden: hand the hidden states through, for `episode_means`.
 
     Returns:
-        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature); with `with_hidden` also
+        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients; with `with_hidden` also
         `hidden` [U, D], the last hidden states of the U distinct predictors, detached, and `row` [N], which
         of them predicts a token. Neither is a copy.
     """
-    hidden_RTD = model.base_model(
-        input_ids=batch["token_ids"],
-        position_ids=batch["position_ids"],
-        attention_mask=batch["attention_mask"],
-        use_cache=False,
-    ).last_hidden_state
-    rows_U, row_of_N = torch.unique(batch["predictor"], return_inverse=True)
+    hidden_RTD = _body(model, batch)
+    rows_U, row_N = torch.unique(batch["predictor"], return_inverse=True)
     hidden_UD = hidden_RTD.flatten(0, 1)[rows_U]
-    order = torch.argsort(row_of_N, stable=True)
-    logps, entropies = [], []
-    bounds = torch.searchsorted(row_of_N[order], torch.arange(0, len(rows_U) + ROWS_PER_CHUNK, ROWS_PER_CHUNK))
-    for chunk, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        at, first = order[start:stop], chunk * ROWS_PER_CHUNK
-        arguments = (
-            model,
-            hidden_UD[first : first + ROWS_PER_CHUNK],
-            row_of_N[at] - first,
-            batch["target"][at],
-            batch["temperature"],
-        )
-        # Recomputing the head in the backward pass keeps at most one chunk of logits alive.
-        one_chunk = len(rows_U) <= ROWS_PER_CHUNK
-        logp, entropy = _head(*arguments) if one_chunk else checkpoint(_head, *arguments, use_reentrant=False)
-        logps.append(logp)
-        entropies.append(entropy)
-    back = torch.argsort(order)
-    out = {"logp": torch.cat(logps)[back], "entropy": torch.cat(entropies)[back]}
-    return out | {"hidden": hidden_UD.detach(), "row": row_of_N} if with_hidden else out
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise ValueError(f"the head of {type(model).__name__} has a bias; expected one without")
+    scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
+    logp_N, entropy_N = token_scores(hidden_UD, head.weight, row_N, batch["target"], scale)
+    out = {"logp": logp_N, "entropy": entropy_N}
+    return out | {"hidden": hidden_UD.detach(), "row": row_N} if with_hidden else out
+
+
+def _body(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the last hidden states [R, T, D]."""
+    if batch.get("trie") is None:
+        shape = {"attention_mask": batch["attention_mask"]}
+    else:
+        # Transformers passes a mask of four dimensions on as it is, where it would make one of [T, T].
+        no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)
+        shape = {"attention_mask": no_mask, "trie": batch["trie"]}
+    token_ids, position_ids = batch["token_ids"], batch["position_ids"]
+    return model.base_model(
+        input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
+    ).last_hidden_state
 
 
 def episode_means(
@@ -140,18 +167,3 @@ def episode_means(
     # A row of a trie serves many episodes: counting it in each needs no copy of its state.
     counts_BU = torch.bincount(at_N * num_rows + row_N, minlength=len(episode_B) * num_rows).view(-1, num_rows)
     return episode_B, counts_BU.float() @ hidden_UD.float() / count_B[:, None]
-
-
-def _head(
-    model: torch.nn.Module, hidden_UD: torch.Tensor, row_N: torch.Tensor, target_N: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_UV = model.get_output_embeddings()(hidden_UD).float()
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    if cap:
-        logits_UV = torch.tanh(logits_UV / cap) * cap
-    if temperature != 1.0:
-        logits_UV = logits_UV / temperature
-    logp_UV = torch.log_softmax(logits_UV, dim=-1)
-    with torch.no_grad():
-        entropy_U = -logp_UV.exp().mul_(logp_UV).sum(-1)
-    return logp_UV[row_N, target_N], entropy_U[row_N]

@@ -16,8 +16,11 @@ from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl import checkpoints
-from rllib_srl.learners import call_learners
+from rllib_srl.comparison import Comparison
+from rllib_srl.learners import call_learners, num_asked
+from rllib_srl.planning import Planning
 from rllib_srl.prompts import PromptSource
+from rllib_srl.reference import ReferenceClock
 from rllib_srl.replay.client import Memory
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.report import Report
@@ -34,6 +37,9 @@ class SavedAlgorithm(Algorithm):
 
     source: PromptSource
     memory: Memory | NoMemory
+    comparison: Comparison
+    reference_clock: ReferenceClock
+    planning: Planning
     report: Report
     weight_sync: WeightSync
     version: int
@@ -57,8 +63,11 @@ class SavedAlgorithm(Algorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return RLlib's state and ours: version, seed, where the prompt stream stands, and the memory's snapshot."""
         own = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
-        own["memory"] = self.memory.get_state()
+        own["memory"], own["comparison"] = self.memory.get_state(), self.comparison.get_state()
+        own["reference_clock"] = self.reference_clock.get_state()
+        own["planning"] = self.planning.get_state()
         if not self._is_saving:  # a checkpoint brings its own snapshot
+            self._gather_learners()
             own["snapshot"] = str(Path(self.logdir) / "replay" / f"state_{uuid.uuid4().hex[:12]}")
             self.memory.snapshot(Path(own["snapshot"]))
         return {**super().get_state(*args, **kwargs), "srl": own}
@@ -77,6 +86,9 @@ class SavedAlgorithm(Algorithm):
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
+            self.comparison.set_state(state["srl"]["comparison"])
+            self.reference_clock.set_state(state["srl"]["reference_clock"])
+            self.planning.set_state(state["srl"]["planning"])
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
@@ -85,6 +97,7 @@ class SavedAlgorithm(Algorithm):
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """Write a checkpoint, the memory's snapshot in it, and seal it."""
         self._is_saving = True
+        self._gather_learners()
         try:
             saved = super().save_to_path(path, **kwargs)
         finally:
@@ -93,6 +106,12 @@ class SavedAlgorithm(Algorithm):
         about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
         checkpoints.seal(Path(saved), about)
         return saved
+
+    def _gather_learners(self) -> None:
+        """With `fsdp` let all learners gather what RLlib then asks one of them for."""
+        if self.config.fsdp:
+            arguments = [()] * num_asked(self.learner_group)
+            call_learners(self.learner_group, "gather", arguments, self.config.sync_timeout_s, "gathering weights")
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_orphan_groups", self.memory.restore(directory))
@@ -138,5 +157,6 @@ class SavedAlgorithm(Algorithm):
         target = Path(directory).absolute()
         if target.exists() and any(target.iterdir()):
             raise FileExistsError(f"export directory {target} is not empty; expected a new one")
-        call_learners(self.learner_group, "export", [(str(target),)], self.config.sync_timeout_s, "exporting")
+        arguments = [(str(target),)] * num_asked(self.learner_group)
+        call_learners(self.learner_group, "export", arguments, self.config.sync_timeout_s, "exporting")
         return target

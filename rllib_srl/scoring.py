@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_srl.adapters import adapters_off, has_adapters
 from rllib_srl.batch import MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches
 from rllib_srl.rl_module import load_causal_lm, token_logps
 from rllib_srl.shard import TrainingShard
@@ -23,6 +24,7 @@ from rllib_srl.shard import TrainingShard
 logger = logging.getLogger(__name__)
 
 SHARING_TOLERANCE = 1e-3  # largest |log-prob difference| of trie against padded in fp32, nats
+CHECK_TOKENS = 192  # of the longest stream of that check, beyond the window
 
 
 class Scorer:
@@ -50,8 +52,11 @@ class Scorer:
         """
         episodes = [bare_episode(ids, index) for index, ids in enumerate(sequences)]
         one = self._tensors(micro_batch(episodes, share_prefixes), with_reference=False)
+        module = self.module[DEFAULT_MODULE_ID]
         with torch.no_grad(), nullcontext() if is_exact else self._autocast():
-            logp_N = token_logps(self.model, {**one, "temperature": 1.0})["logp"].float().cpu().numpy()
+            logp_N = module({**one, "temperature": 1.0})["logp"].float().cpu().numpy()
+        if self.config.fsdp:
+            module.reshard()  # what a pass gathered stays gathered until its backward pass
         return np.split(logp_N, np.cumsum([len(ids) - 1 for ids in sequences])[:-1])
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
@@ -73,7 +78,6 @@ class Scorer:
         arrays = {
             "token_ids": one.layout.token_ids_RT,
             "position_ids": one.layout.position_ids_RT,
-            "attention_mask": one.layout.attention_mask,
             "predictor": one.predictor_N,
             "target": one.target_N,
             "advantage": one.advantage_N,
@@ -82,9 +86,13 @@ class Scorer:
             "episode": one.episode_N,
         }
         batch: dict[str, Any] = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
+        if one.layout.attention_mask is not None:
+            batch["attention_mask"] = torch.from_numpy(one.layout.attention_mask).to(self._device)
+        batch["trie"] = one.layout.trie
         batch["temperature"] = self.config.temperature
         if self._reference is not None and with_reference:
-            with torch.no_grad(), self._autocast():
+            is_base = self._reference is self.model
+            with torch.no_grad(), self._autocast(), adapters_off(self.model) if is_base else nullcontext():
                 batch["ref_logp"] = token_logps(self._reference, batch)["logp"]
         return batch
 
@@ -94,28 +102,50 @@ class Scorer:
         return nullcontext()
 
     def _load_reference(self) -> torch.nn.Module:
+        if has_adapters(self.model):
+            return self.model  # with its adapters off
         # From the model's own files, so that a restored run is anchored where the first one was.
         name = self.module[DEFAULT_MODULE_ID].model_config["model"]
         return load_causal_lm(name).requires_grad_(False).to(self._device)
 
     def _sharing_is_exact(self) -> bool:
-        """Compare trie and padded log-probs on the real weights; say so in log and metrics if they differ.
-
-        Architectures whose attention depends on token indices (sliding windows) would silently attend
-        to the wrong tokens in a trie.
-        """
-        ids = np.random.default_rng(0).integers(0, int(self.model.config.vocab_size), (4, 24))
-        sequences = [np.concatenate([ids[0], ids[k][:12]]).tolist() for k in (1, 2, 3)]
-        shared = self.score(sequences, share_prefixes=True, is_exact=True)
-        padded = self.score(sequences, is_exact=True)
-        gap = max(float(np.abs(a - b).max()) for a, b in zip(shared, padded, strict=True))
-        has_window = "sliding_attention" in (getattr(self.model.config, "layer_types", None) or ())
-        if gap <= SHARING_TOLERANCE and not has_window:
+        """Compare trie and padded log-probs on the real weights; say so in log and metrics if they differ."""
+        config = self.model.config.get_text_config()
+        streams = check_streams(int(config.vocab_size), _window(config), self.config.max_episode_tokens)
+        try:
+            shared = self.score(streams, share_prefixes=True, is_exact=True)
+            padded = [self.score([stream], is_exact=True)[0] for stream in streams]
+            gap = max(float(np.abs(a - b).max()) for a, b in zip(shared, padded, strict=True))
+            reason = f"its log-probs differ by {gap:.3g} nats"
+        except (TypeError, ValueError, RuntimeError) as error:  # an architecture whose layers take no trie
+            gap, reason = float("inf"), f"{type(error).__name__}: {error}"
+        if gap <= SHARING_TOLERANCE:
             return True
-        reason = "it has sliding-window layers" if has_window else f"its log-probs differ by {gap:.3g} nats"
         logger.warning(
             "prefix sharing is off for %s: %s; training goes on with padding, slower and correct",
             type(self.model).__name__,
             reason,
         )
         return False
+
+
+def check_streams(vocab_size: int, window: int | None, longest: int) -> list[list[int]]:
+    """Return random token streams that exercise every kind of rectangle of a trie, and reach beyond a sliding window.
+
+    Args:
+        vocab_size: ids are below it.
+        window: of the widest sliding layer; None if there is none.
+        longest: tokens of an episode, at most: beyond it no window can matter.
+    """
+    length = min(longest, CHECK_TOKENS + (window or 0))
+    ids = np.random.default_rng(0).integers(0, vocab_size, (5, length))
+    fork, early = max(1, 5 * length // 8), max(1, length // 4)
+    branches = [ids[0], np.concatenate([ids[0][:fork], ids[1][: max(1, length // 6)]])]
+    branches += [np.concatenate([ids[0][:fork], ids[1][:1], ids[2][:2]]), ids[4][: max(2, length // 8)]]
+    branches.append(np.concatenate([ids[0][:early], ids[3][: max(1, length // 8)]]))
+    return [branch.tolist() for branch in branches]
+
+
+def _window(config: Any) -> int | None:
+    is_sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    return int(config.sliding_window) if is_sliding and config.sliding_window else None

@@ -24,8 +24,10 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
-from rllib_srl.advantages import group_relative, has_signal
+from rllib_srl.advantages import has_signal
+from rllib_srl.callbacks import augmented
 from rllib_srl.carriers import Direct, ObjectStore
+from rllib_srl.comparison import Compared, Comparison
 from rllib_srl.config import SRLConfig
 from rllib_srl.deadlines import ActorFailure, Failure
 from rllib_srl.engine.canary import canary_sequences
@@ -35,13 +37,16 @@ from rllib_srl.evaluation import evaluate
 from rllib_srl.learners import ask_learners, call_learners, update_learners
 from rllib_srl.models import local_model
 from rllib_srl.placement import check_cluster_holds
+from rllib_srl.planning import Planning, weighted
 from rllib_srl.prompts import PromptSource
+from rllib_srl.reference import ReferenceClock
 from rllib_srl.replay.client import Memory
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.visits import Visit
 from rllib_srl.report import Report
 from rllib_srl.runners import Runners
 from rllib_srl.saved import SavedAlgorithm
+from rllib_srl.shaping import ramp
 from rllib_srl.shard import TrainingShard, build_shards
 from rllib_srl.types import GroupMeta, Prompt
 from rllib_srl.weight_sync import WeightSync
@@ -72,14 +77,18 @@ class SRL(SavedAlgorithm):
         super().setup(config)
         self.version = 0
         self.seed = self.config.seed if self.config.seed is not None else int(np.random.SeedSequence().entropy % 2**31)
-        self.source = PromptSource(
-            self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights(), self.seed
-        )
+        worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
+        self.source = PromptSource(*worlds, self.seed, self.config.task_stream())
         self.runners = Runners(self.env_runner_group)
         self.runners.check_started(self.config.start_timeout_s)
         self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
         self.memory = self._start_memory(model_dir)
+        fractions = (self.config.replay_revisit_fraction, self.config.replay_reuse_fraction)
+        self.planning = Planning(self.config.planner_settings(), self.seed, fractions)
+        loss = self.config.loss_settings()
+        self.comparison = Comparison(loss, self.config.replay_pass_reward, self.seed)
+        self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         self.report = Report(self.metrics, Path(self.logdir))
 
     def _start_memory(self, model_dir: Path) -> Memory | NoMemory:
@@ -123,17 +132,20 @@ class SRL(SavedAlgorithm):
         """Plan, play, remember, compare, learn, sync."""
         now = self.iteration + 1
         with self._timed("plan"):
-            revisits = self.memory.due(self.config.num_prompts_per_batch, now)
-            prompts = revisits + self.source.draw(self.config.num_prompts_per_batch - len(revisits))
+            plan = self.planning.begin(self, now)
+            revisits = self.memory.due(self.config.num_prompts_per_batch, now, plan.stored)
+            fresh = self.source.draw(self.config.num_prompts_per_batch - len(revisits), plan.fresh)
+            prompts = augmented(self, revisits + fresh, now)
         with self._timed("rollout"):
             batches = list(self.play(prompts, num_revisits=len(revisits)))  # asynchrony changes this line only
+            batches += self._resampled(batches, len(prompts), plan.fresh)
             groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         with self._timed("remember"):
             visits = self.memory.add(groups, now)
-            reused = self.memory.sample(len(prompts), now)
+            reused = self.memory.sample(len(prompts), now, plan.stored)
         with self._timed("batch"):
-            advantages = self._advantages(groups, visits)
-            shards = self._shards(groups + reused, advantages + self._advantages(reused, {}))
+            compared = weighted(self._compare(groups, visits, reused, now), plan.weights)
+            shards = self._shards(compared, now)
         with self._timed("learn"), self._engines_at_rest():
             is_updated = self._learn(shards)
         with self._timed("sync"):
@@ -142,13 +154,19 @@ class SRL(SavedAlgorithm):
         with self._timed("look_back"):
             if is_updated:
                 self._look_back(groups, reused, now)
-        self.report.iteration(now, batches, groups, advantages)
+            self.planning.end(self, plan, groups, reused, now, is_updated)
+        self.report.iteration(now, batches, groups, compared.played)
         self.report.memory(self.memory, groups, reused, visits, now)
 
     # --- the lines of training_step --------------------------------------------------------------
 
     def play(
-        self, prompts: Sequence[Prompt], stream: str = "train", num_revisits: int = 0, **arguments: Any
+        self,
+        prompts: Sequence[Prompt],
+        stream: str = "train",
+        num_revisits: int = 0,
+        first_slot: int = 0,
+        **arguments: Any,
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield what each played, as it arrives.
 
@@ -158,12 +176,13 @@ class SRL(SavedAlgorithm):
             prompts: what to play.
             stream: names the random stream of sampling; "train", or evaluation's own.
             num_revisits: how many prompts, the first ones, come from the memory.
+            first_slot: number of the first prompt within the iteration.
             arguments: of `LLMEnvRunner.play_groups`, in place of training's.
 
         Raises:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
         """
-        pending = [(f"{self.iteration + 1}.{slot}", prompt) for slot, prompt in enumerate(prompts)]
+        pending = [(f"{self.iteration + 1}.{slot}", prompt) for slot, prompt in enumerate(prompts, first_slot)]
         arguments = {**arguments, "revisits": frozenset(group_id for group_id, _ in pending[:num_revisits])}
         for attempt in range(MAX_TRIES):
             shares = _deal(pending, self.runners.ids)
@@ -200,36 +219,66 @@ class SRL(SavedAlgorithm):
             self.weight_sync.start(self.version, [runner_id])
             self.report.count("num_runner_restarts", 1)
 
-    def _advantages(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[np.ndarray]:
-        """Return each group's own advantages, times the diversity bonus of its visit where there is one."""
-        advantages = group_relative(self._rewards_with_kl(groups), self.config.advantage)
-        bonuses = [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups]
-        return [a * np.array(bonus) if bonus else a for a, bonus in zip(advantages, bonuses, strict=True)]
+    def _resampled(
+        self, batches: Sequence[RunnerBatch], num_played: int, shares: Mapping[str, float] | None
+    ) -> list[RunnerBatch]:
+        """Play fresh prompts in place of groups without signal, until each has one or the tries are used up."""
+        more: list[RunnerBatch] = []
+        num_slots = num_played
+        for attempt in range(1, self.config.loss_settings().dynamic_sampling_tries + 1):
+            played = [group for batch in [*batches, *more] for group in batch.groups]
+            missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
+            if missing <= 0:
+                break
+            fresh = self.source.draw(missing, shares)
+            more += self.play(fresh, stream=f"train again {attempt}", first_slot=num_slots)
+            num_slots += missing
+        self.report.count("num_prompts_resampled", num_slots - num_played)
+        return more
 
-    def _shards(self, groups: Sequence[GroupMeta], advantages: Sequence[np.ndarray]) -> list[TrainingShard]:
-        # By what was earned alone: a KL of rounding errors, divided by its own spread, would look like a signal.
-        kept = [i for i, group in enumerate(groups) if has_signal(group.rewards_G)]
+    def _compare(
+        self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], reused: Sequence[GroupMeta], now: int
+    ) -> Compared:
+        """Return what is trained on, with advantages times the diversity bonus of its visit where there is one."""
+        is_rescue = self.comparison.settings.rescue != "none"
+        compared = self.comparison.compare(
+            groups,
+            self.comparison.shaped_rewards(groups, now),
+            self._kl_in_reward(groups),
+            [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
+            reused,
+            self.memory.successes(groups, now) if is_rescue else {},
+        )
+        for name, number in compared.counts.items():
+            self.report.count(name, number)
+        return compared
+
+    def _shards(self, compared: Compared, now: int) -> list[TrainingShard]:
+        settings = self.comparison.settings
         return build_shards(
-            [groups[i] for i in kept],
-            [advantages[i] for i in kept],
+            compared.groups,
+            compared.advantages,
             max(1, self.config.num_learners),
             self.config.sync_timeout_s,
-            self.config.replay_reuse_coeff,
+            self.config.replay_reuse_coeff * ramp(now, settings.reuse_ramp),
+            settings.aggregation,
+            settings.longest_answer,
+            settings.reuse_normalisation,
         )
 
-    def _rewards_with_kl(self, groups: Sequence[GroupMeta]) -> list[np.ndarray]:
-        """Return the rewards, less kl_coeff times each episode's k1 where the KL belongs in the reward."""
+    def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
+        """Return kl_coeff times each episode's k1 where the KL belongs in the reward, else None."""
+        settings = self.comparison.settings
+        if not settings.kl_coeff or settings.kl_estimator != "k1" or not groups:
+            return None
         rewards = [group.rewards_G.astype(np.float64) for group in groups]
-        is_asked = self.config.kl_coeff and self.config.kl_estimator == "k1"
-        if not is_asked or not groups or groups[0].origin == "reuse":  # stored log-probs say nothing of today's KL
-            return rewards
         shards = build_shards(groups, rewards, max(1, self.config.num_learners), self.config.sync_timeout_s)
         arguments = [(shard,) for shard in shards]
         timeout_s = self.config.update_timeout_s
         answers = call_learners(self.learner_group, "episode_kl", arguments, timeout_s, "scoring the reference")
         refs = [id(ref) for shard in shards for ref in shard.group_refs]
         kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
-        return [r - self.config.kl_coeff * kl_of[id(g.ref)] for g, r in zip(groups, rewards, strict=True)]
+        return [settings.kl_coeff * kl_of[id(group.ref)] for group in groups]
 
     def _learn(self, shards: Sequence[TrainingShard]) -> bool:
         """Update the learners; a batch in which no group has signal changes nothing, and is counted."""
@@ -249,11 +298,15 @@ class SRL(SavedAlgorithm):
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
-        """Tell the memory what only the learner knows: which groups have drifted too far, and hidden states."""
+        """Tell the memory what only the learner knows (drift of groups, hidden states), and move the reference."""
         if reused:
             asked = [()] * max(1, self.config.num_learners)
             told = call_learners(self.learner_group, "reuse_report", asked, self.config.sync_timeout_s, "reporting")
             self.memory.look_back(reused, {name: row for one in told for name, row in one.items()}, now)
+        if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
+            rates = [(rate,)] * max(1, self.config.num_learners)
+            call_learners(self.learner_group, "follow_policy", rates, self.config.sync_timeout_s, "moving a reference")
+            self.report.count("num_reference_moves", 1)
         if self.config.replay_embedding == "policy":
             self.memory.embed(ask_learners(self.learner_group, "take_embeddings"), groups, now)
 

@@ -113,6 +113,11 @@ class Group:
         cuts = pairwise(self.offsets.tolist())
         return np.array([np.count_nonzero(self.loss_mask_N[start:end]) for start, end in cuts], np.int64)
 
+    def num_turns_G(self) -> np.ndarray:
+        """Return how often the policy began to write in each episode."""
+        begins_N = np.flatnonzero(self.loss_mask_N[1:] & ~self.loss_mask_N[:-1])
+        return np.diff(np.searchsorted(begins_N, np.asarray(self.offsets)))
+
     def stream(self, g: int) -> np.ndarray:
         """Return the token ids of episode `g`, int32 [T]."""
         return self.token_ids_N[self.offsets[g] : self.offsets[g + 1]]
@@ -178,6 +183,7 @@ class GroupMeta:
     num_dropped: int
     origin: str
     ref: Any  # a Ray ObjectRef of the Group, a `ListedRef`, or the Group itself in one process
+    num_turns_G: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, group: Group, ref: Any) -> GroupMeta:
@@ -193,4 +199,5 @@ class GroupMeta:
             num_dropped=group.num_dropped,
             origin=group.origin,
             ref=ref,
+            num_turns_G=group.num_turns_G(),
         )

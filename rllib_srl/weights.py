@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from torch.distributed.tensor import DTensor
 
 from rllib_srl.engine.canary import perturbed
 from rllib_srl.engine.sync import WeightBundle, pack
@@ -54,6 +55,14 @@ class WeightSender:
         """See `GRPOTorchLearner.score`."""
         raise NotImplementedError
 
+    def policy_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `Fitted.policy_weights`."""
+        raise NotImplementedError
+
+    def is_first(self) -> bool:
+        """See `Fitted.is_first`."""
+        raise NotImplementedError
+
     def send(self, version: int, sequences: list[list[int]], scale: float = 0.0) -> Sent:
         """Put the weights into the object store, cast to the engine's number format.
 
@@ -66,7 +75,7 @@ class WeightSender:
             times = [time.perf_counter()]
             bundle = self._pack(version)
             times.append(time.perf_counter())
-            ref = ray.put(bundle)
+            ref = ray.put(bundle) if self.is_first() else None
             times.append(time.perf_counter())
             logps = self.score(sequences)
             times.append(time.perf_counter())
@@ -99,7 +108,7 @@ class WeightSender:
             return self.score(sequences)
 
     def _pack(self, version: int) -> WeightBundle:
-        bundle = pack(self.model.named_parameters(), version, self.config.compute_dtype, self._memory)
+        bundle = pack(self.policy_weights(), version, self.config.compute_dtype, self._memory)
         self._memory = bundle.buffer
         return bundle
 
@@ -110,13 +119,18 @@ def _moved(model: torch.nn.Module, scale: float) -> Iterator[None]:
     if not scale:
         yield
         return
-    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    own = {name: _own_part(parameter) for name, parameter in model.named_parameters()}
+    kept = {name: part.clone() for name, part in own.items()}
     try:
-        with torch.no_grad():
-            for name, tensor in perturbed(kept.items(), scale, SELF_TEST_SEED):
-                model.get_parameter(name).copy_(tensor)
+        for name, tensor in perturbed(kept.items(), scale, SELF_TEST_SEED):
+            own[name].copy_(tensor)
         yield
     finally:
-        with torch.no_grad():
-            for name, tensor in kept.items():
-                model.get_parameter(name).copy_(tensor)
+        for name, tensor in kept.items():
+            own[name].copy_(tensor)
+
+
+def _own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return this learner's part of a parameter, which shares its memory and has no gradient."""
+    detached = parameter.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached

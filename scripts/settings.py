@@ -24,9 +24,11 @@ import yaml
 
 from rllib_srl import SRLConfig
 from rllib_srl import config as ours
+from rllib_srl.losses.presets import DEFAULTS, PRESET
 
 RUN, ENVIRONMENT, MODEL, RUNNERS = "run", "environment", "model", "env runners and engine"
 TRAINING, LEARNERS, EVALUATION, MEMORY = "training", "learners", "evaluation", "memory"
+PLANNER = "planner of continual learning"
 
 @dataclass(frozen=True)
 class Setting:
@@ -59,9 +61,9 @@ RLLIB = {
     "evaluation_interval": (EVALUATION, "iterations between evaluations; none: no evaluation"),
     "evaluation_duration": (EVALUATION, "held-out prompts an evaluation plays"),
 }
-GROUPS = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY)
+GROUPS = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY, PLANNER)
 OURS: dict[str, dict[str, tuple[Any, str]]] = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS}
-OURS |= {TRAINING: ours.TRAINING, EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY}
+OURS |= {TRAINING: ours.TRAINING, EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY, PLANNER: ours.PLANNER}
 ITERATIONS = Setting("iterations", RUN, 100, "iterations in all; a resumed run counts those it had")
 MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
@@ -190,6 +192,8 @@ def read_value(name: str, value: Any) -> Any:
     if name in MAPPINGS:
         return _mapping(value)
     default = all_settings()[name].default
+    if default == PRESET and value != PRESET:
+        default = DEFAULTS[name]  # the preset's values are of the same type
     if isinstance(default, str) and default != "auto":
         return str(value)
     if isinstance(value, str):

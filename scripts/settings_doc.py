@@ -22,7 +22,7 @@ INTRODUCTION = """# Settings
 Written by `python scripts/settings_doc.py`; do not edit.
 
 Every setting is a flat attribute of `SRLConfig`, a flag of `scripts/train.py` and a name in its YAML file. In Python
-`env`, `env_config`, `worlds` and `mixture` are set by `.environment(...)`, `model` by
+`env`, `env_config`, `worlds`, `mixture` and `stream` are set by `.environment(...)`, `model` by
 `.rl_module(model_config={"model": ...})`, the others by the method of their group. Settings marked * are RLlib's own;
 those of RLlib that are not listed keep RLlib's defaults, and `validate()` refuses those that would do nothing here.
 """

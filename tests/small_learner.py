@@ -84,6 +84,7 @@ def update(
     reused: Sequence[Group] = (),
     advantages: Sequence[np.ndarray] | None = None,
     reuse_coeff: float = 1.0,
+    **scales: Any,
 ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
     """Train a learner group once; return the gradients of each learner and the statistics.
 
@@ -93,11 +94,13 @@ def update(
         reused: stored groups.
         advantages: of all groups, played ones first; None: those of `advantages_of`.
         reuse_coeff: weight of the reused side.
+        scales: further arguments of `build_shards`.
     """
     metas = [GroupMeta.of(one, ray.put(one)) for one in played]
     metas += [replace(GroupMeta.of(one, ray.put(one)), origin="reuse") for one in reused]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
     num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
-    results = update_learners(group, build_shards(metas, advantages, num_shards, 30, reuse_coeff), {}, num_epochs, 120)
+    shards = build_shards(metas, advantages, num_shards, 30, reuse_coeff, **scales)
+    results = update_learners(group, shards, {}, num_epochs, 120)
     stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}
     return [one.get() for one in group.foreach_learner(lambda learner: learner.gradients())], stats

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,7 +37,7 @@ def test_a_trie_worked_by_hand():
     assert layout.token_ids_RT.tolist() == [[7, 8, 1, 2, 3]]
     assert layout.position_ids_RT.tolist() == [[0, 1, 2, 2, 3]]
     assert [path.tolist() for path in layout.paths] == [[0, 1, 3, 4], [0, 1, 2]]
-    assert layout.attention_mask[0, 0].astype(int).tolist() == [
+    assert layout.trie.mask_TT().astype(int).tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [1, 1, 1, 0, 0],
@@ -46,7 +49,7 @@ def test_a_trie_worked_by_hand():
 @given(STREAMS)
 def test_every_token_sees_exactly_its_own_path(streams):
     layout = trie_layout([np.array(s, np.int32) for s in streams])
-    mask, ids = layout.attention_mask[0, 0], layout.token_ids_RT[0]
+    mask, ids = layout.trie.mask_TT(), layout.token_ids_RT[0]
     for stream, path in zip(streams, layout.paths, strict=True):
         assert ids[path].tolist() == stream
         assert layout.position_ids_RT[0][path].tolist() == list(range(len(stream)))
@@ -84,6 +87,30 @@ def test_micro_batches_hold_each_loss_token_once_within_the_budget(streams, max_
     assert seen == sorted((e.index, int(t)) for e in episodes for t in e.token_ids_T[e.loss_mask_T])
     for part in parts:
         assert part.layout.num_tokens <= max_tokens or len(part.layout.paths) == 1
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=6), min_size=1, max_size=6), st.integers(1, 15))
+def test_cuts_compute_least_and_are_fewest(streams, max_tokens):
+    """Against every way to cut the sorted streams."""
+    episodes = [episode(s, len(s) - 1, index) for index, s in enumerate(sorted(streams))]
+
+    def cost(cuts):
+        tokens = [trie_layout([e.token_ids_T for e in episodes[a:b]]).num_tokens for a, b in pairwise(cuts)]
+        is_over = any(t > max_tokens and b - a > 1 for t, (a, b) in zip(tokens, pairwise(cuts), strict=True))
+        return (is_over, sum(tokens), len(tokens))
+
+    num = len(episodes)
+    every = [cost([0, *cuts, num]) for k in range(num) for cuts in combinations(range(1, num), k)]
+    parts = micro_batches(episodes, max_tokens, share_prefixes=True)
+    assert (False, sum(part.layout.num_tokens for part in parts), len(parts)) == min(every)
+
+
+def test_whole_groups_stay_together_where_cutting_them_would_cost_more():
+    # Two prompts of 10 with 3 answers of 4: 22 tokens each. Filling 30 first would compute the second prompt twice.
+    groups = [[[p] * 10 + [a] * 4 for a in range(3)] for p in (7, 8)]
+    episodes = [episode(s, 4, index) for index, s in enumerate(s for group in groups for s in group)]
+    assert [part.layout.num_tokens for part in micro_batches(episodes, 36, True)] == [22, 22]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 4))
@@ -128,3 +155,11 @@ def test_lengths_that_do_not_align_are_named():
         episodes_of([group_of_two()], [np.zeros(2), np.zeros(2)])
     with pytest.raises(ValueError, match="group g has 2 episodes but 3 advantages"):
         episodes_of([group_of_two()], [np.zeros(3)])
+
+
+def test_log_probs_and_tokens_of_different_lengths_are_named():
+    group = group_of_two()
+    with pytest.raises(ValueError, match="group g has 5 token_ids_N, 4 behaviour_logp_N and 5 loss_mask_N"):
+        episodes_of([replace(group, behaviour_logp_N=group.behaviour_logp_N[:-1])], [np.zeros(2)])
+    with pytest.raises(ValueError, match="episode 3 has 2 token_ids, 2 loss_mask entries and 1 behaviour_logp"):
+        Episode(np.array([1, 2]), np.array([False, True]), np.zeros(1, np.float32), 0.0, 3)

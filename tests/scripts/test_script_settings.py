@@ -22,7 +22,7 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
     assert stop.value.code == 0
     for name in {*SETTINGS, *RLLIB} - {"log_directory"}:
         assert f"--{name} " in shown
-    assert "--clip_high VALUE the ratio may rise to 1 + clip_high (default: 0.28)" in shown
+    assert "--clip_high VALUE the ratio may rise to 1 + clip_high (0.28) (default: preset)" in shown
     assert "(default: smollm2-135m)" in shown and "(default: none)" in shown
     assert "--log_directory" not in shown
 
@@ -37,6 +37,10 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
         ("num_gpus_per_env_runner", "0.5", 0.5),
         ("colocate", "true", True),
         ("is_truncation", "none", None),
+        ("clip_high", "1", 1.0),
+        ("clip_high", "preset", "preset"),
+        ("clip_rule", "none", "none"),
+        ("correction_window", "[0.5, 2]", (0.5, 2)),
         ("seed", "7", 7),
         ("adam_betas", "[0.9, 0.95]", (0.9, 0.95)),
         ("model", "123", "123"),

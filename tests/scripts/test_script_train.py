@@ -38,7 +38,7 @@ def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
     assert any(trained.glob("events.out.tfevents.*"))
     written = yaml.safe_load((trained / "settings.yaml").read_text())
     assert (written["env_config"], written["lr"], written["seed"]) == ({"num_shots": 0}, 3e-4, 5)
-    assert written["kl_coeff"] == 0.0  # a default
+    assert (written["kl_coeff"], written["entropy_coeff"]) == ("preset", 0.0)  # defaults
     assert iterations_of(trained) == [1, 2]
 
 

@@ -1,0 +1,105 @@
+"""FSDP2 inside the learners: each holds a part of every weight, gradient and optimiser state.
+
+    build       `shard`: decoder layers one by one, then the rest; weights are gathered layer by layer in a pass
+    backward    torch averages gradients over learners as it scatters them; `summed_shards` makes them sums again
+    passes      every learner runs equally many, for each gathers weights from all: short ones run `empty` passes
+    to engines  all learners are asked; each gathers (`whole`), the first one packs
+    checkpoint  all learners gather first (`whole_optimizer_state`); what is written is whole, so any number restores it
+
+Sources: Zhao et al. 2023 (PyTorch FSDP), arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def shard(module: torch.nn.Module, model: Any, device: torch.device) -> None:
+    """Shard a module over all learners, in place.
+
+    Args:
+        module: the root, whose forward pass gathers weights: call it, never the model inside.
+        model: the Hugging Face model in it.
+        device: "cpu" or a GPU; the process group must be there.
+    """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for layer in model.base_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether weights are spread over learners."""
+    return isinstance(next(model.parameters()), DTensor)
+
+
+def whole(named_tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gather each tensor; every learner must iterate to the end."""
+    for name, tensor in named_tensors:
+        yield name, tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def summed_shards(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return sums over learners of gradients that torch has averaged, each still in its shards."""
+    num_learners = torch.distributed.get_world_size()
+    return [gradient * num_learners for gradient in gradients]
+
+
+def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm of all gradients taken as one vector, over all learners."""
+    parts = [torch.linalg.vector_norm(_local(gradient)) for gradient in gradients]
+    total = torch.linalg.vector_norm(torch.stack(parts)).square()
+    torch.distributed.all_reduce(total)
+    return total.sqrt()
+
+
+def most(number: int, device: torch.device) -> int:
+    """Return the largest of the learners' numbers; every learner must join in."""
+    found = torch.tensor([number], device=device)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+    return int(found)
+
+
+def assign(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set a parameter to a whole tensor; each learner keeps its own part."""
+    with torch.no_grad():
+        parameter.copy_(_like(parameter, value.to(parameter.device)))
+
+
+def whole_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Gather an optimiser's `state_dict()`; every learner must join in."""
+    entries = {index: dict(whole(iter(entry.items()))) for index, entry in state["state"].items()}
+    return {**state, "state": entries}
+
+
+def sharded_optimizer_state(state: Mapping[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+    """Cut a whole optimiser state to this learner's parts.
+
+    Args:
+        state: as of `whole_optimizer_state`, of any number of learners.
+        parameters: in the optimiser's order.
+    """
+    entries = {}
+    for index, entry in state["state"].items():
+        own = parameters[int(index)]
+        entries[int(index)] = {
+            name: _like(own, value) if isinstance(value, torch.Tensor) and value.shape == own.shape else value
+            for name, value in entry.items()
+        }
+    return {**state, "state": entries}
+
+
+def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
