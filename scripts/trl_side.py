@@ -29,20 +29,52 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     import torch
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     torch.set_num_threads(job["num_threads"])
+    seconds: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = GRPOTrainer(
+            model=job["model"],
+            reward_funcs=is_right,
+            args=config_of(job, directory),
+            train_dataset=Dataset.from_list(list(job["rows"])),
+            processing_class=tokenizer_of(job),
+            callbacks=[clock(seconds)],
+        )
+        trainer.train()
+        rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]
+    return {"seconds": seconds, "rewards": rewards}
+
+
+def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """Return the reward of each answer."""
+    return [float(text.split("\n")[0].strip() == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+def tokenizer_of(job: Mapping[str, Any]) -> Any:
+    """Return the model's tokenizer, an answer ending with its line, as a base model's does.
+
+    Raises:
+        ValueError: the stop string is not one token.
+    """
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     stops = tokenizer.encode(job["stop"], add_special_tokens=False)
     if len(stops) != 1:
         raise ValueError(f"stop = {job['stop']!r} is {len(stops)} tokens; expected one, which ends an answer")
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stops)[0]  # a base model's turn ends with the line
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stops)[0]
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    seconds: list[float] = []
+    return tokenizer
+
+
+def clock(seconds: list[float]) -> Any:
+    """Return a callback that notes how long each whole step takes: generation, grading, loss, optimiser."""
+    from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
-        """Times whole steps: generation, grading, loss, optimiser."""
+        """Times steps."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             """Start."""
@@ -52,47 +84,43 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
             """Stop."""
             seconds.append(time.perf_counter() - self.begin)
 
-    def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-        return [float(text.split("\n")[0].strip() == gold) for text, gold in zip(completions, answer, strict=True)]
+    return Clock()
+
+
+def config_of(job: Mapping[str, Any], directory: str) -> Any:
+    """Return TRL's settings for the job.
+
+    Raises:
+        ValueError: the episodes of a step do not fill whole micro-batches.
+    """
+    from trl import GRPOConfig
 
     num_episodes = job["num_prompts"] * job["group_size"]
     if num_episodes % MICRO_BATCH:
         raise ValueError(f"{num_episodes} episodes a step; expected a multiple of {MICRO_BATCH}, one micro-batch")
-    with tempfile.TemporaryDirectory() as directory:
-        config = GRPOConfig(
-            output_dir=directory,
-            per_device_train_batch_size=MICRO_BATCH,
-            gradient_accumulation_steps=num_episodes // MICRO_BATCH,
-            generation_batch_size=num_episodes,
-            num_generations=job["group_size"],
-            max_completion_length=job["max_tokens"],
-            max_steps=job["num_steps"],
-            learning_rate=job["lr"],
-            lr_scheduler_type="constant",
-            temperature=job["temperature"],
-            max_grad_norm=1.0,
-            beta=0.0,
-            seed=job["seed"],
-            shuffle_dataset=False,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            model_init_kwargs={"dtype": job["dtype"]},
-        )
-        trainer = GRPOTrainer(
-            model=job["model"],
-            reward_funcs=is_right,
-            args=config,
-            train_dataset=Dataset.from_list(list(job["rows"])),
-            processing_class=tokenizer,
-            callbacks=[Clock()],
-        )
-        trainer.train()
-        rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]
-    return {"seconds": seconds, "rewards": rewards}
+    return GRPOConfig(
+        output_dir=directory,
+        per_device_train_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=num_episodes // MICRO_BATCH,
+        generation_batch_size=num_episodes,
+        num_generations=job["group_size"],
+        max_completion_length=job["max_tokens"],
+        max_steps=job["num_steps"],
+        learning_rate=job["lr"],
+        lr_scheduler_type="constant",
+        temperature=job["temperature"],
+        max_grad_norm=1.0,
+        beta=0.0,
+        seed=job["seed"],
+        shuffle_dataset=False,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        model_init_kwargs={"dtype": job["dtype"]},
+    )
 
 
 if __name__ == "__main__":

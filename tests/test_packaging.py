@@ -21,7 +21,9 @@ PINS = REPO / "scripts" / "requirements"
 PYTHONS = ("3.11", "3.12", "3.13")
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}  # scripts/requirements says why
 LEFT_OUT |= {"llm", "llama-cpp-python", "sentence-transformers"}
+DATA_ONLY = {"bfcl-eval", "inspect-evals"}  # scripts/requirements/dev.txt: nothing that they need is installed
 MOST_LINES, MOST_FUNCTION_LINES = 400, 60
+RUNS_TEXT = {"envs/sandbox/worker.py"}  # inside the sandbox, the one place where the policy's code may run
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert {*listed(config, "options.packages.find", "include")} == {"rllib_srl*", "envs*", "tune_configs*"}
-    assert {*config["options.extras_require"]} == {"cpu", "gpu", "envs", "dev"}
+    assert {*config["options.extras_require"]} == {"cpu", "gpu", "envs", "lora", "dev"}
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
     assert re.search(r"^## \[(Unreleased|0\.1\.0)\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -69,8 +71,7 @@ def test_every_folder_to_install_is_a_package(config: configparser.ConfigParser)
 def test_entry_points_are_environments_that_run(config: configparser.ConfigParser) -> None:
     lines = listed(config, "options.entry_points", "rllib_srl.envs")
     points = [importlib.metadata.EntryPoint(*re.split(r"\s*=\s*", line), group="rllib_srl.envs") for line in lines]
-    names = {"chain_sum", "products", "compare", "lookup", "reasoning_gym", "self_iteration"}
-    assert {point.name for point in points} == names
+    assert len(points) >= 27 and len({point.name for point in points}) == len(points)
     for point in points:
         assert issubclass(point.load(), gymnasium.Env), point.name
 
@@ -78,7 +79,7 @@ def test_entry_points_are_environments_that_run(config: configparser.ConfigParse
 def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) -> None:
     declared = {canonicalize_name(Requirement(line).name) for line in listed(config, "options", "install_requires")}
     packages_of = importlib.metadata.packages_distributions()
-    optional = {"faiss", "textarena", "textworld", "vllm"}  # extras, imported where a setting asks for them
+    optional = {"faiss", "peft", "textarena", "textworld", "vllm"}  # extras, imported where a setting asks for them
     own = {"rllib_srl", "envs", "tune_configs"}
     for path in python_files(*own):
         for name in third_party_imports(path.read_text()) - own - optional:
@@ -131,7 +132,7 @@ def missing_requirements(pins: dict[str, str], python: str) -> Iterator[str]:
     done = set(todo)
     while todo:
         name, extra = todo.pop()
-        for line in importlib.metadata.distribution(name).requires or []:
+        for line in [] if name in DATA_ONLY else importlib.metadata.distribution(name).requires or []:
             needed = Requirement(line)
             package = canonicalize_name(needed.name)
             if package in LEFT_OUT or (needed.marker and not needed.marker.evaluate({**markers, "extra": extra})):
@@ -186,7 +187,7 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))]
 
 
-def faults_of(source: str, is_test: bool) -> list[str]:
+def faults_of(source: str, is_test: bool, may_run_text: bool = False) -> list[str]:
     """Return one line for each thing in `source` that the house style forbids; tests may be long and unpickle."""
     faults = []
     if not is_test and (lines := source.count("\n")) > MOST_LINES:
@@ -195,7 +196,7 @@ def faults_of(source: str, is_test: bool) -> list[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_test:
             if (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES:
                 faults.append(f"{node.name} has {lines} lines; expected at most {MOST_FUNCTION_LINES}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec") and not may_run_text:
             faults.append(f"line {node.lineno}: {ast.unparse(node.func)}()")
         elif isinstance(node, ast.Call) and re.fullmatch(r"(cloud)?pickle\.loads?", ast.unparse(node.func)):
             faults += [] if is_test else [f"line {node.lineno}: {ast.unparse(node.func)}() runs what it reads"]
@@ -209,7 +210,7 @@ def test_house_style(folder: str) -> None:
     faults = [
         f"{path.relative_to(REPO)}: {fault}"
         for path in python_files(folder)
-        for fault in faults_of(path.read_text(), is_test=folder == "tests")
+        for fault in faults_of(path.read_text(), folder == "tests", str(path.relative_to(REPO)) in RUNS_TEXT)
     ]
     assert faults == []
 

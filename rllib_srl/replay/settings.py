@@ -65,7 +65,7 @@ class ReplaySettings:
     max_age: int = _setting(32, "iterations after which a group is not reused")
     max_uses: int = _setting(4, "times a group is reused, at most")
     reuse_coeff: float = _setting(1.0, "weight of the reused groups' loss beside the played ones'")
-    reuse_correction: str = _setting("clip", '"clip", "shape" (ratio to stored log-probs), "truncate", "mask" (as a weight)')
+    reuse_correction: str = _setting("clip", '"clip", "shape" (both around stored log-probs), "truncate" or "mask"')
     mask_window: tuple[float, float] = _setting((0.5, 2.0), 'ratios "mask" keeps; "truncate" cuts at the upper one')
     max_drift: float | None = _setting(1.0, "mean |log ratio| from which a reused episode is left out; None keeps all")
     diversity_coeff: float = _setting(0.5, "how much diversity shortens effective intervals and weighs in draws")
