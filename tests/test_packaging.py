@@ -71,7 +71,7 @@ def test_every_folder_to_install_is_a_package(config: configparser.ConfigParser)
 def test_entry_points_are_environments_that_run(config: configparser.ConfigParser) -> None:
     lines = listed(config, "options.entry_points", "rllib_srl.envs")
     points = [importlib.metadata.EntryPoint(*re.split(r"\s*=\s*", line), group="rllib_srl.envs") for line in lines]
-    assert len(points) >= 27 and len({point.name for point in points}) == len(points)
+    assert len(points) >= 25 and len({point.name for point in points}) == len(points)
     for point in points:
         assert issubclass(point.load(), gymnasium.Env), point.name
 
