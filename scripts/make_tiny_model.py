@@ -271,19 +271,24 @@ def write(
     prompts: list[str],
     generator: torch.Generator | None,
 ) -> list[str]:
-    """Return a turn of `TURN_TOKENS` after each prompt, sampled with `generator` or greedy without one."""
+    """Return a line of at most `TURN_TOKENS` after each prompt, sampled with `generator` or greedy without one."""
     ids = tokenizer(prompts).input_ids
     lengths = torch.tensor([len(row) for row in ids])
     rows = torch.full((len(ids), int(lengths.max()) + TURN_TOKENS), tokenizer.pad_token_id)
     for row, prompt in zip(rows, ids):
         row[: len(prompt)] = torch.tensor(prompt)
-    every = torch.arange(len(ids))
-    for position in range(TURN_TOKENS):  # padding is on the right, so a causal model needs no mask
-        probs = model(input_ids=rows).logits[every, lengths + position - 1].softmax(-1)
-        rows[every, lengths + position] = (
-            probs.argmax(-1) if generator is None else torch.multinomial(probs, 1, generator=generator)[:, 0]
-        )
-    return [tokenizer.decode(row[n : n + TURN_TOKENS]) for row, n in zip(rows, lengths)]
+    line_end, live = tokenizer("\n").input_ids[0], torch.arange(len(ids))
+    for _ in range(TURN_TOKENS):  # padding is on the right, so a causal model needs no mask
+        ends = lengths[live]
+        logits = model(input_ids=rows[live, : int(ends.max())]).logits[torch.arange(len(live)), ends - 1]
+        probs = logits.softmax(-1)
+        said = probs.argmax(-1) if generator is None else torch.multinomial(probs, 1, generator=generator)[:, 0]
+        rows[live, ends] = said
+        lengths[live] += 1
+        live = live[said != line_end]
+        if not len(live):
+            break
+    return [tokenizer.decode(row[len(prompt) : end]) for row, prompt, end in zip(rows, ids, lengths.tolist())]
 
 
 def recipe_hash() -> str:
