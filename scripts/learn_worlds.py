@@ -3,7 +3,6 @@
 
     python scripts/learn_worlds.py                          SmolLM2-135M, one world after the other
     python scripts/learn_worlds.py --worlds registers --seed 2
-    python scripts/learn_worlds.py --model tiny             seconds a world: what CI runs
 
 Everything that is tuned stands in `WORLDS`, on top of the quick-start's settings. Beside each result stands what the
 most frequent gold turns earn on the same prompts, and a guess. Exit status 1 if a reward did not rise above its
@@ -16,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,16 @@ from scripts.quickstart import SETTINGS, Outcome, accuracy, measured
 
 @dataclass(frozen=True)
 class World:
-    """One world to learn. Invariant: `settings` and `tiny` are named as in scripts/train.py."""
+    """One world to learn. Invariant: `settings` are named as in scripts/train.py."""
 
     kind: str
     settings: Mapping[str, Any]
-    tiny: Mapping[str, Any] = field(default_factory=dict)  # in place of `settings` where the tiny model plays
 
 
 WORLDS = {
     "compare": World(
         "mathematics",
         {"env_config": {"num_numbers": 3, "num_shots": 4}},
-        {"env_config": {"num_numbers": 3, "num_shots": 0}},
     ),
     "word_problem_tool": World(
         "tool use",
@@ -53,12 +50,6 @@ WORLDS = {
             "env_config": {"num_steps": 2, "num_shots": 4, "tools_in": "shots"},
             "max_turn_tokens": 24,
             "max_episode_tokens": 512,
-            "max_turns": 4,
-        },
-        {
-            "env_config": {"num_steps": 1, "highest": 9, "num_shots": 1, "tools_in": "shots"},
-            "max_turn_tokens": 16,
-            "max_episode_tokens": 384,
             "max_turns": 4,
         },
     ),
@@ -69,16 +60,13 @@ WORLDS = {
             "max_turns": 3,
             "max_episode_tokens": 512,
         },
-        {"env_config": {"num_shots": 0}, "max_turns": 4},
     ),
 }
-TINY = {"lr": 3e-4, "iterations": 12, "evaluation_duration": 200}
 
 
 def settings_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what scripts/train.py would be given."""
-    world, is_tiny = WORLDS[name], arguments.model == "tiny"
-    values = {**SETTINGS, "env": name, **(TINY | dict(world.tiny) if is_tiny else world.settings)}
+    values = {**SETTINGS, "env": name, **WORLDS[name].settings}
     given = {key: getattr(arguments, key) for key in ("model", "seed", "iterations", "engine")}
     return {**values, **{key: value for key, value in given.items() if value is not None}}
 
@@ -104,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train on each world, print the table, and return 1 if one was not learned."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), default=list(WORLDS))
-    parser.add_argument("--model", help='"tiny", or another in place of the quick-start\'s')
+    parser.add_argument("--model", help="in place of the quick-start's")
     parser.add_argument("--engine", help="in place of the quick-start's")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--iterations", type=int)

@@ -4,9 +4,9 @@
     python scripts/make_tiny_model.py                 prints where it lies and how well it answers
     SRLConfig().rl_module(model_config={"model": "tiny"})
 
-A Llama of 5 layers with a byte-level tokenizer of its own sees some thousand training prompts with
-their gold turns, mostly without shots. In the last steps a share of the turns is wrong: the model still
-tells right from wrong, but says the right thing only about half the time, so that a few steps of
+A Llama of 5 layers with a byte-level tokenizer of its own sees some thousand training questions with
+their answers, without shots. In the last steps a share of the answers is wrong: the model still tells
+right from wrong, but says the right thing only about half the time, so that a few steps of
 reinforcement learning show.
 
 The model is made once. Its place in the cache carries a hash of its recipe: this file, the questions as
@@ -25,11 +25,10 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -39,40 +38,28 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from envs.compare import Compare
 from envs.lookup import Lookup
+from envs.question import QuestionWorld
 from envs.reasoning_gym_env import ChainSum
-from envs.registers import Registers
 from envs.text import WRONG, reply
-from envs.word_problem import WordProblem
 from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir
 
 SEED = 7
-NUM_STEPS = 430
-NUM_NOISY_STEPS = 50
+NUM_STEPS = 250
+NUM_NOISY_STEPS = 40
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
 NOISY_LEARNING_RATE = 3e-4
 WARMUP_STEPS = 40
-# Share of wrong turns in the noisy steps; the other worlds stay hard.
-NOISE = {"compare": 0.5, "compare_2": 0.4}
+NOISE = {"compare": 0.5, "compare_2": 0.4}  # share of wrong answers in the noisy steps; the other worlds stay hard
 FEEDBACK_SHARE = 0.1  # of the examples: a wrong answer first, so that feedback turns are in distribution
-WORLD_TURNS = ("registers", "word_problem")  # worlds of two turns, which no feedback interrupts
 # What takes longer to learn gets more turns.
-TURNS = (
-    *("compare", "lookup", "registers", "chain_sum", "lookup"),
-    *("registers", "compare_2", "lookup", "chain_sum", "lookup", "registers"),
-)
-LONG_TURNS = ("word_problem",)  # prompts four times as long, which get batches of their own
-LONG_EVERY = 5  # batches
+TURNS = ("compare", "lookup", "chain_sum", "lookup", "compare_2", "lookup", "chain_sum", "lookup")
 NUM_GRADED = 200  # held-out questions a world is graded on
-TURN_TOKENS = 12  # that a turn may take there
-MOST_TURNS = 4
 PAD, EOS = "<|pad|>", "<|end|>"
 WORDS = (  # each is one token; all else is spelt in bytes
     *("Question", "Answer", "Which", " is", " larger", " largest", " or", "Wrong", " Try", " again"),
     *("State", " the", " final", " answer", " to", " following", " arithmetic", " problem"),
     *("Solve", " multiplication", " Give", " only", " result", " as", " your", "Tool", "Result"),
-    *("Action", "What", " Registers", " in", " get", " How", " many", " has", " have", " does", " and", " more"),
-    *(" buys", " bags", " gives", " away", " are", " left", " shares", " equally", " friends"),
 )
 
 
@@ -84,38 +71,34 @@ class Example:
     target: str
 
 
-# Without shots where they can do without.
-WORLDS: dict[str, Callable[[], Any]] = {
-    "compare": lambda: Compare({"num_shots": 0}),
-    "compare_2": lambda: Compare({"num_shots": 0, "num_numbers": 2}),
-    "lookup": lambda: Lookup({"num_shots": 0}),
-    "chain_sum": lambda: ChainSum({"num_shots": 0}),
-    "registers": lambda: Registers({"num_shots": 0}),
-    "word_problem": lambda: WordProblem({"num_shots": 1, "tools_in": "shots", "num_steps": 1, "highest": 9}),
-}
+def worlds() -> dict[str, QuestionWorld]:
+    """Return the worlds of the warm-up, without shots."""
+    return {
+        "compare": Compare({"num_shots": 0}),
+        "compare_2": Compare({"num_shots": 0, "num_numbers": 2}),
+        "lookup": Lookup({"num_shots": 0}),
+        "chain_sum": ChainSum({"num_shots": 0}),
+    }
 
 
-def examples(noise: Mapping[str, float] | None = None, turns: Sequence[str] = TURNS) -> Iterator[Example]:
+def examples(noise: Mapping[str, float] | None = None) -> Iterator[Example]:
     """Yield training examples for ever, the worlds taking turns, each pass over a world in the same order.
 
     Args:
         noise: of each world, the share of examples whose target is another number of the question
-        turns: names of worlds, in the order they come
     """
-    played, generator = {name: WORLDS[name]() for name in dict.fromkeys(turns)}, random.Random(SEED)
+    played, generator = worlds(), random.Random(SEED)
     streams = {name: _endless(world) for name, world in played.items()}
     period, number = round(1 / FEEDBACK_SHARE), 0
     while True:
-        for name in turns:
+        for name in TURNS:
             world = played[name]
             prompt_id = next(streams[name])
-            gold = world.gold_turns(prompt_id)
-            at = generator.randrange(len(gold))
-            prompt, _ = world.reset(options={"prompt_id": prompt_id, "history": gold[:at]})
-            if number % period == 0 and name not in WORLD_TURNS:
+            prompt, _ = world.reset(options={"prompt_id": prompt_id})
+            if number % period == 0:
                 wrong = f" {world.question(prompt_id).wrong}\n"
                 prompt += wrong + reply(wrong, WRONG)
-            target = gold[at]
+            target = world.gold_turns(prompt_id)[0]
             if generator.random() < (noise or {}).get(name, 0.0):
                 right = world.question(prompt_id).answer
                 others = [other for other in re.findall(r"\d+", prompt_id) if other != right]
@@ -124,14 +107,7 @@ def examples(noise: Mapping[str, float] | None = None, turns: Sequence[str] = TU
             number += 1
 
 
-def batches(noise: Mapping[str, float] | None = None) -> Iterator[list[Example]]:
-    """Yield batches for ever, each of short prompts or of long ones: what shares a batch is padded to one length."""
-    short, long = examples(noise), examples(noise, LONG_TURNS)
-    for number in count(1):
-        yield list(islice(long if number % LONG_EVERY == 0 else short, BATCH_SIZE))
-
-
-def _endless(world: Any) -> Iterator[str]:
+def _endless(world: QuestionWorld) -> Iterator[str]:
     while True:
         yield from world.prompt_ids("train", SEED)
 
@@ -176,16 +152,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, verbose: bool) -> None:
     """Fit the answers, and only them: `num_steps` batches as they should be, then the noisy ones."""
-    fit(model, tokenizer, batches(), num_steps, LEARNING_RATE)
+    fit(model, tokenizer, examples(), num_steps, LEARNING_RATE)
     if verbose:
         print(f"before the noisy steps: {accuracies(model, tokenizer, NUM_GRADED)}", flush=True)
-    fit(model, tokenizer, batches(NOISE), NUM_NOISY_STEPS, NOISY_LEARNING_RATE)
+    fit(model, tokenizer, examples(NOISE), NUM_NOISY_STEPS, NOISY_LEARNING_RATE)
 
 
 def fit(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    stream: Iterator[list[Example]],
+    stream: Iterator[Example],
     num_steps: int,
     learning_rate: float,
 ) -> None:
@@ -195,7 +171,7 @@ def fit(
     for step in range(num_steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / WARMUP_STEPS, 1 - step / num_steps)
-        loss = model(**to_batch(next(stream), tokenizer)).loss
+        loss = model(**to_batch(list(islice(stream, BATCH_SIZE)), tokenizer)).loss
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -220,41 +196,19 @@ def to_batch(batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> dict[s
 def accuracies(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_graded: int
 ) -> dict[str, tuple[float, float]]:
-    """Return for each world the share of held-out prompts that succeed: sampled at temperature 1, and greedy."""
+    """Return for each world the share of held-out questions answered right: sampled at temperature 1, and greedy."""
     model.eval()
     generator = torch.Generator().manual_seed(SEED)
     result = {}
-    for name in WORLDS:
-        sampled, greedy = (_success(model, tokenizer, name, num_graded, g) for g in (generator, None))
-        result[name] = (round(sampled, 3), round(greedy, 3))
+    for name, world in worlds().items():
+        prompt_ids = list(islice(world.prompt_ids("heldout", SEED), num_graded))
+        prompts = [world.reset(options={"prompt_id": prompt_id})[0] for prompt_id in prompt_ids]
+        sampled = [
+            sum(world.grade(p, world.answer_in(turn)) or 0.0 for p, turn in zip(prompt_ids, turns)) / len(prompt_ids)
+            for turns in (write(model, tokenizer, prompts, g) for g in (generator, None))
+        ]
+        result[name] = (round(sampled[0], 3), round(sampled[1], 3))
     return result
-
-
-def _success(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    name: str,
-    num_graded: int,
-    generator: torch.Generator | None,
-) -> float:
-    world = WORLDS[name]()
-    prompt_ids = list(islice(world.prompt_ids("heldout", SEED), num_graded))
-    histories: dict[str, list[str]] = {prompt_id: [] for prompt_id in prompt_ids}
-    live, total = prompt_ids, 0.0
-    for _ in range(MOST_TURNS):
-        asked = [{"prompt_id": prompt_id, "history": histories[prompt_id]} for prompt_id in live]
-        going = []
-        for options, line in zip(asked, write(model, tokenizer, [world.reset(options=o)[0] for o in asked], generator)):
-            turn = line.split("\n", 1)[0] + "\n"
-            world.reset(options=options)
-            _, reward, is_over, is_cut, _ = world.step(turn)
-            total += reward
-            histories[options["prompt_id"]].append(turn)
-            going += [] if is_over or is_cut else [options["prompt_id"]]
-        live = going
-        if not live:
-            break
-    return total / len(prompt_ids)
 
 
 def write(
@@ -263,29 +217,24 @@ def write(
     prompts: list[str],
     generator: torch.Generator | None,
 ) -> list[str]:
-    """Return a line of at most `TURN_TOKENS` after each prompt, sampled with `generator` or greedy without one."""
+    """Return a turn of 5 tokens after each prompt, sampled with `generator` or greedy without one."""
     ids = tokenizer(prompts).input_ids
     lengths = torch.tensor([len(row) for row in ids])
-    rows = torch.full((len(ids), int(lengths.max()) + TURN_TOKENS), tokenizer.pad_token_id)
+    rows = torch.full((len(ids), int(lengths.max()) + 5), tokenizer.pad_token_id)
     for row, prompt in zip(rows, ids):
         row[: len(prompt)] = torch.tensor(prompt)
-    line_end, live = tokenizer("\n").input_ids[0], torch.arange(len(ids))
-    for _ in range(TURN_TOKENS):  # padding is on the right, so a causal model needs no mask
-        ends = lengths[live]
-        logits = model(input_ids=rows[live, : int(ends.max())]).logits[torch.arange(len(live)), ends - 1]
-        probs = logits.softmax(-1)
-        said = probs.argmax(-1) if generator is None else torch.multinomial(probs, 1, generator=generator)[:, 0]
-        rows[live, ends] = said
-        lengths[live] += 1
-        live = live[said != line_end]
-        if not len(live):
-            break
-    return [tokenizer.decode(row[len(prompt) : end]) for row, prompt, end in zip(rows, ids, lengths.tolist())]
+    every = torch.arange(len(ids))
+    for position in range(5):  # padding is on the right, so a causal model needs no mask
+        probs = model(input_ids=rows).logits[every, lengths + position - 1].softmax(-1)
+        rows[every, lengths + position] = (
+            probs.argmax(-1) if generator is None else torch.multinomial(probs, 1, generator=generator)[:, 0]
+        )
+    return [tokenizer.decode(row[n : n + 5]) for row, n in zip(rows, lengths)]
 
 
 def recipe_hash() -> str:
     """Return 10 hex digits that change whenever the model would."""
-    sample = [[one.prompt, one.target] for turns in (TURNS, LONG_TURNS) for one in islice(examples(None, turns), 400)]
+    sample = [[example.prompt, example.target] for example in islice(examples(), 400)]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
     recipe = json.dumps([sample, versions]) + Path(__file__).read_text(encoding="utf-8")
     return hashlib.sha256(recipe.encode()).hexdigest()[:10]

@@ -79,7 +79,8 @@ def test_entry_points_are_environments_that_run(config: configparser.ConfigParse
 def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) -> None:
     declared = {canonicalize_name(Requirement(line).name) for line in listed(config, "options", "install_requires")}
     packages_of = importlib.metadata.packages_distributions()
-    optional = {"bitsandbytes", "faiss", "peft", "textarena", "textworld", "vllm"}  # extras, imported where a setting asks for them
+    # Extras, imported where a setting asks for them.
+    optional = {"bitsandbytes", "faiss", "peft", "textarena", "textworld", "vllm"}
     own = {"rllib_srl", "envs", "tune_configs"}
     for path in python_files(*own):
         for name in third_party_imports(path.read_text()) - own - optional:
