@@ -104,8 +104,8 @@ def drawn(algo) -> list[list[str]]:
     """Return a list that the prompts of every draw are added to."""
     prompts, draw = [], algo.source.draw
 
-    def recorded(num_prompts):
-        prompts.append(draw(num_prompts))
+    def recorded(num_prompts, shares=None):
+        prompts.append(draw(num_prompts, shares))
         return prompts[-1]
 
     algo.source.draw = recorded
