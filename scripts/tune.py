@@ -60,7 +60,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def studies() -> dict[str, str]:
     """Return the names of all studies and the questions they ask."""
     names = sorted(module.name for module in pkgutil.iter_modules(tune_configs.__path__))
-    return {name: (module_of(name).__doc__ or "").partition("\n")[0] for name in names}
+    modules = {name: module_of(name) for name in names}  # `streams` is what studies train on, and no study
+    asking = {name: module for name, module in modules.items() if hasattr(module, "study")}
+    return {name: (module.__doc__ or "").partition("\n")[0] for name, module in asking.items()}
 
 
 def module_of(name: str) -> Any:

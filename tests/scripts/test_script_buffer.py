@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,8 +59,8 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     algo = config.build_algo()
     due = algo.memory.due
 
-    def watched(num: int, now: int) -> list[Prompt]:
-        prompts = due(num, now)
+    def watched(num: int, now: int, *shares: Any) -> list[Prompt]:
+        prompts = due(num, now, *shares)
         run.drawn += [(now, prompt.key) for prompt in prompts]
         return prompts
 
