@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envs import text
-from envs.question import Question
+from envs.question import Listed, Question
 from envs.simulators import CATEGORIES, Library, Simulation, Task, method_docs, tasks
 from envs.tools.calls import CallError, Said, ToolCall
 from envs.tools.deadline import run_within
@@ -65,7 +65,7 @@ class BfclSettings(ToolSettings):
         return faults
 
 
-class Bfcl(ToolWorld):
+class Bfcl(Listed, ToolWorld):
     """Requests served by calls into simulators.
 
     Invariant: a prompt id is a task's id in BFCL. Variants of a task in other categories are in the same split.
@@ -82,17 +82,6 @@ class Bfcl(ToolWorld):
         self._tasks = tasks(self.settings.category, self.settings.data_dir)
         self._ids = list(self._tasks)
         self._library = Library()
-
-    @property
-    def num_questions(self) -> int:
-        """Return the number of tasks."""
-        return len(self._ids)
-
-    def _num_ids(self) -> int:
-        return len(self._ids)
-
-    def _prompt_id(self, number: int) -> str:
-        return self._ids[number]
 
     def question(self, prompt_id: str) -> Question:
         """Return the first request; there is no one answer in words."""
@@ -126,11 +115,9 @@ class Bfcl(ToolWorld):
         self._episode = _Episode(self._task(self._asked_id), self._library)
 
     def _opening(self) -> str:
-        shows = self.settings.tools_in == "prompt"
-        instructions = self.format.instructions(list(self._tools.values())) if shows else ""
         return (
-            f"{instructions}Serve each request of the user by calling tools until it is fulfilled; then say so in a "
-            f"turn without a call.\n\n{self._user(self._episode.task.requests[0])}"
+            f"{self._instructions()}Serve each request of the user by calling tools until it is fulfilled; then say so "
+            f"in a turn without a call.\n\n{self._user(self._episode.task.requests[0])}"
         )
 
     def _user(self, request: str) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
-from gymnasium.error import ResetNeeded
 
 from envs import text
 from envs.self_iteration import inner_world
@@ -62,12 +61,7 @@ class GradedOutside(gymnasium.Env[str, str]):
             ValueError: for an unknown option or prompt id, or a history.
         """
         super().reset(seed=seed)
-        options = dict(options or {})
-        prompt_id, history = options.pop("prompt_id", None), options.pop("history", None) or ()
-        if options:
-            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history")
-        if history and prompt_id is None:
-            raise ValueError("reset got a history without the prompt_id it belongs to")
+        prompt_id, history = text.reset_options(options)
         if history:
             raise ValueError(
                 f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; expected an empty one"
@@ -78,10 +72,8 @@ class GradedOutside(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Have the answer graded; every episode ends here."""
-        if self._asked is None:
-            raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
-        if not isinstance(action, str):
-            raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
+        text.check_step(action, self._asked is not None)
+        assert self._asked is not None
         (prompt_id, prompt), self._asked = self._asked, None
         stop = self.stop_strings[0] if self.stop_strings else ""
         answer = action.split(stop, 1)[0] if stop else action

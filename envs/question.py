@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium
-from gymnasium.error import ResetNeeded
 
 from envs import text
 
@@ -171,8 +170,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
             split: "train" or "heldout"; the two share no question, whatever the seeds
             seed: of the order
         """
-        if split not in text.SPLITS:
-            raise ValueError(f"split = {split!r}; expected one of {', '.join(text.SPLITS)}")
+        text.check_split(split)
         for number in text.shuffled(self._num_ids(), f"{split}:{seed}"):
             prompt_id = self._prompt_id(number)
             if self.split_of(prompt_id) == split:
@@ -198,13 +196,8 @@ class QuestionWorld(gymnasium.Env[str, str]):
             ValueError: for an unknown option or prompt id, or a history that ends the episode.
         """
         super().reset(seed=seed)
-        options = dict(options or {})
-        prompt_id, history = options.pop("prompt_id", None), options.pop("history", None) or ()
-        if options:
-            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history")
+        prompt_id, history = text.reset_options(options)
         if prompt_id is None:
-            if history:
-                raise ValueError("reset got a history without the prompt_id it belongs to")
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
             if prompt_id is None:
                 raise ValueError(f"{type(self).__name__} has no training question among its {self._num_ids()}")
@@ -234,10 +227,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Grade one turn; return the reply, the reward, and whether the episode is over."""
-        if self._question is None:
-            raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
-        if not isinstance(action, str):
-            raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
+        text.check_step(action, self._question is not None)
         return self._taken(action)
 
     def _taken(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -273,6 +263,27 @@ class QuestionWorld(gymnasium.Env[str, str]):
     def answer_in(self, turn: str) -> str:
         """Return the answer that a turn states: all up to the stop string, without the white space around it."""
         return turn.split(self.stop_strings[0], 1)[0].strip()
+
+
+class Listed:
+    """Mixin of a world of questions whose prompt ids lie in a list.
+
+    Invariant: `_ids` is there before the shots are drawn, and never changes.
+    """
+
+    _ids: Sequence[str]
+    settings: QuestionSettings
+
+    @property
+    def num_questions(self) -> int:
+        """Return how many questions both splits hold, shots left out."""
+        return len(self._ids) - self.settings.num_shots
+
+    def _num_ids(self) -> int:
+        return len(self._ids)
+
+    def _prompt_id(self, number: int) -> str:
+        return self._ids[number]
 
 
 def integer_in(answer: str) -> int | None:

@@ -31,7 +31,7 @@ from typing import Any
 from envs import text
 from envs.math_grading import KINDS, Stated, choice_in, final_answer, grade, numbers_in, plain
 from envs.math_pool import symbolic_pool
-from envs.question import Question, QuestionSettings, QuestionWorld
+from envs.question import Listed, Question, QuestionSettings, QuestionWorld
 from envs.question_rows import LETTERS, SUFFIXES, Problem, RowFault, problem_of, rows_of
 
 STYLES = ("direct", "reasoned")
@@ -79,7 +79,7 @@ class QuestionFileSettings(QuestionSettings):
         return faults
 
 
-class QuestionFile(QuestionWorld):
+class QuestionFile(Listed, QuestionWorld):
     """Questions with a mathematical answer, read from a file.
 
     Invariant: a prompt id is a hash of the question's text, so it means the same question wherever that stands.
@@ -122,12 +122,6 @@ class QuestionFile(QuestionWorld):
         self.num_skipped += len(read.faults)
         self.num_repeated += read.num_repeated
         return dict(read.problems)
-
-    def _num_ids(self) -> int:
-        return len(self._ids)
-
-    def _prompt_id(self, number: int) -> str:
-        return self._ids[number]
 
     def _shot_ids(self) -> list[str]:
         order = text.shuffled(len(self._ids), f"shots:{self.settings.shots_seed}")

@@ -88,8 +88,7 @@ class ReasoningGymMixture(gymnasium.Env[str, str]):
             split: "train" or "heldout"; the two share no question, whatever the seeds
             seed: of the order
         """
-        if split not in text.SPLITS:
-            raise ValueError(f"split = {split!r}; expected one of {', '.join(text.SPLITS)}")
+        text.check_split(split)
         left = {name: world.prompt_ids(split, seed) for name, world in self.worlds.items()}
         generator = random.Random(f"{split}:{seed}")
         while left:

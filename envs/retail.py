@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import text
-from envs.question import Question
+from envs.question import Listed, Question
 from envs.shop import TOOL_NAMES, Database, Shop
 from envs.tools.calls import CallError, Said, ToolCall
 from envs.tools.tool import Tool
@@ -83,7 +83,7 @@ class RetailData:
     splits: Mapping[str, str]  # task id -> "train" or "heldout", as published
 
 
-class Retail(ToolWorld):
+class Retail(Listed, ToolWorld):
     """Requests of customers, graded by what becomes of the database. Invariant: a prompt id is a task's id."""
 
     domain = "retail"
@@ -95,17 +95,6 @@ class Retail(ToolWorld):
         super()._prepare()
         self._data = retail_data(self.settings.data_dir)
         self._ids = list(self._data.tasks)
-
-    @property
-    def num_questions(self) -> int:
-        """Return the number of tasks."""
-        return len(self._ids)
-
-    def _num_ids(self) -> int:
-        return len(self._ids)
-
-    def _prompt_id(self, number: int) -> str:
-        return self._ids[number]
 
     def question(self, prompt_id: str) -> Question:
         """Return the customer's brief; no answer in words is right by itself."""
@@ -136,10 +125,8 @@ class Retail(ToolWorld):
         self._tools = {name: replace(tool, function=getattr(self._shop, name)) for name, tool in self._tools.items()}
 
     def _opening(self) -> str:
-        shows = self.settings.tools_in == "prompt"
-        instructions = self.format.instructions(list(self._tools.values())) if shows else ""
         policy = f"{self._data.policy.strip()}\n\n" if self.settings.shows_policy else ""
-        return f"{policy}{instructions}Customer: {self._task(self._asked_id).brief}\n"
+        return f"{policy}{self._instructions()}Customer: {self._task(self._asked_id).brief}\n"
 
     def _answered(self, action: str, said: Said) -> Reply:
         self._said.append(said.answer if said.answer is not None else said.text)

@@ -25,7 +25,7 @@ from typing import Any
 
 from envs.corpus import Answered, Corpus, corpus_of_file, generated_corpus, questions_of_file
 from envs.facts import Chain, facts
-from envs.question import Question
+from envs.question import Listed, Question
 from envs.tools.calls import ToolCall
 from envs.tools.tool import Tool
 from envs.tools.world import ToolSettings, ToolWorld
@@ -67,7 +67,7 @@ class RetrievalSettings(ToolSettings):
         return faults
 
 
-class Retrieval(ToolWorld):
+class Retrieval(Listed, ToolWorld):
     """Questions whose answers stand in documents that have to be found.
 
     Invariant: a prompt id is the text of its question.
@@ -98,20 +98,9 @@ class Retrieval(ToolWorld):
         self._ids = list(self._rows or self._chains)
 
     @property
-    def num_questions(self) -> int:
-        """Return how many questions both splits hold, shots left out."""
-        return len(self._ids) - self.settings.num_shots
-
-    @property
     def corpus(self) -> Corpus:
         """Return what is searched."""
         return self._corpus
-
-    def _num_ids(self) -> int:
-        return len(self._ids)
-
-    def _prompt_id(self, number: int) -> str:
-        return self._ids[number]
 
     def question(self, prompt_id: str) -> Question:
         """Return the question of `prompt_id`."""

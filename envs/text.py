@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.error import ResetNeeded
 
 SPLITS = ("train", "heldout")
 HELDOUT_SHARE = 0.15
@@ -58,6 +59,44 @@ class TextSpace(gymnasium.spaces.Space[str]):
 
     def __repr__(self) -> str:
         return "TextSpace()"
+
+
+def check_split(split: str) -> None:
+    """Check the name of a split.
+
+    Raises:
+        ValueError: there is no such split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split = {split!r}; expected one of {', '.join(SPLITS)}")
+
+
+def reset_options(options: Mapping[str, Any] | None) -> tuple[Any, Sequence[str]]:
+    """Return the prompt id, None where any will do, and the history that the options of a `reset` ask for.
+
+    Raises:
+        ValueError: an unknown option, or a history without the prompt id it belongs to.
+    """
+    given = dict(options or {})
+    prompt_id, history = given.pop("prompt_id", None), given.pop("history", None) or ()
+    if given:
+        raise ValueError(f"reset option {sorted(given)[0]!r} is unknown; expected prompt_id and history")
+    if history and prompt_id is None:
+        raise ValueError("reset got a history without the prompt_id it belongs to")
+    return prompt_id, history
+
+
+def check_step(action: Any, is_under_way: bool) -> None:
+    """Check a turn before it is taken.
+
+    Raises:
+        ResetNeeded: no episode is under way.
+        TypeError: the turn is no text.
+    """
+    if not is_under_way:
+        raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
+    if not isinstance(action, str):
+        raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
 
 
 def asked(question: str) -> str:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import gymnasium
-from gymnasium.error import ResetNeeded
 
 from envs import text
 from envs.question import read_settings
@@ -130,8 +129,7 @@ class TurnWorld(gymnasium.Env[str, str]):
             split: "train" or "heldout"; the two share no task, whatever the seeds
             seed: of the order
         """
-        if split not in text.SPLITS:
-            raise ValueError(f"split = {split!r}; expected one of {', '.join(text.SPLITS)}")
+        text.check_split(split)
         for prompt_id in self._shuffled(f"{split}:{seed}"):
             if self.split_of(prompt_id) == split:
                 yield prompt_id
@@ -152,13 +150,8 @@ class TurnWorld(gymnasium.Env[str, str]):
             ValueError: for an unknown option or prompt id, or a history that ends the episode.
         """
         super().reset(seed=seed)
-        options = dict(options or {})
-        prompt_id, history = options.pop("prompt_id", None), options.pop("history", None) or ()
-        if options:
-            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history")
+        prompt_id, history = text.reset_options(options)
         if prompt_id is None:
-            if history:
-                raise ValueError("reset got a history without the prompt_id it belongs to")
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
             if prompt_id is None:
                 raise ValueError(f"{type(self).__name__} has no training task among its {self._num_ids()}")
@@ -166,10 +159,7 @@ class TurnWorld(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Answer one turn; return the reply, the reward, and whether the episode is over."""
-        if not self._num_left:
-            raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
-        if not isinstance(action, str):
-            raise TypeError(f"a turn is a {type(action).__name__}; expected text (str)")
+        text.check_step(action, self._num_left > 0)
         line = self.action_in(action)
         answer = self.answer(line if len(line) <= MOST_TURN_CHARACTERS else "")
         self._num_left = 0 if answer.is_over else self._num_left - 1

@@ -225,7 +225,7 @@ class SRL(SavedAlgorithm):
         """Play fresh prompts in place of groups without signal, until each has one or the tries are used up."""
         more: list[RunnerBatch] = []
         num_slots = num_played
-        for attempt in range(1, self.config.loss_settings().dynamic_sampling_tries + 1):
+        for attempt in range(1, self.comparison.settings.dynamic_sampling_tries + 1):
             played = [group for batch in [*batches, *more] for group in batch.groups]
             missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
             if missing <= 0:

@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from fractions import Fraction
-from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -17,20 +16,7 @@ from envs import text
 from envs.calculator import CalculatorError, evaluate, shown
 from envs.copy_words import CopyWords
 from envs.word_problem import NAMES, TEMPLATES, THINGS, WordProblem
-
-
-def first_ids(world, split="train", seed=0, count=50):
-    return list(islice(world.prompt_ids(split, seed), count))
-
-
-def play(world, turns, prompt_id):
-    world.reset(options={"prompt_id": prompt_id})
-    rewards = []
-    for turn in turns:
-        observation, reward, terminated, _, info = world.step(turn)
-        rewards.append(reward)
-    return observation, rewards, terminated, info
-
+from tests.world_play import first_ids, play
 
 # --- the calculator ---------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections import Counter
-from itertools import islice
 
 import pytest
 from gymnasium.error import ResetNeeded
@@ -18,20 +17,7 @@ from envs.reasoning_gym_mixture import ReasoningGymMixture
 from envs.self_iteration import SelfIteration
 from rllib_srl.prompts import PromptSource
 from rllib_srl.worlds import check_world
-
-
-def first_ids(world, split="train", seed=0, count=50):
-    return list(islice(world.prompt_ids(split, seed), count))
-
-
-def play(world, turns, prompt_id):
-    world.reset(options={"prompt_id": prompt_id})
-    rewards = []
-    for turn in turns:
-        observation, reward, terminated, _, info = world.step(turn)
-        rewards.append(reward)
-    return observation, rewards, terminated, info
-
+from tests.world_play import first_ids, play
 
 SLOW = {"futoshiki": 6, "number_sequence": 3, "rubiks_cube": 20, "sudoku": 20, "knight_swap": 6, "quantum_lock": 10}
 

@@ -20,6 +20,7 @@ REPO = Path(__file__).resolve().parent.parent
 # The longest entry that matches a module decides; an entry that names a folder covers what lies in it.
 LAYER_OF = {
     "types": 0,
+    "setting_tables": 0,
     "trie": 0,
     "trie_attention": 1,
     "head": 1,

@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import gymnasium
@@ -23,6 +22,7 @@ from envs.reasoning_gym_env import (
     ReasoningGym,
 )
 from envs.self_iteration import SelfIteration
+from tests.world_play import first_ids
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,10 +55,6 @@ def _make(request):
     """Return a function that makes the world, with settings changed as asked."""
     world_class, env_config = WORLDS[request.param]
     return lambda **changes: world_class({**env_config, **changes})
-
-
-def first_ids(world, split="train", seed=0, count=50):
-    return list(islice(world.prompt_ids(split, seed), count))
 
 
 def play(world, turns, **options):

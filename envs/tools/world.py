@@ -144,9 +144,11 @@ class ToolWorld(QuestionWorld):
 
     def _opening(self) -> str:
         assert self._question is not None
-        shows = self.settings.tools_in == "prompt"
-        instructions = self.format.instructions(list(self._tools.values())) if shows else ""
-        return instructions + self._header + self._request(self._question)
+        return self._instructions() + self._header + self._request(self._question)
+
+    def _instructions(self) -> str:
+        """Return what the prompt says of the episode's tools: nothing where template or shots show them."""
+        return self.format.instructions(list(self._tools.values())) if self.settings.tools_in == "prompt" else ""
 
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the turns that earn reward 1: the calls, then the answer."""

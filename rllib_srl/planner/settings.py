@@ -8,57 +8,54 @@ fractions that adapt (`adapt`), and probes of recall (`probe_every`). A setting 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from rllib_srl.setting_tables import setting, table_of
 
 MODES = ("off", "bands", "softmax")
 OBJECTIVES = ("uniform", "recap")
 ADAPTED = ("none", "revisit", "reuse", "both")
 
 
-def _setting(default: Any, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
-
-
 @dataclass(frozen=True)
 class PlannerSettings:
     """Settings of the planner. Invariant: plain values only."""
 
-    mode: str = _setting("off", '"bands" (priority by accuracy band), "softmax" (of the failure rate) or "off"')
-    acc_init: float = _setting(0.5, "accuracy that a domain starts from, in [0, 1]")
-    probe_first: bool = _setting(False, "a domain's accuracy starts from a probe, made before it is first played")
-    ema_rate: float = _setting(0.05, "weight of a new group's pass rate in a domain's accuracy, in (0, 1]")
-    band_bounds: tuple[float, float] = _setting((0.4, 0.8), "accuracies at which the medium and high bands begin")
-    band_weights: tuple[float, float, float] = _setting((0.6, 0.3, 0.1), "priority of the low, medium and high band")
-    item_bands: tuple[float, ...] | None = _setting(
+    mode: str = setting("off", '"bands" (priority by accuracy band), "softmax" (of the failure rate) or "off"')
+    acc_init: float = setting(0.5, "accuracy that a domain starts from, in [0, 1]")
+    probe_first: bool = setting(False, "a domain's accuracy starts from a probe, made before it is first played")
+    ema_rate: float = setting(0.05, "weight of a new group's pass rate in a domain's accuracy, in (0, 1]")
+    band_bounds: tuple[float, float] = setting((0.4, 0.8), "accuracies at which the medium and high bands begin")
+    band_weights: tuple[float, float, float] = setting((0.6, 0.3, 0.1), "priority of the low, medium and high band")
+    item_bands: tuple[float, ...] | None = setting(
         (0.6, 0.3, 0.1), "share of a domain's revisits and reuses by band of the item's pass rate, or None"
     )
-    staleness_coeff: float = _setting(0.1, "priority of a domain that has not been played for staleness_horizon")
-    staleness_horizon: int = _setting(50, "iterations after which a domain is as stale as can be")
-    uncertainty_coeff: float = _setting(0.05, "priority of a domain of which nothing is known")
-    temperature: float = _setting(1.0, "bands: of the softmax over priorities, above 0")
-    sharpness: float = _setting(3.0, "softmax: share of a domain is exp(sharpness (1 - accuracy)), normalised")
-    floor: float | None = _setting(None, "share of each domain, at least; None: 0.02 with bands, 0.001 with softmax")
-    single_every: int = _setting(10, "every n-th iteration plays one domain alone; 0: never")
-    objective: str = _setting("uniform", '"recap" (loss of a domain weighted by its progress) or "uniform"')
-    recap_window: int = _setting(10, "W: two windows of W results of a domain are compared")
-    recap_temperature: float = _setting(5.0, "of the softmax over scores, above 0; at 5 weights stay near 1")
-    recap_mix: float = _setting(0.5, "weight of convergence in a score, the rest is instability, in [0, 1]")
-    adapt: str = _setting("none", '"revisit", "reuse" or "both": the fraction of replay that follows forgetting')
-    fraction_bounds: tuple[float, float] = _setting((0.05, 0.5), "lowest and highest fraction it may take")
-    forgetting_threshold: float = _setting(0.1, "mean forgetting above which the fraction rises; else it falls")
-    adapt_rate: float = _setting(0.1, "step of the fraction an iteration, as a share of its range, in (0, 1]")
-    min_ess: float = _setting(0.0, "effective sample size of reused tokens below which reuse falls; 0: off")
-    plasticity_signal: str | None = _setting(None, "learner metric that must settle before fractions rise")
-    plasticity_every: int = _setting(10, "iterations between two looks at that metric")
-    plasticity_tolerance: float = _setting(0.001, "change between two looks below which it has settled")
-    probe_every: int = _setting(0, "first gap between two probes of a domain's recall, in iterations; 0: no probes")
-    probe_prompts: int = _setting(16, "held-out prompts of a probe, apart from those of evaluation")
-    probe_mastery: float = _setting(0.5, "recall from which the next gap is longer, else it starts afresh, in [0, 1]")
-    probe_growth: float = _setting(1.5, "factor of the gap after a mastered probe, at least 1")
+    staleness_coeff: float = setting(0.1, "priority of a domain that has not been played for staleness_horizon")
+    staleness_horizon: int = setting(50, "iterations after which a domain is as stale as can be")
+    uncertainty_coeff: float = setting(0.05, "priority of a domain of which nothing is known")
+    temperature: float = setting(1.0, "bands: of the softmax over priorities, above 0")
+    sharpness: float = setting(3.0, "softmax: share of a domain is exp(sharpness (1 - accuracy)), normalised")
+    floor: float | None = setting(None, "share of each domain, at least; None: 0.02 with bands, 0.001 with softmax")
+    single_every: int = setting(10, "every n-th iteration plays one domain alone; 0: never")
+    objective: str = setting("uniform", '"recap" (loss of a domain weighted by its progress) or "uniform"')
+    recap_window: int = setting(10, "W: two windows of W results of a domain are compared")
+    recap_temperature: float = setting(5.0, "of the softmax over scores, above 0; at 5 weights stay near 1")
+    recap_mix: float = setting(0.5, "weight of convergence in a score, the rest is instability, in [0, 1]")
+    adapt: str = setting("none", '"revisit", "reuse" or "both": the fraction of replay that follows forgetting')
+    fraction_bounds: tuple[float, float] = setting((0.05, 0.5), "lowest and highest fraction it may take")
+    forgetting_threshold: float = setting(0.1, "mean forgetting above which the fraction rises; else it falls")
+    adapt_rate: float = setting(0.1, "step of the fraction an iteration, as a share of its range, in (0, 1]")
+    min_ess: float = setting(0.0, "effective sample size of reused tokens below which reuse falls; 0: off")
+    plasticity_signal: str | None = setting(None, "learner metric that must settle before fractions rise")
+    plasticity_every: int = setting(10, "iterations between two looks at that metric")
+    plasticity_tolerance: float = setting(0.001, "change between two looks below which it has settled")
+    probe_every: int = setting(0, "first gap between two probes of a domain's recall, in iterations; 0: no probes")
+    probe_prompts: int = setting(16, "held-out prompts of a probe, apart from those of evaluation")
+    probe_mastery: float = setting(0.5, "recall from which the next gap is longer, else it starts afresh, in [0, 1]")
+    probe_growth: float = setting(1.5, "factor of the gap after a mastered probe, at least 1")
 
     @property
     def is_on(self) -> bool:
@@ -80,10 +77,7 @@ class PlannerSettings:
         return [f"{prefix}{line}" for line in lines or _idle(self, prefix)]
 
 
-TABLE = {
-    field.name: (getattr(PlannerSettings(), field.name), field.metadata["meaning"])
-    for field in dataclasses.fields(PlannerSettings)
-}
+TABLE = table_of(PlannerSettings)
 
 _INTEGERS = {"staleness_horizon": 1, "single_every": 0, "recap_window": 2, "plasticity_every": 1, "probe_every": 0}
 _INTEGERS |= {"probe_prompts": 1}

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,72 +18,67 @@ from rllib_srl.replay.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.load import LOAD_CONTROLS
 from rllib_srl.replay.selection import SELECTIONS, make_settings
 from rllib_srl.replay.spacing import SPACINGS, make_spacing
+from rllib_srl.setting_tables import setting, table_of
 
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
 ON_SECRET = ("refuse", "mask", "keep")
 DIVERSITY_ON = ("interval", "draw")
 
 
-def _setting(default: Any, meaning: str) -> Any:
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=partial(dict, default), metadata={"meaning": meaning})
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
-
-
 @dataclass(frozen=True)
 class ReplaySettings:
     """Settings of the memory. Invariant: plain values only, so that they travel to any process."""
 
-    revisit_fraction: float = _setting(0.25, "share of played prompts that come from the memory, in [0, 1]")
-    reuse_fraction: float = _setting(0.25, "share of trained groups that are stored ones, in [0, 1)")
-    capacity: int = _setting(65_536, "items (prompts) kept, at most; 0 runs without a memory")
-    groups_per_item: int = _setting(2, "newest groups kept of each item")
-    max_bytes: int = _setting(2 << 30, "bytes of groups held in memory; older ones are read back from disk")
-    min_buffer_size: int = _setting(16, "items below which nothing is revisited or reused")
-    spacing: str = _setting("fsrs", "a key of `spacing.SPACINGS`: when an item is due again")
-    spacing_config: Mapping[str, Any] = _setting({}, "parameters of the spacing rule, by name")
-    desired_retention: float = _setting(0.9, "recall at which an item becomes due, in (0, 1)")
-    iterations_per_day: float = _setting(1.0, "iterations that count as one of the rule's days, > 0")
-    min_recall_interval: int = _setting(1, "iterations between two visits of an item, at least")
-    load_control: str = _setting("intake", '"intake" (new items wait until reviews fit), "stretch" (longer) or "none"')
-    grade: str = _setting("pass_rate", '"pass_rate", "reward" or "rating" (people only): what grades a visit')
-    grade_reuse: bool = _setting(False, "a reuse grades its item, by how likely the stored success still is")
-    rating_scale: str = _setting("normalised", '"ordinal" (1 to 5), "binary" or "normalised" (0 to 1): of ratings')
-    pass_reward: float = _setting(0.9, "reward from which an episode counts as recalled")
-    min_graded: int = _setting(2, "valid episodes below which a visit grades nothing")
-    selection: str = _setting("srl", "a key of `selection.SELECTIONS`: which items are revisited")
-    reuse_selection: str = _setting("srl", "a key of `selection.SELECTIONS`: which groups are reused")
-    selection_config: Mapping[str, Any] = _setting({}, "parameters of both selection rules, by name")
-    candidate_pool: int = _setting(4096, "items or groups a rule chooses among; it is exact up to that many")
-    domains: Any = _setting("all", '"all", "last" (the one before the newest), a list, or "module:predicate"')
-    domain_quotas: Any = _setting(None, 'share of draws by domain: None, "equal" or domain -> weight')
-    leech_failures: int = _setting(8, "failed visits in a row that make an item a leech; 0 knows no leeches")
-    leech_share: float = _setting(0.1, "share of revisits that leeches may take, in [0, 1]")
-    leech_interval: int = _setting(32, "iterations until a leech is tested again")
-    max_age: int = _setting(32, "iterations after which a group is not reused")
-    max_uses: int = _setting(4, "times a group is reused, at most")
-    reuse_coeff: float = _setting(1.0, "weight of the reused groups' loss beside the played ones'")
-    reuse_correction: str = _setting("clip", '"clip", "shape" (both around stored log-probs), "truncate" or "mask"')
-    mask_window: tuple[float, float] = _setting((0.5, 2.0), 'ratios "mask" keeps; "truncate" cuts at the upper one')
-    max_drift: float | None = _setting(1.0, "mean |log ratio| from which a reused episode is left out; None keeps all")
-    diversity_coeff: float = _setting(0.5, "how much diversity shortens effective intervals and weighs in draws")
-    diversity_parts: tuple[str, ...] = _setting(("variance", "novelty"), "some of `diversity.PARTS`")
-    diversity_on: tuple[str, ...] = _setting(DIVERSITY_ON, "where diversity acts: some of interval, draw")
-    diversity_bonus: str | None = _setting(None, 'advantages times distance: None, "paper", "minmax" or "mean1"')
-    neighbours: int = _setting(8, "k of novelty: neighbours in the memory")
-    exact_neighbours: int = _setting(20_000, "items up to which neighbours are exact; above, an index finds them")
-    index_device: str = _setting("cpu", '"cpu" or "gpu": where that index searches')
-    embedding: str = _setting("ngram", '"ngram", "sentence" (packaged MiniLM) or "policy" (hidden states)')
-    eviction: str = _setting("lowest_value", "a key of `eviction.EVICTIONS`: which items go when the memory is full")
-    max_episode_tokens: int | None = _setting(None, "tokens of an episode above which a group is refused; None: any")
-    near_duplicate: float | None = _setting(None, "cosine from which a new prompt is a duplicate; None: hashes only")
-    degenerate_share: float | None = _setting(0.5, "share of an episode one token may take; None admits all")
-    on_secret: str = _setting("refuse", '"refuse", "mask" (out of the loss, redacted in exports) or "keep"')
-    task_growth: bool = _setting(False, "partial histories become items (ExIt)")
-    growth_depth: int = _setting(8, "turns of the longest history that becomes an item")
-    p_div: float = _setting(0.2, "probability that a revisit asks for a different answer, where a world can")
-    num_shards: int = _setting(1, "buffer actors; items are shared out by prompt hash")
-    timeout_s: float = _setting(60.0, "seconds one call to the memory may take")
+    revisit_fraction: float = setting(0.25, "share of played prompts that come from the memory, in [0, 1]")
+    reuse_fraction: float = setting(0.25, "share of trained groups that are stored ones, in [0, 1)")
+    capacity: int = setting(65_536, "items (prompts) kept, at most; 0 runs without a memory")
+    groups_per_item: int = setting(2, "newest groups kept of each item")
+    max_bytes: int = setting(2 << 30, "bytes of groups held in memory; older ones are read back from disk")
+    min_buffer_size: int = setting(16, "items below which nothing is revisited or reused")
+    spacing: str = setting("fsrs", "a key of `spacing.SPACINGS`: when an item is due again")
+    spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name")
+    desired_retention: float = setting(0.9, "recall at which an item becomes due, in (0, 1)")
+    iterations_per_day: float = setting(1.0, "iterations that count as one of the rule's days, > 0")
+    min_recall_interval: int = setting(1, "iterations between two visits of an item, at least")
+    load_control: str = setting("intake", '"intake" (new items wait until reviews fit), "stretch" (longer) or "none"')
+    grade: str = setting("pass_rate", '"pass_rate", "reward" or "rating" (people only): what grades a visit')
+    grade_reuse: bool = setting(False, "a reuse grades its item, by how likely the stored success still is")
+    rating_scale: str = setting("normalised", '"ordinal" (1 to 5), "binary" or "normalised" (0 to 1): of ratings')
+    pass_reward: float = setting(0.9, "reward from which an episode counts as recalled")
+    min_graded: int = setting(2, "valid episodes below which a visit grades nothing")
+    selection: str = setting("srl", "a key of `selection.SELECTIONS`: which items are revisited")
+    reuse_selection: str = setting("srl", "a key of `selection.SELECTIONS`: which groups are reused")
+    selection_config: Mapping[str, Any] = setting({}, "parameters of both selection rules, by name")
+    candidate_pool: int = setting(4096, "items or groups a rule chooses among; it is exact up to that many")
+    domains: Any = setting("all", '"all", "last" (the one before the newest), a list, or "module:predicate"')
+    domain_quotas: Any = setting(None, 'share of draws by domain: None, "equal" or domain -> weight')
+    leech_failures: int = setting(8, "failed visits in a row that make an item a leech; 0 knows no leeches")
+    leech_share: float = setting(0.1, "share of revisits that leeches may take, in [0, 1]")
+    leech_interval: int = setting(32, "iterations until a leech is tested again")
+    max_age: int = setting(32, "iterations after which a group is not reused")
+    max_uses: int = setting(4, "times a group is reused, at most")
+    reuse_coeff: float = setting(1.0, "weight of the reused groups' loss beside the played ones'")
+    reuse_correction: str = setting("clip", '"clip", "shape" (both around stored log-probs), "truncate" or "mask"')
+    mask_window: tuple[float, float] = setting((0.5, 2.0), 'ratios "mask" keeps; "truncate" cuts at the upper one')
+    max_drift: float | None = setting(1.0, "mean |log ratio| from which a reused episode is left out; None keeps all")
+    diversity_coeff: float = setting(0.5, "how much diversity shortens effective intervals and weighs in draws")
+    diversity_parts: tuple[str, ...] = setting(("variance", "novelty"), "some of `diversity.PARTS`")
+    diversity_on: tuple[str, ...] = setting(DIVERSITY_ON, "where diversity acts: some of interval, draw")
+    diversity_bonus: str | None = setting(None, 'advantages times distance: None, "paper", "minmax" or "mean1"')
+    neighbours: int = setting(8, "k of novelty: neighbours in the memory")
+    exact_neighbours: int = setting(20_000, "items up to which neighbours are exact; above, an index finds them")
+    index_device: str = setting("cpu", '"cpu" or "gpu": where that index searches')
+    embedding: str = setting("ngram", '"ngram", "sentence" (packaged MiniLM) or "policy" (hidden states)')
+    eviction: str = setting("lowest_value", "a key of `eviction.EVICTIONS`: which items go when the memory is full")
+    max_episode_tokens: int | None = setting(None, "tokens of an episode above which a group is refused; None: any")
+    near_duplicate: float | None = setting(None, "cosine from which a new prompt is a duplicate; None: hashes only")
+    degenerate_share: float | None = setting(0.5, "share of an episode one token may take; None admits all")
+    on_secret: str = setting("refuse", '"refuse", "mask" (out of the loss, redacted in exports) or "keep"')
+    task_growth: bool = setting(False, "partial histories become items (ExIt)")
+    growth_depth: int = setting(8, "turns of the longest history that becomes an item")
+    p_div: float = setting(0.2, "probability that a revisit asks for a different answer, where a world can")
+    num_shards: int = setting(1, "buffer actors; items are shared out by prompt hash")
+    timeout_s: float = setting(60.0, "seconds one call to the memory may take")
 
     @property
     def is_on(self) -> bool:
@@ -118,10 +111,7 @@ class ReplaySettings:
         return cls(**known)
 
 
-TABLE = {
-    field.name: (getattr(ReplaySettings(), field.name), field.metadata["meaning"])
-    for field in dataclasses.fields(ReplaySettings)
-}
+TABLE = table_of(ReplaySettings)
 
 _AT_LEAST = {
     "capacity": 0,
