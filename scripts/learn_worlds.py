@@ -47,7 +47,7 @@ WORLDS = {
     "word_problem_tool": World(
         "tool use",
         {
-            "env_config": {"num_steps": 2, "num_shots": 4, "tools_in": "shots"},
+            "env_config": {"num_steps": 1, "num_shots": 4, "tools_in": "shots"},
             "max_turn_tokens": 24,
             "max_episode_tokens": 512,
             "max_turns": 4,
