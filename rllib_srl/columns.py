@@ -1,22 +1,24 @@
-"""Records that travel between processes as a few long arrays instead of many short ones.
+"""Records that travel between processes as a few long columns instead of many short values.
 
-    [Group, Group, ...] --pickled--> one column a field, records laid end to end --unpickled--> views of the columns
+    [Group, Group, ...] --pickled--> one column a field, arrays laid end to end --unpickled--> views of the columns
+                                     a record inside a record is columns too
 
-A pickled array costs microseconds whatever its length, and a draw of 256 groups has 1,536 of them. What comes out
-equals what went in, types of arrays included.
+A pickled array costs microseconds whatever its length, as does a record, and a draw of 256 groups has 1,536 and 512 of
+them. What comes out equals what went in, types of arrays included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 Record = TypeVar("Record")
-Column = tuple[str, Any, list[int] | None]  # of a field: name, values, cuts
+# How values travel: "each" as they are; "joined" into one array, and where it is cut; "records" of a class, by columns.
+Column = tuple[Literal["each", "joined", "records"], Any, Any]
 
 
 class ColumnarList(list[Record]):
@@ -27,30 +29,35 @@ class ColumnarList(list[Record]):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return how to build this list again from columns."""
-        if not self:
-            return ColumnarList, ()
-        kind: Any = type(self[0])
-        columns = [_column(field.name, [getattr(record, field.name) for record in self]) for field in fields(kind)]
-        return opened, (kind, columns)
+        return opened_list, (column_of(self),)
 
 
-def _column(name: str, values: Sequence[Any]) -> Column:
-    if len({(value.dtype.str, value.shape[1:]) if isinstance(value, np.ndarray) else None for value in values}) > 1:
-        return name, values, None  # laid end to end they would take on one type
-    if not isinstance(values[0], np.ndarray) or not values[0].ndim:
-        return name, values, None
-    return name, np.concatenate(values), [0, *accumulate(map(len, values))]
+def column_of(values: Sequence[Any]) -> Column:
+    """Return some values as pickle takes the least time over them; `opened` undoes it."""
+    kinds = set(map(type, values))
+    kind: Any = kinds.pop() if len(kinds) == 1 else None
+    if kind is np.ndarray and values[0].ndim and len({(value.dtype, value.shape[1:]) for value in values}) == 1:
+        return "joined", np.concatenate(values), [0, *accumulate(map(len, values))]  # of one type, or it would change
+    if is_dataclass(kind) and fields(kind) and all(field.init and not field.kw_only for field in fields(kind)):
+        return "records", kind, columns_of(values, [field.name for field in fields(kind)])
+    return "each", list(values), None
 
 
-def opened(kind: Callable[..., Record], columns: Iterable[Column]) -> ColumnarList[Record]:
-    """Return the records whose columns these are.
+def columns_of(records: Sequence[Any], names: Sequence[str]) -> list[Column]:
+    """Return the columns of some fields of records."""
+    return [column_of([getattr(record, name) for record in records]) for name in names]
 
-    Args:
-        kind: the dataclass.
-        columns: of each field the name, the values, and where they are cut; None for one value a record.
-    """
-    values = {
-        name: column if cuts is None else [column[start:end] for start, end in pairwise(cuts)]
-        for name, column, cuts in columns
-    }
-    return ColumnarList(kind(**dict(zip(values, row, strict=True))) for row in zip(*values.values(), strict=True))
+
+def opened(column: Column) -> list[Any]:
+    """Return the values whose column this is."""
+    how, values, rest = column
+    if how == "joined":
+        return [values[start:end] for start, end in pairwise(rest)]
+    if how == "records":
+        return [values(*row) for row in zip(*map(opened, rest), strict=True)]
+    return values
+
+
+def opened_list(column: Column) -> ColumnarList[Any]:
+    """Return the list whose column this is."""
+    return ColumnarList(opened(column))

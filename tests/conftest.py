@@ -11,11 +11,15 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.engine.small_llama import save_random_llama
 
 ROOT = Path(__file__).resolve().parent.parent
+
+hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is not a fault of what is tested
+hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

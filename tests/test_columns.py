@@ -2,11 +2,12 @@
 
 import pickle
 from dataclasses import dataclass, fields, replace
+from dataclasses import field as field_of
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.columns import ColumnarList
@@ -33,6 +34,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
             assert mine == other, field.name
 
 
+@settings(deadline=None)  # on a busy machine one example may take longer
 @given(st.lists(st.tuples(st.integers(2, 5), st.integers(1, 3), st.booleans()), max_size=6))
 def test_groups_and_their_metadata_arrive_as_they_were(kinds):
     groups = [
@@ -83,3 +85,41 @@ def test_num_loss_tokens_are_counted_stream_by_stream():
     mask_N = group.loss_mask_N.copy()
     mask_N[group.offsets[1] : group.offsets[2]] = False  # the second wrote nothing
     assert Group.num_loss_tokens_G(replace(group, loss_mask_N=mask_N)).tolist() == [10, 0, 10, 10]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A record that holds others."""
+
+    notes: Any
+    note: Any
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A record without fields."""
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """A record that cannot be built from its fields in order."""
+
+    twice: int = field_of(init=False)
+    once: int = field_of(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "twice", 2 * self.once)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [Nothing(), Nothing()],
+        [Doubled(once=1), Doubled(once=2)],
+        [Told([Note(1)], Note(2)), Told((), Note(3))],
+        [Told(1, Note(2)), Told(2, None)],
+        [Note(Nothing()), Note(Doubled(once=4))],
+    ],
+)
+def test_records_inside_records_arrive_as_they_were(values):
+    assert arrived(values)[0] == values

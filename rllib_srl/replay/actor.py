@@ -22,6 +22,7 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 from rllib_srl.columns import ColumnarList
 from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.parcels import Parcel
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.successes import stored_successes
 from rllib_srl.replay.visits import Visit
@@ -116,8 +117,8 @@ class ReplayBufferActor(ReplayBufferInterface):
     ) -> list[GroupMeta]:
         """Draw stored groups to train on again, in this process; see `SRLReplayBuffer.sample`."""
         begin = time.perf_counter()
-        groups = self.buffer.sample(num_items or 0, now, request, without, shares)
-        metas = [GroupMeta.of(group, group) for group in groups]
+        drawn = self.buffer.draw(num_items or 0, now, request, without, shares)
+        metas = [replace(one.meta, ref=one.group) for one in drawn]
         self._busy_s += time.perf_counter() - begin
         return metas
 
@@ -131,8 +132,11 @@ class ReplayBufferActor(ReplayBufferInterface):
         shares: DomainShares | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample`; return metadata whose `ref` is None, and the groups as another object."""
-        metas = self.sample(num_items, now, request, without, shares)
-        return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
+        begin = time.perf_counter()
+        drawn = self.buffer.draw(num_items, now, request, without, shares)
+        answer = ColumnarList(one.meta for one in drawn), Parcel(drawn)
+        self._busy_s += time.perf_counter() - begin
+        return answer
 
     def successes(self, keys: Sequence[str], now: int) -> list[GroupMeta]:
         """Return stored groups of these prompts that hold a success; see `successes.stored_successes`."""

@@ -13,7 +13,6 @@ has been answered is answered the same again and changes nothing. A call that fa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +26,7 @@ from rllib_srl.replay.journal_schema import FIRST_ORPHAN
 from rllib_srl.replay.ledger import Change
 from rllib_srl.replay.look import facts_of_item, gauges
 from rllib_srl.replay.orphans import orphan_id
+from rllib_srl.replay.parcels import Opened
 from rllib_srl.replay.persistent import OVERFLOW, PersistentBuffer
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, Prompt
@@ -122,6 +122,17 @@ class SRLReplayBuffer(PersistentBuffer):
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Group]:
+        """Draw `num` stored groups as `draw` does, as groups."""
+        return [drawn.group for drawn in self.draw(num, now, request, without, shares)]
+
+    def draw(
+        self,
+        num: int,
+        now: int,
+        request: str = "",
+        without: Collection[str] = (),
+        shares: DomainShares | None = None,
+    ) -> list[Opened]:
         """Draw `num` stored groups to be trained on again, fewer only if fewer are young and unused enough.
 
         Args:
@@ -146,7 +157,7 @@ class SRLReplayBuffer(PersistentBuffer):
             seqs = self.store.groups["seq"][drawn].tolist()
             seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()), shares)
             groups = [self._reused(seq) for seq in seqs]
-            self.drawn = taken | {group.group_id: seq for group, seq in zip(groups, seqs, strict=True)}
+            self.drawn = taken | {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.counts["num_reuses"] += len(seqs)
             change.answer = seqs
         return groups
@@ -234,9 +245,9 @@ class SRLReplayBuffer(PersistentBuffer):
         prompt = self.store.prompt_of(slot)
         return revisited(prompt, self.generators["grow"], self.settings.p_div) if self.settings.task_growth else prompt
 
-    def _reused(self, seq: int) -> Group:
-        group = self.ledger.payloads.get(seq)
-        return replace(group, group_id=orphan_id(group.group_id, seq)) if seq >= FIRST_ORPHAN else group
+    def _reused(self, seq: int) -> Opened:
+        found = self.ledger.payloads.open(seq)
+        return found.renamed(orphan_id(found.group.group_id, seq)) if seq >= FIRST_ORPHAN else found
 
     def _drawn_orphans(
         self, num: int, now: int, change: Change, without: set[int], shares: DomainShares | None

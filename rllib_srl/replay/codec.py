@@ -5,7 +5,8 @@
     arrays  one after another, each up to a multiple of 8     the loss mask as packed bits, the others as they are
     xxh3    u64 over everything before
 
-Decoded arrays are read-only views of the bytes (the mask apart), so that decoding costs a checksum and no copy.
+Decoded arrays are read-only views of the bytes (the mask apart), so that decoding costs a checksum and no copy. Where
+they lie (`places_in`) is enough to find them again in a copy of the bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,10 @@ _PREAMBLE = struct.Struct("<4sHHII")
 _CHECKSUM = struct.Struct("<Q")
 _ALIGNMENT = 8
 _ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
+LONG = ("token_ids_N", "behaviour_logp_N")  # a number a token, stored as they are
 _COMPACT = json.JSONEncoder(separators=(",", ":"))  # made once: making it takes longer than a small value
 _BITS = "bits"  # stands for the dtype of a packed mask
+Place = tuple[str, tuple[int, ...], int]  # of an array in a payload: dtype, shape, first byte
 
 
 def encode(group: Group) -> bytes:
@@ -76,7 +81,11 @@ def decode(payload: bytes, name: str = "") -> Group:
         ValueError: naming the group and what is wrong with its bytes.
     """
     header = read_header(payload, name)
-    arrays = _arrays_in(payload, header, name or header["group_id"])
+    return group_of(header, payload, places_in(payload, header, name or header["group_id"]))
+
+
+def group_of(header: Mapping[str, Any], payload: bytes, places: Mapping[str, Place]) -> Group:
+    """Return the group of a payload whose header and places are known."""
     return Group(
         group_id=header["group_id"],
         prompt=prompt_of(header["prompt"]),
@@ -84,7 +93,7 @@ def decode(payload: bytes, name: str = "") -> Group:
         num_dropped=header["num_dropped"],
         origin=header["origin"],
         extra=header["extra"],
-        **arrays,
+        **{name: array_at(payload, place) for name, place in places.items()},
     )
 
 
@@ -107,17 +116,30 @@ def read_header(payload: bytes, name: str = "") -> dict[str, Any]:
     return json.loads(payload[_PREAMBLE.size : _PREAMBLE.size + length])
 
 
-def _arrays_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, np.ndarray]:
-    arrays, at = {}, _PREAMBLE.size + _PREAMBLE.unpack_from(payload)[3]
-    for field, dtype_name, shape in header["arrays"]:
+def places_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, Place]:
+    """Return where the arrays of a group lie, by name.
+
+    Raises:
+        ValueError: the payload is not as long as its header says.
+    """
+    places, at = {}, _PREAMBLE.size + _PREAMBLE.unpack_from(payload)[3]
+    for field, dtype, shape in header["arrays"]:
+        places[field] = dtype, tuple(shape), at
         count = math.prod(shape)
-        is_mask = dtype_name == _BITS
-        stored = np.frombuffer(payload, np.uint8 if is_mask else dtype_name, -(-count // 8) if is_mask else count, at)
-        arrays[field] = (np.unpackbits(stored, count=count).view(bool) if is_mask else stored).reshape(shape)
-        at += _up(stored.nbytes)
+        at += _up(-(-count // 8) if dtype == _BITS else count * _dtype(dtype).itemsize)
     if at + _CHECKSUM.size != len(payload):
         raise ValueError(f"group {name} is damaged: {len(payload)} bytes; expected {at + _CHECKSUM.size}")
-    return arrays
+    return places
+
+
+def array_at(payload: bytes | memoryview, place: Place) -> np.ndarray:
+    """Return the array at a place of a payload, a read-only view unless it is of packed bits."""
+    dtype, shape, at = place
+    if dtype != _BITS:
+        return np.ndarray(shape, _dtype(dtype), payload, at)
+    count = math.prod(shape)
+    packed = np.ndarray((-(-count // 8),), np.uint8, payload, at)
+    return np.unpackbits(packed, count=count).view(bool).reshape(shape)
 
 
 def compact_json(value: Any) -> str:
@@ -150,9 +172,16 @@ def json_faults(value: Any, name: str) -> list[str]:
             return []
         return [fault for i, part in enumerate(value) for fault in json_faults(part, f"{name}[{i}]")]
     if isinstance(value, dict):
+        if set(map(type, value)) <= {str} and set(map(type, value.values())) <= _JSON_SCALARS:
+            return []
         keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]
         return keys + [fault for key, part in value.items() for fault in json_faults(part, f"{name}[{key!r}]")]
     return [f"{name} is a {type(value).__name__}; expected None, bool, int, float, str, list or dict"]
+
+
+@lru_cache(maxsize=64)  # parsing a name takes longer than making an array
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(name)
 
 
 def _called(payload: bytes, name: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from rllib_srl.replay.slot_order import BLOCK, SlotOrder
 from rllib_srl.replay.tables import Table
 
-_MANY = 16  # a share of a part, 1 / _MANY, from which building it anew is faster than slot by slot
+_MANY = 128  # a share of a part, 1 / _MANY, from which building it anew is faster than slot by slot
 
 
 class DueQueue:
@@ -89,21 +89,23 @@ class DueQueue:
                 self.remove(slot, part)
             return
         before_N = self.slots_of(part)
-        left_N = before_N[~np.isin(before_N, slots)]
+        gone_M = np.sort(slots)
+        place_N = np.minimum(np.searchsorted(gone_M, before_N), len(gone_M) - 1)  # `np.isin`, in a third of its time
+        left_N = before_N[gone_M[place_N] != before_N]
         if len(before_N) - len(left_N) < len(slots):
             raise ValueError(f"slots = {slots[:5]}; expected slots of part {part!r}")
         self._parts.pop(part, None)
-        self.build(part, left_N)
+        self.build(part, left_N, is_ordered=True)
 
-    def build(self, part: Hashable, slots_N: np.ndarray) -> None:
+    def build(self, part: Hashable, slots_N: np.ndarray, is_ordered: bool = False) -> None:
         """Make these slots a whole part, at once."""
         if len(slots_N):
-            self._parts[part] = SlotOrder(self._table, self._time, slots_N)
+            self._parts[part] = SlotOrder(self._table, self._time, slots_N, is_ordered)
 
     def slots_of(self, part: Hashable) -> np.ndarray:
         """Return all slots of a part in order. Costs O(n)."""
         order = self._parts.get(part)
-        return np.empty(0, np.int64) if order is None else order.at(np.arange(len(order)))
+        return np.empty(0, np.int64) if order is None else order.slots()
 
     def faults(self) -> Iterator[str]:
         """Yield what is broken, in words."""

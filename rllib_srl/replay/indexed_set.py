@@ -12,10 +12,13 @@ Source: Fenwick 1994, "A new data structure for cumulative frequency tables", So
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 _WORD = 64
 _HALVES = (32, 16, 8, 4, 2, 1)
+_MANY = 32  # numbers, from which looking them all up at once is faster
 
 
 class IndexedSet:
@@ -42,6 +45,16 @@ class IndexedSet:
         """Say whether `member` is in the set."""
         word = member // _WORD
         return 0 <= word < len(self._words_W) and bool(self._words_W.item(word) >> member % _WORD & 1)
+
+    def has_all(self, numbers: Sequence[int]) -> bool:
+        """Say whether all of some numbers are in the set."""
+        if len(numbers) < _MANY:
+            return all(number in self for number in numbers)
+        numbers_N = np.array(numbers, np.int64)
+        if numbers_N.min() < 0 or numbers_N.max() >= _WORD * len(self._words_W):
+            return False
+        bit_N = (numbers_N % _WORD).astype(np.uint64)
+        return bool((self._words_W[numbers_N // _WORD] >> bit_N & np.uint64(1)).all())
 
     @property
     def nbytes(self) -> int:

@@ -238,8 +238,8 @@ class Indexes:
         groups_N = groups_N[columns["variance"][groups_N] > 0]  # as in `_places_of_group`
         domain_N = self._items.columns["domain"][columns["slot"][groups_N]]
         of = (domain_N, columns["uses"][groups_N], columns["is_orphan"][groups_N])
-        for group, *part in zip(groups_N.tolist(), *(column.tolist() for column in of)):
-            parts.setdefault(tuple(part), []).append(group)
+        for group, part in zip(groups_N.tolist(), zip(*(column.tolist() for column in of))):
+            parts.setdefault(part, []).append(group)
         return parts
 
     def _enter(self, slot: int, places: list[Place]) -> None:

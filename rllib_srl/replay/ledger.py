@@ -23,7 +23,7 @@ from rllib_srl.replay.codec import encode
 from rllib_srl.replay.journal import REVIEW, Commit, Journal, Stored
 from rllib_srl.replay.memory import MemoryStore
 from rllib_srl.replay.payloads import Payloads
-from rllib_srl.replay.records import FREE, GROUP, ITEM
+from rllib_srl.replay.records import FREE, GROUP, ITEM, bytes_at
 from rllib_srl.replay.snapshots import Restored, restore
 from rllib_srl.types import Group
 
@@ -69,6 +69,7 @@ class Ledger:
         """
         self._directory, self._run, self._max_bytes = directory, run, max_bytes
         self._written: dict[str, Any] = {}  # state as last committed
+        self.agreed: dict[str, Any] | None = None  # all of the state after the last transaction; None before the first
         self._scratch: tempfile.TemporaryDirectory | None = None
         if directory is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_")
@@ -94,7 +95,7 @@ class Ledger:
     def stored(self) -> Stored:
         """Return what the journal holds."""
         stored = self.journal.load()
-        self._written = dict(stored.state)
+        self._written, self.agreed = dict(stored.state), None
         self._run = self._run or stored.state.get("run", "")  # whoever names no run leaves the journal to its own
         return stored
 
@@ -124,22 +125,23 @@ class Ledger:
             raise
         store.commit()
         self._written |= written
+        self.agreed = written
         for seq, payload in change.payloads.items():
             self.payloads.put(seq, payload)
         self.payloads.forget(change.removed_groups)
 
     def _commit_of(self, store: MemoryStore, change: Change, written: dict[str, Any], request: str) -> Commit:
         changed = store.changed()
-        rows, group_rows = store.items, store.groups
-        live = [slot for slot in changed.items if rows[slot]["status"] != FREE]
-        written_rows = group_rows[changed.groups]
-        written_rows = written_rows[written_rows["size"] > 0]
-        groups = dict(zip(written_rows["seq"].tolist(), written_rows, strict=True))
+        item_N, group_N = np.array(changed.items, np.int64), np.array(changed.groups, np.int64)
+        item_N = item_N[store.items["status"][item_N] != FREE]
+        group_N = group_N[store.groups["size"][group_N] > 0]  # a free row is zero
+        items = dict(zip(item_N.tolist(), bytes_at(store.items, item_N), strict=True))
+        groups = dict(zip(store.groups["seq"][group_N].tolist(), bytes_at(store.groups, group_N), strict=True))
         gone = set(change.removed_groups) - set(groups)
         return Commit(
-            items={slot: rows[slot] for slot in live},
-            prompts={slot: store.prompt_of(slot) for slot in live if slot in change.new_slots},
-            vectors={slot: vector for slot, vector in change.vectors.items() if slot in live},
+            items=items,
+            prompts={slot: store.prompt_of(slot) for slot in items if slot in change.new_slots},
+            vectors={slot: vector for slot, vector in change.vectors.items() if slot in items},
             removed_slots=sorted(change.removed_slots),
             groups={**groups, **{seq: row for seq, row in change.groups.items() if seq not in gone}},
             payloads={seq: payload for seq, payload in change.payloads.items() if seq not in gone},

@@ -4,17 +4,16 @@
     get <─ memory <──────────────────────────── read back ─────────────────────┘
 
 Bytes and not Groups are kept: their number is exact, and a decoded group is views of them (and a mask of a byte a
-token), so one that was drawn stays decoded for its next use.
+token), so one that was drawn stays open for its next use.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import replace
 
-from rllib_srl.replay.codec import decode
 from rllib_srl.replay.journal import Journal
+from rllib_srl.replay.parcels import Opened
 from rllib_srl.types import Group
 
 
@@ -39,7 +38,7 @@ class Payloads:
         self._journal = journal
         self._max_bytes = max_bytes
         self._kept: OrderedDict[int, bytes] = OrderedDict()  # used longest ago first
-        self._decoded: dict[int, Group] = {}  # of those in memory, the ones that were asked for
+        self._opened: dict[int, Opened] = {}  # of those in memory, the ones that were asked for
         self.num_bytes = 0  # in memory
         self.num_spilled = 0  # times that a group left memory for want of room
         self.num_read_back = 0  # times that a group came back from the journal
@@ -57,6 +56,10 @@ class Payloads:
         self._spill()
 
     def get(self, seq: int) -> Group:
+        """Return a group as `open` does."""
+        return self.open(seq).group
+
+    def open(self, seq: int) -> Opened:
         """Return a group, from memory or else from the journal, as a reuse whatever its origin was.
 
         Raises:
@@ -64,12 +67,12 @@ class Payloads:
             ValueError: the stored bytes are damaged.
         """
         payload = self.read(seq)
-        group = self._decoded.get(seq)
-        if group is None:
-            group = replace(decode(payload, str(seq)), origin="reuse")
+        found = self._opened.get(seq)
+        if found is None:
+            found = Opened.of(payload, str(seq), "reuse")
             if seq in self._kept:
-                self._decoded[seq] = group
-        return group
+                self._opened[seq] = found
+        return found
 
     def read(self, seq: int) -> bytes:
         """Return the bytes of a group, as `get` does."""
@@ -86,12 +89,12 @@ class Payloads:
         """Drop groups from memory that are gone; those not in memory are none of its business."""
         for seq in seqs:
             payload = self._kept.pop(seq, None)
-            self._decoded.pop(seq, None)
+            self._opened.pop(seq, None)
             self.num_bytes -= len(payload) if payload is not None else 0
 
     def _spill(self) -> None:
         while self.num_bytes > self._max_bytes:
             seq, payload = self._kept.popitem(last=False)
-            self._decoded.pop(seq, None)
+            self._opened.pop(seq, None)
             self.num_bytes -= len(payload)
             self.num_spilled += 1

@@ -121,7 +121,7 @@ class PersistentBuffer:
     @contextmanager
     def _transaction(self, request: str) -> Iterator[Change]:
         """Commit what happens inside; on an error put everything back."""
-        before = self._state()
+        before = self.ledger.agreed or self._state()
         with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
             yield change
         self.orphans.commit()

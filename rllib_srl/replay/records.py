@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class Header:
 
     def to_json(self) -> str:
         """Return the header as text, with the layout of the rows it goes with."""
-        return json.dumps({"layout": LAYOUT} | asdict(self))
+        return json.dumps({"layout": LAYOUT, **vars(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Header:
@@ -99,6 +99,11 @@ def faults_of_fields(fields: Mapping[str, Any], dtype: np.dtype) -> list[str]:
 def rows_at(rows: np.ndarray, slots: Any) -> np.ndarray:
     """Return copies of some rows: `rows[slots]` in a twentieth of its time, for NumPy copies records field by field."""
     return rows.view(np.dtype((np.void, rows.dtype.itemsize)))[np.asarray(slots, np.int64)].view(rows.dtype)
+
+
+def bytes_at(rows: np.ndarray, slots: Any) -> list[bytes]:
+    """Return some rows, each as its `tobytes`."""
+    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))[np.asarray(slots, np.int64)].tolist()
 
 
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:

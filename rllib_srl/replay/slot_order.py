@@ -30,18 +30,20 @@ class SlotOrder:
     Invariant: `faults` yields nothing. A slot is removed *before* its row's time or seq changes and inserted *after*.
     """
 
-    def __init__(self, table: Table, time: str, slots_N: np.ndarray | None = None) -> None:
+    def __init__(self, table: Table, time: str, slots_N: np.ndarray | None = None, is_ordered: bool = False) -> None:
         """Order some slots, or none.
 
         Args:
             table: has the columns `time` and `seq`.
             time: name of a column of numbers.
             slots_N: distinct.
+            is_ordered: whether they are in order already.
         """
         self._table, self._time = table, time
-        slots_N = np.empty(0, np.int64) if slots_N is None else slots_N
-        columns = table.columns
-        ordered_N = slots_N[np.lexsort((columns["seq"][slots_N], columns[time][slots_N]))]
+        ordered_N = np.empty(0, np.int64) if slots_N is None else slots_N
+        if not is_ordered:
+            columns = table.columns
+            ordered_N = ordered_N[np.lexsort((columns["seq"][ordered_N], columns[time][ordered_N]))]
         num = -(-len(ordered_N) // BLOCK)
         self._blocks = np.zeros((max(1, num), BLOCK), np.int32)
         self._blocks.ravel()[: len(ordered_N)] = ordered_N
@@ -106,11 +108,17 @@ class SlotOrder:
 
     def rank(self, time: float) -> int:
         """Return how many slots have a time <= `time`."""
-        if not self._num_blocks:
-            return 0
         key = (time, math.inf)
-        at = max(bisect_right(self._firsts, key) - 1, 0)
-        return int(self._sizes[self._order[:at]].sum()) + self._place(at, key)
+        at = bisect_right(self._firsts, key) - 1
+        if at < 0:
+            return 0
+        return (int(self._sizes[self._order[:at]].sum()) if at else 0) + self._place(at, key)
+
+    def slots(self) -> np.ndarray:
+        """Return all slots in order, int64."""
+        blocks = self._order[: self._num_blocks].tolist()
+        parts = [self._blocks[block, : self._sizes.item(block)] for block in blocks]
+        return np.concatenate(parts or [np.empty(0, np.int32)]).astype(np.int64)
 
     def at(self, ranks_N: np.ndarray) -> np.ndarray:
         """Return the slots at some ranks, each in [0, len(self)), int64."""
@@ -127,7 +135,7 @@ class SlotOrder:
     def faults(self) -> Iterator[str]:
         """Yield what is broken, in words."""
         sizes = self._sizes[self._order[: self._num_blocks]]
-        slots = self.at(np.arange(len(self))).tolist()
+        slots = self.slots().tolist()
         keys = [self._key(slot) for slot in slots]
         if sizes.sum() != self._num or (sizes < 1).any() or (sizes > BLOCK).any():
             yield f"blocks of 1 to {BLOCK} slots hold {self._num} slots: their sizes are {sizes.tolist()}"

@@ -76,7 +76,7 @@ class Table:
             ValueError: some do not, or are given twice.
         """
         listed = [operator.index(slot) for slot in slots]
-        if len(set(listed)) < len(listed) or not all(slot in self.live for slot in listed):
+        if len(set(listed)) < len(listed) or not self.live.has_all(listed):
             raise ValueError(f"slots = {listed[:5]}; expected distinct ones that are in use")
         return listed
 

@@ -98,12 +98,12 @@ def test_random_operations_match_a_sorted_list(seed):
 @pytest.mark.parametrize("num_many", [2, 90])  # slot by slot, and built anew
 def test_many_at_once_are_as_one_by_one(num_many):
     rng = np.random.default_rng(num_many)
-    table = table_of(rng.integers(0, 20, 200).astype(float))
+    table = table_of(rng.integers(0, 20, 600).astype(float))
     at_once, one_by_one = DueQueue(table), DueQueue(table)
     for queue in (at_once, one_by_one):
-        queue.build("a", np.arange(100))
-        queue.build("b", np.arange(100, 160))
-    moved = rng.choice(100, num_many, replace=False).tolist()
+        queue.build("a", np.arange(300))
+        queue.build("b", np.arange(300, 560))
+    moved = rng.choice(300, num_many, replace=False).tolist()
     at_once.remove_many(moved, "a")
     at_once.insert_many(moved, "b")
     for slot in moved:
@@ -112,10 +112,10 @@ def test_many_at_once_are_as_one_by_one(num_many):
     for part in ("a", "b"):
         assert at_once.slots_of(part).tolist() == one_by_one.slots_of(part).tolist()
     assert list(at_once.faults()) == []
-    at_once.insert_many([170, 171], "c")
-    at_once.remove_many([171, 170], "c")
+    at_once.insert_many([570, 571], "c")
+    at_once.remove_many([571, 570], "c")
     assert at_once.parts == ["a", "b"]
-    for wrong in ([moved[0]], [*range(150, 160), 199]):
+    for wrong in ([moved[0]], [*range(550, 560), 599]):
         with pytest.raises(ValueError, match="slot"):
             at_once.remove_many(wrong, "a")
 

@@ -36,6 +36,15 @@ def test_it_is_a_set_of_integers(toggled):
     assert some.select(np.arange(len(twin))).tolist() == sorted(twin)
 
 
+@pytest.mark.parametrize("num", [0, 3, 90])  # none, one by one, and at once
+def test_it_has_all_of_some_numbers_or_not(num):
+    some = IndexedSet(np.arange(0, 400, 2))
+    members = list(range(0, 2 * num, 2))
+    assert some.has_all(members)
+    for other in (1, 399, 400, 10**6, -2):
+        assert not some.has_all([*members, other])
+
+
 def test_a_full_set_has_its_gap_behind_it():
     for size in (64, 128, 1024):
         assert IndexedSet(np.arange(size)).first_absent() == size
