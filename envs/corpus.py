@@ -1,30 +1,26 @@
-"""Documents that can be searched by words, and question files over them.
+"""Documents that can be searched, and question files over them.
 
     corpus    .jsonl  {"title": "Oslo", "text": "..."}      or Search-R1's {"contents": "\\"Oslo\\"\\n..."}
     questions .jsonl  {"question": "...", "answer": "..."}  or {"question": ..., "golden_answers": ["...", "..."]}
 
-Ranking is BM25, by the package bm25s (MIT). Equal scores are ordered by position, so a search has one result.
+How documents are ranked is envs/indexes.py's affair.
 
-Source: Robertson and Zaragoza, 2009 (BM25, the variant of Lucene); Lù, 2024, arXiv 2407.03618 (bm25s); Jin et al.,
-2025, arXiv 2503.09516 (the files).
+Source: Jin et al., 2025, arXiv 2503.09516 (Search-R1: the files).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from envs.facts import Document, facts
+from envs.indexes import DenseIndex, Index, WordIndex
 
-_WORD = re.compile(r"\w+")
-_MOST_QUERY_WORDS = 200
+INDEXES = ("bm25", "faiss")
 
 T = TypeVar("T")
 
@@ -38,41 +34,44 @@ class Answered:
 
 
 class Corpus:
-    """An index over documents. Invariant: it is only read once it is made, so instances may share it."""
+    """Documents and an index over their titles and texts.
 
-    def __init__(self, documents: Sequence[Document]) -> None:
-        import bm25s
+    Invariant: it is only read once it is made, so instances may share it.
+    """
 
+    def __init__(self, documents: Sequence[Document], index: str = "bm25", encoder: str = "hashing") -> None:
+        """Index the documents.
+
+        Args:
+            documents: at least one
+            index: a name of `INDEXES`
+            encoder: of an index of vectors, see envs/indexes.py
+
+        Raises:
+            ValueError: the encoder is unknown, or a package it needs is not installed.
+        """
         self.documents = tuple(documents)
-        self._index = bm25s.BM25(method="lucene")
-        self._index.index([words(f"{one.title} {one.text}") for one in documents], show_progress=False)
+        texts = [f"{one.title} {one.text}" for one in documents]
+        self._index: Index = WordIndex(texts) if index == "bm25" else DenseIndex(texts, encoder)
 
     def search(self, query: str, num_results: int) -> list[Document]:
-        """Return the documents that share words with the query, the best first."""
-        asked = words(query)[:_MOST_QUERY_WORDS]
-        if not asked:
-            return []
-        score_D = self._index.get_scores(asked)
-        best_D = np.argsort(-score_D, kind="stable")[:num_results]
-        return [self.documents[index] for index in best_D if score_D[index] > 0]
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text, without case."""
-    return _WORD.findall(text.casefold())
+        """Return the documents that answer a query, the best first."""
+        return [self.documents[position] for position in self._index.best(query, num_results)]
 
 
 @lru_cache(maxsize=4)
-def generated_corpus(seed: int) -> Corpus:
+def generated_corpus(seed: int, index: str = "bm25", encoder: str = "hashing") -> Corpus:
     """Return the corpus of generated facts."""
-    return Corpus(facts(seed).documents())
+    return Corpus(facts(seed).documents(), index, encoder)
 
 
 @lru_cache(maxsize=4)
-def corpus_of_file(path: str, skip_broken: bool) -> tuple[Corpus, tuple[str, ...]]:
+def corpus_of_file(
+    path: str, skip_broken: bool, index: str = "bm25", encoder: str = "hashing"
+) -> tuple[Corpus, tuple[str, ...]]:
     """Return the corpus of a file, and what is wrong with the rows that are left out. Raises as `rows_of`."""
     documents, faults = rows_of(path, _document, skip_broken)
-    return Corpus(documents), faults
+    return Corpus(documents, index, encoder), faults
 
 
 @lru_cache(maxsize=4)

@@ -2,7 +2,9 @@
 
     symbolic_pool().ask("\\\\frac{1}{2}", "0.5", deadline_s=2.0)      True, False, None (cannot be read), or `LateError`
 
-A worker that is late is killed, and another starts in its place. Threads wait for their worker and compute nothing.
+A worker that is late is ended, and another starts in its place. Threads wait for their worker and compute nothing; they
+are handed workers that are ready, so that nobody waits for one to start while another is free. Workers end with this
+process, however it ends (envs/kept_process.py).
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from envs.kept_process import start_kept
+
 NUM_WORKERS = 4  # started as they are needed
 _START_S = 60.0  # a worker imports sympy first
-_FREE_S = 30.0  # how long a question waits for a worker
+_FREE_S = 90.0  # how long a question waits for a worker, one that starts included
+_WALL_FACTOR = 4.0  # how much longer than its work an answer may take on a busy machine; 8 s of a step's 10
 _ENVS_PARENT = str(Path(__file__).resolve().parents[1])
 
 
@@ -37,15 +42,16 @@ class PoolError(RuntimeError):
 class SymbolicPool:
     """Up to `num_workers` processes that compare formulas.
 
-    Invariant: a worker is idle in here, or held by exactly one thread; a worker that is late or broken is dead.
+    Invariant: a worker is ready in here, or starting (one at a time, for the imports take seconds of work), or held by
+    exactly one thread; a worker that is late or broken is dead.
     """
 
     def __init__(self, num_workers: int = NUM_WORKERS):
-        # Last in, first out, with the places that have no worker yet at the bottom: no more start than are needed.
-        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(num_workers):
-            self._places.put(None)
-        self._num_workers = num_workers
+        # Last in, first out: the fewer are in use, the fewer are paged in. A start that failed is handed to one waiter.
+        self._ready: queue.LifoQueue[_Worker | PoolError] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._most_workers, self._num_workers = num_workers, 0
+        self._is_starting = self._is_closed = False
         self.num_killed = 0
 
     def ask(self, gold: str, answer: str, deadline_s: float) -> bool | None:
@@ -54,7 +60,7 @@ class SymbolicPool:
         Args:
             gold: the right answer
             answer: the answer to be compared
-            deadline_s: seconds from when a worker takes the question
+            deadline_s: seconds of a processor's work; where others keep the processor, four times as many in all
 
         Raises:
             LateError: it takes longer, or breaks the worker: the answer's fault.
@@ -62,72 +68,91 @@ class SymbolicPool:
         """
         worker = self._taken()
         try:
-            if worker is not None and not worker.is_alive:
-                worker.kill()
-                worker = None
-            worker = worker or _Worker()
-            reply = worker.ask({"gold": gold, "answer": answer, "deadline_s": deadline_s}, deadline_s)
+            reply = worker.ask({"gold": gold, "answer": answer, "deadline_s": deadline_s}, _WALL_FACTOR * deadline_s)
         except LateError:
-            worker = self._replaced(worker)
+            self.num_killed += 1
+            self._end(worker)
+            self.warm()
             raise
         except BaseException:  # also an exception raised in this thread from outside: the worker still computes
-            if worker is not None:
-                worker.kill()
-            worker = None
+            self._end(worker)
             raise
-        finally:
-            self._places.put(worker)
+        self._ready.put(worker)
         return reply["is_right"]
 
     def warm(self) -> None:
-        """Start a worker, if there is none, and do not wait for it: the first question will find it ready."""
-        try:
-            worker = self._places.get(block=False)
-        except queue.Empty:  # all are in use, and so warm
-            return
-        try:
-            worker = worker or _Worker()
-        finally:
-            self._places.put(worker)
-
-    def _replaced(self, worker: _Worker | None) -> _Worker | None:
-        if worker is None:
-            return None
-        self.num_killed += 1
-        worker.kill()
-        return _Worker()
+        """Start a worker if none is ready, and do not wait for it: the next question will find it."""
+        with self._lock:
+            is_enough = not self._ready.empty() or self._is_starting or self._num_workers >= self._most_workers
+            if is_enough or self._is_closed:
+                return
+            self._is_starting, self._num_workers = True, self._num_workers + 1
+        threading.Thread(target=self._start, name="starts a symbolic worker", daemon=True).start()
 
     def close(self) -> None:
         """End all workers; those in use end when their thread gives up."""
-        for _ in range(self._num_workers):
-            try:
-                worker = self._places.get(block=False)
-            except queue.Empty:
-                continue
-            if worker is not None:
-                worker.kill()
-            self._places.put(None)
+        self._is_closed = True
+        with suppress(queue.Empty):
+            while True:
+                worker = self._ready.get(block=False)
+                if isinstance(worker, _Worker):
+                    self._end(worker)
 
-    def _taken(self) -> _Worker | None:
+    def _taken(self) -> _Worker:
+        last = time.monotonic() + _FREE_S
+        while True:
+            self.warm()
+            has_waited = self._ready.empty()
+            try:
+                worker = self._ready.get(timeout=max(last - time.monotonic(), 0.0))
+            except queue.Empty:
+                exist = f"{self._num_workers} exist"
+                raise PoolError(f"no symbolic worker was free within {_FREE_S:g} s; {exist}") from None
+            if isinstance(worker, _Worker) and worker.is_alive:
+                return worker
+            if isinstance(worker, _Worker):  # it died between two questions
+                self._end(worker)
+            elif has_waited:  # else the start failed for somebody before: this is another try
+                raise worker
+
+    def _start(self) -> None:
+        started: _Worker | PoolError
         try:
-            return self._places.get(timeout=_FREE_S)
-        except queue.Empty:
-            raise PoolError(f"no symbolic worker was free within {_FREE_S:g} s; {self._num_workers} exist") from None
+            started = _Worker()
+        except PoolError as error:
+            started = error
+        except Exception as error:  # whatever it is, who waits must be told
+            started = PoolError(f"a symbolic worker did not start ({type(error).__name__}: {error})")
+        with self._lock:
+            self._is_starting = False
+            self._num_workers -= isinstance(started, PoolError)
+        self._ready.put(started)
+        if self._is_closed:
+            self.close()
+
+    def _end(self, worker: _Worker) -> None:
+        worker.kill()
+        with self._lock:
+            self._num_workers -= 1
 
 
 class _Worker:
-    """One process that runs `envs.math_worker`. Invariant: between questions its pipes are empty, once it is ready."""
+    """One process that runs `envs.math_worker`. Invariant: it is ready, and between questions its pipes are empty."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(filter(None, (_ENVS_PARENT, os.environ.get("PYTHONPATH", ""))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "envs.math_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        self._is_ready = False
+        command = [sys.executable, "-m", "envs.math_worker", str(os.getpid())]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        try:
+            self._process = start_kept(command, env=environment, **pipes)
+        except OSError as error:
+            raise PoolError(f"a symbolic worker cannot be started ({error})") from error
+        try:
+            self._read(_START_S)
+        except LateError as error:
+            self.kill()
+            raise PoolError(f"a symbolic worker did not start: {error}") from error
 
     @property
     def is_alive(self) -> bool:
@@ -136,12 +161,6 @@ class _Worker:
 
     def ask(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None
-        if not self._is_ready:
-            try:
-                self._read(_START_S)
-            except LateError as error:
-                raise PoolError(f"a symbolic worker did not start: {error}") from error
-            self._is_ready = True
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()

@@ -11,44 +11,27 @@ nothing about the policy: the runner takes it out of its group, so it trains not
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
-import gymnasium
-
 from envs import text
-from envs.self_iteration import inner_world
+from envs.around import Around
 
 UNGRADED = "env_timeout"  # the stop reason of an answer that nobody graded in time
 
 
-class GradedOutside(gymnasium.Env[str, str]):
-    """A `gymnasium.Env` around a world that asks, in which another one grades.
+class GradedOutside(Around):
+    """A world that asks, in which another one grades.
 
-    Invariant: an observation is the inner world's; the reward never is.
+    Invariant: as in `Around`; an observation is the inner world's; the reward never is.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
-
     def __init__(self, world: str, world_config: dict[str, Any]):
-        self.observation_space = text.TextSpace()
-        self.action_space = text.TextSpace()
-        self.world = inner_world(world, world_config)
-        self.domain = str(getattr(self.world, "domain", world))
-        self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
+        super().__init__(world, world_config)
         self._asked: tuple[str, str] | None = None  # prompt id and prompt, until it is answered
 
     @abstractmethod
     def graded(self, prompt_id: str, prompt: str, answer: str) -> tuple[float, dict[str, Any]] | None:
         """Return the reward of an answer and what is to be known of it; None if no grade came within the deadline."""
-
-    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
-        """Yield the inner world's prompt ids of `split`, in an order of `seed`."""
-        return self.world.prompt_ids(split, seed)
-
-    def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return what the inner world pays in full; a grader may think otherwise."""
-        return self.world.gold_turns(prompt_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Ask.
@@ -81,7 +64,3 @@ class GradedOutside(gymnasium.Env[str, str]):
         if found is None:
             return "", 0.0, False, True, {"stop_reason": UNGRADED}
         return "", found[0], True, False, found[1]
-
-    def close(self) -> None:
-        """Close the inner world."""
-        self.world.close()

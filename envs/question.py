@@ -203,7 +203,8 @@ class QuestionWorld(gymnasium.Env[str, str]):
                 raise ValueError(f"{type(self).__name__} has no training question among its {self._num_ids()}")
         self._question, self._num_tries, self._asked_id = self.question(prompt_id), 0, prompt_id
         self._begin_episode()
-        return self._replayed(history), {"prompt_id": prompt_id}
+        transcript = self._opening()
+        return transcript + text.replayed(self.step, history, prompt_id), {"prompt_id": prompt_id}
 
     def _begin_episode(self) -> None:
         """Set up what the episode of `self._question` needs, before its prompt is stated."""
@@ -212,18 +213,6 @@ class QuestionWorld(gymnasium.Env[str, str]):
         """Return the prompt-side text of the episode, up to where the policy's first turn begins."""
         assert self._question is not None
         return self._header + text.asked(self._question.text)
-
-    def _replayed(self, history: Sequence[str]) -> str:
-        transcript = self._opening()
-        for turn in history:
-            observation, _, terminated, _, _ = self.step(turn)
-            if terminated:
-                raise ValueError(
-                    f"the history of {len(history)} turns ends the episode of prompt {self._asked_id!r}; "
-                    "expected one that leaves a turn to play"
-                )
-            transcript += turn + observation
-        return transcript
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Grade one turn; return the reply, the reward, and whether the episode is over."""

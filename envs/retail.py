@@ -8,8 +8,13 @@
     <answer>Both items will be exchanged.</answer>                   reward 1 or 0
 
 Reward 1 if the database ends as after the ground truth's calls, and every piece of information that the task requires
-is in what the policy told the customer (without case and commas). The customer is no model: the whole brief is
-stated at once, and each of the first `num_replies` messages of the policy is answered by "Yes, please go ahead.".
+is in what the policy told the customer (without case and commas). The customer is no model but a rule:
+- user = "brief": the whole brief is stated at once;
+- user = "asked": the customer says why it calls and, message by message, what else its brief knows (who it is, what it
+  does not remember, how it is to be served): what shares most words with the policy's message, else what comes next;
+- then each of the next `num_replies` messages of the policy is answered by "Yes, please go ahead.", and one more ends
+  the episode.
+The words are the brief's own. A customer that argues, changes its mind or decides by what it is offered takes a model.
 
 The data (rules, database, 114 tasks, their published split) is tau2-bench's: the package inspect-evals ships it, or a
 folder with db.json or db.json.gz, policy.md or policy.txt, tasks.json and, perhaps, split_tasks.json.
@@ -22,6 +27,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,7 +43,9 @@ from envs.tools.world import Reply, ToolSettings, ToolWorld
 
 CONSENT = "Yes, please go ahead."
 _SPLIT_NAMES = {"train": "train", "test": "heldout"}
+USERS = ("brief", "asked")
 _ASKED = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
+_WORD = re.compile(r"[a-z]{4,}|zip")  # shorter ones say nothing of what is asked for
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class RetailSettings(ToolSettings):
     call_format: str = "xml"
     max_calls: int = 40
     max_result_chars: int = 10_000
+    user: str = "brief"  # what the customer says at first: everything, or "asked": the rest when it is spoken to
     num_replies: int = 0  # messages of the policy that the customer answers, before one ends the episode
     shows_policy: bool = True  # whether the shop's rules open the prompt
 
@@ -60,6 +69,8 @@ class RetailSettings(ToolSettings):
         faults = super().faults()
         if not 0 <= self.num_replies <= 50:
             faults.append(f"num_replies = {self.num_replies}; expected 0 to 50")
+        if self.user not in USERS:
+            faults.append(f"user = {self.user!r}; expected one of {', '.join(USERS)}")
         return faults
 
 
@@ -68,9 +79,14 @@ class RetailTask:
     """One task. Invariant: every call is of a tool in `TOOL_NAMES`."""
 
     task_id: str
-    brief: str
+    parts: tuple[str, ...]  # of the brief: why the customer calls, then what it knows besides
     calls: tuple[ToolCall, ...]
     told: tuple[str, ...]  # what the customer must be told
+
+    @property
+    def brief(self) -> str:
+        """Return all that the customer knows and wants."""
+        return " ".join(self.parts)
 
 
 @dataclass(frozen=True)
@@ -114,24 +130,41 @@ class Retail(Listed, ToolWorld):
         return [Tool.of(function, is_bounded=True) for function in Shop(self._data.database).tools()]
 
     def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return the ground truth's calls, one a turn, then a message that tells what must be told."""
+        """Return questions if the customer is to be asked, the ground truth's calls, and what must be told."""
         task = self._task(prompt_id)
         message = self.format.answer(f"Done. {' '.join(task.told)}".strip())
-        return [self.format.call(call) for call in task.calls] + [message] * (1 + self.settings.num_replies)
+        asked = [self.format.answer("What else should I know?")] * len(self._untold_of(task))
+        return asked + [self.format.call(call) for call in task.calls] + [message] * (1 + self.settings.num_replies)
 
     def _begin_episode(self) -> None:
         super()._begin_episode()
         self._shop, self._said = Shop(self._data.database), list[str]()
+        self._untold, self._num_agreed = self._untold_of(self._task(self._asked_id)), 0
         self._tools = {name: replace(tool, function=getattr(self._shop, name)) for name, tool in self._tools.items()}
 
     def _opening(self) -> str:
         policy = f"{self._data.policy.strip()}\n\n" if self.settings.shows_policy else ""
-        return f"{policy}{self._instructions()}Customer: {self._task(self._asked_id).brief}\n"
+        task = self._task(self._asked_id)
+        said = task.brief if self.settings.user == "brief" else task.parts[0]
+        return f"{policy}{self._instructions()}Customer: {said}\n"
+
+    def _untold_of(self, task: RetailTask) -> list[str]:
+        return list(task.parts[1:]) if self.settings.user == "asked" else []
+
+    def _reply(self, message: str) -> str | None:
+        """Return what the customer answers; None where it has nothing more to say."""
+        if self._untold:
+            asked = set(_WORD.findall(message.lower()))
+            reply = max(self._untold, key=lambda part: len(asked & set(_WORD.findall(part.lower()))))
+            self._untold.remove(reply)
+            return reply
+        self._num_agreed += 1
+        return CONSENT if self._num_agreed <= self.settings.num_replies else None
 
     def _answered(self, action: str, said: Said) -> Reply:
         self._said.append(said.answer if said.answer is not None else said.text)
-        if len(self._said) <= self.settings.num_replies:
-            return text.reply(action, f"Customer: {CONSENT}\n"), 0.0, False, False, {}
+        if (reply := self._reply(self._said[-1])) is not None:
+            return text.reply(action, f"Customer: {reply}\n"), 0.0, False, False, {}
         task = self._task(self._asked_id)
         told = "\n".join(self._said).lower().replace(",", "")
         has_told = all(one.lower().replace(",", "") in told for one in task.told)
@@ -208,10 +241,8 @@ def _loaded(path: Path) -> Any:
 def _task(row: Any, number: int, path: Path) -> RetailTask:
     try:
         instructions = row["user_scenario"]["instructions"]
-        if isinstance(instructions, str):
-            brief = instructions
-        else:
-            brief = " ".join(str(instructions[field]).strip() for field in _ASKED if instructions.get(field))
+        stated = [instructions] if isinstance(instructions, str) else [instructions.get(field) for field in _ASKED]
+        parts = tuple(" ".join(str(part).split()) for part in stated if part and str(part).strip(" ."))
         criteria = row["evaluation_criteria"]
         calls = [ToolCall(one["name"], (), dict(one["arguments"])) for one in criteria.get("actions") or ()]
         told = tuple(str(one) for one in criteria.get("communicate_info") or ())
@@ -219,6 +250,6 @@ def _task(row: Any, number: int, path: Path) -> RetailTask:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}, row {number}: field {error} is missing or broken") from None
     unknown = sorted({call.name for call in calls} - set(TOOL_NAMES))
-    if unknown or not brief.strip():
+    if unknown or not parts:
         raise ValueError(f"{path}, row {number}: actions {unknown} are unknown, or the instructions are empty")
-    return RetailTask(task_id, " ".join(brief.split()), tuple(calls), told)
+    return RetailTask(task_id, parts, tuple(calls), told)

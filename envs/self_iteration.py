@@ -25,17 +25,14 @@ is our own. Where an answer with the full reward cannot be improved, the paper's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import gymnasium
-
 from envs import text
+from envs.around import Around, known_worlds
 from envs.question import read_settings
 
-GROUP = "rllib_srl.envs"
 REWARDS = ("plain", "improvement")
 CUE = "Answer:"
 ASKED = {
@@ -71,47 +68,26 @@ class SelfIterationSettings:
         return faults
 
 
-class SelfIteration(gymnasium.Env[str, str]):
-    """A `gymnasium.Env` that plays one self-iteration step on a request of another world.
+class SelfIteration(Around):
+    """One self-iteration step on a request of another world.
 
-    Invariant: without a history it is the inner world, text for text and reward for reward. Prompt ids, splits, domain
-    and stop strings are always the inner world's.
+    Invariant: as in `Around`; without a history it is the inner world, text for text and reward for reward.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
     can_iterate = True
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
-        self.observation_space = text.TextSpace()
-        self.action_space = text.TextSpace()
         self._settings: SelfIterationSettings = read_settings(SelfIterationSettings, env_config, type(self).__name__)
-        self.world = inner_world(self._settings.world, self._settings.world_config)
+        super().__init__(self._settings.world, self._settings.world_config)
         if getattr(self.world, "can_iterate", False):
             raise ValueError(f"world = {self._settings.world!r} iterates already; expected the world inside it")
         if hasattr(self.world, "settle_group"):
             raise ValueError(
                 f"world = {self._settings.world!r} is paid by its group; expected it around self_iteration, not inside"
             )
-        self.domain = str(getattr(self.world, "domain", self._settings.world))
-        self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
-        if hasattr(self.world, "domain_of"):
-            self.domain_of = self.world.domain_of
         self._history: tuple[str, ...] = ()
         self._before: float | None = None  # reward of the current answer, where the reward is for improving it
         self._earned = 0.0
-
-    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
-        """Yield the inner world's prompt ids of `split`, in an order of `seed`."""
-        return self.world.prompt_ids(split, seed)
-
-    def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return the turns that earn reward 1 in the base task, and in a step that is paid plainly."""
-        return self.world.gold_turns(prompt_id)
-
-    @property
-    def tool_schemas(self) -> list[dict[str, Any]]:
-        """Return the schemas of the inner world's tools, for the chat template."""
-        return getattr(self.world, "tool_schemas", [])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """State a request and, with a history, the current answer to it and what is asked of the next.
@@ -154,10 +130,6 @@ class SelfIteration(gymnasium.Env[str, str]):
             reward = improvement(self._earned, self._before) if is_over else 0.0
         return observation, reward, terminated, truncated, info
 
-    def close(self) -> None:
-        """Close the inner world."""
-        self.world.close()
-
     def _reward_of_current(self, prompt_id: str) -> float:
         """Grade the current answer by the inner world, as a turn of its own."""
         self.world.reset(options={"prompt_id": prompt_id})
@@ -184,30 +156,39 @@ def _checked(history: Any) -> tuple[str, ...]:
     return tuple(history)
 
 
-def known_worlds() -> list[str]:
-    """Return the names of the installed entry points, sorted."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+def chain(
+    world: SelfIteration, prompt_id: str, policy: Callable[[str], str], num_steps: int, step: str = "improve"
+) -> list[float]:
+    """Answer a request and iterate on the answer K times; return the rewards of all K + 1 answers.
 
-
-def inner_world(world: str, world_config: Mapping[str, Any]) -> Any:
-    """Make the world inside a wrapper.
+    Rewards of A chains, [A, K + 1], are what `rllib_srl.continual.answers` takes: `corrections(rewards >= 0.999).net`
+    counts the wrong answers made right less the right ones made wrong, `iteration_gain` the mean gain after k steps.
 
     Args:
-        world: an entry point of the group "rllib_srl.envs", or "package.module:Class"
-        world_config: its env_config
+        world: one that pays plainly, whose inner world ends an episode with one turn
+        prompt_id: of the request
+        policy: writes a turn, given a transcript
+        num_steps: K, 0 or more
+        step: "improve" or "diverge"
 
     Raises:
-        ValueError: no such world, or one that cannot be asked the same again.
+        ValueError: K is beyond `num_steps` of the world, the world pays for improvement, or a turn ends no episode.
+
+    Source: Jiang, Lupu and Bachrach 2025, arXiv 2509.04575v1, section 5 (evaluation over K steps).
     """
-    points = {point.name: point for point in entry_points(group=GROUP)}
-    point = EntryPoint(world, world, GROUP) if ":" in world else points.get(world)
-    if point is None:
-        raise ValueError(f'world = {world!r}; expected "package.module:Class" or one of {", ".join(known_worlds())}')
-    try:
-        make = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"world = {world!r} cannot be imported ({type(error).__name__}: {error})") from error
-    inner = make(dict(world_config))
-    if not hasattr(inner, "prompt_ids"):
-        raise ValueError(f"world = {world!r} has no prompt_ids; expected a world that can be asked the same again")
-    return inner
+    settings = world._settings
+    if settings.reward != "plain" or not 0 <= num_steps <= settings.num_steps:
+        raise ValueError(
+            f"reward = {settings.reward!r}, num_steps = {num_steps}; expected 'plain' and 0 to {settings.num_steps}"
+        )
+    history: list[str] = []
+    rewards = []
+    for depth in range(num_steps + 1):
+        asked = {"prompt_id": prompt_id, "history": history, **({"step": step} if depth else {})}
+        transcript, _ = world.reset(options=asked)
+        history.append(policy(transcript))
+        _, reward, terminated, truncated, _ = world.step(history[-1])
+        if not (terminated or truncated):
+            raise ValueError(f"prompt_id = {prompt_id!r} goes on after answer {depth}; expected a world of one turn")
+        rewards.append(float(reward))
+    return rewards

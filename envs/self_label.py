@@ -24,15 +24,12 @@ first answer, and one vote is enough: min_votes = 1, ties = "first".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium
-
-from envs import text
+from envs.around import Around, known_worlds
 from envs.question import read_settings
-from envs.self_iteration import inner_world, known_worlds
 
 TIES = ("none", "first", "share")
 _CUE = "Answer:"
@@ -62,47 +59,22 @@ class SelfLabelSettings:
         return faults
 
 
-class SelfLabel(gymnasium.Env[str, str]):
-    """A `gymnasium.Env` that is the inner world, text for text, and labels its groups itself.
+class SelfLabel(Around):
+    """The inner world, text for text, which labels its groups itself.
 
-    Invariant: `settle_group` depends on the policy's turns and on no right answer.
+    Invariant: as in `Around`; `settle_group` depends on the policy's turns and on no right answer.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
-
     def __init__(self, env_config: Mapping[str, Any] | None = None):
-        self.observation_space = text.TextSpace()
-        self.action_space = text.TextSpace()
         self._settings: SelfLabelSettings = read_settings(SelfLabelSettings, env_config, type(self).__name__)
         name = self._settings.world
-        self.world = inner_world(name, self._settings.world_config)
-        self.domain = str(getattr(self.world, "domain", name))
-        self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
-        if hasattr(self.world, "domain_of"):
-            self.domain_of = self.world.domain_of
+        super().__init__(name, self._settings.world_config)
         if hasattr(self.world, "settle_group"):
             raise ValueError(f"world = {name!r} settles its groups already; expected the world inside it")
         if _gives_feedback(self.world):
             raise ValueError(
                 f"world_config of {name!r} sets feedback_turns, and feedback tells what is right; expected 0"
             )
-
-    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
-        """Yield the inner world's prompt ids of `split`, in an order of `seed`."""
-        return self.world.prompt_ids(split, seed)
-
-    def split_of(self, prompt_id: str) -> str:
-        """Return the inner world's split of a prompt."""
-        return self.world.split_of(prompt_id)
-
-    def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return the turns that earn reward 1 in evaluation."""
-        return self.world.gold_turns(prompt_id)
-
-    @property
-    def tool_schemas(self) -> list[dict[str, Any]]:
-        """Return the schemas of the inner world's tools, for the chat template."""
-        return getattr(self.world, "tool_schemas", [])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Reset the inner world."""
@@ -112,10 +84,6 @@ class SelfLabel(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Hand a turn to the inner world; its reward counts in evaluation only."""
         return self.world.step(action)
-
-    def close(self) -> None:
-        """Close the inner world."""
-        self.world.close()
 
     def settle_group(self, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
         """Return the reward of each episode of a group: 1 for the majority's answer, 0 for another.
@@ -149,9 +117,7 @@ def plain_vote(turns: Sequence[str], stop_strings: Sequence[str]) -> str | None:
     return " ".join(said.casefold().split()).removesuffix(".") or None
 
 
-def agreement(
-    votes: Sequence[str | None], is_same: Callable[[str, str], bool], least: float, ties: str
-) -> list[float]:
+def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], least: float, ties: str) -> list[float]:
     """Return for each vote whether the majority shares it: 1, 0, or the share of a tie.
 
     Args:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -115,6 +115,29 @@ def shot(question: str, *answers: str) -> str:
 def reply(turn: str, feedback: str) -> str:
     """Return what the world says after `turn`, on a line of its own even where the turn did not end its line."""
     return feedback if turn.endswith("\n") else "\n" + feedback
+
+
+def replayed(step: Callable[[str], tuple[Any, ...]], history: Sequence[str], prompt_id: Any) -> str:
+    """Take the turns of a history, and return the transcript from the first of them to where the next one begins.
+
+    Args:
+        step: of a world whose episode of `prompt_id` has just begun
+        history: turns of the policy
+        prompt_id: for the message
+
+    Raises:
+        ValueError: the history ends the episode.
+    """
+    transcript = ""
+    for turn in history:
+        observation, _, terminated, truncated, _ = step(turn)
+        if terminated or truncated:
+            raise ValueError(
+                f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; "
+                "expected one that leaves a turn to play"
+            )
+        transcript += turn + observation
+    return transcript
 
 
 def split_of(canonical: str) -> str:

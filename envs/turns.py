@@ -13,7 +13,7 @@ Texts are laid end to end, so what a turn was told never changes later.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -155,7 +155,8 @@ class TurnWorld(gymnasium.Env[str, str]):
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
             if prompt_id is None:
                 raise ValueError(f"{type(self).__name__} has no training task among its {self._num_ids()}")
-        return self._header + self._started(prompt_id) + self._replayed(prompt_id, history), {"prompt_id": prompt_id}
+        transcript = self._header + self._started(prompt_id)
+        return transcript + text.replayed(self.step, history, prompt_id), {"prompt_id": prompt_id}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Answer one turn; return the reply, the reward, and whether the episode is over."""
@@ -198,15 +199,3 @@ class TurnWorld(gymnasium.Env[str, str]):
 
     def _told(self, said: str) -> str:
         return f"{said}\n{self.cue}"
-
-    def _replayed(self, prompt_id: str, history: Sequence[str]) -> str:
-        transcript = ""
-        for turn in history:
-            observation, _, terminated, truncated, _ = self.step(turn)
-            if terminated or truncated:
-                raise ValueError(
-                    f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; "
-                    "expected one that leaves a turn to play"
-                )
-            transcript += turn + observation
-        return transcript

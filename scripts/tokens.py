@@ -128,8 +128,10 @@ def check(tokenizer: Any, conversations: dict[str, list[str]]) -> tuple[list[str
         is_stable &= found is None or not found.is_rewritten
         lines += [f"{name}: earlier tokens stay"] if found is None else lines_of(found, tokenizer)
     try:
-        make_transcript("chat", tokenizer)
+        transcript = make_transcript("chat", tokenizer)
         lines.append('prompt_format "chat": accepted; what the policy wrote is never rendered again')
+        if not getattr(transcript, "marks_turns", True):
+            lines.append("turns are marked by plain text: what a tool or a user says can forge one")
     except ValueError as error:
         lines.append(f'prompt_format "chat": refused: {error}')
     return lines, is_stable

@@ -236,6 +236,27 @@ def test_the_customer_agrees_as_often_as_asked(folder):
     assert world.step(done)[1:3] == (1.0, True)
 
 
+def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
+    rows = [row("0", "Cancel #W1.", LOOK, CANCEL)]
+    rows[0]["user_scenario"]["instructions"] |= {"unknown_info": "You forgot your email.", "task_instructions": "."}
+    (folder / "tasks.json").write_text(json.dumps(rows))
+    (folder / "split_tasks.json").unlink()
+    retail_data.cache_clear()
+    world = Retail({"data_dir": str(folder), "user": "asked", "num_replies": 1})
+    prompt, _ = world.reset(options={"prompt_id": "0"})
+    assert prompt.endswith("\n\nCustomer: Cancel #W1.\n")
+    assert world.step("<answer>May I have your email?</answer>")[0] == "\nCustomer: You forgot your email.\n"
+    assert world.step("<answer>Then your zip code.</answer>")[0] == "\nCustomer: You are Ann Lee, zip 0150.\n"
+    gold = world.gold_turns("0")
+    assert world.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_faults": 0})
+    assert world.step("<answer>Shall I?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
+    assert world.step("<answer>Done.</answer>") == ("", 1.0, True, False, {})
+    world.reset(options={"prompt_id": "0"})
+    assert [world.step(turn)[1] for turn in gold] == [0, 0, 0, 0, 0, 1.0]
+    with pytest.raises(ValueError, match="user = 'angry'; expected one of brief, asked"):
+        Retail({"data_dir": str(folder), "user": "angry"})
+
+
 def test_episodes_share_no_change(folder):
     one, other = Retail({"data_dir": str(folder)}), Retail({"data_dir": str(folder)})
     for world in (one, other):
@@ -284,8 +305,9 @@ def test_every_tool_is_described(folder):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("inspect_evals") is None, reason="inspect-evals is not installed")
-def test_the_published_tasks_pass():
-    world = Retail({})
+@pytest.mark.parametrize("user", ["brief", "asked"])
+def test_the_published_tasks_pass(user):
+    world = Retail({"user": user})
     for split in ("train", "heldout"):
         for prompt_id in world.prompt_ids(split, 0):
             world.reset(options={"prompt_id": prompt_id})

@@ -73,6 +73,7 @@ LAYER_OF = {
     "replay.memory": 1,
     "replay.neighbours": 1,
     "replay.ngrams": 1,
+    "replay.parcels": 1,
     "replay.payloads": 1,
     "replay.quotas": 1,
     "replay.realised": 1,
@@ -99,6 +100,8 @@ LAYER_OF = {
     "adapters": 3,
     "fitting": 3,
     "optimizers": 3,
+    "sharded_files": 1,
+    "sharded_state": 3,
     "sharding": 3,
     "learners": 3,
     "placement": 3,
@@ -119,6 +122,7 @@ LAYER_OF = {
     "report": 4,
     "saved": 4,
     "srl": 4,
+    "study_trial": 4,
 }
 TOP = 4  # rllib_srl/__init__.py loads names of every layer lazily
 
@@ -136,6 +140,7 @@ ROOMS = {  # what each folder beside rllib_srl may import, itself and the standa
     "envs": {
         "bm25s",
         "docstring_parser",
+        "faiss",
         "gymnasium",
         "huggingface_hub",
         "math_verify",
@@ -144,6 +149,7 @@ ROOMS = {  # what each folder beside rllib_srl may import, itself and the standa
         "pyarrow",
         "pydantic",
         "reasoning_gym",
+        "sklearn",
         "textarena",
         "textworld",
         "typing_extensions",

@@ -56,7 +56,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert {*listed(config, "options.packages.find", "include")} == {"rllib_srl*", "envs*", "tune_configs*"}
-    assert {*config["options.extras_require"]} == {"cpu", "gpu", "envs", "lora", "dev"}
+    assert {*config["options.extras_require"]} == {"cpu", "gpu", "envs", "lora", "optimizers", "dev"}
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
     assert re.search(r"^## \[(Unreleased|0\.1\.0)\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -80,7 +80,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     declared = {canonicalize_name(Requirement(line).name) for line in listed(config, "options", "install_requires")}
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
-    optional = {"bitsandbytes", "faiss", "peft", "textarena", "textworld", "vllm"}
+    optional = {"bitsandbytes", "faiss", "peft", "sklearn", "textarena", "textworld", "vllm"}
     own = {"rllib_srl", "envs", "tune_configs"}
     for path in python_files(*own):
         for name in third_party_imports(path.read_text()) - own - optional:

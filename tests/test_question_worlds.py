@@ -34,7 +34,7 @@ class IteratedCompare(SelfIteration):
 
     def __init__(self, env_config):
         super().__init__({"world": "envs.compare:Compare", "world_config": env_config})
-        self.settings, self.question, self.split_of = self.world.settings, self.world.question, self.world.split_of
+        self.settings, self.question = self.world.settings, self.world.question
 
 
 WORLDS = {

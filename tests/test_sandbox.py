@@ -323,6 +323,14 @@ def test_the_probe_is_printed():
     assert done.returncode == 1 and "files       NO" in done.stdout and "allow_weak_sandbox" in done.stdout
 
 
+@pytest.mark.parametrize("weakness", ["", ", allow_weak_sandbox=True"])
+def test_what_is_isolated_is_printed_once_at_the_start(weakness):
+    script = f"from envs.sandbox import Sandbox\nfor _ in range(2): Sandbox(without=('seccomp',){weakness})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("sandbox for code of the policy:\nisolates ") == 1
+    assert all(done.stderr.count(f"\n{name} ") == 1 for name in NAMES)
+
+
 def test_a_report_is_read_field_by_field():
     assert report_in(b'{"stop": "ok", "value": "7"}', 0)["value"] == "7"
     assert report_in(b'{"stop": "ok", "value": 7, "error": [], "returned": 3}', 0) == {

@@ -223,12 +223,28 @@ def test_no_turn_makes_a_format_raise_or_stall(name, turn):  # fmt: skip
     assert time.monotonic() - start < 2
 
 
-def test_a_turn_of_ten_megabytes_is_read_in_time():
-    for name, make in CALL_FORMATS.items():
-        for turn in ("a" * 10**7, "Tool: search('" + "a" * 10**7, "<search>" + "<" * 10**7, "[" * 10**7):
-            start = time.monotonic()
-            said = make().read(turn, TOOLS)
-            assert not said.calls and time.monotonic() - start < 5, name
+PIECES = st.sampled_from(["Tool:", "Answer:", "Tool", " ", "7", "\t", "\xa0", *"\n\r\v\x1c\x85\u2028"])
+
+
+@settings(max_examples=300)
+@given(pieces=st.lists(PIECES, max_size=12))
+def test_the_first_line_of_either_kind_counts(pieces):
+    turn = "".join(pieces)
+    said = LineFormat(bare_tool="search").read(turn, TOOLS)
+    for line in turn.splitlines():  # a naive twin
+        word, colon, rest = line.strip().partition(":")
+        if colon and (word == "Tool" or (word == "Answer" and rest.strip())):
+            found = (said.calls[0].args[0] if said.calls else None, said.answer)
+            assert found == ((rest.strip(), None) if word == "Tool" else (None, rest.strip()))
+            return
+    assert said.fault and not said.calls
+
+
+def test_a_turn_of_more_calls_than_a_world_allows_is_refused():
+    for piece, name in (("<tool_call>search('x')</tool_call>", "xml"), ("<function=search></function>", "native")):
+        assert len(CALL_FORMATS[name]().read(piece * 1000, TOOLS).calls) == 1000
+        said = CALL_FORMATS[name]().read(piece * 1001, TOOLS)
+        assert (said.fault, said.calls) == ("more than 1000 calls in a turn", ())
 
 
 # fmt: off

@@ -62,6 +62,16 @@ QUICK = {"num_shots": 1}
 ROWS: dict[str, list[Row]] = {
     "chain_sum": [Row({"pool_size": 400}), Row({"pool_size": 400, "feedback_turns": 1, "num_shots": 2})],
     "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2})],
+    "bfcl": [
+        Row(needs=("bfcl_eval",)),
+        Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",)),
+    ],
+    "function_call": [
+        Row(),
+        Row({"num_calls": 2, "feedback_turns": 1}),
+        Row({"num_calls": 0, "call_format": "json"}, pays_any_text=True),  # right is whatever makes no call
+        Row({"bfcl": "parallel", "num_shots": 0, "call_format": "python"}, needs=("bfcl_eval",)),
+    ],
     "grid": [Row(is_hidden=True), Row({"width": 3, "height": 3, "sight": 2, "num_shots": 0}, is_hidden=True)],
     "lookup": [Row({"num_shots": 0}), Row({"num_pairs": 3, "feedback_turns": 1})],
     "products": [Row({"pool_size": 400})],
@@ -76,7 +86,15 @@ ROWS: dict[str, list[Row]] = {
     ],
     "question_file": [Row({"path": _sums(), "num_shots": 1})],
     "rating": [Row({"world": "envs.compare:Compare", "source": "tests.world_table:RATERS"})],
-    "retail": [Row(needs=("inspect_evals",))],
+    "retail": [
+        Row(needs=("inspect_evals",)),
+        Row({"user": "asked", "num_replies": 1}, needs=("inspect_evals",), is_hidden=True),
+    ],
+    "retrieval": [
+        Row(),
+        Row({"index": "faiss"}, needs=("faiss", "sklearn")),
+        Row({"num_hops": 1, "call_format": "line", "feedback_turns": 1}),
+    ],
     "rubric": [Row(pays_any_text=True), Row({"reward": "pass"})],
     "self_iteration": [
         Row({"world": "envs.compare:Compare", "world_config": {}}, iterates=True),

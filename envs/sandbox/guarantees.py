@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ class Guarantees:
 
 
 _FOUND: dict[tuple[str, ...], Guarantees] = {}
+_TOLD: set[tuple[str, ...]] = set()
 _LOCK = threading.Lock()
 os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -114,9 +116,21 @@ def probe(without: tuple[str, ...] = ()) -> Guarantees:
         return _FOUND[without]
 
 
+def told(without: tuple[str, ...] = ()) -> Guarantees:
+    """Return what `probe` does, and print it to standard error the first time in a process."""
+    found = probe(without)
+    key = tuple(sorted(without))
+    with _LOCK:
+        is_new = key not in _TOLD
+        _TOLD.add(key)
+    if is_new:
+        print(f"sandbox for code of the policy:\n{found}", file=sys.stderr, flush=True)
+    return found
+
+
 def _probed(without: tuple[str, ...]) -> Guarantees:
     pool = pool_of((), without)
-    sandbox = Sandbox(Limits(memory_bytes=_MEMORY_BYTES), allow_weak_sandbox=True, without=without)
+    sandbox = Sandbox(Limits(memory_bytes=_MEMORY_BYTES), without=without, is_probed=False)
     attacked, facts, is_connected = _attacked(sandbox)
     hungry = sandbox.run(f"x = bytearray({2 * _MEMORY_BYTES})")
     endless = sandbox.run("while True: pass", timeout_s=_TIMEOUT_S)

@@ -3,8 +3,8 @@
     take()  ->  a worker that nobody has used, and a new one on its way
     end(worker)                     it is killed, unless it is gone already; nobody uses a worker twice
 
-Workers are few (`MOST_RUNNING` at once in a process); who finds none free waits, up to a deadline. The zygote is
-started by a thread that lives as long as it: the kernel ends it when the thread that made it ends.
+Workers are few (`MOST_RUNNING` at once in a process); who finds none free waits, up to a deadline. The zygote ends with
+this process, however it ends (envs/kept_process.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from envs.kept_process import start_kept
 from envs.sandbox.calls import LostWorkerError, SandboxError
 from envs.sandbox.slots import Slots
 
@@ -173,10 +175,15 @@ class Pool:
         self._control.settimeout(BEGIN_S)
         fd = theirs.fileno()
         command = [sys.executable, "-s", "-P", "-S", "-B", "-c", _START, str(fd), _ROOT]
-        started = threading.Event()
-        threading.Thread(target=self._keep, args=(command, fd, started), name="sandbox-zygote", daemon=True).start()
-        started.wait(BEGIN_S)
-        theirs.close()
+        nowhere: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        try:
+            self._process = start_kept(
+                command, pass_fds=[fd], env=ENVIRONMENT, cwd="/", start_new_session=True, **nowhere
+            )
+        except OSError as error:
+            return {"failed": f"it cannot be started ({error})"}
+        finally:
+            theirs.close()
         asked = {"site_folders": _site_folders(self._packages), "packages": self._packages, "without": without}
         try:
             self._control.send(json.dumps(asked).encode())
@@ -185,17 +192,6 @@ class Pool:
             return {"failed": f"no answer ({error})"}
         self._control.settimeout(CONTROL_S)
         return json.loads(answer) if answer else {}
-
-    def _keep(self, command: list[str], fd: int, started: threading.Event) -> None:
-        """Start the zygote and live as long as it does."""
-        try:
-            self._process = process = subprocess.Popen(
-                command, pass_fds=[fd], env=ENVIRONMENT, cwd="/", start_new_session=True, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        finally:
-            started.set()
-        process.wait()  # for its whole life: bounded by close()
 
     def _stop(self) -> None:
         while self._idle:

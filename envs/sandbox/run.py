@@ -34,14 +34,20 @@ class Sandbox:
     """
 
     def __init__(
-        self, limits: Limits | None = None, *, allow_weak_sandbox: bool = False, without: tuple[str, ...] = ()
+        self,
+        limits: Limits | None = None,
+        *,
+        allow_weak_sandbox: bool = False,
+        without: tuple[str, ...] = (),
+        is_probed: bool = True,
     ):
-        """Check the limits, and on the first use in a process what the machine can guarantee.
+        """Check the limits, and on the first use in a process what the machine can guarantee, which is then printed.
 
         Args:
             limits: of every run
             allow_weak_sandbox: run even where a guarantee is missing
             without: of `MECHANISMS`; those to do without, as on a machine that lacks them
+            is_probed: False only for the probe itself
 
         Raises:
             ValueError: limits out of range, a package that is not installed, or an unknown mechanism.
@@ -59,10 +65,11 @@ class Sandbox:
         if faults:
             raise ValueError("; ".join(faults))
         self.without = tuple(sorted(without))
-        if not allow_weak_sandbox:
-            from envs.sandbox.guarantees import probe
+        if is_probed:
+            from envs.sandbox.guarantees import told
 
-            if missing := probe(self.without).missing:
+            missing = told(self.without).missing
+            if missing and not allow_weak_sandbox:
                 raise WeakSandboxError(
                     f"this machine's sandbox does not isolate {', '.join(missing)} (python -m envs.sandbox says why); "
                     "set allow_weak_sandbox = True to run untrusted code all the same"

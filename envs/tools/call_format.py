@@ -10,6 +10,9 @@ from envs.tools.tool import Tool
 
 Tools = Mapping[str, Tool]
 
+MAX_TURN_CHARS = 1_000_000  # a longer turn is not read
+MAX_CALLS = 1_000  # of a turn
+
 
 class CallFormat:
     """One way to write calls, results and answers.
@@ -32,6 +35,8 @@ class CallFormat:
 
     def read(self, turn: str, tools: Tools) -> Said:
         """Return what a turn says."""
+        if len(turn) > MAX_TURN_CHARS:
+            return Said(text=turn, fault=f"{len(turn)} characters; expected at most {MAX_TURN_CHARS}")
         try:
             return self._read(turn, tools)
         except CallError as error:

@@ -23,6 +23,9 @@ from envs.tools.calls import Said, ToolCall, parsed_calls, written_call
 from envs.tools.model_formats import JsonFormat, PythonFormat, XmlFormat
 from envs.tools.tool import Tool
 
+_BREAKS = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # where `str.splitlines` parts lines
+_ACTION = re.compile(rf"(?:\A|(?<=[{_BREAKS}]))[^\S{_BREAKS}]*(?P<word>Tool|Answer):(?P<rest>[^{_BREAKS}]*)")
+
 
 class LineFormat(CallFormat):
     """One action a line: `Tool: name(value, key=value)` or `Answer: text`. Invariant: as in `CallFormat`."""
@@ -36,12 +39,12 @@ class LineFormat(CallFormat):
         )
 
     def _read(self, turn: str, tools: Tools) -> Said:
-        for line in turn.splitlines():
-            word, colon, rest = line.strip().partition(":")
-            if colon and word == "Tool":
-                return Said(calls=tuple(self._calls(rest.strip(), tools)), text=turn)
-            if colon and word == "Answer" and rest.strip():
-                return Said(answer=rest.strip(), text=turn)
+        for action in _ACTION.finditer(turn):
+            rest = action["rest"].strip()
+            if action["word"] == "Tool":
+                return Said(calls=tuple(self._calls(rest, tools)), text=turn)
+            if rest:
+                return Said(answer=rest, text=turn)
         return Said(text=turn, fault="expected a line that begins with 'Tool:' or 'Answer:'")
 
     def _calls(self, rest: str, tools: Tools) -> list[ToolCall]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from envs.tools.call_format import CallFormat, Tools, after_thinking, between, described_line, without_fence
+from envs.tools.call_format import MAX_CALLS, CallFormat, Tools, after_thinking, between, described_line, without_fence
 from envs.tools.calls import (
     CallError,
     Said,
@@ -23,6 +23,8 @@ from envs.tools.calls import (
     written_call,
 )
 from envs.tools.tool import Tool
+
+_OPENING = re.compile("<tool_call>|<function=")
 
 
 class XmlFormat(CallFormat):
@@ -45,14 +47,15 @@ class XmlFormat(CallFormat):
     def _read(self, turn: str, tools: Tools) -> Said:
         text = after_thinking(turn)
         calls, where = [], 0
-        while (found := _next_of(text, ("<tool_call>", "<function="), where)) is not None:
-            where, opening = found
-            if opening == "<tool_call>":
-                body, where = between(text, opening, "</tool_call>", where)
+        while (opening := _OPENING.search(text, where)) is not None:
+            if opening[0] == "<tool_call>":
+                body, where = between(text, opening[0], "</tool_call>", opening.start())
                 calls += _xml_body(body.strip())
             else:
-                one, where = _function_tag(text, where)
+                one, where = _function_tag(text, opening.start())
                 calls.append(one)
+            if len(calls) > MAX_CALLS:
+                raise CallError(f"more than {MAX_CALLS} calls in a turn")
         return Said(calls=tuple(calls), text=turn) if calls else _answered(text)
 
     def call(self, *calls: ToolCall) -> str:
@@ -177,18 +180,13 @@ def _function_tag(text: str, where: int) -> tuple[ToolCall, int]:
         return call_from_json({"name": name.strip(), "arguments": loaded(inside.strip())}), end
     values: dict[str, str] = {}
     at = 0
-    while (found := _next_of(inside, ("<parameter=",), at)) is not None:
-        parameter, at = between(inside, "<parameter=", "</parameter>", found[0])
+    while (opened := inside.find("<parameter=", at)) >= 0:
+        parameter, at = between(inside, "<parameter=", "</parameter>", opened)
         key, closed, value = parameter.partition(">")
         if not closed or key.strip() in values:
             raise CallError(f"<parameter={key.strip()[:40]} cannot be read; expected each once, and closed")
         values[key.strip()] = value.removeprefix("\n").removesuffix("\n")
     return ToolCall(name.strip(), (), dict(values), is_text=True), end
-
-
-def _next_of(text: str, openings: Sequence[str], where: int) -> tuple[int, str] | None:
-    found = [(text.find(opening, where), opening) for opening in openings]
-    return min((one for one in found if one[0] >= 0), default=None)
 
 
 def _json_call(call: ToolCall) -> str:

@@ -9,6 +9,7 @@ to the answer. Everything else is here:
 - the calls of a turn run in their order, each within `call_timeout_s`; a late one ends the episode, "tool_timeout";
 - a call that does not fit its tool is answered with what is wrong, and the episode goes on;
 - a turn that is neither call nor answer ends the episode, "unparsable", unless `forgiven_turns` are left;
+- so does one of more than a million characters, or of more than a thousand calls: it is not read;
 - after `max_calls` calls only an answer is taken; a further call ends the episode, "out_of_turns";
 - a long result is cut, and says so.
 

@@ -8,6 +8,13 @@
 takes for a later observation only the part of the rendering that lies behind the policy's message
 (Source: TRL, "chat template prefix preservation"): the policy's own tokens stay as sampled.
 
+What an environment says is text. The name of a control token in it, as in a tool's output that says "<|im_end|>",
+becomes tokens of plain text and never that token: nothing but the template, or the tokeniser's default in front of a
+text, puts control tokens into a stream. Control tokens are the tokeniser's special tokens and the added ones with which
+the template marks turns (rllib_srl/rollout/control_tokens.py). A text that would become one all the same, by a
+tokeniser's normalisation, is refused. Turns that a template marks by plain words ("[INST]") can be forged by writing
+them: `marks_turns` is False then.
+
 The tokeniser is used from one thread only: Hugging Face's fast ones raise "Already borrowed" otherwise.
 """
 
@@ -15,7 +22,10 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Protocol
+
+from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
 
 _NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 
@@ -66,11 +76,14 @@ def make_transcript(format: str, tokenizer: Any) -> Transcript:
 class RawTranscript:
     """Texts end to end; only the first gets the special tokens the tokeniser puts in front by default.
 
-    Invariant: turns end with the environment's stop strings or the end-of-sequence token.
+    Invariant: turns end with the environment's stop strings or the end-of-sequence token; no text becomes a control
+    token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._controls = ControlTokens(tokenizer)
+        self._num_in_front = self._controls.count(tokenizer("", add_special_tokens=True)["input_ids"])
         self.end_of_turn_id: int | None = tokenizer.eos_token_id
         if self._encode("a", True)[-1:] == [self.end_of_turn_id]:
             raise ValueError(
@@ -97,14 +110,21 @@ class RawTranscript:
         return stop_strings
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        first, *rest = self._controls.pieces(text)
+        ids = list(self._tokenizer(first, add_special_tokens=add_special_tokens)["input_ids"])
+        for piece in rest:
+            ids += self._tokenizer(piece, add_special_tokens=False)["input_ids"]
+        if self._controls.count(ids) > (self._num_in_front if add_special_tokens else 0):
+            raise ValueError(_forged(self._tokenizer, text))
+        return ids
 
 
 class ChatTranscript:
     """The model's chat template: the environment is the user, the policy the assistant.
 
-    Invariant: for a policy that closes its turns as the template does, the stream is exactly the
-    rendering of the conversation. Checked on a dummy conversation when constructed.
+    Invariant: for a policy that closes its turns as the template does, and an environment that names no control token,
+    the stream is exactly the rendering of the conversation, which is checked on a dummy conversation when constructed;
+    and the control tokens of a stream are those that the template gives to the same conversation of harmless texts.
 
     `end_of_turn_id` is the token the template closes a message with; the engine must end turns with it.
     """
@@ -116,12 +136,22 @@ class ChatTranscript:
                 f"tokenizer {_name(tokenizer)} has no chat template; expected one for the transcript format 'chat': "
                 "use the format 'text' or an instruction-tuned model"
             )
+        self._controls = ControlTokens(tokenizer)
+        self._harmless = lru_cache(_NUM_CACHED)(self._num_controls)
         self._prefix, closing = self._split_template()
+        self._controls = ControlTokens(tokenizer, self._render([_QUESTION] * 2))
         self._has_checked_tools = False
         special = set(tokenizer.all_special_ids)
         self.end_of_turn_id: int | None = closing[0] if closing and closing[0] in special else None
         self._check_earlier_tokens_stay()
-        self._first = lru_cache(_NUM_CACHED)(lambda text, tools: tuple(self._render([text], tools=tools)))
+        self._first = lru_cache(_NUM_CACHED)(lambda text, tools: tuple(self._said([text], tools=tools)))
+
+    @property
+    def marks_turns(self) -> bool:
+        """Say whether a control token, which no text can forge, stands between a text and the policy's turn."""
+        one, other = (self._render([question]) for question in _ANSWERS)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
+        return self._controls.count(token_id for token_id, _ in same) > 0
 
     def first(self, text: str, tools: str = "") -> list[int]:
         """Render the tools, one user message and the opening of the assistant's."""
@@ -132,7 +162,7 @@ class ChatTranscript:
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
-        ids = self._render([_QUESTION, text], role=role)
+        ids = self._said([_QUESTION, text], role=role)
         if ids[: len(self._prefix)] != self._prefix:
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} rewrites an earlier message when the next one is "
@@ -145,24 +175,41 @@ class ChatTranscript:
         """Return nothing: a chat turn ends with the end-of-turn token."""
         return ()
 
+    def _said(self, questions: list[str], *, role: str = "user", tools: str = "") -> list[int]:
+        """Render a conversation that ends in what an environment says."""
+        ids = self._render(questions, role=role, tools=tools)
+        if self._controls.count(ids) > self._harmless(len(questions), role, tools):
+            raise ValueError(_forged(self._tokenizer, questions[-1]))
+        return ids
+
+    def _num_controls(self, num_questions: int, role: str, tools: str) -> int:
+        return self._controls.count(self._render([_QUESTION] * num_questions, role=role, tools=tools))
+
     def _render(
         self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = ""
     ) -> list[int]:
+        schemas = json.loads(tools) if tools else None
+        texts = (*questions, json.dumps(schemas, ensure_ascii=False))
+        mark = unused_character(texts) if any(map(self._controls.breaks, texts)) else ""
+        if mark:
+            questions, schemas = self._controls.marked(questions, mark), self._controls.marked(schemas, mark)
         messages = [{"role": "user", "content": questions[0]}]
         for question in questions[1:]:
             messages += [
                 {"role": "assistant", "content": answer or _ANSWERS[0]},
                 {"role": role, "content": question},
             ]
-        return list(
-            self._tokenizer.apply_chat_template(
-                messages,
-                tools=json.loads(tools) if tools else None,
-                tokenize=True,
-                add_generation_prompt=True,
-                return_dict=False,
-            )
+        rendered = self._tokenizer.apply_chat_template(
+            messages,
+            tools=schemas,
+            tokenize=not mark,
+            add_generation_prompt=True,
+            return_dict=False,
         )
+        if not mark:
+            return list(rendered)
+        pieces = (self._tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in rendered.split(mark))
+        return [token_id for piece in pieces for token_id in piece]
 
     def _split_template(self) -> tuple[list[int], list[int]]:
         """Return the ids up to the end of a dummy answer, and those the template closes a message with.
@@ -217,6 +264,8 @@ class ChatTranscript:
                 f"the chat template of {name} takes no message of the role 'tool' ({error}); expected one that does: "
                 "let the world's prompt show the tools (tools_in = 'prompt')"
             ) from error
+        self._controls = ControlTokens(self._tokenizer, bare)
+        self._harmless.cache_clear()
         answer, tail = self._prefix[len(plain) :], bare[len(self._prefix) :]
         if bare[: len(self._prefix)] != self._prefix or whole != shown + answer + tail:
             raise ValueError(
@@ -230,6 +279,13 @@ class ChatTranscript:
 
 _QUESTION = "What is 1 + 1?"
 _ANSWERS = ("It is x", "It is 0")  # no common last character
+
+
+def _forged(tokenizer: Any, text: str) -> str:
+    return (
+        f"tokenizer {_name(tokenizer)} reads control tokens in {text[:40]!r}, which does not hold their names; "
+        "expected one that does not normalise text to them"
+    )
 
 
 def _name(tokenizer: Any) -> str:

@@ -61,6 +61,12 @@ def test_a_template_that_keeps_the_past_is_said_to(name):
     assert all(line.endswith("earlier tokens stay") for line in lines[:-1])
 
 
+def test_a_template_whose_turns_can_be_forged_is_said_to_be():
+    plain = "{% for m in messages %}{{ '[' + m['role'] + '] ' + m['content'] + '\n' }}{% endfor %}{{ '[assistant] ' }}"
+    lines, is_stable = tokens.check(tokenizer_of(plain), tokens.CONVERSATIONS)
+    assert is_stable and lines[-1] == "turns are marked by plain text: what a tool or a user says can forge one"
+
+
 @pytest.mark.parametrize("name", REWRITES)
 def test_the_first_token_that_changes_is_shown(name):
     template, conversation = REWRITES[name]
