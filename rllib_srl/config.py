@@ -71,7 +71,7 @@ TRAINING = {
     "lora_rank": (0, "train low-rank adapters of this rank alone; 0 trains all weights"),
     "lora_alpha": (None, "adapters are scaled by lora_alpha / lora_rank; None: by 2"),
     "lora_targets": (TARGETS, "last part of the names of the layers that get adapters"),
-    "optimizer_name": ("adamw", '"adamw", "sgd"; on GPUs "adamw_8bit", "paged_adamw", "paged_adamw_8bit"'),
+    "optimizer_name": ("adamw", '"adamw", "sgd", "adamw_8bit"; on GPUs "paged_adamw", "paged_adamw_8bit"'),
     "adam_betas": ((0.9, 0.999), "AdamW's moving-average rates"),
     "weight_decay": (0.0, "AdamW's, per step and learning rate"),
     "update_timeout_s": (1800.0, "seconds one update of the learners may take"),

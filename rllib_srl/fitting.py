@@ -3,7 +3,7 @@
     lora_rank > 0               adapters.py     only low-rank products are trained
     activation_checkpointing    here            each decoder layer keeps its input alone and runs again backwards
     fsdp                        sharding.py     every learner holds 1 / num_learners of weights, gradients and state
-    optimizer_name              optimizers.py   8-bit or paged state on GPUs
+    optimizer_name              optimizers.py   8-bit or paged state
 
 `faults.py` says which of them do not go together, and why.
 """
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.gradients import grads_of, norm, summed
 from rllib_srl.models import local_model
 from rllib_srl.optimizers import make_optimizer
+from rllib_srl.sharded_state import load_sharded, save_sharded
 from rllib_srl.sharding import most, norm_of_shards, shard, sharded_optimizer_state, summed_shards, whole
 from rllib_srl.sharding import whole_optimizer_state as gathered_state
 
@@ -117,6 +119,28 @@ class Fitted:
             name: gathered_state(optimizer.state_dict()) for name, optimizer in self._named_optimizers.items()
         }
 
+    def leave_to_shards(self) -> None:
+        """Leave weights and optimiser out of what `get_state` returns: `save_shards` writes them."""
+        self.module[DEFAULT_MODULE_ID].leave_to_shards()
+        self._gathered_optimizers = {}
+
+    def save_shards(self, directory: str) -> None:
+        """Write this learner's part of weights and optimiser; with `fsdp`, and every learner must be asked."""
+        self._forget_gathered()
+        own = dict(self.module[DEFAULT_MODULE_ID].saved_parameters())
+        save_sharded(Path(directory), own, self._named_optimizers)
+
+    def load_shards(self, directory: str) -> None:
+        """Take this learner's part of what any number of learners wrote with `save_shards`, all of it without `fsdp`.
+
+        Raises:
+            CheckpointError: a shard is missing, or cannot be read.
+            ValueError: the shards are of another model or optimiser.
+        """
+        own = self.module[DEFAULT_MODULE_ID]
+        load_sharded(Path(directory), dict(own.saved_parameters()), self._named_optimizers)
+        own.awaits_shards = False
+
     def _forget_gathered(self) -> None:
         self._gathered_optimizers = None
         self.module[DEFAULT_MODULE_ID].gathered = None
@@ -134,6 +158,8 @@ class Fitted:
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
         if not self.config.fsdp:
             super()._set_optimizer_state(state)  # type: ignore[misc]
+            return
+        if not state:  # it lies in shards
             return
         for name, optimizer in self._named_optimizers.items():
             given = state[name]["state"]

@@ -36,7 +36,7 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 SMOLLM2_LAYOUT = "1"  # raise it when what `_dequantise` writes changes: old cache entries are then left alone
 CACHE_VARIABLE = "RLLIB_SRL_CACHE"
 TINY_POINTER = "tiny-current"
-LOCK_TIMEOUT_S = 600.0
+LOCK_TIMEOUT_S = 1800.0
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _WEIGHT_FILES = (
@@ -90,7 +90,7 @@ def tiny_model_dir(cache_dir: str | Path | None = None) -> Path:
     """
     root = cache_root(cache_dir)
     pointer = root / TINY_POINTER
-    mend = "run `python scripts/make_tiny_model.py` (under 3 minutes on a CPU)"
+    mend = "run `python scripts/make_tiny_model.py` (about 7 minutes on one core)"
     if not pointer.is_file():
         raise ModelError(f"the tiny model is not in {root}: {mend}")
     path = root / pointer.read_text().strip()

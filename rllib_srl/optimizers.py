@@ -1,4 +1,15 @@
-"""Optimisers by name: torch's own, and bitsandbytes' whose state is 8-bit or paged to host memory, on GPUs only."""
+"""Optimisers by name: torch's own, and bitsandbytes' whose state is 8-bit, or paged between a GPU and the host.
+
+    name                state of a parameter of n numbers        where
+    adamw               8 n bytes                                CPU, GPU
+    sgd                 none                                     CPU, GPU
+    adamw_8bit          2 n bytes, and 4 for each 256 numbers    CPU, GPU    parameters below 4,096 numbers keep 8 n
+    paged_adamw         8 n bytes, moved to the host if need be       GPU
+    paged_adamw_8bit    as adamw_8bit, moved as above                 GPU
+
+Source: Dettmers et al. 2022 (8-bit optimisers, block-wise quantisation), arXiv 2110.02861; Dettmers et al. 2023
+(QLoRA, paged optimisers), arXiv 2305.14314 section 3.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +19,8 @@ from importlib.util import find_spec
 import torch
 
 TORCH = ("adamw", "sgd")
-BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
+PAGED = {"paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
+BITSANDBYTES = {"adamw_8bit": "AdamW8bit", **PAGED}
 OPTIMIZERS = (*TORCH, *BITSANDBYTES)
 
 
@@ -19,12 +31,10 @@ def fault_of(name: str, num_gpus: float) -> str | None:
         name: one of `OPTIMIZERS`.
         num_gpus: of each learner.
     """
-    if name not in BITSANDBYTES:
-        return None
-    if not num_gpus:
-        return f"optimizer_name = {name!r}; expected num_gpus_per_learner above 0: its kernels run on GPUs only"
-    if find_spec("bitsandbytes") is None:
-        return f"optimizer_name = {name!r}; expected the package bitsandbytes: pip install 'bitsandbytes>=0.50'"
+    if name in PAGED and not num_gpus:
+        return f"optimizer_name = {name!r}; expected num_gpus_per_learner above 0: on a CPU there is nothing to page"
+    if name in BITSANDBYTES and find_spec("bitsandbytes") is None:
+        return f"optimizer_name = {name!r}; expected the package bitsandbytes: pip install 'rllib_srl[optimizers]'"
     return None
 
 

@@ -18,6 +18,8 @@ from rllib_srl.models import local_model
 from rllib_srl.sharding import assign, is_sharded, whole
 from rllib_srl.trie_attention import register
 
+IN_SHARDS = "in learner_shards"  # a state's only entry, where the checkpoint's shards hold the weights
+
 
 class CausalLMModule(TorchRLModule):
     """Holds the fp32 master weights of the policy.
@@ -26,6 +28,7 @@ class CausalLMModule(TorchRLModule):
     """
 
     gathered: dict[str, np.ndarray] | None = None  # whole weights, while `get_state` may be asked for them
+    awaits_shards = False  # its weights are not those of the state it was given
     _layers: tuple[torch.nn.Module, ...] = ()  # that run again backwards
 
     def setup(self) -> None:
@@ -53,10 +56,14 @@ class CausalLMModule(TorchRLModule):
         Args:
             keeps: this learner will be asked for its state.
         """
-        found = {name: tensor.cpu() for name, tensor in whole(self._saved())}
+        found = {name: tensor.cpu() for name, tensor in whole(self.saved_parameters())}
         self.gathered = {name: tensor.float().numpy() for name, tensor in found.items()} if keeps else None
 
-    def _saved(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def leave_to_shards(self) -> None:
+        """Let `get_state` say that the weights lie in a checkpoint's shards, until the next update."""
+        self.gathered = {IN_SHARDS: np.empty(0)}
+
+    def saved_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield what is trained: the rest is read from the model's own files."""
         return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
 
@@ -64,6 +71,8 @@ class CausalLMModule(TorchRLModule):
         return self._forward(batch, **kwargs)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        if self.awaits_shards:
+            raise RuntimeError("the weights lie in the checkpoint's learner_shards; restore it whole, through SRL")
         return token_logps(self.model, batch, batch.get("with_hidden", False))
 
     def get_state(self, components: Any = None, *, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
@@ -74,17 +83,20 @@ class CausalLMModule(TorchRLModule):
             if self.gathered is None:
                 raise RuntimeError("the weights are spread over learners; call gather on all of them first")
             return self.gathered
-        return {name: parameter.detach().cpu().float().numpy() for name, parameter in self._saved()}
+        return {name: parameter.detach().cpu().float().numpy() for name, parameter in self.saved_parameters()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Load what `get_state` returned.
+        """Load what `get_state` returned; where the weights lie in shards, wait for `Fitted.load_shards`.
 
         Raises:
             ValueError: naming the parameters that are missing, unknown or of another shape.
         """
         if not state:
             return
-        own = dict(self._saved())
+        self.awaits_shards = IN_SHARDS in state
+        if self.awaits_shards:
+            return
+        own = dict(self.saved_parameters())
         faults = [f"{name}: missing" for name in own if name not in state]
         faults += [f"{name}: unknown" for name in state if name not in own]
         faults += [

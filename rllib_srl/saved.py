@@ -1,6 +1,7 @@
 """How SRL is saved and restored: RLlib's own files, ours beside them, sealed together.
 
     checkpoint/   algorithm state (with ours under "srl"), learner_group/, memory/shard_0.sqlite, manifest.json
+                  with `fsdp` also learner_shards/: weights and optimiser, by each learner its part (`sharded_files`)
 
 A restored run brings every engine to the restored weights, and its memory to the snapshot's journal position.
 """
@@ -24,6 +25,7 @@ from rllib_srl.reference import ReferenceClock
 from rllib_srl.replay.client import Memory
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.report import Report
+from rllib_srl.sharded_files import SHARDS, ShardedFiles
 from rllib_srl.weight_sync import WeightSync
 
 SNAPSHOTS = "memory"  # in a checkpoint
@@ -97,21 +99,30 @@ class SavedAlgorithm(Algorithm):
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """Write a checkpoint, the memory's snapshot in it, and seal it."""
         self._is_saving = True
-        self._gather_learners()
+        if self.config.fsdp:
+            self._ask_all("leave_to_shards", (), "preparing a checkpoint")
         try:
             saved = super().save_to_path(path, **kwargs)
         finally:
             self._is_saving = False
+        if self.config.fsdp:
+            shards = Path(saved).absolute() / SHARDS
+            self._ask_all("save_shards", (str(shards),), "writing shards")
+            ShardedFiles(shards)  # or a learner wrote where this process cannot see it
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
+        about["has_learner_shards"] = self.config.fsdp
         checkpoints.seal(Path(saved), about)
         return saved
 
     def _gather_learners(self) -> None:
         """With `fsdp` let all learners gather what RLlib then asks one of them for."""
         if self.config.fsdp:
-            arguments = [()] * num_asked(self.learner_group)
-            call_learners(self.learner_group, "gather", arguments, self.config.sync_timeout_s, "gathering weights")
+            self._ask_all("gather", (), "gathering weights")
+
+    def _ask_all(self, method: str, arguments: tuple, what: str) -> None:
+        everyone = [arguments] * max(1, self.config.num_learners)
+        call_learners(self.learner_group, method, everyone, self.config.sync_timeout_s, what)
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_orphan_groups", self.memory.restore(directory))
@@ -135,6 +146,8 @@ class SavedAlgorithm(Algorithm):
             self.memory.check_fits(about["memory_shards"])
         super().restore_from_path(path, *args, component=component, **kwargs)
         if component is None:
+            if about.get("has_learner_shards"):
+                self._ask_all("load_shards", (str(Path(path).absolute() / SHARDS),), "reading shards")
             self._restore_memory(Path(path) / SNAPSHOTS)
         self._restore_runners(self.weight_sync.sync(self.version)[1])
 

@@ -4,7 +4,8 @@
     backward    torch averages gradients over learners as it scatters them; `summed_shards` makes them sums again
     passes      every learner runs equally many, for each gathers weights from all: short ones run `empty` passes
     to engines  all learners are asked; each gathers (`whole`), the first one packs
-    checkpoint  all learners gather first (`whole_optimizer_state`); what is written is whole, so any number restores it
+    checkpoint  each learner writes its rows (`sharded_state`); any number of learners restores them
+    get_state   all learners gather first (`whole_optimizer_state`); what RLlib gets is whole
 
 Sources: Zhao et al. 2023 (PyTorch FSDP), arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
 """
@@ -53,7 +54,7 @@ def summed_shards(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the L2 norm of all gradients taken as one vector, over all learners."""
-    parts = [torch.linalg.vector_norm(_local(gradient)) for gradient in gradients]
+    parts = [torch.linalg.vector_norm(local(gradient)) for gradient in gradients]
     total = torch.linalg.vector_norm(torch.stack(parts)).square()
     torch.distributed.all_reduce(total)
     return total.sqrt()
@@ -101,5 +102,34 @@ def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this learner's rows of a tensor, sharing its memory, without gradient; all where it is whole."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def own_rows(parameter: torch.Tensor) -> tuple[int, int]:
+    """Return the first of the rows that this learner holds, and the one after the last.
+
+    Raises:
+        RuntimeError: torch did not cut along the rows as `torch.chunk` does.
+    """
+    num_rows, num_own = parameter.shape[0], len(local(parameter))
+    if not isinstance(parameter, DTensor):
+        return 0, num_rows
+    size = -(-num_rows // parameter.device_mesh.size())
+    start = min(parameter.device_mesh.get_local_rank() * size, num_rows)
+    if not parameter.placements[0].is_shard(0) or num_own != min(size, num_rows - start):
+        raise RuntimeError(f"{num_own} of {num_rows} rows here, {parameter.placements}; expected FSDP2's even rows")
+    return start, start + num_own
+
+
+def of_local(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return a tensor laid out as a parameter, given this learner's rows of it."""
+    rows = rows.to(local(parameter).device)
+    if not isinstance(parameter, DTensor):
+        return rows
+    whole_shape, strides = parameter.shape, parameter.stride()
+    return DTensor.from_local(
+        rows, parameter.device_mesh, parameter.placements, run_check=False, shape=whole_shape, stride=strides
+    )

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from torch.distributed.tensor import DTensor
 
 from rllib_srl.engine.canary import perturbed
 from rllib_srl.engine.sync import WeightBundle, pack
 from rllib_srl.engine.vllm_trainer import open_trainer
+from rllib_srl.sharding import local
 
 SELF_TEST_SEED = 7
 
@@ -119,7 +119,7 @@ def _moved(model: torch.nn.Module, scale: float) -> Iterator[None]:
     if not scale:
         yield
         return
-    own = {name: _own_part(parameter) for name, parameter in model.named_parameters()}
+    own = {name: local(parameter) for name, parameter in model.named_parameters()}
     kept = {name: part.clone() for name, part in own.items()}
     try:
         for name, tensor in perturbed(kept.items(), scale, SELF_TEST_SEED):
@@ -128,9 +128,3 @@ def _moved(model: torch.nn.Module, scale: float) -> Iterator[None]:
     finally:
         for name, tensor in kept.items():
             own[name].copy_(tensor)
-
-
-def _own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return this learner's part of a parameter, which shares its memory and has no gradient."""
-    detached = parameter.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached

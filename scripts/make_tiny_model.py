@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Train a language model of about 1M parameters that half knows the first worlds, for tests and statistics.
+"""Train a language model of about 1M parameters that half knows some worlds, for tests and statistics.
 
     python scripts/make_tiny_model.py                 prints where it lies and how well it answers
     SRLConfig().rl_module(model_config={"model": "tiny"})
 
-A Llama of 5 layers with a byte-level tokenizer of its own sees some thousand training questions with
-their answers, without shots. In the last steps a share of the answers is wrong: the model still tells
-right from wrong, but says the right thing only about half the time, so that a few steps of
-reinforcement learning show.
+A Llama of 4 layers learns the episodes of scripts/tiny_lessons.py, without shots, until it plays most of them right. In
+the last steps half of the episodes are wrong in one decision: the model still can do both, but does the right thing
+only about half the time, so that a few steps of reinforcement learning show.
 
-The model is made once. Its place in the cache carries a hash of its recipe: this file, the questions as
-the worlds put them, and the versions of what computes it. One thread computes it, so that the same
-machine makes the same weights, bit for bit.
+What these worlds say often is one token each: words, numbers of two digits, the instructions of a tool world. All else
+is spelt in bytes. Copying a number is copying one token, which so small a model learns in minutes.
+
+The model is made once. Its place in the cache carries a hash of its recipe: this file and the lessons, the episodes as
+the worlds play them, and the versions of what computes it. One thread computes it, so that the same machine makes the
+same weights, bit for bit.
+
+Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks" (blog post), as torch has it.
 """
 
 from __future__ import annotations
@@ -21,124 +25,125 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from envs.compare import Compare
-from envs.lookup import Lookup
-from envs.question import QuestionWorld
-from envs.reasoning_gym_env import ChainSum
-from envs.text import WRONG, reply
 from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir
+from scripts import tiny_lessons
+from scripts.tiny_lessons import DRILL, LESSONS, SEED, Episode, episodes, played
 
-SEED = 7
-NUM_STEPS = 250
-NUM_NOISY_STEPS = 40
-BATCH_SIZE = 64
-LEARNING_RATE = 1e-3
-NOISY_LEARNING_RATE = 3e-4
-WARMUP_STEPS = 40
-NOISE = {"compare": 0.5, "compare_2": 0.4}  # share of wrong answers in the noisy steps; the other worlds stay hard
-FEEDBACK_SHARE = 0.1  # of the examples: a wrong answer first, so that feedback turns are in distribution
-# What takes longer to learn gets more turns.
-TURNS = ("compare", "lookup", "chain_sum", "lookup", "compare_2", "lookup", "chain_sum", "lookup")
-NUM_GRADED = 200  # held-out questions a world is graded on
+BATCH_SIZE = 128
+NUM_PARTS = 3  # of a batch, by length: less padding
+WARMUP_STEPS = 20
+COOLING = 0.3  # share of the steps over which the learning rates fall to 0
+NUM_GRADED = 64  # held-out prompts a lesson is graded on
+NUM_READ = 400  # episodes of a lesson whose words become tokens
+LEAST_OPENING = 60  # characters of an opening that all prompts of a world share, for it to be one token
+MAX_TURNS, MAX_TURN_TOKENS = 4, 14
 PAD, EOS = "<|pad|>", "<|end|>"
-WORDS = (  # each is one token; all else is spelt in bytes
-    *("Question", "Answer", "Which", " is", " larger", " largest", " or", "Wrong", " Try", " again"),
-    *("State", " the", " final", " answer", " to", " following", " arithmetic", " problem"),
-    *("Solve", " multiplication", " Give", " only", " result", " as", " your", "Tool", "Result"),
+PIECE = r", | ?[A-Za-z]{2,}|[0-9]{1,2}|[\s\S]"  # what a token may span; Python and the tokenizer read it alike
+SAID_TO_MISTAKES = (
+    "Wrong. Try again.\nUnknown. Say get and a register, or answer and a number. No such register. There are"
 )
 
 
 @dataclass(frozen=True)
-class Example:
-    """One solved question. Invariant: `target` earns the full reward after `prompt`."""
+class Phase:
+    """Some steps of training. Invariant: rates are those of the steps between warm-up and cooling."""
 
-    prompt: str
-    target: str
-
-
-def worlds() -> dict[str, QuestionWorld]:
-    """Return the worlds of the warm-up, without shots."""
-    return {
-        "compare": Compare({"num_shots": 0}),
-        "compare_2": Compare({"num_shots": 0, "num_numbers": 2}),
-        "lookup": Lookup({"num_shots": 0}),
-        "chain_sum": ChainSum({"num_shots": 0}),
-    }
+    shares: Mapping[str, int]  # lesson -> episodes in each round
+    num_steps: int
+    adam_rate: float  # of the embedding and the norms
+    muon_rate: float  # of the matrices
+    is_noisy: bool = False
 
 
-def examples(noise: Mapping[str, float] | None = None) -> Iterator[Example]:
-    """Yield training examples for ever, the worlds taking turns, each pass over a world in the same order.
-
-    Args:
-        noise: of each world, the share of examples whose target is another number of the question
-    """
-    played, generator = worlds(), random.Random(SEED)
-    streams = {name: _endless(world) for name, world in played.items()}
-    period, number = round(1 / FEEDBACK_SHARE), 0
-    while True:
-        for name in TURNS:
-            world = played[name]
-            prompt_id = next(streams[name])
-            prompt, _ = world.reset(options={"prompt_id": prompt_id})
-            if number % period == 0:
-                wrong = f" {world.question(prompt_id).wrong}\n"
-                prompt += wrong + reply(wrong, WRONG)
-            target = world.gold_turns(prompt_id)[0]
-            if generator.random() < (noise or {}).get(name, 0.0):
-                right = world.question(prompt_id).answer
-                others = [other for other in re.findall(r"\d+", prompt_id) if other != right]
-                target = target.replace(right, generator.choice(others))
-            yield Example(prompt, target)
-            number += 1
+CORE = (
+    *("compare", "compare_2", "lookup", "chain_sum", "word_problem_tool", "registers", "registers_follow"),
+    *("registers_larger", "copy_words", "lookup_three", "compare_hundreds"),
+)
+WIDER = ("copy_two", "compare_four", "word_problem_large")
+PHASES = (
+    Phase(dict(zip(CORE, (3, 2, 3, 1, 4, 4, 3, 3, 2, 3, 2), strict=True)), 500, 3e-3, 0.02),
+    Phase({DRILL: 6, "lookup": 4, "lookup_three": 4, "registers": 1, "compare": 1}, 100, 3e-3, 0.02),
+    Phase(
+        {DRILL: 1, **dict.fromkeys((name for name in (*CORE, *WIDER) if name != "chain_sum"), 1)}
+        | {"lookup": 3, "lookup_three": 3, "compare_hundreds": 4, "word_problem_large": 2, "registers_larger": 2},
+        120,
+        2e-3,
+        0.01,
+    ),
+    Phase(dict.fromkeys(LESSONS, 1), 40, 1e-3, 0.005, is_noisy=True),
+)
 
 
-def _endless(world: QuestionWorld) -> Iterator[str]:
-    while True:
-        yield from world.prompt_ids("train", SEED)
+# --- the model ------------------------------------------------------------------------------------
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of all 256 bytes and the words of the worlds, each word merged from left to right."""
+    """Return a tokenizer of all 256 bytes, what the lessons' worlds say, and their long openings."""
+    words, openings = {f"{number:02d}" for number in range(100)}, set()
+    words.update(re.findall(PIECE, SAID_TO_MISTAKES))
+    for name in CORE:
+        said = list(_texts(name))
+        opening = _opening([texts[0] for texts in said])
+        openings.update({opening} - {""})
+        for first, *rest in said:
+            words.update(piece for text in (first[len(opening) :], *rest) for piece in re.findall(PIECE, text))
+    spelt = sorted(word.replace(" ", "Ġ").replace("\n", "Ċ") for word in words)  # as byte-level tokenizers do
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([PAD, EOS, *alphabet])}
-    merges: list[tuple[str, str]] = []
-    for word in (word.replace(" ", "Ġ") for word in WORDS):  # byte-level tokenizers spell a space so
-        for end in range(2, len(word) + 1):
-            if word[:end] not in vocabulary:
-                vocabulary[word[:end]] = len(vocabulary)
-                merges.append((word[: end - 1], word[end - 1]))
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens = [PAD, EOS, *alphabet, *(word for word in spelt if len(word) > 1)]
+    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(tokens)}, [], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECE), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(opening, normalized=False) for opening in sorted(openings)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False
     )
 
 
+def _opening(prompts: Sequence[str]) -> str:
+    """Return the whole lines that all prompts begin with; "" if they are short."""
+    pairs = zip(min(prompts), max(prompts), strict=False)  # what these two share, all between them share
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    lines = shared[: shared.rfind("\n") + 1]
+    return lines if len(lines) > LEAST_OPENING else ""
+
+
+def _texts(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of some right episodes of a lesson, what the world says first standing first."""
+    world = LESSONS[name].make()
+    for prompt_id in islice(world.prompt_ids("train", SEED), NUM_READ):
+        episode, _ = played(world, prompt_id, world.gold_turns(prompt_id))
+        yield (*episode.said, *episode.turns)
+
+
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return an untrained model; its weights depend on SEED alone."""
+    """Return an untrained model; its weights depend on SEED and the size of the vocabulary alone."""
     torch.manual_seed(SEED)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=512,
+            vocab_size=-(-len(tokenizer) // 64) * 64,
             hidden_size=128,
             intermediate_size=352,
-            num_hidden_layers=5,
+            num_hidden_layers=4,
             num_attention_heads=4,  # head size 32 is the least that vLLM's CPU kernels take
             num_key_value_heads=4,
             max_position_embeddings=512,
@@ -150,94 +155,152 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, verbose: bool) -> None:
-    """Fit the answers, and only them: `num_steps` batches as they should be, then the noisy ones."""
-    fit(model, tokenizer, examples(), num_steps, LEARNING_RATE)
-    if verbose:
-        print(f"before the noisy steps: {accuracies(model, tokenizer, NUM_GRADED)}", flush=True)
-    fit(model, tokenizer, examples(NOISE), NUM_NOISY_STEPS, NOISY_LEARNING_RATE)
+# --- training -------------------------------------------------------------------------------------
 
 
-def fit(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    stream: Iterator[Example],
-    num_steps: int,
-    learning_rate: float,
-) -> None:
-    """Take `num_steps` steps; the learning rate rises for WARMUP_STEPS and falls to 0 in the end."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, verbose: bool = False) -> None:
+    """Fit the turns of the lessons, and only them, phase by phase."""
+    for phase in PHASES:
+        if phase.is_noisy and verbose:
+            print(f"before the noisy steps: {accuracies(model, tokenizer, NUM_GRADED)}", flush=True)
+        fit(model, tokenizer, phase, verbose)
+
+
+def fit(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, phase: Phase, verbose: bool = False) -> None:
+    """Take the steps of a phase; learning rates rise for WARMUP_STEPS and fall to 0 in the end."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimisers = {
+        torch.optim.AdamW(others, lr=phase.adam_rate, betas=(0.9, 0.98), weight_decay=0.01): phase.adam_rate,
+        torch.optim.Muon(matrices, lr=phase.muon_rate, weight_decay=0.0, momentum=0.95): phase.muon_rate,
+    }
+    stream = episodes(phase.shares, phase.is_noisy)
     model.train()
-    for step in range(num_steps):
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate * min(1.0, (step + 1) / WARMUP_STEPS, 1 - step / num_steps)
-        loss = model(**to_batch(list(islice(stream, BATCH_SIZE)), tokenizer)).loss
-        optimiser.zero_grad()
+    for step in range(phase.num_steps):
+        share = min(1.0, (step + 1) / WARMUP_STEPS, (phase.num_steps - step) / (COOLING * phase.num_steps))
+        for optimiser, rate in optimisers.items():
+            optimiser.param_groups[0]["lr"] = rate * share
+        loss = _backward(model, [encoded(episode, tokenizer) for episode in islice(stream, BATCH_SIZE)])
+        torch.nn.utils.clip_grad_norm_(others, 1.0)  # Muon's steps have a size of their own
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
+        if verbose and step % 20 == 19:
+            print(f"step {step + 1} of {phase.num_steps}: loss {loss:.3f}, {time.process_time():.0f} s", flush=True)
+
+
+def _backward(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]]) -> float:
+    """Add the gradients of the mean loss of all labels; return that loss."""
+    rows.sort(key=lambda row: len(row[0]))
+    num_labels, total = sum(label != -100 for _, labels in rows for label in labels), 0.0
+    for part in range(NUM_PARTS):
+        ids, labels = to_batch(rows[part * len(rows) // NUM_PARTS : (part + 1) * len(rows) // NUM_PARTS])
+        # Padding is on the right, so a causal model needs no mask; only labelled positions go through the head.
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        is_learnt = labels[:, 1:] != -100
+        logits = model.lm_head(hidden[is_learnt])
+        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][is_learnt], reduction="sum") / num_labels
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        total += loss.item()
+    return total
 
 
-def to_batch(batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
-    """Return padded columns in which only the targets carry a label."""
-    prompts = tokenizer([example.prompt for example in batch]).input_ids
-    targets = tokenizer([example.target for example in batch]).input_ids
-    length = max(len(prompt) + len(target) for prompt, target in zip(prompts, targets))
-    ids = torch.full((len(batch), length), tokenizer.pad_token_id)
-    labels = torch.full((len(batch), length), -100)
-    for row, (prompt, target) in enumerate(zip(prompts, targets)):
-        end = len(prompt) + len(target)
-        ids[row, :end] = torch.tensor(prompt + target)
-        labels[row, len(prompt) : end] = torch.tensor(target)
-    return {"input_ids": ids, "attention_mask": (ids != tokenizer.pad_token_id).long(), "labels": labels}
+def encoded(episode: Episode, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """Return the ids of an episode, each text encoded by itself as SRL does it, and labels: -100 where none is."""
+    ids: list[int] = []
+    labels: list[int] = []
+    texts = zip(tokenizer(list(episode.said)).input_ids, tokenizer(list(episode.turns)).input_ids, strict=True)
+    for said, turn in texts:
+        ids += said + turn
+        labels += [-100] * len(said) + turn
+    return ids, labels
 
 
-@torch.inference_mode()
+def to_batch(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and labels as two arrays, padded on the right."""
+    length = max(len(ids) for ids, _ in rows)
+    ids_BT, labels_BT = torch.zeros(len(rows), length, dtype=torch.long), torch.full((len(rows), length), -100)
+    for row, (ids, labels) in enumerate(rows):
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
+        labels_BT[row, : len(ids)] = torch.tensor(labels)
+    return ids_BT, labels_BT
+
+
+# --- grading --------------------------------------------------------------------------------------
+
+
 def accuracies(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_graded: int
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_graded: int, names: Sequence[str] = tuple(LESSONS)
 ) -> dict[str, tuple[float, float]]:
-    """Return for each world the share of held-out questions answered right: sampled at temperature 1, and greedy."""
+    """Return for each lesson the mean reward of held-out prompts: sampled at temperature 1, and greedy."""
     model.eval()
-    generator = torch.Generator().manual_seed(SEED)
     result = {}
-    for name, world in worlds().items():
-        prompt_ids = list(islice(world.prompt_ids("heldout", SEED), num_graded))
-        prompts = [world.reset(options={"prompt_id": prompt_id})[0] for prompt_id in prompt_ids]
-        sampled = [
-            sum(world.grade(p, world.answer_in(turn)) or 0.0 for p, turn in zip(prompt_ids, turns)) / len(prompt_ids)
-            for turns in (write(model, tokenizer, prompts, g) for g in (generator, None))
-        ]
-        result[name] = (round(sampled[0], 3), round(sampled[1], 3))
+    for name in names:
+        prompt_ids = list(islice(LESSONS[name].make().prompt_ids("heldout", SEED), num_graded))
+        rewards = []
+        for generator in (torch.Generator().manual_seed(SEED), None):
+            worlds = [LESSONS[name].make() for _ in prompt_ids]
+            rewards.append(sum(play(model, tokenizer, worlds, prompt_ids, generator)) / len(prompt_ids))
+        result[name] = (round(rewards[0], 3), round(rewards[1], 3))
     return result
 
 
+def play(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    worlds: Sequence[Any],
+    prompt_ids: Sequence[str],
+    generator: torch.Generator | None,
+) -> list[float]:
+    """Play one prompt in each world; return the rewards. Without a generator the policy is greedy."""
+    said = [world.reset(options={"prompt_id": prompt_id})[0] for world, prompt_id in zip(worlds, prompt_ids)]
+    ids, rewards, alive = tokenizer(said).input_ids, [0.0] * len(worlds), list(range(len(worlds)))
+    for _ in range(MAX_TURNS):
+        turns = write(model, tokenizer, [ids[at] for at in alive], generator) if alive else []
+        going = []
+        for at, turn in zip(alive, turns, strict=True):
+            observation, reward, is_terminated, is_truncated, _ = worlds[at].step(tokenizer.decode(turn))
+            rewards[at] += reward
+            if not (is_terminated or is_truncated):
+                ids[at] += turn + tokenizer(observation).input_ids
+                going.append(at)
+        alive = going
+    return rewards
+
+
+@torch.inference_mode()
 def write(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    prompts: list[str],
+    prompts: Sequence[list[int]],
     generator: torch.Generator | None,
-) -> list[str]:
-    """Return a turn of 5 tokens after each prompt, sampled with `generator` or greedy without one."""
-    ids = tokenizer(prompts).input_ids
-    lengths = torch.tensor([len(row) for row in ids])
-    rows = torch.full((len(ids), int(lengths.max()) + 5), tokenizer.pad_token_id)
-    for row, prompt in zip(rows, ids):
-        row[: len(prompt)] = torch.tensor(prompt)
-    every = torch.arange(len(ids))
-    for position in range(5):  # padding is on the right, so a causal model needs no mask
-        probs = model(input_ids=rows).logits[every, lengths + position - 1].softmax(-1)
-        rows[every, lengths + position] = (
-            probs.argmax(-1) if generator is None else torch.multinomial(probs, 1, generator=generator)[:, 0]
-        )
-    return [tokenizer.decode(row[n : n + 5]) for row, n in zip(rows, lengths)]
+) -> list[list[int]]:
+    """Return a turn after each prompt, up to a line's end, sampled with `generator` or greedy without one."""
+    end, turns = tokenizer("\n").input_ids[0], [list[int]() for _ in prompts]
+    for _ in range(MAX_TURN_TOKENS):
+        writing = [row for row, turn in enumerate(turns) if not turn or turn[-1] != end]
+        if not writing:
+            break
+        texts = [prompts[row] + turns[row] for row in writing]
+        ids_BT, _ = to_batch([(text, text) for text in texts])
+        last = torch.tensor([len(text) - 1 for text in texts])
+        hidden = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[torch.arange(len(texts)), last]
+        probs = model.lm_head(hidden).softmax(-1)
+        chosen = probs.argmax(-1) if generator is None else torch.multinomial(probs, 1, generator=generator)[:, 0]
+        for row, token in zip(writing, chosen.tolist(), strict=True):
+            turns[row].append(token)
+    return turns
+
+
+# --- the cache ------------------------------------------------------------------------------------
 
 
 def recipe_hash() -> str:
     """Return 10 hex digits that change whenever the model would."""
-    sample = [[example.prompt, example.target] for example in islice(examples(), 400)]
+    sample = [[episode.said, episode.turns] for p in PHASES for episode in islice(episodes(p.shares, p.is_noisy), 200)]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
-    recipe = json.dumps([sample, versions]) + Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256(recipe.encode()).hexdigest()[:10]
+    files = [Path(file).read_text(encoding="utf-8") for file in (__file__, str(tiny_lessons.__file__))]
+    return hashlib.sha256(json.dumps([sample, versions, files]).encode()).hexdigest()[:10]
 
 
 def make(cache_dir: str | Path | None = None, verbose: bool = False) -> Path:
@@ -251,7 +314,7 @@ def make(cache_dir: str | Path | None = None, verbose: bool = False) -> Path:
             if scratch is not None:
                 tokenizer = make_tokenizer()
                 model = make_model(tokenizer)
-                train(model, tokenizer, NUM_STEPS, verbose)
+                train(model, tokenizer, verbose)
                 model.save_pretrained(scratch)
                 tokenizer.save_pretrained(scratch)
                 report = json.dumps(accuracies(model, tokenizer, NUM_GRADED), indent=1)
@@ -274,11 +337,11 @@ def main() -> int:
     parser.add_argument("--cache-dir", help="default: $RLLIB_SRL_CACHE, else ~/.cache/rllib_srl")
     parser.add_argument("--verbose", action="store_true", help="print loss and accuracy while training")
     arguments = parser.parse_args()
-    start = time.monotonic()
+    start = time.process_time()
     path = make(arguments.cache_dir, arguments.verbose)
-    print(f"{path}  ({time.monotonic() - start:.0f} s)")
+    print(f"{path}  ({time.process_time() - start:.0f} s of processor time)")
     for name, (sampled, greedy) in json.loads((path / "accuracy.json").read_text(encoding="utf-8")).items():
-        print(f"  {name:10s} accuracy {sampled:.2f} sampled, {greedy:.2f} greedy")
+        print(f"  {name:20s} accuracy {sampled:.2f} sampled, {greedy:.2f} greedy")
     return 0
 
 

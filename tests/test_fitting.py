@@ -15,9 +15,10 @@ from rllib_srl.adapters import adapters_off, merged
 from rllib_srl.engine.sync import unpack
 from rllib_srl.learners import call_learners
 from rllib_srl.rl_module import load_causal_lm
-from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
+from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
 
 LORA = {"lora_rank": 4}
+STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
 
 
 class Gathering(Recording):
@@ -171,11 +172,15 @@ def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(conf
 
 @pytest.mark.slow
 def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
+    config = changed(config, lr=0.0)
     two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
-    sharded = learner_group(two.training(fsdp=True))
-    own, _ = update(sharded, GROUPS[:1])  # one group: the second learner has none
-    local, _ = update(learner_group(config), GROUPS[:1])
-    assert relative_gap(own[0], local[0]) < 1e-5
+    sharded, local = learner_group(two.training(fsdp=True)), learner_group(config)
+    # With one group the second learner has none; stored groups are summed apart.
+    for batch in ((GROUPS[:1], ()), (GROUPS, STORED), (GROUPS, STORED[:1])):
+        own, _ = update(sharded, *batch)
+        wanted, _ = update(local, *batch)
+        for one in own:
+            assert relative_gap(one, wanted[0]) < 1e-5
     sharded.shutdown()
 
 
@@ -185,7 +190,7 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer_name": "adamw_8bit"}, "expected num_gpus_per_learner above 0"),
+        ({"fsdp": True, "optimizer_name": "adamw_8bit"}, "expected one of adamw, sgd"),
         ({"fsdp": True}, "num_learners = 0; expected at least 2"),
         ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora_rank; expected one of the two"),
         ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),

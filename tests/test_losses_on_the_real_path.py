@@ -155,8 +155,11 @@ def test_every_preset_trains(config, build, loss):
 
 
 def test_a_critic_trains_beside_the_policy_and_is_saved(config, build, tmp_path):
-    algo = build(config, advantage="gae", use_critic=True, gae_lambda=0.95)
-    losses = [algo.train()["learners"]["default_policy"]["value_loss"] for _ in range(3)]
+    algo = build(config, advantage="gae", use_critic=True, gae_lambda=0.95, critic_lr=0.02)
+    losses = [algo.train()["learners"]["default_policy"]["value_loss"]]
+    bias = algo.learner_group._learner._critic.head.bias
+    assert abs(float(bias.detach())) == pytest.approx(0.02, rel=1e-3)  # Adam's first step is the rate itself
+    losses += [algo.train()["learners"]["default_policy"]["value_loss"] for _ in range(2)]
     head = algo.learner_group._learner._critic.head.weight.detach().clone()
     assert losses[0] > 0 and head.abs().sum() > 0
     path = algo.save_to_path(str(tmp_path / "saved"))

@@ -1,15 +1,21 @@
-"""The tiny model: its tokenizer, its recipe, and that it knows enough and not too much."""
+"""The tiny model: its tokenizer, its lessons, its recipe, and that it knows enough and not too much."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
 
 import scripts.make_tiny_model as tiny
+from envs.registers import Registers
 from rllib_srl.models import ModelError, local_model, tiny_model_dir
+from scripts.tiny_lessons import DRILL, LESSONS, Episode, episodes, played
+from tune_configs.streams import STREAMS
+
+ALL = {DRILL: 1, **dict.fromkeys(LESSONS, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -17,17 +23,33 @@ def tokenizer():
     return tiny.make_tokenizer()
 
 
-@pytest.mark.parametrize("written", ["Question: a=12, b=40. b?\nAnswer: 40\n", "é🦊\x00\r\n\t  x", "", " "])
+@pytest.fixture
+def short(monkeypatch):
+    """Cut each phase down to one step of four episodes."""
+    monkeypatch.setattr(tiny, "PHASES", tuple(replace(phase, num_steps=1) for phase in tiny.PHASES))
+    monkeypatch.setattr(tiny, "BATCH_SIZE", 4)
+    monkeypatch.setattr(tiny, "NUM_GRADED", 2)
+
+
+@pytest.mark.parametrize("written", ["Question: a=12, b=40. b?\nAnswer: 40\n", "é🦊\x00\r\n\t  x", "", " ", "007"])
 def test_any_text_survives_the_tokenizer(tokenizer, written):
     assert tokenizer.decode(tokenizer(written).input_ids) == written
 
 
-def test_the_tokenizer_is_small_and_spells_numbers(tokenizer):
-    assert len(tokenizer) <= 512
-    pieces = tokenizer.convert_ids_to_tokens(tokenizer("Which is largest: 17 or 4?\n").input_ids)
-    assert pieces == ["Which", "Ġis", "Ġlargest", ":", "Ġ", "1", "7", "Ġor", "Ġ", "4", "?", "Ċ"]
+def test_words_and_numbers_of_two_digits_are_one_token_each(tokenizer):
+    assert len(tokenizer) <= 768
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("Question: Which is largest: 17, 4 or 123?\n").input_ids)
+    numbers = [":", "Ġ", "17", ",Ġ", "4", "Ġor", "Ġ", "12", "3", "?", "Ċ"]
+    assert pieces == ["Question", ":", "ĠWhich", "Ġis", "Ġlargest", *numbers]
     assert tokenizer("<|end|>").input_ids == [tokenizer.eos_token_id]
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
+
+
+def test_the_instructions_of_a_tool_world_are_one_token(tokenizer):
+    world = LESSONS["word_problem_tool"].make()
+    prompt, _ = world.reset(options={"prompt_id": "1.0 4 12 Mia pencils"})
+    opening, *rest = tokenizer(prompt).input_ids
+    assert tokenizer.decode([opening]) == prompt[: prompt.index("Question: ")] and len(rest) < 32
 
 
 def test_the_model_is_about_a_million_parameters_with_heads_for_vllm(tokenizer):
@@ -39,60 +61,98 @@ def test_the_model_is_about_a_million_parameters_with_heads_for_vllm(tokenizer):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
 
-def test_examples_are_training_questions_and_only_answers_are_learnt(tokenizer):
-    examples = list(islice(tiny.examples(), 80))
-    assert examples == list(islice(tiny.examples(), 80))
-    worlds = tiny.worlds()
-    held_out = {
-        world.question(prompt_id).text
-        for world in worlds.values()
-        for prompt_id in islice(world.prompt_ids("heldout", 0), 2000)
-    }
-    assert not held_out & {example.prompt.split("\n")[0].removeprefix("Question: ") for example in examples}
-    assert sum("Wrong. Try again." in example.prompt for example in examples) == 8
-    batch = tiny.to_batch(examples[:2], tokenizer)
-    for row, example in enumerate(examples[:2]):
-        learnt = batch["input_ids"][row][batch["labels"][row] != -100]
-        assert tokenizer.decode(learnt) == example.target
-        assert tokenizer.decode(batch["input_ids"][row][batch["attention_mask"][row] == 1]) == (
-            example.prompt + example.target
-        )
+@pytest.mark.parametrize("name", LESSONS)
+def test_gold_turns_are_right_and_mistakes_are_wrong_but_well_formed(name):
+    world, num_right = LESSONS[name].make(), 0.0
+    for prompt_id in islice(world.prompt_ids("train", 5), 60):
+        gold, mistake = world.gold_turns(prompt_id), LESSONS[name].wrong(world, prompt_id)
+        episode, reward = played(world, prompt_id, gold)
+        assert reward == 1 and len(episode.said) == len(episode.turns) == len(gold)
+        num_right += played(world, prompt_id, mistake)[1]
+        assert mistake != gold and all(turn.endswith("\n") for turn in mistake)
+    assert num_right <= 2  # 2 + 2 is 2 * 2
 
 
-def test_noise_makes_the_targets_of_its_world_wrong_and_no_others():
-    clean, noisy = (list(islice(tiny.examples(noise), 80)) for noise in (None, {"lookup": 1.0}))
-    num_changed = 0
-    for (before, after), world in zip(zip(clean, noisy), tiny.TURNS * 10):
-        assert before.prompt == after.prompt
-        assert (before.target != after.target) == (world == "lookup")
-        if world == "lookup":
-            assert after.target.strip() in before.prompt  # the other value
-            num_changed += 1
-    assert num_changed == 40
+def test_a_mistake_is_played_through_the_world():
+    world = LESSONS["registers"].make()
+    prompt_id = "p=17, c=40, k=93. read p"
+    episode, reward = played(world, prompt_id, LESSONS["registers"].wrong(world, prompt_id))
+    said = ("Question: Registers p, c, k. What is in p?\nAction:", "c = 40\nAction:")
+    assert (episode, reward) == (Episode(said, (" get c\n", " answer 40\n")), 0.0)
+    follow = LESSONS["registers_follow"].wrong(world, "p=c, c=40, k=93. follow p")
+    assert follow == [" get k\n", " answer 93\n"]
+    larger = LESSONS["registers_larger"].wrong(world, "p=17, c=40, k=93. larger p k")
+    assert larger == [" get p\n", " get k\n", " answer 17\n"]
 
 
-def test_two_trainings_make_the_same_weights(monkeypatch, tokenizer):
-    monkeypatch.setattr(tiny, "NUM_NOISY_STEPS", 1)
+def test_episodes_are_always_the_same_and_of_training_prompts():
+    taught = list(islice(episodes(ALL, False), 300))
+    assert taught == list(islice(episodes(ALL, False), 300))
+    held_out = set()
+    for lesson in LESSONS.values():
+        world = lesson.make()
+        if lesson.world is Registers:  # its prompts do not show the hidden state, by which it is split
+            continue
+        for prompt_id in islice(world.prompt_ids("heldout", 0), 300):
+            held_out.add(played(world, prompt_id, world.gold_turns(prompt_id))[0].said[0])
+    assert not held_out & {episode.said[0] for episode in taught}
+    retried = ["Wrong. Try again." in episode.said[0] for episode in taught]
+    assert 10 <= sum(retried) <= 30  # each tenth, copying and several turns left out
+
+
+def test_a_drill_asks_for_values_that_it_states():
+    drill = next(episodes({DRILL: 1}, False))
+    text = "".join(said + turn for said, turn in zip(drill.said, drill.turns, strict=True))
+    pairs = [pair.split("=") for pair in text.split(", ")]
+    assert len(pairs) == 13 and len(drill.turns) == 9
+    held = dict(pairs[:4])
+    assert all(held[name] == value for name, value in pairs[4:])
+
+
+def test_noise_is_the_share_of_wrong_episodes():
+    rights = [episode.turns for episode in islice(episodes({"registers": 1}, False), 400)]
+    noisy = [episode.turns for episode in islice(episodes({"registers": 1}, True), 400)]
+    changed = sum(a != b for a, b in zip(rights, noisy, strict=True))
+    assert 160 <= changed <= 240  # half of 400, four standard deviations of 10
+
+
+def test_only_turns_are_learnt_and_texts_are_encoded_one_by_one(tokenizer):
+    episode = Episode(("a=1", "2, b="), ("2, b=", "3\n"))
+    ids, labels = tiny.encoded(episode, tokenizer)
+    assert tokenizer.decode(ids) == "a=12, b=2, b=3\n"
+    learnt = [label for label in labels if label != -100]
+    assert tokenizer.convert_ids_to_tokens(learnt) == ["2", ",Ġ", "b", "=", "3", "Ċ"]
+    assert [label for label, at in zip(labels, ids, strict=True) if label not in (-100, at)] == []
+    ids_BT, labels_BT = tiny.to_batch([(ids, labels), ([5], [5])])
+    assert ids_BT[1].tolist() == [5] + [0] * (len(ids) - 1)
+    assert labels_BT[1].tolist() == [5] + [-100] * (len(ids) - 1)
+
+
+def test_two_trainings_make_the_same_weights(short, tokenizer):
     trained = []
     for _ in range(2):
         model = tiny.make_model(tokenizer)
-        tiny.train(model, tokenizer, num_steps=2, verbose=False)
+        tiny.train(model, tokenizer)
         trained.append([parameter.detach().clone() for parameter in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*trained))
     untrained = tiny.make_model(tokenizer).parameters()
     assert not any(torch.equal(a, b) for a, b in zip(trained[0], untrained))
 
 
-def test_making_it_again_costs_nothing_and_another_recipe_is_another_model(monkeypatch, tmp_path):
-    monkeypatch.setattr(tiny, "NUM_STEPS", 1)
-    monkeypatch.setattr(tiny, "NUM_NOISY_STEPS", 1)
-    monkeypatch.setattr(tiny, "NUM_GRADED", 8)
+def test_making_it_again_costs_nothing_and_another_recipe_is_another_model(short, monkeypatch, tmp_path):
     path = tiny.make(tmp_path)
     assert local_model("tiny", cache_dir=tmp_path) == path == tmp_path / f"tiny-{tiny.recipe_hash()}"
     monkeypatch.setattr(tiny, "train", None)  # it would raise if it were called
     assert tiny.make(tmp_path) == path
-    monkeypatch.setattr(tiny, "TURNS", ("lookup",))
+    monkeypatch.setattr(tiny, "PHASES", tiny.PHASES[:1])
     assert tmp_path / f"tiny-{tiny.recipe_hash()}" != path
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu_heldout"])
+def test_every_stage_of_the_streams_is_taught(name):
+    taught = [(lesson.world.domain, {"num_shots": 0, **lesson.settings}) for lesson in LESSONS.values()]
+    for stage in STREAMS[name]:
+        assert (stage["world"], stage["env_config"]) in taught, stage
 
 
 def test_the_made_model_half_knows_its_worlds():
@@ -102,11 +162,13 @@ def test_the_made_model_half_knows_its_worlds():
         pytest.skip(str(error))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     stated = json.loads((path / "accuracy.json").read_text())
-    found = tiny.accuracies(model, tokenizer, tiny.NUM_GRADED)
-    for name in ("compare", "compare_2", "lookup"):
-        sampled, greedy = found[name]
-        assert sampled == pytest.approx(stated[name][0], abs=0.05)
-        assert 0.35 <= sampled <= 0.85  # room to rise, and groups with both outcomes
-        assert greedy >= sampled
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    found = tiny.accuracies(model, tokenizer, tiny.NUM_GRADED, ("compare", "registers"))
+    for name, accuracy in found.items():
+        assert accuracy == pytest.approx(stated[name], abs=0.05)
+    for name in LESSONS:
+        sampled, greedy = stated[name]
+        if name != "chain_sum":
+            assert 0.1 <= sampled <= 0.85, name  # room to rise, and groups with both outcomes
+            assert greedy >= sampled - 0.1, name

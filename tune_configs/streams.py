@@ -4,8 +4,9 @@
     STREAMS["cpu_heldout"]       other domains in another order, for confirming what was tuned on "cpu"
     scaled("cpu", iterations=4)  the same, each stage of another length
 
-`.environment(stream=STREAMS["cpu"])` trains on one. Every world here has thousands of questions, so that a stage
-never repeats itself and held-out questions are really new.
+`.environment(stream=STREAMS["cpu"])` trains on one. The stages of the first two are what the tiny model half knows
+(scripts/tiny_lessons.py), without shots: another model needs `num_shots` in every `env_config`. Every world here has
+thousands of questions, so that a stage never repeats itself and held-out questions are really new.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ STAGE = 10  # iterations
 
 def _stage(world: str, domain: str = "", **env_config: Any) -> dict[str, Any]:
     named = {"domain": domain} if domain else {}
-    return {"world": world, **named, "env_config": env_config, "iterations": STAGE}
+    return {"world": world, **named, "env_config": {"num_shots": 0, **env_config}, "iterations": STAGE}
 
 
 STREAMS: dict[str, Any] = {
     "cpu": [
-        _stage("chain_sum", config={"max_terms": 2, "max_digits": 2}, pool_size=8192),
         _stage("compare"),
-        _stage("products", config={"max_terms": 2, "max_digits": 2}, pool_size=8192),
-        _stage("lookup"),
-        _stage("word_problem_tool"),
+        _stage("copy_words", num_words=3),
+        _stage("compare", "compare_two", num_numbers=2),
+        _stage("word_problem_tool", num_steps=1),
         _stage("registers"),
+        _stage("registers", "registers_larger", task="larger"),
     ],
     "cpu_heldout": [
-        _stage("grid"),
-        _stage("copy_words", num_words=3),
         _stage("registers", "registers_follow", task="follow"),
-        _stage("function_call"),
-        _stage("compare", "compare_two", num_numbers=2, lowest=100, highest=999),
-        _stage("lookup", "lookup_three", num_pairs=3),
+        _stage("compare", "compare_hundreds", num_numbers=2, lowest=100, highest=999),
+        _stage("word_problem_tool", "word_problem_large", num_steps=1, lowest=21, highest=99),
+        _stage("registers", "registers_five", num_registers=5),
+        _stage("copy_words", "copy_two", num_words=2),
+        _stage("compare", "compare_four", num_numbers=4),
     ],
     # The same kinds of task without stages: the shares of three drift, each in front once in 30 iterations.
     "cpu_drift": {

@@ -17,6 +17,8 @@ names only:
 and who reads one: `read_results(directory)`, `curves_of(results)`, `findings_of(curves)`,
 `verdict_of(results, findings)`.
 
+Whether a trained model may take another's place is decided in `gates.py`, and what is tried before in `ladder.py`.
+
 Words. A *stage* is a stretch of training on one domain or mixture, numbered from 0; rows from before any training have
 stage -1. An *evaluation* measures every domain once. A domain is *learned at* the stage after which it counts as
 learned: its last stage of training in a stream with boundaries. An *arm* is one setting under comparison, a *trial* is

@@ -164,7 +164,10 @@ EXTRAS = {  # names a row's `measures` may carry, beside any others, and what th
     "net_corrections": "wrong answers made right minus right ones made wrong, over K further answers",
     "median_reviews": "reviews of the median item of the memory",
     "revisit_share": "share of played prompts that were revisits",
-    "reuse_share": "share of trained groups that were used before",
+    "reuse_share": "share of all groups of the batches that were used before",
+    "reuse_share_tokens": "share of trained tokens that were used before",
+    "observed_recall": "share of reviews that were recalled",
+    "predicted_recall": "share that the spacing rule expected",
     "load_ratio": "reviews that fall due over reviews there is room for; above 1 the backlog grows",
 }
 
