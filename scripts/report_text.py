@@ -55,13 +55,14 @@ def _setup(story: Story) -> Iterator[Block]:
     taught = sorted(when, key=lambda name: when[name])
     yield Heading("What was done")
     yield Text(
-        f"A language model was trained on {len(taught)} kinds of task (“domains”), one after the other: "
-        f"{', '.join(taught)}. Learning a new kind tends to push out the old ones. Replay, practising old prompts "
-        f"again, is meant to prevent that. Each way of training below (“arm”) was run {len(study.seeds)} times, each "
-        "time with another random seed; the arms share their seeds, so they can be compared run by run. Every run "
-        f"stops once it has written {study.budget:,} tokens (pieces of words) in training. Now and then training "
-        "pauses, and the model answers prompts of all domains which it never trains on: the share of right answers is "
-        "its accuracy."
+        f"{study.subject[:1].upper()}{study.subject[1:]} was trained on {len(taught)} kinds of task (“domains”), one "
+        f"after the other: {', '.join(taught)}. Learning a new kind tends to push out the old ones. Replay, practising "
+        f"again what was practised before, is meant to prevent that. Each way of training below (“arm”) was run "
+        f"{len(study.seeds)} times, each time with another random seed; the arms share their seeds, so they can be "
+        f"compared run by run. Every run stops once its budget of {study.budget:,} tokens is spent: pieces of words "
+        "that a language model writes in training, or new images that an image classifier is shown. Now and then "
+        "training pauses, and the model is asked things of all domains which it never trains on: the share of right "
+        "answers is its accuracy."
     )
     rows = [(story.arm_cell(arm.name), Cell(arm.description)) for arm in study.arms]
     yield Table("", ("arm", "what it does"), tuple(rows), is_text=True)

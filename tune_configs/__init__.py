@@ -1,23 +1,31 @@
 """Studies, one question per file: what is varied, against what, and how the answer is read.
 
-A study is a module whose docstring asks the question in its first line, with a function `study()` that returns a
-`Study`; `python scripts/tune.py` lists and runs them.
+A study is a module whose docstring asks the question in its first line and says which result answers it, with a
+function `study()`. There are two kinds, and `python scripts/tune.py` lists and runs both:
+
+    Study    compares arms on a stream of domains, paired by seed, at an equal budget of generated tokens; its results
+             are a directory that `scripts/report.py` reads (`rllib_srl.continual.study`)
+    Search   lets Ray Tune look for a good value of some settings; its answer is the table at the end
+
+`arms.py` holds what studies share: the setting that is tuned, the arms, and the stream they run on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rllib_srl import SRLConfig
 
 
 @dataclass(frozen=True)
-class Study:
-    """What Tune needs to answer a question.
+class Search:
+    """What Tune needs to look for a good value of some settings.
 
-    Invariant: each name in `varied` is a setting of `param_space` that holds one of Tune's search spaces.
+    Invariant: each name in `varied` is a setting of `param_space` that holds one of Tune's search spaces, or that the
+    scheduler changes.
     """
 
     param_space: SRLConfig  # one trial's settings; where a metric of evaluation counts, each trial ends with one
@@ -26,3 +34,4 @@ class Study:
     metric: str  # a name in a trial's last result, levels joined by "/"
     mode: str = "max"
     num_samples: int = 1  # times each combination is run
+    scheduler: Callable[[int], Any] | None = None  # makes Tune's scheduler from the iterations of a trial

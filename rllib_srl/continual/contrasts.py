@@ -140,6 +140,7 @@ def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) 
             f"{pairs} pairs of trials are too few to show it: the smallest p value they allow is {least:.2g}, "
             f"corrected for {len(contrasts)} comparisons"
         )
+    reasons += spacing_faults(results, findings)
     if reasons:
         return Verdict(None, tuple(contrasts), tuple(reasons))
     failed = [c for c in contrasts if not (c.is_significant and c.favours == primary.treatment)]
@@ -179,16 +180,20 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
         if off := {s: share for s, share in spent.items() if abs(share - 1) > BUDGET_TOLERANCE}:
             shares = ", ".join(f"{share:.0%} with seed {seed}" for seed, share in off.items())
             lines.append(f"{arm.title}: the budget of generated tokens was not met: {shares}")
-    if study.asks_about_spacing:
-        reviews = {arm.title: findings[arm.name].get("median_reviews") for arm in study.arms}
-        known = {title: finding.mean for title, finding in reviews.items() if finding and not np.isnan(finding.mean)}
-        least = min(known.values(), default=0.0)
-        if least < MIN_REVIEWS:
-            lines.append(
-                f"This is no test of spacing: the median item was reviewed {least:.1f} times, "
-                f"expected at least {MIN_REVIEWS:.0f}"
-            )
-    return lines
+    return lines + spacing_faults(results, findings)
+
+
+def spacing_faults(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
+    """Return a line if the study asks about spacing and items of the arms that decide came back too seldom, [] else."""
+    study = results.study
+    deciding = (study.primary.treatment, *study.primary.controls)
+    reviews = {study.title_of(arm): findings[arm].get("median_reviews") for arm in deciding}
+    known = {title: finding.mean for title, finding in reviews.items() if finding and not np.isnan(finding.mean)}
+    least = min(known.values(), default=0.0)
+    if not study.asks_about_spacing or least >= MIN_REVIEWS:
+        return []
+    expected = f"expected at least {MIN_REVIEWS:.0f}"
+    return [f"This is no test of spacing: the median item was reviewed {least:.1f} times, {expected}"]
 
 
 def _finding(values: dict[int, float]) -> Finding:

@@ -1,7 +1,8 @@
 """A study: one question, the arms that are compared to answer it, and the comparison that decides, fixed beforehand.
 
-Its `fingerprint` covers every field, and each trial carries the fingerprint of the study it was run for: whoever
-changes question, arms or primary comparison afterwards has another study, whose results directory holds no trial.
+The settings that make an arm are part of it. Its `fingerprint` covers every field, and each trial carries the
+fingerprint of the study it was run for: whoever changes question, arms or primary comparison afterwards has another
+study, whose results directory holds no trial.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,11 @@ from rllib_srl.continual.measures import MEASURES
 
 FORMAT = "rllib_srl.study/1"
 PRIMARY_MEASURES = ("average_accuracy", "retention_area")
+SUBJECT = "a language model"
+MATCHED = {  # settings that an arm may take from what another one realised, and what is matched
+    "num_epochs": "passes over each batch until as many tokens are trained as the other arm had trained by then",
+    "replay_reuse_fraction": "the other arm's realised share of reused groups",
+}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -31,6 +38,8 @@ class Arm:
     name: str  # letters, digits and _ . + -; also part of file names
     title: str  # as a reader sees it: "SRL + diversity"
     description: str  # one plain sentence: what this arm does that others do not
+    settings: dict[str, Any] = field(default_factory=dict)  # what makes the arm, by the names of docs/settings.md
+    matched: dict[str, str] = field(default_factory=dict)  # a key of MATCHED -> arm whose run of the same seed it meets
 
 
 @dataclass(frozen=True)
@@ -69,19 +78,23 @@ class Study:
     primary: Primary
     is_confirmation: bool = False  # run once, with a setting that was frozen before
     asks_about_spacing: bool = False  # then the median item must be reviewed `MIN_REVIEWS` times, or it is no test
+    settings: dict[str, Any] = field(default_factory=dict)  # of all arms, "stream" among them
+    subject: str = SUBJECT  # what is trained, as a reader sees it: "a small image classifier"
     format: str = FORMAT
 
     def faults(self) -> list[str]:
         """Return one line for each thing that does not fit."""
         faults = [] if self.format == FORMAT else [f"format = {self.format!r}; expected {FORMAT!r}"]
         named = {"name": [self.name], "arms": [a.name for a in self.arms], "domains": [d.name for d in self.domains]}
-        for field, names in named.items():
-            faults += [f"{field}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
-        for field, entries in {**named, "seeds": self.seeds}.items():
+        for kind, names in named.items():
+            faults += [f"{kind}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
+        for kind, entries in {**named, "seeds": self.seeds}.items():
             counts = Counter(entries).items()
-            faults += [f"{field}: {entry!r} is there {n} times; expected once" for entry, n in counts if n > 1]
+            faults += [f"{kind}: {entry!r} is there {n} times; expected once" for entry, n in counts if n > 1]
             if not entries:
-                faults.append(f"{field} is empty; expected at least one")
+                faults.append(f"{kind} is empty; expected at least one")
+        if not self.subject.strip():
+            faults.append(f"subject = {self.subject!r}; expected what is trained, in words")
         if not self.question.rstrip().endswith("?"):
             faults.append(f"question = {self.question!r}; expected a question, with its mark")
         for name, number in (("num_stages", self.num_stages), ("budget", self.budget)):
@@ -93,7 +106,23 @@ class Study:
                 faults.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
         if all(domain.learned_at is None for domain in self.domains):
             faults.append("no domain has a learned_at; expected at least one that is taught")
-        return faults + self._faults_of_primary(named["arms"])
+        return faults + self._faults_of_settings(named["arms"]) + self._faults_of_primary(named["arms"])
+
+    def _faults_of_settings(self, arms: Sequence[str]) -> list[str]:
+        faults = []
+        for arm in self.arms:
+            for name, other in arm.matched.items():
+                if name not in MATCHED:
+                    faults.append(f"arm {arm.name!r} matches {name!r}; expected one of {', '.join(MATCHED)}")
+                if other not in arms or next(a for a in self.arms if a.name == other).matched:
+                    faults.append(f"arm {arm.name!r} is matched to {other!r}; expected an arm that is not matched")
+        stages = self.settings.get("stream")
+        if stages is not None:
+            lengths = [stage.get("tokens") for stage in stages] if isinstance(stages, list | tuple) else []
+            if len(lengths) != self.num_stages or None in lengths or sum(lengths) != self.budget:
+                expected = f"{self.num_stages} stages in tokens that sum to the budget of {self.budget}"
+                faults.append(f"stream has stages of {lengths} tokens; expected {expected}")
+        return faults
 
     def _faults_of_primary(self, arms: Sequence[str]) -> list[str]:
         primary = self.primary
@@ -121,7 +150,15 @@ class Study:
     @cached_property
     def fingerprint(self) -> str:
         """Return 16 hex digits that change with any field."""
-        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+        values = asdict(self)
+        if self.subject == SUBJECT:
+            del values["subject"]  # results that were written before studies named it stay readable
+        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def settings_of(self, arm: str, seed: int) -> dict[str, Any]:
+        """Return the settings of a trial by the names of docs/settings.md; an arm's own go before the study's."""
+        own = next(a.settings for a in self.arms if a.name == arm)
+        return {**self.settings, **own, "seed": seed}
 
     def learned_at_C(self) -> np.ndarray:
         """Return the stage that taught each domain, NEVER where none did."""

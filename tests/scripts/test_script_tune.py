@@ -1,4 +1,4 @@
-"""scripts/tune.py: studies are listed, checked, and run side by side."""
+"""scripts/tune.py: studies are listed; searches are checked, and run side by side."""
 
 from __future__ import annotations
 
@@ -6,47 +6,62 @@ from pathlib import Path
 
 import pytest
 
-from scripts import tune
+from scripts import study_search, tune
 from tests.scripts.conftest import TINY
+from tune_configs import Search
+
+SEARCHES = sorted(name for name in tune.studies() if isinstance(tune.load(name), Search))
 
 
 def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture) -> None:
     assert tune.main([]) == 0
-    assert "  learning_rate  At which learning rate does a small model learn" in capsys.readouterr().out
+    listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert dict(listed)["learning_rate"].startswith("At which learning rate does a small model learn")
     assert all(question.endswith("?") for question in tune.studies().values())
 
 
-@pytest.mark.parametrize("name", sorted(tune.studies()))
-def test_every_study_is_valid_and_varies_what_it_says(name: str) -> None:
-    study = tune.load(name, {})
+def searched(name: str, **given: object) -> Search:
+    """Return a search with some settings given."""
+    search = tune.load(name)
+    assert isinstance(search, Search)
+    return study_search.with_settings(search, given)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_search_is_valid_and_varies_what_it_says(name: str) -> None:
+    study = searched(name)
     assert all("grid_search" in getattr(study.param_space, varied) for varied in study.varied)
-    num_trials, needed = tune.checked_trials(study)
+    num_trials, needed = study_search.checked_trials(study)
     assert num_trials >= 2 and needed["CPU"] > 0
+    for iterations in (2, study.iterations):
+        assert study.scheduler is None or study.scheduler(iterations).metric == "env_runners/episode_return_mean"
     assert not study.metric.startswith("evaluation/") or study.param_space.evaluation_interval == study.iterations
 
 
 def test_flags_replace_what_is_varied() -> None:
-    study = tune.load("learning_rate", {"lr": 1e-5, "iterations": 3, "model": "tiny"})
+    study = searched("learning_rate", lr=1e-5, iterations=3, model="tiny")
     assert (study.varied, study.iterations, study.param_space.evaluation_interval) == (("seed",), 3, 3)
-    assert tune.checked_trials(study) == (2, {"CPU": 2.0})
+    assert study_search.checked_trials(study) == (2, {"CPU": 2.0})
 
 
 def test_trials_at_once_are_bounded_by_the_scarcest_resource() -> None:
-    assert tune.num_at_once({"CPU": 0.5, "GPU": 1.0}, {"CPU": 16.0, "GPU": 3.0}) == 3
-    assert tune.num_at_once({"CPU": 0.1}, {"CPU": 0.3}) == 3
-    assert tune.num_at_once({"GPU": 1.0}, {"CPU": 16.0}) == 0
+    assert study_search.num_at_once({"CPU": 0.5, "GPU": 1.0}, {"CPU": 16.0, "GPU": 3.0}) == 3
+    assert study_search.num_at_once({"CPU": 0.1}, {"CPU": 0.3}) == 3
+    assert study_search.num_at_once({"GPU": 1.0}, {"CPU": 16.0}) == 0
 
 
 def test_what_cannot_run_says_so_at_once(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     storage = ["--storage", str(tmp_path)]
     assert tune.main(["learning_rat", *storage]) == 1
-    assert "study 'learning_rat' is unknown; expected one of learning_rate" in capsys.readouterr().err
+    assert "study 'learning_rat' is unknown; expected one of baselines, buffer_sizes" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--num_cpus_per_env_runner", "64", *storage]) == 1
     assert "65 CPU (the cluster has 2)" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--group_size", "1", *storage]) == 1
     assert "group_size = 1; expected" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--resume", *storage]) == 1
     assert "holds no study to resume" in capsys.readouterr().err
+    assert tune.main(["learning_rate", "--arms", "srl", *storage]) == 1
+    assert "--arms is for studies that compare arms" in capsys.readouterr().err
     (tmp_path / "learning_rate").mkdir()
     assert tune.main(["learning_rate", *storage]) == 1
     assert "holds this study already" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""What studies share: the setting under test, the arms that are compared, and the stream and size of a trial.
+
+    on_stream("cpu", module=__name__, doc=__doc__, arms=[...], primary=...)     a whole `Study`
+
+An arm is a short dictionary on top of `COMMON`. The arms of other methods keep SRL's shares of revisits and reuses
+and change *which* items and groups are drawn; those of `NOT_SRL` know no schedule, no load control and no leeches,
+which are parts of SRL. Settings are named as in docs/settings.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllib_srl.continual.study import Arm, Domain, Primary, Study
+from rllib_srl.streams import make_stream
+from rllib_srl.worlds import resolve
+from tune_configs.streams import scaled
+
+STAGE_TOKENS = 12_000  # that the policy writes in a stage: about 20 iterations of short answers
+DEV_SEEDS = tuple(range(1, 7))  # six pairs are the fewest with which an exact test can reach .05
+FRESH_SEEDS = tuple(range(101, 111))  # of the confirmation; used for nothing else
+
+# One process a trial: with answers this short that gives the most runs an hour on two cores (docs/design/0007).
+COMMON: dict[str, Any] = {
+    "model": "tiny",
+    "engine": "transformers",
+    "num_env_runners": 0,
+    "compute_dtype": "float32",
+    "lr": 1e-4,
+    "num_prompts_per_batch": 16,
+    "group_size": 8,
+    "max_turns": 4,
+    "max_turn_tokens": 24,
+    "max_episode_tokens": 512,
+    "num_transcripts": 0,
+    "evaluation_duration": 384,
+}
+FRACTIONS = {"replay_revisit_fraction": 0.25, "replay_reuse_fraction": 0.25}
+# The setting that is tuned on the development stream, then frozen: `confirm` runs it once on other domains and seeds.
+SRL = {**FRACTIONS, "replay_desired_retention": 0.9, "replay_diversity_coeff": 0.5}
+BEST_BASELINE = "learnability"  # of `baselines` on the development stream
+NO_REPLAY = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
+NOT_SRL = {
+    **FRACTIONS,
+    "replay_spacing": "none",
+    "replay_load_control": "none",
+    "replay_diversity_coeff": 0.0,
+    "replay_leech_failures": 0,
+}
+
+
+def _drawn_by(rule: str, **settings: Any) -> dict[str, Any]:
+    return {**NOT_SRL, "replay_selection": rule, "replay_reuse_selection": rule, **settings}
+
+
+_ARMS = [
+    Arm("srl_diversity", "SRL + diversity", "Old prompts come back when they are about to be forgotten, unlike ones "
+        "first.", SRL),
+    Arm("srl", "SRL without diversity", "Old prompts come back when they are about to be forgotten.",
+        {**SRL, "replay_diversity_coeff": 0.0}),
+    Arm("diversity", "diversity without spacing", "Old prompts come back at any time, unlike ones first.",
+        {**SRL, "replay_spacing": "none", "replay_load_control": "none", "replay_diversity_on": ["draw"]}),
+    Arm("no_replay", "no replay", "Old prompts never come back: plain GRPO.", NO_REPLAY),
+    Arm("uniform", "uniform replay", "Old prompts come back at random.", _drawn_by("uniform")),
+    Arm("fifo", "oldest first", "Old prompts come back in turn, the one left alone for longest first.",
+        _drawn_by("fifo")),
+    Arm("per", "prioritised replay", "Old prompts come back the more often the larger their advantages were.",
+        _drawn_by("per")),
+    Arm("fresh_per", "prioritised, fading", "Prioritised replay whose priorities fade with age (FreshPER).",
+        _drawn_by("fresh_per")),
+    Arm("learnability", "learnability", "Old prompts come back by p(1 - p), p being how often they were solved.",
+        _drawn_by("learnability")),
+    Arm("difficulty_pool", "difficulty pools", "Prompts of middling difficulty come back, easy and hard ones seldom.",
+        _drawn_by("difficulty_pool")),
+    Arm("dapo", "dynamic sampling", "No replay; prompts that all answers solve or fail are replaced (DAPO).",
+        {**NO_REPLAY, "dynamic_sampling_tries": 3}),
+    Arm("repo", "RePO", "The best rewarded old answers are trained on again.", _drawn_by("repo")),
+    Arm("exgrpo", "ExGRPO", "Half-solved prompts come back; the weight of old answers is shaped.",
+        _drawn_by("exgrpo", replay_reuse_correction="shape")),
+    Arm("exit", "pure ExIt", "Half-finished attempts become prompts of their own, those of varying outcome first.",
+        _drawn_by("exit", replay_revisit_fraction=0.5, replay_reuse_fraction=0.0, replay_task_growth=True)),
+    Arm("extra_epochs", "no replay, equal trained tokens", "Plain GRPO that passes over its batches more often, until "
+        "it has trained on as many tokens as SRL + diversity.", NO_REPLAY, {"num_epochs": "srl_diversity"}),
+    Arm("uniform_reuse", "uniform reuse, equal share", "Stored answers are trained on again at random, as large a "
+        "share of the training as SRL + diversity reused; no old prompt is asked again.",
+        _drawn_by("uniform", replay_revisit_fraction=0.0), {"replay_reuse_fraction": "srl_diversity"}),
+]  # fmt: skip
+ARMS = {arm.name: arm for arm in _ARMS}
+
+
+def varied(name: str, title: str, description: str, **settings: Any) -> Arm:
+    """Return SRL + diversity with some settings changed, as an arm of its own."""
+    return Arm(name, title, description, {**SRL, **settings})
+
+
+def on_stream(
+    stream: str,
+    *,
+    module: str,
+    doc: str | None,
+    arms: Sequence[str | Arm],
+    primary: Primary,
+    seeds: Sequence[int] = DEV_SEEDS,
+    tokens: int = STAGE_TOKENS,
+    settings: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Study:
+    """Return a study on a stream of stages, every stage as long as the others in generated tokens.
+
+    Args:
+        stream: a key of `tune_configs.streams.STREAMS`.
+        module: of the study; its last part names the study and its directory.
+        doc: docstring of the module: the question in the first line, then which result answers it.
+        arms: keys of `ARMS`, or arms of the study's own.
+        primary: the comparison that decides.
+        seeds: of the trials of each arm.
+        tokens: that the policy writes in a stage.
+        settings: of all arms, on top of `COMMON`.
+        others: further fields of `Study`.
+
+    Raises:
+        ValueError: the study has faults.
+    """
+    stages = list(scaled(stream, tokens=tokens))
+    question, _, answer = (doc or "").partition("\n")
+    return Study(
+        name=module.rpartition(".")[2],
+        question=question,
+        answered_by=" ".join(answer.split()),
+        arms=tuple(ARMS[arm] if isinstance(arm, str) else arm for arm in arms),
+        domains=domains_of(stages),
+        num_stages=len(stages),
+        seeds=tuple(seeds),
+        budget=tokens * len(stages),
+        primary=primary,
+        settings={**COMMON, **(settings or {}), "stream": stages},
+        **others,
+    ).checked()
+
+
+def domains_of(stages: Sequence[Mapping[str, Any]]) -> tuple[Domain, ...]:
+    """Return the domains of a stream of stages; one that comes back counts as learned after its last stage."""
+    learned_at: dict[str, int] = {}
+    for stage, values in enumerate(stages):
+        entry = next(iter(make_stream([values]).entries.values()))
+        own = getattr(getattr(resolve(entry.world), "unwrapped", resolve(entry.world)), "domain", entry.world)
+        learned_at[entry.domain or str(own)] = stage
+    return tuple(Domain(domain, stage) for domain, stage in learned_at.items())

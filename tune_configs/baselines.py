@@ -1,0 +1,19 @@
+"""Which way of choosing what comes back remembers most, and is SRL + diversity below any of them?
+
+Every method has the same budget of generated tokens and the same prompts. SRL + diversity stands if it is better than
+each on final accuracy and retention; a method that is better significantly refutes it. The best of the others is
+`BEST_BASELINE` of `arms.py` from then on.
+"""
+
+from __future__ import annotations
+
+from rllib_srl.continual.study import Primary, Study
+from tune_configs.arms import on_stream
+
+
+def study() -> Study:
+    """Return the study."""
+    others = ["no_replay", "uniform", "fifo", "per", "fresh_per", "learnability", "difficulty_pool", "dapo"]
+    others += ["repo", "exgrpo", "exit", "srl", "diversity"]
+    primary = Primary("srl_diversity", tuple(others))
+    return on_stream("cpu", module=__name__, doc=__doc__, arms=["srl_diversity", *others], primary=primary)

@@ -1,0 +1,21 @@
+"""Is it better to ask old prompts again, to train on stored answers again, or to do both?
+
+Both are worth their cost if both together beat each alone in final accuracy and retention. Asking again costs
+generated tokens, which the budget counts; training again costs trained tokens and seconds, which the report shows.
+"""
+
+from __future__ import annotations
+
+from rllib_srl.continual.study import Arm, Primary, Study
+from tune_configs.arms import on_stream, varied
+
+
+def study() -> Study:
+    """Return the study."""
+    only_revisit = varied("revisit", "asking again only", "Old prompts come back; stored answers are not used again.",
+                          replay_reuse_fraction=0.0)
+    only_reuse = varied("reuse", "training again only", "Stored answers are used again; old prompts do not come back.",
+                        replay_revisit_fraction=0.0)
+    primary = Primary("srl_diversity", ("revisit", "reuse"))
+    arms: list[str | Arm] = ["srl_diversity", only_revisit, only_reuse, "no_replay"]
+    return on_stream("cpu", module=__name__, doc=__doc__, arms=arms, primary=primary)

@@ -1,0 +1,24 @@
+"""Which rule for when an old prompt is due remembers most, and does any beat having none?
+
+A rule matters if FSRS, the default, is better than no rule in final accuracy and retention. Items must be reviewed
+often enough to tell: if the median item came back fewer than 4 times the report refuses the study as a test of
+spacing. So that they do, the memory is small and half of what is played comes from it.
+"""
+
+from __future__ import annotations
+
+from rllib_srl.continual.study import Primary, Study
+from tune_configs.arms import on_stream, varied
+
+
+def study() -> Study:
+    """Return the study."""
+    rules = {"sm2": "SM-2", "leitner": "Leitner boxes", "fixed": "fixed interval", "expanding": "expanding intervals",
+             "srl1": "the source's rule", "none": "no rule"}
+    fsrs = varied("fsrs", "FSRS", "An old prompt is due when FSRS expects it to be forgotten.", replay_spacing="fsrs")
+    others = [varied(rule, title, f"An old prompt is due as {title} says.", replay_spacing=rule)
+              for rule, title in rules.items()]
+    return on_stream(
+        "cpu", module=__name__, doc=__doc__, arms=[fsrs, *others], primary=Primary("fsrs", ("none",)),
+        asks_about_spacing=True, settings={"replay_revisit_fraction": 0.5, "replay_capacity": 64},
+    )
