@@ -31,6 +31,7 @@ from rllib_srl.continual.measures import MEASURES
 from rllib_srl.continual.recording import TrialWriter, finished_trials, open_trial
 from rllib_srl.continual.results import Results, Row, read_results
 from rllib_srl.continual.study import Arm
+from scripts.cluster import run_cleanly
 from scripts.display import duration, table
 from scripts.images_data import ImageSet, load
 from scripts.images_memory import Memory, NoMemory, Recent, Reservoir, Scheduled
@@ -212,13 +213,7 @@ def _check_equal(curves: Mapping[str, Mapping[int, Curve]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the script."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        return run(arguments)
-    except (ValueError, OSError) as error:
-        if arguments.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run_cleanly(lambda: run(arguments), arguments.debug)
 
 
 if __name__ == "__main__":

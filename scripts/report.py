@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
 from rllib_srl.continual.results import read_results
+from scripts.cluster import run_cleanly
 from scripts.report_blocks import Notice, to_html, to_markdown
 from scripts.report_text import page_of
 
@@ -54,13 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the script."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        return run(arguments)
-    except (ValueError, OSError) as error:
-        if arguments.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run_cleanly(lambda: run(arguments), arguments.debug)
 
 
 if __name__ == "__main__":
