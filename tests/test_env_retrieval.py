@@ -111,7 +111,7 @@ def test_hostile_queries_are_answered_in_time():
     world = Retrieval({"num_shots": 0, "max_calls": 100})
     world.reset(seed=0)
     start = time.monotonic()
-    for query in ("", "a" * 20_000, "the " * 5_000, "\x00", "\ud800", "🦊", "') OR 1=1 --", "x" * 10**6):
+    for query in ("", "a" * 20_000, "the " * 5_000, "\x00", "\ud800", "🦊", "') OR 1=1 --", "x" * 9 * 10**5):
         assert world.step(f"<search>{query}</search>")[0].startswith("\n<information>"), ascii(query[:9])
     assert time.monotonic() - start < 5
 
