@@ -15,7 +15,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from scripts.runs import RunError
 from scripts.study_plan import Plan, check_directory, config_of, planned
 from scripts.study_search import num_at_once
 
+NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
 REHEARSED = 3  # iterations of a rehearsal
 COLUMNS = ("average_accuracy", "retention_area", "forgetting", "plasticity")
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be told yet"}
@@ -194,13 +196,12 @@ def play(plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool) -> list[
 
 def fit(configs: Sequence[dict], storage: Path, name: str, callbacks: list, verbose: bool) -> tune.ResultGrid:
     """Run a trial for each config."""
-    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # rows are the record; Tune's would be megabytes a trial
 
     def named(trial: Any) -> str:
         told = trial.config[CONFIG]["_study"]
         return f"{told['arm']}--{told['seed']}"
 
-    return tune.Tuner(
+    tuner = tune.Tuner(
         StudyTrial,
         param_space={CONFIG: tune.grid_search(list(configs))},
         tune_config=tune.TuneConfig(trial_name_creator=named, trial_dirname_creator=named),
@@ -211,7 +212,23 @@ def fit(configs: Sequence[dict], storage: Path, name: str, callbacks: list, verb
             callbacks=callbacks,
             verbose=int(verbose),
         ),
-    ).fit()
+    )
+    with without_loggers():
+        return tuner.fit()
+
+
+@contextmanager
+def without_loggers() -> Iterator[None]:
+    """Keep Tune from logging: rows are the record, and Tune's own would be megabytes a trial."""
+    before = os.environ.get(NO_LOGGERS)
+    os.environ[NO_LOGGERS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NO_LOGGERS]
+        else:
+            os.environ[NO_LOGGERS] = before
 
 
 # --- the answer ----------------------------------------------------------------------------------

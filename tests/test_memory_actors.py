@@ -126,7 +126,7 @@ def dies_in(method: str, is_done: bool):
 
 def test_death_at_every_call_changes_nothing_that_is_drawn_or_learnt(config, tmp_path):
     """Seven iterations, in six of them the actor dies: before and after the commit of each call."""
-    deaths = [(method, is_done) for method in ("due", "add", "sample") for is_done in (False, True)]
+    deaths = [(method, is_done) for method in ("due", "add", "draw") for is_done in (False, True)]
     with running(config.copy(copy_frozen=False)) as algo:
         calm = go(algo, 8)
         calm_weights = weights_of(algo)
