@@ -62,6 +62,7 @@ def test_a_model_directory_that_lacks_something_is_refused(config, random_llama_
     assert f"model directory {path} {message}" in refused(config.rl_module(model_config={"model": str(path)}))
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_context_names_itself_and_the_setting(config):
     algo = config.environment("tests.test_bad_input:Wordy").training(num_prompts_per_batch=40).build_algo()
     with pytest.raises(ValueError) as caught:
@@ -100,6 +101,7 @@ def test_a_world_that_cannot_be_constructed_is_refused(config):
     assert "num_numbers = 99; expected 2 to 6" in message
 
 
+@pytest.mark.slow
 def test_training_prompts_that_run_out_are_refused(config):
     algo = config.environment(env_config={"num_prompts": 0}).build_algo()
     with pytest.raises(ValueError, match="has no training prompts"):

@@ -34,6 +34,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
             assert mine == other, field.name
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # on a busy machine one example may take longer
 @given(st.lists(st.tuples(st.integers(2, 5), st.integers(1, 3), st.booleans()), max_size=6))
 def test_groups_and_their_metadata_arrive_as_they_were(kinds):

@@ -166,6 +166,7 @@ def test_a_setting_of_rllib_without_effect_here_names_what_to_use(config, name):
     assert line.endswith(f"SRL does not use it: use {INSTEAD[name]}")
 
 
+@pytest.mark.slow
 def test_every_public_setting_of_rllib_is_used_or_refused(config):
     """Whoever adds a setting to RLlib, or a use of one to SRL, is told to sort it into one of the two."""
     ours = {"policies", "policies_to_train", "policy_mapping_fn", "policy_map_capacity", "policy_states_are_swappable"}

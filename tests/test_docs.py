@@ -25,6 +25,7 @@ def _params() -> list:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", _params())
 def test_code_block_runs(block: docs_check.Block, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(block.source)

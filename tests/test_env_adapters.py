@@ -64,6 +64,7 @@ def test_a_turn_that_makes_the_game_fail_is_unparsable():
     assert info["reason"] == "the game failed: ValueError"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_each_game_plays_the_same_whatever_else_draws(game):
     pytest.importorskip("textarena")

@@ -63,6 +63,7 @@ def test_gold_turns_earn_one_in_both_splits(make):
         assert "stop_reason" not in info
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_and_large(make):
     world = make()
     assert world.num_questions > 10_000
@@ -187,6 +188,7 @@ def test_every_number_template_prints_what_it_solves():
 # --- code_task, functions --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_part_computes_what_it_says():
     """Each part of each family once: its code in the sandbox against its function here."""
     sandbox = Sandbox()
@@ -236,6 +238,7 @@ def test_the_share_of_checks_passed_is_paid():
     assert played(strict, prompt_id, *strict.gold_turns(prompt_id))[1] == [1.0]
 
 
+@pytest.mark.slow
 def test_a_constant_answer_earns_little():
     world = CodeTask({"num_shots": 0})
     ids = ids_of(world, count=24)

@@ -52,6 +52,7 @@ def test_words_are_found_by_their_rarity_and_vectors_forgive_a_misspelling():
     assert DenseIndex(texts).best("Tarosc", 4)[0] == 2
 
 
+@pytest.mark.slow
 def test_batches_change_nothing(monkeypatch):
     texts = [f"{one.title} {one.text}" for one in facts(0).documents()[:50]]
     whole = DenseIndex(texts)

@@ -237,6 +237,7 @@ def test_word_problems_that_do_not_exist_are_refused(number, change):
 GENERATORS = {"copy": CopyWords(), "two steps": WordProblem(), "one step": WordProblem({"num_steps": 1})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATORS)
 def test_the_generators_have_thousands_of_distinct_questions(name):
     world = GENERATORS[name]

@@ -71,6 +71,7 @@ def test_every_verifiable_dataset_pays_its_answers_and_nothing_else():
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chain_sum", "graph_color", "propositional_logic", "ab", *sorted(READ_AS_ALGEBRA)])
 def test_some_datasets_pay_their_answers_and_nothing_else(name):
     play_dataset(name, 12)
@@ -89,6 +90,7 @@ def test_entries_without_an_answer_are_left_out():
     assert zero.num_questions == len([i for split in text.SPLITS for i in zero.prompt_ids(split, 0)])
 
 
+@pytest.mark.slow
 def test_graders_that_pay_for_what_is_wrong_are_replaced():
     world = ReasoningGym({"dataset": "game_of_life_halting", "pool_size": 40, "num_shots": 0})
     ids = [i for split in text.SPLITS for i in world.prompt_ids(split, 0)]

@@ -55,6 +55,7 @@ def test_the_facts_of_a_seed_are_the_same_and_hold_together():
             assert told in texts[title]
 
 
+@pytest.mark.slow
 def test_every_gold_search_finds_its_document():
     world = Retrieval({})
     for chain in facts(0).chains()[::31]:

@@ -108,6 +108,7 @@ def question(case: Made, world: Any, prompt_id: str) -> str:
     return "".join([*play(world, prompt_id, gold).observations, *gold])
 
 
+@pytest.mark.slow
 def test_it_is_a_gymnasium_environment_of_text(case: Made, world: Any) -> None:
     assert isinstance(world, gymnasium.Env)
     check_world(world, case.name)
@@ -136,6 +137,7 @@ def test_a_seed_decides_the_prompt_and_no_more(case: Made, world: Any) -> None:
     assert len({world.reset()[1]["prompt_id"] for _ in range(8)}) > 1  # without a seed the generator goes on
 
 
+@pytest.mark.slow
 def test_a_prompt_id_is_the_same_task_in_every_instance(case: Made, world: Any) -> None:
     other = case.make()
     for prompt_id in first_ids(world, count=case.row.num_checked):
@@ -146,6 +148,7 @@ def test_a_prompt_id_is_the_same_task_in_every_instance(case: Made, world: Any) 
     other.close()
 
 
+@pytest.mark.slow
 def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Made, world: Any) -> None:
     count = 15 * case.row.num_checked
     ids, other = first_ids(world, seed=3, count=count), case.make()
@@ -157,6 +160,7 @@ def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Made, wor
     other.close()
 
 
+@pytest.mark.slow
 def test_the_splits_share_no_question_whatever_the_seeds(case: Made, world: Any) -> None:
     asked = {
         split: {
@@ -198,6 +202,7 @@ def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Made, world: Any
     assert play(world, prompt_id, world.gold_turns(prompt_id)).earned == pytest.approx(1.0)  # unharmed
 
 
+@pytest.mark.slow
 def test_a_history_of_turns_is_replayed(case: Made, world: Any) -> None:
     if case.row.iterates:
         pytest.skip("its history is of answers to go on from: tests/test_self_iteration.py")
@@ -252,6 +257,7 @@ def test_an_unknown_prompt_is_refused(world: Any, prompt_id: Any) -> None:
         world.reset(options={"prompt_id": prompt_id})
 
 
+@pytest.mark.slow
 def test_an_unknown_option_is_refused(world: Any) -> None:
     with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id"):
         world.reset(options={"promptid": "17, 93"})
@@ -287,6 +293,7 @@ def seen_of(name: str) -> list[Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_another_process_plays_the_same() -> None:
     names = [name for name, (_, row) in CASES.items() if not row.is_slow and not world_table.missing(row)]
     script = f"import json, tests.test_envs as t; print(json.dumps([t.seen_of(name) for name in {names!r}]))"

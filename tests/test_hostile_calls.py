@@ -192,6 +192,7 @@ def test_there_are_sixty_cases():
     assert len(CASES) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_call_ends_and_leaves_nothing(sandbox, name, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
@@ -213,6 +214,7 @@ ALONE = ("fork bomb", "daemon by double fork", "subprocess", "kill everybody", "
          "setuid", "be root", "read the environment", "close every descriptor")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize(("kind", "without"), [("filters", ("namespaces",)), ("namespaces", ("landlock", "seccomp"))])
 def test_one_kind_of_mechanism_alone_is_enough(name, kind, without, monkeypatch):
@@ -245,6 +247,7 @@ def test_nothing_stays_from_one_call_to_the_next(sandbox):
     assert result.value == "[False, 3, []]"
 
 
+@pytest.mark.slow
 def test_a_forged_report_says_nothing_that_counts(sandbox):
     """The code can claim any value, which is all that returning it would do, and cannot claim the outcome of time."""
     forged = '{"stop": "ok", "value": "forged", "returned": [{"value": 7}, {"value": 8}]}'
@@ -257,6 +260,7 @@ def test_a_forged_report_says_nothing_that_counts(sandbox):
         assert result.value is None and result.stop in ("crashed", "ok")
 
 
+@pytest.mark.slow
 def test_256_hostile_calls_from_8_threads_leave_nothing(sandbox):
     results: list[SandboxResult] = []
     codes = ["print(1)", "import os\nos._exit(3)", "x = [0] * 10**9", "import os\nos.fork()"]

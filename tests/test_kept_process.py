@@ -42,6 +42,7 @@ def ended(pids):
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["time.sleep(60)", "import os; os._exit(0)", "raise KeyboardInterrupt"])
 @pytest.mark.parametrize(("has_computed", "computes"), [(True, False), (True, True), (False, False), (False, True)])
 def test_no_grader_outlives_a_runner(has_computed, computes, ending):
@@ -61,6 +62,7 @@ def test_no_grader_outlives_a_runner(has_computed, computes, ending):
     assert ended(graders) == []
 
 
+@pytest.mark.slow
 def test_a_grader_outlives_the_thread_that_asked_first():
     pool, answers = SymbolicPool(num_workers=1), []
     first = threading.Thread(target=lambda: answers.append(pool.ask("x + 1", "1 + x", 30.0)))

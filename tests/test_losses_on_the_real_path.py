@@ -66,6 +66,7 @@ def test_dynamic_sampling_stops_when_the_tries_are_used_up(config, build):
     assert (result["num_prompts_resampled"], result["num_empty_batches"]) == (12, 1)
 
 
+@pytest.mark.slow
 def test_without_dynamic_sampling_each_prompt_is_played_once(rare, build):
     algo = build(rare)
     seen = watch(algo)
@@ -94,6 +95,7 @@ def talk(config):
     return config.environment("tests.test_losses_on_the_real_path:Talk").env_runners(max_turns=3)
 
 
+@pytest.mark.slow
 def test_the_length_penalty_reaches_the_advantages(talk, build):
     algo = build(talk, overlong_penalty=1.0, overlong_share=1.0, advantage="mean_only", longest_answer=12)
     shards = captured(algo)
@@ -104,6 +106,7 @@ def test_the_length_penalty_reaches_the_advantages(talk, build):
     assert len({n for g in shards[0].groups() for n in g.num_loss_tokens_G()}) > 1  # or nothing would be seen
 
 
+@pytest.mark.slow
 def test_the_tool_reward_reaches_the_advantages_and_decays(talk, build):
     algo = build(talk, tool_reward=0.1, tool_reward_iterations=2, advantage="mean_only")
     shards = captured(algo)
@@ -116,6 +119,7 @@ def test_the_tool_reward_reaches_the_advantages_and_decays(talk, build):
         assert max(g.num_turns_G().max() for g in shards[0].groups()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["batch", "leave_one_out", "recalibrated", "gae"])
 def test_the_rule_of_advantages_is_that_of_the_setting(config, build, advantage):
     algo = build(config, advantage=advantage)
@@ -143,6 +147,7 @@ def test_a_preset_reaches_shards_and_learner(config, build):
     assert algo.learner_group._learner.config.loss_settings().aggregation == "constant"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "gspo", "cispo", "rloo", "bapo", "mis_po"])
 def test_every_preset_trains(config, build, loss):
     algo = build(config, loss=loss)
@@ -154,6 +159,7 @@ def test_every_preset_trains(config, build, loss):
     assert not np.array_equal(before, weights_of(algo))
 
 
+@pytest.mark.slow
 def test_a_critic_trains_beside_the_policy_and_is_saved(config, build, tmp_path):
     algo = build(config, advantage="gae", use_critic=True, gae_lambda=0.95, critic_lr=0.02)
     losses = [algo.train()["learners"]["default_policy"]["value_loss"]]
@@ -169,6 +175,7 @@ def test_a_critic_trains_beside_the_policy_and_is_saved(config, build, tmp_path)
     assert head.equal(algo.learner_group._learner._critic.head.weight.detach())
 
 
+@pytest.mark.slow
 def test_a_reference_that_moves_survives_a_checkpoint(config, build, tmp_path):
     algo = build(config, kl_coeff=0.1, kl_reference="ema", reference_every=2, reference_rate=1.0)
     learner = algo.learner_group._learner
@@ -185,6 +192,7 @@ def test_a_reference_that_moves_survives_a_checkpoint(config, build, tmp_path):
     assert all(p.equal(moved[name]) for name, p in learner._reference.named_parameters())
 
 
+@pytest.mark.slow
 def test_recalibration_survives_a_checkpoint(config, build, tmp_path):
     algo = build(config, advantage="recalibrated")
     algo.train()
@@ -204,6 +212,7 @@ def remembering(random_llama_dir, tmp_path, ray_here):
     return memory_config(random_llama_dir, tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_the_ramp_lets_stored_groups_in_slowly(remembering, build):
     """With gamma(0) = 0 a first reuse changes no bit; the third iteration of 4 has half their weight."""
     algo = build(remembering, reuse_ramp=4)
@@ -222,6 +231,7 @@ def test_the_ramp_lets_stored_groups_in_slowly(remembering, build):
     assert found > 2
 
 
+@pytest.mark.slow
 def test_positive_episodes_alone_are_reused(remembering, build):
     algo = build(remembering, reuse_positive_only=True)
     iterations = go(algo, 5)
@@ -230,6 +240,7 @@ def test_positive_episodes_alone_are_reused(remembering, build):
     assert iterations[-1].result["num_episodes_not_positive"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["arpo", "rlep"])
 def test_rescue_composes_groups_of_the_same_prompt(remembering, build, rule):
     """Every prompt is revisited, and answers are right half the time: older successes are there for the taking."""
@@ -257,6 +268,7 @@ def test_rescue_composes_groups_of_the_same_prompt(remembering, build, rule):
     assert rescued == iterations[-1].result["num_episodes_rescued"] > 0
 
 
+@pytest.mark.slow
 def test_rescued_tokens_take_their_ratio_to_the_stored_log_probs(remembering, build):
     algo = build(remembering, rescue="rlep", lr=1e-5)
     remembered = go(algo, 6)

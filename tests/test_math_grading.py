@@ -222,6 +222,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_answers_end_in_time_and_earn_nothing(name, tmp_path):
     touched = tmp_path / "touched"
@@ -251,6 +252,7 @@ def _pool():
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_late_worker_is_killed_and_replaced(pool):
     assert pool.ask("x+1", "1+x", 30.0) is True
     (first,) = pool._ready.queue
@@ -261,6 +263,7 @@ def test_a_late_worker_is_killed_and_replaced(pool):
     assert pool.ask("x+1", "x+2", 30.0) is False
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_and_does_not_work_is_killed_in_the_end(pool):
     assert pool.ask("x+1", "1+x", 30.0) is True
     (worker,) = pool._ready.queue
@@ -270,6 +273,7 @@ def test_a_worker_that_waits_and_does_not_work_is_killed_in_the_end(pool):
     assert worker._process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_start_while_another_worker_is_free(pool, monkeypatch):
     assert pool.ask("x+1", "1+x", 30.0) is True
     begun, may_start = threading.Event(), threading.Event()
@@ -298,6 +302,7 @@ def test_nobody_waits_for_a_start_while_another_worker_is_free(pool, monkeypatch
     may_start.set()
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_is_told_to_the_one_who_waits_and_tried_again(pool, monkeypatch):
     monkeypatch.setattr(math_pool, "start_kept", lambda *_, **__: (_ for _ in ()).throw(OSError("no memory")))
     for _ in range(2):
@@ -307,6 +312,7 @@ def test_a_start_that_fails_is_told_to_the_one_who_waits_and_tried_again(pool, m
     assert pool.ask("x+1", "1+x", 30.0) is True and pool._num_workers == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_between_questions_is_replaced(pool):
     assert pool.ask("x+1", "1+x", 30.0) is True
     (worker,) = pool._ready.queue
@@ -315,6 +321,7 @@ def test_a_worker_that_died_between_questions_is_replaced(pool):
     assert pool.ask("x+1", "1+x", 30.0) is True
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_in_use_is_waited_for_and_then_given_up(pool, monkeypatch):
     taken = [pool._taken() for _ in range(2)]
     monkeypatch.setattr("envs.math_pool._FREE_S", 0.2)
@@ -349,6 +356,7 @@ def test_threads_share_the_workers(pool):
     assert 1 <= pool._ready.qsize() <= pool._num_workers <= 2
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_owner_and_by_its_own_alarm():
     worker = subprocess.Popen(
         [sys.executable, "-m", "envs.math_worker", str(os.getpid())],

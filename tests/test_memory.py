@@ -53,6 +53,7 @@ def tokens_of(iterations) -> list[list[int]]:
 # --- shares ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_what_was_played_and_trained(config, build):
     """4 prompts at .2: after 26 iterations with a memory .2 within 1 %, of prompts and of groups in the batch."""
     algo = build(config.training(lr=1e-4), revisit_fraction=0.2, reuse_fraction=0.2, max_age=8, max_uses=50)
@@ -88,6 +89,7 @@ def test_shares_are_those_of_what_was_played_and_trained(config, build):
         assert last[f"reuse_share_{name}"] == pytest.approx(reuse / (fresh + revisit + reuse))
 
 
+@pytest.mark.slow
 def test_a_fraction_of_a_slot_is_carried_and_what_is_missing_is_counted(config, build):
     """A tenth of 4: slots 0 0 1 0 1 ...; with 4 items at rest for 50 iterations nothing may be revisited."""
     algo = build(config, revisit_fraction=0.1, reuse_fraction=0.0)
@@ -102,6 +104,7 @@ def test_a_fraction_of_a_slot_is_carried_and_what_is_missing_is_counted(config, 
 # --- reuse ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
     algo = build(config.training(lr=3e-5), groups_per_item=9)
     iterations, played, ages = go(algo, 8), {}, set()
@@ -127,6 +130,7 @@ def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
     assert rows["uses"][rows["size"] > 0].sum() == sum(uses.values())
 
 
+@pytest.mark.slow
 def test_reuse_moves_the_weights_and_without_weight_it_is_as_if_it_were_not(config, build):
     """Three runs that are one until the second iteration, whose reused group has the weight 1, 0, or is not drawn."""
     runs = {}
@@ -148,6 +152,7 @@ def test_reuse_moves_the_weights_and_without_weight_it_is_as_if_it_were_not(conf
     assert tokens_of(third[0]) == tokens_of(third[1]) and np.array_equal(weights_of(weightless[3]), weights_of(off[3]))
 
 
+@pytest.mark.slow
 def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
     none, idle = (build(config, revisit_fraction=0.0, reuse_fraction=0.0, capacity=capacity) for capacity in (0, 1000))
     seen = [watch(none), watch(idle)]
@@ -176,6 +181,7 @@ def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
     assert last["num_stored_groups"] == played - len(reused) - last["num_refused"]
 
 
+@pytest.mark.slow
 def test_a_reuse_grades_its_item_where_that_is_asked(config, build, tmp_path):
     algo = build(config.training(lr=1e-4), grade_reuse=True, max_drift=None)
     iterations = go(algo, 6)
@@ -192,6 +198,7 @@ def test_a_reuse_grades_its_item_where_that_is_asked(config, build, tmp_path):
         assert times <= item_of(algo, prompt)["reps"] and item_of(algo, prompt)["visits"] == times
 
 
+@pytest.mark.slow
 def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config, build):
     """What the failed one stored and drew is not handed out as the answer to the next."""
     algo = build(config.training(num_prompts_per_batch=8))
@@ -215,6 +222,7 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
 # --- worlds ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_item_of_one_world_is_never_played_or_graded_in_the_other(config, build):
     """`Odd` pays for exactly what `Even` does not: a revisit in the wrong world would earn the wrong rewards."""
     config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
@@ -249,6 +257,7 @@ def by_hand(alpha, beta, num_success, size):
     return alpha, beta, 1 + sum(alpha / (alpha + beta) >= bound for bound in (0.35, 0.65, 0.9))
 
 
+@pytest.mark.slow
 def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
     config.env_runners(num_transcripts=99)
     algo = build(config, revisit_fraction=0.5)
@@ -282,6 +291,7 @@ def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
         assert timings[timing] == sum(one.replay[f"num_visits_{timing}"] for one in iterations)
 
 
+@pytest.mark.slow
 def test_visits_are_early_on_time_or_late_by_the_due_date(config, build):
     """Interval 8 from `fixed`, 2 slots of 4: due in 8, on time until 10, late after."""
     algo = build(
@@ -306,6 +316,7 @@ def test_visits_are_early_on_time_or_late_by_the_due_date(config, build):
 # --- metrics --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
     algo = build(config.training(num_prompts_per_batch=6), capacity=12, groups_per_item=1, task_growth=False)
     iterations = go(algo, 10)
@@ -341,6 +352,7 @@ def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
 # --- diversity ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["paper", "minmax", "mean1"])
 def test_the_bonus_multiplies_the_advantages_of_its_visit(config, build, mode):
     algo = build(config, diversity_bonus=mode)

@@ -77,6 +77,7 @@ def straight(config, tmp_path):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_goes_on_exactly_beside_the_orphans(straight):
     algo, whole, path = straight
     num_younger = num_after(algo, 3)
@@ -88,6 +89,7 @@ def test_a_new_algorithm_goes_on_exactly_beside_the_orphans(straight):
     again.stop()
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
     algo, whole, path = straight
     for _ in range(2):
@@ -104,6 +106,7 @@ def num_after(algo, iteration) -> int:
     return int(((rows["size"] > 0) & (rows["born"] > iteration)).sum())
 
 
+@pytest.mark.slow
 def test_a_state_in_memory_goes_into_the_running_algorithm(config):
     algo = config.build_algo()
     go_on(algo, 2)
@@ -116,6 +119,7 @@ def test_a_state_in_memory_goes_into_the_running_algorithm(config):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_before_anything_was_played_restores(config, tmp_path):
     algo = config.build_algo()
     algo.save_to_path(tmp_path / "zero")
@@ -125,6 +129,7 @@ def test_a_checkpoint_before_anything_was_played_restores(config, tmp_path):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_disturbs_the_other(straight, tmp_path):
     """As PBT does it: the worse trial goes on from a checkpoint of the better one."""
     algo, whole, path = straight
@@ -164,6 +169,7 @@ def facts_of(algo):
     return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), positions
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight, tmp_path):
     algo, _, path = straight
     without = algo.config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
@@ -183,6 +189,7 @@ def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight
     other.stop()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_damaged_memory_is_refused_and_nothing_changes(straight):
     algo, _, path = straight
     file = path / "memory/shard_0.sqlite"

@@ -145,6 +145,7 @@ def _build_slowly(target: str, log: str) -> None:
     assert sorted(p.name for p in Path(target).iterdir()) == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_builds_and_none_sees_half(tmp_path):
     target, log = tmp_path / "cache" / "model", tmp_path / "log"
     context = multiprocessing.get_context("spawn")

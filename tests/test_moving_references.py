@@ -38,6 +38,7 @@ def expected_references(kind, policies, means):
     return references, moves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["base", "ema", "last_good"])
 def test_the_kl_is_that_against_the_reference(kind, random_llama_dir, tmp_path, ray_here):
     config = small_config(random_llama_dir, tmp_path).training(kl_coeff=0.05, kl_estimator="k3", kl_reference=kind)

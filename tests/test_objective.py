@@ -65,6 +65,7 @@ def run(loss_settings, batch, prox_N, logp_N, entropy_N, at=slice(None)):
 COLUMNS = ("episode", "advantage", "scale", "behaviour_logp", "ref_logp")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(GIVEN, LENGTHS, st.integers(0, 999), st.booleans(), st.integers(0, 4))
 def test_cutting_and_shuffling_changes_nothing(given_settings, lengths, seed, is_reused, cut):

@@ -76,6 +76,7 @@ def test_entry_points_are_environments_that_run(config: configparser.ConfigParse
         assert issubclass(point.load(), gymnasium.Env), point.name
 
 
+@pytest.mark.slow
 def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) -> None:
     declared = {canonicalize_name(Requirement(line).name) for line in listed(config, "options", "install_requires")}
     packages_of = importlib.metadata.packages_distributions()
@@ -145,6 +146,7 @@ def missing_requirements(pins: dict[str, str], python: str) -> Iterator[str]:
                 todo += fresh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 def test_pins_are_complete(config: configparser.ConfigParser, python: str) -> None:
     pins = pins_of("cpu") | pins_of("dev")
@@ -206,6 +208,7 @@ def faults_of(source: str, is_test: bool, may_run_text: bool = False) -> list[st
     return faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["rllib_srl", "envs", "tune_configs", "scripts", "tests"])
 def test_house_style(folder: str) -> None:
     faults = [

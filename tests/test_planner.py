@@ -392,6 +392,7 @@ def train(config, num_iterations):
     return rows, results
 
 
+@pytest.mark.slow
 def test_shares_reach_the_prompts(config):
     # Odd is paid for everything: it is soon known, and gets what the floor leaves it.
     config.planner(mode="softmax", ema_rate=1.0, sharpness=50.0, floor=0.125, single_every=0)
@@ -402,6 +403,7 @@ def test_shares_reach_the_prompts(config):
     assert told["share_intended"]["odd"] == pytest.approx(0.125, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_single_domain_batch_is_one_with_its_revisits(config):
     remembering(config, revisit_fraction=0.5, reuse_fraction=0.0).planner(mode="bands", single_every=2)
     rows, _ = train(config, 6)
@@ -410,6 +412,7 @@ def test_a_single_domain_batch_is_one_with_its_revisits(config):
     assert any(revisits for _, revisits in rows[1::2])
 
 
+@pytest.mark.slow
 def test_stored_shares_reach_the_revisits(config):
     remembering(config, revisit_fraction=0.5, reuse_fraction=0.0)
     config.planner(mode="softmax", ema_rate=1.0, sharpness=50.0, floor=0.0, single_every=0, item_bands=None)
@@ -419,6 +422,7 @@ def test_stored_shares_reach_the_revisits(config):
     assert sum((revisits for _, revisits in rows[2:]), Counter())["even"] == 16
 
 
+@pytest.mark.slow
 def test_items_of_a_band_are_drawn_by_its_share(config):
     remembering(config, revisit_fraction=0.25, reuse_fraction=0.0).training(lr=0.0).environment(worlds={EVEN: {}})
     config.planner(mode="softmax", item_bands=(0.0, 1.0, 0.0), band_bounds=(0.4, 0.9), single_every=0)
@@ -437,6 +441,7 @@ def test_items_of_a_band_are_drawn_by_its_share(config):
     assert np.mean([0.4 <= rate <= 0.9 for rate in rates.values()]) < 0.9
 
 
+@pytest.mark.slow
 def test_recap_weights_reach_the_advantages(config, monkeypatch):
     config.planner(objective="recap", recap_window=2, recap_temperature=0.05)
     seen = []
@@ -455,6 +460,7 @@ def test_weights_multiply_the_advantages_of_their_domain():
     assert weighted(compared, {}) is compared
 
 
+@pytest.mark.slow
 def test_a_fraction_that_adapts_reaches_the_memory(config):
     remembering(config, revisit_fraction=0.5, reuse_fraction=0.4)
     config.planner(adapt="both", fraction_bounds=(0.0, 0.5), forgetting_threshold=1.0, adapt_rate=0.2)
@@ -467,6 +473,7 @@ def test_a_fraction_that_adapts_reaches_the_memory(config):
     assert results[-1]["planner"]["reuse_fraction"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_signal_of_the_learner_is_heard(config):
     remembering(config, revisit_fraction=0.5, reuse_fraction=0.4)
     config.planner(adapt="revisit", fraction_bounds=(0.1, 0.5), forgetting_threshold=0.0, plasticity_signal="entropy")
@@ -480,6 +487,7 @@ def test_a_signal_of_the_learner_is_heard(config):
     assert [state["last"] for state in told] == pytest.approx([entropies[0], entropies[1], entropies[1]])
 
 
+@pytest.mark.slow
 def test_a_metric_that_no_learner_reports_is_refused(config):
     remembering(config).planner(adapt="revisit", plasticity_signal="entropie")
     algo = config.build_algo()
@@ -526,6 +534,7 @@ def assert_trained_alike(one: list[dict], other: list[dict]) -> None:
         assert np.abs(a["weights"] - b["weights"]).max() < 3e-4
 
 
+@pytest.mark.slow
 def test_probes_change_nothing_that_is_trained(config):
     plain = config.copy(copy_frozen=False).build_algo()
     want, counts = recorded(plain, 3)
@@ -541,6 +550,7 @@ def test_probes_change_nothing_that_is_trained(config):
     assert told["recall"]["odd"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_start_may_be_measured(config):
     algo = config.planner(mode="bands", probe_first=True, probe_prompts=4, single_every=0).build_algo()
     algo.train()
@@ -549,6 +559,7 @@ def test_a_start_may_be_measured(config):
     assert domains["odd"].recall == 1.0 and domains["odd"].acc > 0.99 and domains["even"].recall is not None
 
 
+@pytest.mark.slow
 def test_a_planned_run_goes_on_exactly(config, tmp_path):
     remembering(config, revisit_fraction=0.25, reuse_fraction=0.25)
     config.planner(mode="bands", single_every=3, adapt="both", objective="recap", recap_window=2, probe_every=2)

@@ -135,6 +135,7 @@ NAMES = st.sampled_from(["question", "messages", "answer", "solution", "choices"
 HELD = PLAIN | st.dictionaries(NAMES, PLAIN) | st.lists(st.dictionaries(NAMES, PLAIN), max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(NAMES, HELD, max_size=5))
 def test_any_row_is_a_problem_or_a_fault(row):

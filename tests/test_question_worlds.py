@@ -90,6 +90,7 @@ def test_a_seed_decides_the_question_and_no_more(make):
     assert all(world.split_of(world.reset(seed=seed)[1]["prompt_id"]) == "train" for seed in range(20))
 
 
+@pytest.mark.slow
 def test_a_prompt_id_is_the_same_question_in_every_instance(make):
     world = make()
     for prompt_id in first_ids(world, count=20):
@@ -307,6 +308,7 @@ def test_num_questions_is_what_the_splits_hold(world, num_questions):
     assert num_questions in (None, len(ids))
 
 
+@pytest.mark.slow
 def test_another_process_asks_the_same_questions():
     script = (
         "from itertools import islice; from envs.compare import Compare; from envs.reasoning_gym_env import ChainSum\n"

@@ -85,6 +85,7 @@ def straight(config, tmp_path):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_goes_on_exactly(straight):
     _, whole, path = straight
     again = SRL.from_checkpoint(path)
@@ -104,6 +105,7 @@ def test_an_older_checkpoint_goes_into_the_running_algorithm(straight):
     assert_same(go_on(algo, 2), whole[2:])
 
 
+@pytest.mark.slow
 def test_a_state_in_memory_goes_into_the_running_algorithm(straight):
     algo, whole, path = straight
     other = SRL.from_checkpoint(path)
@@ -113,6 +115,7 @@ def test_a_state_in_memory_goes_into_the_running_algorithm(straight):
     assert_same(go_on(algo, 2), whole[2:])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_before_any_update_restores(config, tmp_path):
     algo = config.build_algo()
     algo.save_to_path(tmp_path / "zero")
@@ -122,6 +125,7 @@ def test_a_checkpoint_before_any_update_restores(config, tmp_path):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_the_checkpoint_that_training_writes_itself_is_exact(config, tmp_path):
     algo = config.training(checkpoint_every=2).build_algo()
     whole = go_on(algo, 4)
@@ -149,6 +153,7 @@ def flip_a_byte(path):
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -184,6 +189,7 @@ def test_a_part_of_a_checkpoint_restores_alone(straight):
     assert (algo.iteration, algo.source.get_state()) == (4, prompts)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_worlds_is_refused_and_nothing_changes(straight, random_llama_dir, tmp_path):
     _, _, path = straight
     other = small_config(random_llama_dir, tmp_path / "other", "Odd").build_algo()
@@ -196,6 +202,7 @@ def test_a_checkpoint_of_other_worlds_is_refused_and_nothing_changes(straight, r
     other.stop()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path):
     _, _, path = straight
     config = small_config(save_random_llama(tmp_path / "untied", tied=False), tmp_path / "other")

@@ -97,6 +97,7 @@ def test_file_names_that_lead_outside_are_refused(sandbox, name):
         sandbox.run("1", files={name: "x"})
 
 
+@pytest.mark.slow
 def test_limits_are_kept():
     limits = Limits(timeout_s=0.3, output_bytes=100, value_bytes=2000, code_bytes=500)
     sandbox = Sandbox(limits, allow_weak_sandbox=True)
@@ -119,6 +120,7 @@ def test_code_that_draws_at_random_draws_the_same_again(sandbox):
     assert again[0] == str(random.Random(0).random())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
 def test_nothing_runs_as_root_and_no_secret_is_inside(sandbox, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
@@ -248,6 +250,7 @@ def test_a_dead_zygote_is_replaced(sandbox):
     assert pool._process.pid != before
 
 
+@pytest.mark.slow
 def test_a_zygote_that_dies_during_a_call_costs_one_try(sandbox):
     pool = pool_of((), ())
     timer = threading.Timer(0.5, os.kill, (pool._process.pid, signal.SIGKILL))
@@ -296,6 +299,7 @@ print(pool_of((), ())._process.pid, flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["time.sleep(60)", "pass", "import os; os._exit(0)", "raise KeyboardInterrupt"])
 def test_no_process_outlives_the_parent(ending):
     """Killed in the middle of a call, or ended in any other way."""
@@ -323,6 +327,7 @@ def test_the_probe_is_printed():
     assert done.returncode == 1 and "files       NO" in done.stdout and "allow_weak_sandbox" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weakness", ["", ", allow_weak_sandbox=True"])
 def test_what_is_isolated_is_printed_once_at_the_start(weakness):
     script = f"from envs.sandbox import Sandbox\nfor _ in range(2): Sandbox(without=('seccomp',){weakness})"

@@ -247,6 +247,7 @@ def test_only_valid_episodes_vote(played):
     assert reasons == {0: StopReason.TERMINATED, 1: StopReason.ENV_CRASHED}
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_be_settled_is_lost_and_the_others_are_not(played):
     groups = played(["raises", "short", "hangs", "q1"])
     told = {
@@ -287,6 +288,7 @@ class Parity(gym.Env):
         return str(ord(turns[-1][0]) % 2) if turns and turns[-1] else None
 
 
+@pytest.mark.slow
 def test_training_sees_the_majority_and_evaluation_the_gold(tmp_path, random_llama_dir):
     config = small_config(random_llama_dir, tmp_path)
     config.environment("envs.self_label:SelfLabel", env_config={"world": f"{__name__}:Parity"})

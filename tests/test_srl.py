@@ -55,6 +55,7 @@ def played(result, name: str) -> float:
 # --- counting -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_counts_add_up(config, build):
     algo = build(config.training(num_prompts_per_batch=5, group_size=3))
     seen = watch(algo)
@@ -72,6 +73,7 @@ def test_the_counts_add_up(config, build):
     assert algo.iteration == 3
 
 
+@pytest.mark.slow
 def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, build):
     """A world that hangs on every second prompt: its groups are dropped, the others train."""
     config.environment("tests.small_worlds:Hanging", env_config={}).env_runners(env_timeout_s=0.2)
@@ -85,6 +87,7 @@ def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, buil
     assert len(seen[0].errors) == 2 * num_lost and "Hanging" in seen[0].errors[0]
 
 
+@pytest.mark.slow
 def test_limits_are_kept(config, build):
     algo = build(config.env_runners(max_turn_tokens=5, engine_max_num_seqs=3))
     seen = watch(algo)
@@ -96,6 +99,7 @@ def test_limits_are_kept(config, build):
 # --- learning -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reward_rises(config, build):
     algo = build(config.training(num_prompts_per_batch=8, group_size=8))
     rewards = [played(algo.train(), "episode_return_mean") for _ in range(12)]
@@ -103,6 +107,7 @@ def test_reward_rises(config, build):
     assert np.mean(rewards[:2]) < 0.5 and np.mean(rewards[-3:]) > np.mean(rewards[:2]) + 0.35, rewards
 
 
+@pytest.mark.slow
 def test_colocated_engines_sleep_while_the_learner_works(config, build):
     """On a CPU nothing is freed, but the contract is the one of a shared GPU: asleep, then awake, whatever happens."""
     algo = build(config.training(num_prompts_per_batch=8).env_runners(colocate=True))
@@ -121,6 +126,7 @@ def test_colocated_engines_sleep_while_the_learner_works(config, build):
     assert not engine._is_asleep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"lr": 0.0}, {"pay": 0.5}], ids=["no learning rate", "no signal"])
 def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     if "pay" in changes:
@@ -138,6 +144,7 @@ def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
         assert (algo.version, result["num_empty_batches"]) == (2, 0)
 
 
+@pytest.mark.slow
 def test_the_engine_holds_the_weights_of_the_learner(config, build):
     algo = build(config)
     first = weights_of(algo)
@@ -149,6 +156,7 @@ def test_the_engine_holds_the_weights_of_the_learner(config, build):
     assert result["weight_sync"]["canary_max"] <= 1e-3
 
 
+@pytest.mark.slow
 def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
     """Advantages are those of reward less kl_coeff times k1; which groups train is decided by the reward alone."""
     algo = build(config.training(kl_coeff=0.5, kl_estimator="k1", num_prompts_per_batch=8))
@@ -168,6 +176,7 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
         assert advantages != pytest.approx(group_rule(group.rewards_G.astype(float)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_two_seeds_differ_and_one_repeats(config, build):
     def first_tokens(seed):
         algo = build(config.copy(copy_frozen=False).debugging(seed=seed))
@@ -183,6 +192,7 @@ def test_two_seeds_differ_and_one_repeats(config, build):
 # --- several worlds -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_mixture_plays_each_item_in_its_own_world(config, build):
     """Even pays what Odd does not, so that a prompt graded in the wrong world would show."""
     config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
@@ -220,6 +230,7 @@ def test_evaluation_reports_what_the_world_pays(config, build):
     assert (results["pass_at_1"], results["pass_at_k"]) == (0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_evaluation_never_touches_the_randomness_of_training(config, build):
     runs = []
     for interval in (None, 1):
@@ -267,6 +278,7 @@ class Counting(RLlibCallback):
         self.calls["on_train_result"] += 1
 
 
+@pytest.mark.slow
 def test_callbacks_of_rllib_are_called(config, build):
     Counting.calls.clear()
     config.callbacks(Counting, on_episode_end=lambda **kwargs: Counting.calls.update(["function"]))
@@ -286,6 +298,7 @@ def test_callbacks_of_rllib_are_called(config, build):
 # --- what is left behind --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_transcripts_show_what_was_played_and_learnt(config, build, tmp_path):
     algo = build(config.env_runners(num_transcripts=2))
     seen = watch(algo)
@@ -310,11 +323,13 @@ def test_transcripts_show_what_was_played_and_learnt(config, build, tmp_path):
     assert list(tmp_path.glob("events.out.tfevents*"))
 
 
+@pytest.mark.slow
 def test_without_transcripts_there_is_no_file(config, build, tmp_path):
     build(config.env_runners(num_transcripts=0)).train()
     assert not (tmp_path / "transcripts.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_and_pruned(config, build, tmp_path):
     algo = build(config.training(checkpoint_every=2, checkpoints_kept=2))
     for _ in range(7):
@@ -322,6 +337,7 @@ def test_checkpoints_are_written_and_pruned(config, build, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoint_*")) == ["checkpoint_000004", "checkpoint_000006"]
 
 
+@pytest.mark.slow
 def test_an_export_loads_in_transformers_with_equal_logits(config, build, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -336,6 +352,7 @@ def test_an_export_loads_in_transformers_with_equal_logits(config, build, tmp_pa
         algo.export_to_huggingface(tmp_path / "export")
 
 
+@pytest.mark.slow
 def test_sampling_outside_of_srl_draws_prompts_of_its_own(config, build):
     runner = build(config).env_runner
     episodes = runner.sample(num_episodes=3)

@@ -316,6 +316,7 @@ def config(random_llama_dir, tmp_path, ray_here) -> SRLConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_run_plays_its_stream_and_calls_its_hooks(config):
     Noted.extra = (Prompt(ODD, "odd 2", "odd"),)
     algo = config.callbacks(Noted).build_algo()
@@ -341,6 +342,7 @@ def test_a_run_plays_its_stream_and_calls_its_hooks(config):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_hook_that_returns_no_prompts_is_told(config):
     Noted.extra = ("odd 2",)
     algo = config.callbacks(Noted).build_algo()
@@ -349,6 +351,7 @@ def test_a_hook_that_returns_no_prompts_is_told(config):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_run_on_a_stream_goes_on_exactly(config, tmp_path):
     algo = config.build_algo()
     go_on(algo, 1)

@@ -79,6 +79,7 @@ def finished(trial: StudyTrial) -> list[dict]:
     return [*told, result["study"]]
 
 
+@pytest.mark.slow
 def test_rows_are_written_before_training_and_after_each_stage_and_the_budget_ends_the_trial(make, tmp_path):
     told = finished(make("no_replay"))
     (trial,) = read_results(tmp_path / "results").trials
@@ -100,6 +101,7 @@ def test_rows_are_written_before_training_and_after_each_stage_and_the_budget_en
     assert not (tmp_path / "results" / "runs" / "no_replay--1").exists()
 
 
+@pytest.mark.slow
 def test_arms_of_a_seed_answer_the_same_heldout_prompts(make):
     asked = {}
     for arm, seed in (("srl", 1), ("no_replay", 1), ("no_replay", 2)):
@@ -114,6 +116,7 @@ def test_arms_of_a_seed_answer_the_same_heldout_prompts(make):
     assert all(int(prompt.prompt_id.split()[1]) % 2 for prompt in asked["srl", 1])  # held-out numbers are odd
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing_that_is_trained(make, monkeypatch):
     rewards = []
     for is_measured in (True, False):
@@ -129,6 +132,7 @@ def trial_dir(make, is_measured: bool) -> Path:
     return Path(make.__defaults__[1]).parent / f"measured_{is_measured}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_killed_trial_goes_on_and_ends_as_if_it_had_not_been(make, tmp_path, every):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -148,6 +152,7 @@ def test_a_killed_trial_goes_on_and_ends_as_if_it_had_not_been(make, tmp_path, e
     assert rows[0] == rows[1] and len(rows[0]) == 6
 
 
+@pytest.mark.slow
 def test_a_trial_killed_before_its_first_checkpoint_starts_anew(make, tmp_path):
     make("srl").train()
     again = make("srl")
@@ -158,6 +163,7 @@ def test_a_trial_killed_before_its_first_checkpoint_starts_anew(make, tmp_path):
         make("srl").train()
 
 
+@pytest.mark.slow
 def test_extra_epochs_keep_up_with_the_trained_tokens_of_the_arm_they_are_matched_to(make, tmp_path):
     with pytest.raises(ValueError, match="srl--1.jsonl: is not finished; expected arm 'srl', which 'extra_epochs'"):
         make("extra_epochs")
@@ -168,6 +174,7 @@ def test_extra_epochs_keep_up_with_the_trained_tokens_of_the_arm_they_are_matche
     assert abs(trained["extra_epochs"] - trained["srl"]) <= 48  # of an iteration
 
 
+@pytest.mark.slow
 def test_uniform_reuse_takes_the_share_that_was_realised(make, tmp_path):
     finished(make("srl"))
     share = read_results(tmp_path / "results").trials[0].rows[-1].measures["reuse_share"]
@@ -179,6 +186,7 @@ def test_uniform_reuse_takes_the_share_that_was_realised(make, tmp_path):
     assert settings["replay_reuse_fraction of srl"] == share
 
 
+@pytest.mark.slow
 def test_a_rehearsal_writes_nothing_and_ends_after_its_iterations(make, tmp_path):
     trial = make("extra_epochs", num_rehearsed=2)
     told = [trial.train() for _ in range(2)]

@@ -85,6 +85,7 @@ def train(algo, num_iterations):
     return [algo.train() for _ in range(num_iterations)]
 
 
+@pytest.mark.slow
 def test_a_healthy_engine_trains_on(config):
     algo = config.build_algo()
     assert [result["weight_sync"]["version"] for result in train(algo, 3)] == [1, 2, 3]
@@ -115,6 +116,7 @@ def test_a_stale_tied_head_stops_the_start(config, monkeypatch):
     assert caught.value.tensors == ("lm_head.weight",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [stale_layer, swapped])
 def test_a_fault_that_comes_later_stops_training(config, monkeypatch, change):
     algo = config.build_algo()
@@ -125,6 +127,7 @@ def test_a_fault_that_comes_later_stops_training(config, monkeypatch, change):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_skipped_sync_stops_training(config):
     algo = config.env_runners(env_runner_cls=SkipsSyncs).build_algo()
     with pytest.raises(WeightSyncError, match="version [1-4]"):

@@ -85,6 +85,7 @@ def test_a_mistake_is_played_through_the_world():
     assert larger == [" get p\n", " get k\n", " answer 17\n"]
 
 
+@pytest.mark.slow
 def test_episodes_are_always_the_same_and_of_training_prompts():
     taught = list(islice(episodes(ALL, False), 300))
     assert taught == list(islice(episodes(ALL, False), 300))
@@ -128,6 +129,7 @@ def test_only_turns_are_learnt_and_texts_are_encoded_one_by_one(tokenizer):
     assert labels_BT[1].tolist() == [5] + [-100] * (len(ids) - 1)
 
 
+@pytest.mark.slow
 def test_two_trainings_make_the_same_weights(short, tokenizer):
     trained = []
     for _ in range(2):
@@ -139,6 +141,7 @@ def test_two_trainings_make_the_same_weights(short, tokenizer):
     assert not any(torch.equal(a, b) for a, b in zip(trained[0], untrained))
 
 
+@pytest.mark.slow
 def test_making_it_again_costs_nothing_and_another_recipe_is_another_model(short, monkeypatch, tmp_path):
     path = tiny.make(tmp_path)
     assert local_model("tiny", cache_dir=tmp_path) == path == tmp_path / f"tiny-{tiny.recipe_hash()}"
@@ -155,6 +158,7 @@ def test_every_stage_of_the_streams_is_taught(name):
         assert (stage["world"], stage["env_config"]) in taught, stage
 
 
+@pytest.mark.slow
 def test_the_made_model_half_knows_its_worlds():
     try:
         path = tiny_model_dir()

@@ -104,6 +104,7 @@ def test_flex_attention_sees_the_explicit_mask(streams, window):
     np.testing.assert_array_equal(seen.numpy(), naive_mask(trie.depth_T, window))
 
 
+@pytest.mark.slow
 def test_flex_attention_computes_what_the_parts_do():
     """The GPU's function without its compiler, forward only: the kernel itself needs a GPU."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -129,6 +130,7 @@ def family_streams():
     return [*streams, rng.integers(1, 64, 60), rng.integers(1, 64, 90)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_the_log_probs_and_gradients_of_padding(family):
     """Against transformers' own eager attention, stream by stream, beyond the window: relative L2 below 1e-5."""

@@ -46,6 +46,7 @@ def test_a_contrast_pairs_by_seed_and_corrects_for_its_family():
     assert forgot.favours == "a" and forgot.improvement == pytest.approx(6.5 / 9)
 
 
+@pytest.mark.slow
 def test_the_verdict_of_a_study_whose_truth_is_known(whole):
     results, _, findings = whole
     verdict = verdict_of(results, findings)

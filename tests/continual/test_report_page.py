@@ -44,6 +44,7 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing_else(pages):
     reader = Reader()
     reader.feed(pages[0])
@@ -85,6 +86,7 @@ def test_markdown_tables_are_square(pages):
     assert any(re.match(r"\| SRL \+ diversity \| 82\.\d% \(", row) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_short_and_cut_off_study_is_reported_as_such(tmp_path, quick, capsys):
     study = small_study(seeds=(1, 2), arms=("srl", "no_replay"), is_confirmation=False)
     write_synthetic(tmp_path, study, skip=[("no_replay", 2)])
@@ -102,6 +104,7 @@ def test_a_study_without_a_finished_trial_is_reported_too(tmp_path, quick):
     assert "Not decided" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_more_arms_than_colours_are_named_and_tabled(tmp_path, quick, monkeypatch):
     from tests.continual import synthetic
 

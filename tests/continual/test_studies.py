@@ -144,6 +144,7 @@ def test_another_setting_of_an_arm_is_another_study():
     assert replace(study, settings={**study.settings, "lr": 3e-4}).fingerprint != study.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reviews", "is_test"), [(5.0, True), (3.0, False)])
 def test_too_few_reviews_are_no_test_of_spacing(tmp_path, quick, monkeypatch, reviews, is_test):
     study = small_study(asks_about_spacing=True, primary=Primary("srl", ("no_replay",)), arms=("srl", "no_replay"))

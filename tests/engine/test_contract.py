@@ -51,6 +51,7 @@ def test_greedy_submit_and_step_equal_generate_and_repeat(engine: Engine) -> Non
     assert alone == generated
 
 
+@pytest.mark.slow
 def test_greedy_takes_the_most_likely_token(engine: Engine, learner: Learner) -> None:
     turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=1, temperature=0.0))[0]
     every = learner.score(sequences=[[*PROMPTS[0], token] for token in range(288)])
@@ -64,6 +65,7 @@ def test_logp_is_that_of_an_independent_forward_pass(engine: Engine, learner: Le
         np.testing.assert_allclose(turn.logp, logp_T[len(prompt) - 1 :], atol=5e-4)
 
 
+@pytest.mark.slow
 def test_logp_at_another_temperature_is_that_of_the_distribution_sampled_from(engine: Engine, learner: Learner) -> None:
     turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=1, temperature=0.5))[0]
     raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*PROMPTS[0], t] for t in range(288)])])
@@ -73,6 +75,7 @@ def test_logp_at_another_temperature_is_that_of_the_distribution_sampled_from(en
     assert abs(turn.logp[0] - raw_V[turn.token_ids[0]]) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.05}])
 def test_top_k_and_top_p_renormalise(engine: Engine, learner: Learner, cut: dict) -> None:
     turns = engine.generate([PROMPTS[0]] * 16, Sampling(max_tokens=1, **cut))
@@ -85,6 +88,7 @@ def test_top_k_and_top_p_renormalise(engine: Engine, learner: Learner, cut: dict
         assert turn.logp[0] == pytest.approx(raw_V[turn.token_ids[0]] - np.log(np.exp(raw_V[kept]).sum()), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_samples_follow_the_distribution(engine: Engine, learner: Learner) -> None:
     num_samples = 600
     turns = engine.generate([PROMPTS[1]] * num_samples, Sampling(max_tokens=1))
@@ -106,6 +110,7 @@ def test_turn_ends_with_the_token_that_completes_a_stop_string(engine: Engine) -
     assert turn.text.endswith(stop)
 
 
+@pytest.mark.slow
 def test_every_end_token_of_the_directory_ends_a_turn(kind: str, random_llama_dir: Path, tmp_path: Path) -> None:
     model_dir = shutil.copytree(random_llama_dir, tmp_path / "model")
     config = model_dir / "generation_config.json"

@@ -104,6 +104,7 @@ def healthy_gap(engine: Engine, learner: Learner) -> CanaryGap:
     return CanaryGap.between(engine.score(learner.sequences), learner.score())
 
 
+@pytest.mark.slow
 def test_a_healthy_engine_passes_and_keeps_its_weights(engine: Engine, learner: Learner) -> None:
     before = engine.score(learner.sequences)
     report = run_self_test(engine, learner)
@@ -131,6 +132,7 @@ def test_a_stale_layer_is_caught(engine: Engine, learner: Learner, tamper) -> No
     assert caught_by_canary(engine, learner, healthy)
 
 
+@pytest.mark.slow
 def test_each_single_stale_tensor_is_caught(engine: Engine, learner: Learner, tamper) -> None:
     true = dict(unpack(learner.pack(0)))
     stacks = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")

@@ -61,6 +61,7 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups():
     actor.close()
 
 
+@pytest.mark.slow
 def test_groups_whose_owner_died_are_lost_and_the_others_stored(ray_here, monkeypatch):
     refs, actor, get = [ray.put(a_group(index, 1, index)) for index in range(4)], an_actor(), ray.get
 

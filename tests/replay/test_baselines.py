@@ -42,6 +42,7 @@ def test_per_draws_by_the_advantage():
     assert fits(counts("per", candidates), weight_N / weight_N.sum())
 
 
+@pytest.mark.slow
 def test_fresh_per_fades():
     # .6 * 347 / 500: 66 % of the mass at age 347, 30 % at age 1000, 88.7 % at age 100
     candidates = Candidates.of(4, reward=[1] * 4, age=[0, 100, 347, 1000])

@@ -36,6 +36,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["items", "groups"])
 @pytest.mark.parametrize("rule", WEIGHTS)
 def test_draws_are_as_frequent_as_they_should_be(rule, kind):
@@ -114,6 +115,7 @@ def test_domains_have_exactly_their_quota_in_the_long_run(quotas, share):
     assert abs(num_a - 300 * 3 * share) <= 1  # what rounding owes is carried, so the total is exact
 
 
+@pytest.mark.slow
 def test_a_share_of_a_fifth_of_four_is_a_fifth_in_the_long_run():
     # int(4 * 0.2) = 0: the source never replayed at all.
     buffer = filled(8, max_uses=10_000, max_age=10_000, capacity=64)
@@ -170,6 +172,7 @@ def simulated(spacing, num_iterations):
     return drawn, stats, timings
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_500_iterations_have_a_bounded_backlog_and_bear_their_load():
     drawn, stats, timings = simulated("fsrs", 500)
@@ -190,6 +193,7 @@ def test_500_iterations_have_a_bounded_backlog_and_bear_their_load():
     assert stats[-1]["num_predicted_reviews"] == 1024 and stats[-1]["observed_recall_mean"] > 0.7
 
 
+@pytest.mark.slow
 def test_every_rule_draws_in_an_order_of_its_own():
     found = {spacing: simulated(spacing, 32) for spacing in SPACINGS}
     for one, other in itertools.combinations(SPACINGS, 2):
@@ -200,6 +204,7 @@ def test_every_rule_draws_in_an_order_of_its_own():
         assert max(one["backlog"] for one in stats) <= 8 and stats[-1]["load_ratio"] <= 1.25, spacing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load_control", ["stretch", "none"])
 def test_without_intake_control_intervals_stretch_or_the_backlog_grows(load_control):
     buffer = a_buffer(capacity=1000, load_control=load_control, embedding="policy", diversity_parts=("variance",))

@@ -44,12 +44,14 @@ def split(variant):
     return settings, how
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_copy_goes_on_draw_for_draw_in_another_place(variant, tmp_path):
     settings, how = split(variant)
     assert_goes_on(a_buffer(seed=3, **settings), a_buffer(seed=77, **settings), tmp_path / "copy", how, 8, 20)
 
 
+@pytest.mark.slow
 def test_a_copy_goes_on_draw_for_draw_in_another_run_and_directory(tmp_path):
     settings, how = split("all_parts")
     first, second = (a_buffer(tmp_path / name, run=name, **settings) for name in "ab")
@@ -70,6 +72,7 @@ def assert_goes_on(stopped, resumed, path, how, at, end):
     assert sum(len(one["due"]) for one in straight) > 10 and sum(len(one["reused"]) for one in straight) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["fits_anew", "sm2_full", "growth", "policy"])
 def test_a_run_that_is_opened_anew_before_every_iteration_is_none_the_wiser(variant, tmp_path):
     settings, how = split(variant)

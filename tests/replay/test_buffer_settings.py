@@ -121,6 +121,7 @@ def test_every_setting_is_the_buffers_or_the_drivers():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTS)
 def test_every_setting_acts(name):
     change, beside = ACTS[name]

@@ -302,6 +302,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.place.cleanup()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.timeout(120)
 def test_a_buffer_agrees_with_its_witnesses_whatever_happens(world):

@@ -91,6 +91,7 @@ def test_a_shard_that_has_too_few_is_filled_up_from_the_other_and_nothing_comes_
     assert memory.stats(2)["num_dropped_drifted"] == 8 and memory.stats(2)["num_stored_groups"] == 14 - 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
 def test_shares_are_exact_over_many_iterations(start, num_shards):
     memory = start(num_shards, revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
@@ -260,12 +261,14 @@ def sizes(memory) -> dict[int, int]:
     return memory._call("size", dict.fromkeys(range(memory.num_shards), ()), "counting")
 
 
+@pytest.mark.slow
 def test_a_shard_that_died_is_asked_again_and_the_others_are_not(stubs):
     memory = stubs("answers", "dies once", timeout_s=30.0)
     assert sizes(memory) == {0: 7, 1: 7} and memory.num_restarts == 1
     assert sizes(memory) == {0: 7, 1: 7} and memory.num_restarts == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "message"),
     [
@@ -281,6 +284,7 @@ def test_a_shard_that_does_not_come_back_is_named_in_time(stubs, way, message):
     assert time.monotonic() - start < 2 * 2.0 + 3
 
 
+@pytest.mark.slow
 def test_what_a_shard_raises_is_raised_as_it_is(stubs):
     with pytest.raises(ValueError, match="^size = -1; expected more$"):
         sizes(stubs("fails", timeout_s=30.0))

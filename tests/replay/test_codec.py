@@ -44,6 +44,7 @@ def groups(draw) -> Group:
     )
 
 
+@pytest.mark.slow
 @given(groups())
 @settings(max_examples=60, deadline=None)
 def test_a_group_comes_back_as_it_was(group):

@@ -280,6 +280,7 @@ def test_two_buffers_cannot_share_a_journal(path):
         assert journal.commit(a_visit(1)) == 2
 
 
+@pytest.mark.slow
 def test_another_program_that_reads_it_is_named_as_the_cause(path):
     Journal(path, ITEM, GROUP).close()
     other = sqlite3.connect(path, isolation_level=None)
@@ -369,6 +370,7 @@ def test_a_torn_page_is_noticed(path):
 # Kills ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fifty_kills_lose_nothing_acknowledged():
     command = [sys.executable, "scripts/kill_loop.py", "--kills", "50", "--seed", "1"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)

@@ -246,6 +246,7 @@ def test_stretch_bounds_the_backlog(spacing):
     assert max(trace.backlog[250:]) <= max(trace.backlog[:250]) + 10 * SLOTS  # while 3,000 items come
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spacing", ["fsrs", "leitner"])
 def test_without_control_everything_is_soon_overdue(spacing):
     trace = simulate(spacing, "none")

@@ -306,6 +306,7 @@ def test_random_operations_match_a_dictionary(seed):
         assert store.changed().items == store.changed().groups == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_restarted_store_goes_on_draw_for_draw(seed):
     """After hundreds of adds and removes, one store lives on and one is rebuilt; then both live the same life."""
@@ -540,6 +541,7 @@ def test_the_tables_take_no_more_than_256_bytes_an_item():
     assert store.nbytes - 8 * num <= 256 * num  # 8 bytes are the reference to the prompt
 
 
+@pytest.mark.slow
 def test_cost_does_not_grow_with_the_store():
     """A guard against a scan, not a benchmark: a scan would cost 10 times as much."""
 

@@ -135,6 +135,7 @@ def test_balanced_gives_domains_equal_slots():
 # Draw frequencies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["uniform", "learnability"])
 def test_draw_frequencies(rule):
     pass_rate = np.array([0, 0.125, 0.25, 0.5, 0.75, 1])

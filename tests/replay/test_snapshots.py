@@ -225,6 +225,7 @@ def test_a_restore_without_room_changes_nothing(live, monkeypatch):
     assert restore(snapshot, live).num_orphans == 3
 
 
+@pytest.mark.slow
 def test_an_old_file_that_somebody_reads_is_left_alone(live):
     after = visit(live, 0, 1)
     snapshot = copy_of(live, "s")
@@ -251,6 +252,7 @@ def test_a_snapshot_that_fails_leaves_the_one_before(live, monkeypatch):
         assert journal.snapshot(snapshot) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_clone", [False, True])
 def test_a_restore_that_dies_at_any_step_can_be_repeated(live, is_clone):
     source = live.with_name("source.db") if is_clone else live

@@ -44,6 +44,7 @@ def test_parts_by_hand_through_hidden_states():
     buffer.check_valid()
 
 
+@pytest.mark.slow
 def test_diversity_lies_between_0_and_1_and_is_not_flat():
     for parts in [(part,) for part in ALL_PARTS] + [ALL_PARTS]:
         buffer = a_buffer(capacity=400, diversity_parts=parts)

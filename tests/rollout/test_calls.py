@@ -48,6 +48,7 @@ def test_poll_waits_no_longer_than_asked(calls):
     assert poll_all(calls, 1)[1].value is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mischief", ["loop-step", "sleep-step", "stubborn-step"])
 def test_a_hung_call_times_out_and_others_go_on(calls, mischief):
     calls.submit("hung", misbehave, mischief, "step")
@@ -108,6 +109,7 @@ def test_the_clock_starts_when_the_call_runs():
     calls.close()
 
 
+@pytest.mark.slow
 def test_too_many_hanging_threads_are_an_error():
     calls = EnvCalls(2, 0.05, max_abandoned=1)
     calls.submit(1, time.sleep, 3)

@@ -24,6 +24,7 @@ def by_prompt(episodes) -> dict:
     return {episode.custom_data["prompt"].prompt_id: episode for episode in episodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mischief", ["crash", "exit", "sleep", "loop", "stubborn"])
 @pytest.mark.parametrize("place", ["reset", "step"])
 def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischief, place):
@@ -49,6 +50,7 @@ def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischie
     assert sorted(world.num_closed for world in World.made) == ([0, 0, 0, 0] if is_hang else [0, 0, 0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mischief", "reason"),
     [("crash", StopReason.ENV_CRASHED), ("sleep", StopReason.ENV_TIMEOUT), ("loop", StopReason.ENV_TIMEOUT)],
@@ -229,6 +231,7 @@ def test_a_caller_that_stops_listening_leaves_nothing_running(play_with, tokeniz
     calls.close()
 
 
+@pytest.mark.slow
 def test_hanging_environments_leave_a_bounded_number_of_threads(play_with, engine):
     before = set(threading.enumerate())
     calls = EnvCalls(8, 0.5)

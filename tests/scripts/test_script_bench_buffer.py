@@ -64,6 +64,7 @@ def test_a_journal_that_was_filled_in_bulk_is_a_valid_buffer(tmp_path):
     buffer.close()
 
 
+@pytest.mark.slow
 def test_all_sections_run_and_their_figures_belong_together(ray_here, tmp_path, monkeypatch, capsys):
     from scripts.make_tiny_model import make
 

@@ -27,6 +27,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_figures_belong_together_and_the_cache_is_continued(cache, capsys):
     path = cache / "figures.json"
     command = [*SHORT, "--minutes", "0", "--json", str(path)]

@@ -90,6 +90,7 @@ def bytes_in(directory: Path) -> dict[str, bytes]:
 # --- listing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ls_lists_the_items_as_they_were(run: Run, capsys: pytest.CaptureFixture) -> None:
     lines = said(capsys, "ls", run.directory, "--limit", 99).splitlines()
     assert lines[-1] == f"{len(run.rows)} of {len(run.rows)} items, iteration {ITERATIONS}, sorted by due"
@@ -160,6 +161,7 @@ def test_show_tells_the_item_its_reviews_and_what_was_said(run: Run, capsys: pyt
     assert shown.count("     policy │ ") == 8
 
 
+@pytest.mark.slow
 def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixture) -> None:
     """The recall a draw rested on is the one that the review of that iteration was judged by."""
     with Journal(Path(copy_of(run.journal))) as journal:
@@ -307,6 +309,7 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str]
 # --- judging --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "fit", run.directory, "--min_reviews", 8)
     losses = dict(re.findall(r"^ +(rule as .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
@@ -321,6 +324,7 @@ def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.C
     assert "the constant: " in text and ("beats" in text or "does not beat" in text)
 
 
+@pytest.mark.slow
 def test_plot_shows_what_the_log_says(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert said(capsys, "plot", run.directory, "--out", tmp_path / "m.png") == f"{tmp_path / 'm.png'}\n"
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "m.png").stat().st_size > 20_000

@@ -159,6 +159,7 @@ def write_on(directory: str, started: Event, ended: Event) -> None:
     buffer.close()
 
 
+@pytest.mark.slow
 def test_a_live_journal_is_read_whole_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context = multiprocessing.get_context("spawn")
     started, ended = context.Event(), context.Event()

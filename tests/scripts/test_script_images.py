@@ -248,6 +248,7 @@ def test_recall_counts_views_of_each_image():
 # --- the study ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_arm_with_replay_replays_and_stores_equally(short):
     results = read_results(short)
     assert len(results.trials) == 12 and all(trial.is_finished for trial in results.trials)
@@ -300,6 +301,7 @@ def test_unequal_replay_is_an_error(tmp_path, monkeypatch):
         one._step(np.arange(10))
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_trained(short, tmp_path):
     assert report.main([str(short), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()

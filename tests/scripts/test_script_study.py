@@ -86,6 +86,7 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert "SRL + diversity" in page and "no replay" in page and "generated tokens" in page
 
 
+@pytest.mark.slow
 def test_bad_input_of_a_study_is_one_clear_error_before_anything_starts(tmp_path, capsys):
     def refusal(*words: str) -> str:
         assert tune.main([*words, "--storage", str(tmp_path)]) == 1

@@ -32,6 +32,7 @@ def copied(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copied"))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
     files = {"checkpoint_000002", "metrics.jsonl", "replay", "settings.yaml", "transcripts.jsonl"}
     assert names_in(trained) == files
@@ -42,6 +43,7 @@ def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
     assert iterations_of(trained) == [1, 2]
 
 
+@pytest.mark.slow
 def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = tmp_path / "model"
     flags = ["--iterations", "3", "--lr", "1e-4", "--export", str(model), "--debug"]
@@ -57,6 +59,7 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
     assert "at iteration 3 already; expected --iterations above that" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_after_the_iteration_with_a_checkpoint(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -74,6 +77,7 @@ def test_ctrl_c_stops_after_the_iteration_with_a_checkpoint(
     assert iterations_of(copied) == [1, 2, 3] and "checkpoint_000003" in names_in(copied)
 
 
+@pytest.mark.slow
 def test_a_lost_process_says_how_to_go_on(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -118,6 +122,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
+@pytest.mark.slow
 def test_evaluate_a_checkpoint_and_a_model(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     before = names_in(trained)
     report = tmp_path / "accuracy.json"
@@ -145,6 +150,7 @@ def test_episodes_of_a_real_run(trained: Path, capsys: pytest.CaptureFixture) ->
     assert "environment │ Question: Which is largest: " in question and any("policy │" in row for row in rest)
 
 
+@pytest.mark.slow
 def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out, report = tmp_path / "quick", tmp_path / "quick.json"
     flags = ["--model", "tiny", "--engine", "transformers", "--iterations", "2", "--out", str(out), "--debug"]

@@ -152,6 +152,7 @@ def test_harm_is_seen_undone_and_never_delivered(ray_here, tmp_path: Path, capsy
     assert "UNCHANGED" in capsys.readouterr().out and not of_kind(out, "confirm")
 
 
+@pytest.mark.slow
 def test_a_better_model_is_delivered(ray_here, random_llama_dir: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     flags = ["--engine", "transformers", "--num_env_runners", "0", "--compute_dtype", "float32", "--seed", "1"]
