@@ -201,6 +201,7 @@ def test_successes_are_drawn_evenly():
 # --- parts of groups ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(0, 4), min_size=1))
 def test_a_part_is_what_its_meta_says(chosen):
     group, episodes = GROUPS[2], sorted(chosen)

@@ -113,6 +113,7 @@ def _adventure(tmp_path_factory):
     world.close()
 
 
+@pytest.mark.slow
 def test_an_adventure_by_hand(adventure):
     asked, _ = adventure.reset(options={"prompt_id": "2.3.2 5"})
     gold = adventure.gold_turns("2.3.2 5")

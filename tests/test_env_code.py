@@ -55,6 +55,7 @@ def code(body):
     return f"\n```python\n{body}\n```\n"
 
 
+@pytest.mark.slow
 def test_gold_turns_earn_one_in_both_splits(make):
     world = make()
     for prompt_id in ids_of(world, count=12) + ids_of(world, "heldout", count=6):

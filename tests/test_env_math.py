@@ -246,6 +246,7 @@ def test_the_generators_have_thousands_of_distinct_questions(name):
     assert all(len(asked) == 1500 for asked in texts.values()) and not texts["train"] & texts["heldout"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [CopyWords, WordProblem])
 def test_the_smallest_generators_hold_exactly_what_they_say(make):
     small = {"num_words": 2} if make is CopyWords else {"num_steps": 1, "lowest": 2, "highest": 4}

@@ -109,6 +109,7 @@ def test_graders_that_pay_for_what_is_wrong_are_replaced():
         assert world.grade(prompt_id, answer) == expected, answer
 
 
+@pytest.mark.slow
 def test_integrals_may_leave_out_their_constant_and_formulas_may_be_rearranged():
     world = ReasoningGym({"dataset": "simple_integration", "pool_size": 5, "num_shots": 0})
     prompt_id = next(i for split in text.SPLITS for i in world.prompt_ids(split, 0))

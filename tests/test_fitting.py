@@ -65,6 +65,7 @@ def test_computing_activations_again_changes_no_gradient(config, ray_here):
 # --- adapters ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_adapters_start_as_the_base_and_train_alone(config, ray_here):
     group = learner_group(changed(config, **LORA))
     learner = group._learner
@@ -109,6 +110,7 @@ def test_the_reference_is_the_base_without_a_second_copy(config, ray_here):
     assert all(one.requires_grad == ("lora_" in name) for name, one in learner.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_restored_and_exported(config, ray_here, tmp_path):
     config = changed(config, **LORA, lr=0.05)
     group = learner_group(config)

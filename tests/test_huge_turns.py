@@ -42,6 +42,7 @@ def work_of(take, *arguments):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("name", CALL_FORMATS)
 def test_every_format_reads_it_in_time(name, turn):
@@ -56,6 +57,7 @@ def test_every_format_reads_it_in_time(name, turn):
     assert not said.fault or not said.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_world_takes_it_in_time(name):
     path, row = CASES[name]

@@ -126,6 +126,7 @@ PLAYED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("without", "change"), [row[1:] for row in PLAYED], ids=[row[0] for row in PLAYED])
 def test_a_name_acts_on_played_tokens(gradient, without, change):
     before, *_ = gradient(**without)
@@ -147,6 +148,7 @@ REUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("without", "change"), [row[1:] for row in REUSED], ids=[row[0] for row in REUSED])
 def test_a_name_acts_on_reused_tokens(gradient, without, change):
     both = {"played": GROUPS[:1], "stored": STORED, "reuse_coeff": 0.7, "correction": "none", "clip_high": 0.1}
@@ -156,6 +158,7 @@ def test_a_name_acts_on_reused_tokens(gradient, without, change):
     assert relative_gap(after, before) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [name for name in PRESETS if name != "bapo"])
 def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
     off = {"old_policy": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})

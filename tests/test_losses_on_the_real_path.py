@@ -43,6 +43,7 @@ def rare(config):
     return config.training(group_size=2, num_prompts_per_batch=6)
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_plays_until_every_slot_has_a_signal(rare, build):
     algo = build(rare, dynamic_sampling_tries=20)
     seen, shards = watch(algo), captured(algo)
@@ -57,6 +58,7 @@ def test_dynamic_sampling_plays_until_every_slot_has_a_signal(rare, build):
     assert (runs["num_groups_with_signal"], runs["num_groups"]) == (6, len(groups))
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_stops_when_the_tries_are_used_up(config, build):
     config.environment(env_config={"pay": 0.5})
     algo = build(config, dynamic_sampling_tries=3)
@@ -138,6 +140,7 @@ def test_the_rule_of_advantages_is_that_of_the_setting(config, build, advantage)
     assert len(shards[0].group_refs) == (4 if wants_all else sum(map(has_signal, played)))
 
 
+@pytest.mark.slow
 def test_a_preset_reaches_shards_and_learner(config, build):
     algo = build(config, loss="dr_grpo")
     shards = captured(algo)

@@ -168,6 +168,7 @@ def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
     assert results[1]["replay"]["num_stored_groups"] == 12 and results[1]["replay"]["num_revisits_owed"] == 0
 
 
+@pytest.mark.slow
 def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
     algo = build(config.training(lr=1e-3), max_drift=1e-6, groups_per_item=9)
     iterations = go(algo, 5)
@@ -369,6 +370,7 @@ def test_the_bonus_multiplies_the_advantages_of_its_visit(config, build, mode):
     assert len(factors) > 4 and np.std(np.concatenate(factors)) > 0.01
 
 
+@pytest.mark.slow
 def test_hidden_states_reach_the_items_of_groups_that_were_trained_on(config, build):
     algo = build(config.training(num_prompts_per_batch=8), embedding="policy", diversity_parts=("novelty",))
     iterations = go(algo, 4)

@@ -114,6 +114,7 @@ def test_what_is_not_finite_spoils_the_loss_and_is_counted(given_settings, seed,
     assert gradient.isnan().all()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(given_settings=GIVEN, lengths=LENGTHS, seed=st.integers(0, 999), is_reused=st.booleans())
 def test_what_is_finite_stays_finite_and_statistics_are_shares(given_settings, lengths, seed, is_reused):

@@ -108,6 +108,7 @@ def test_prompt_ids_are_each_question_once_in_an_order_of_their_seed(make):
     assert len(set(questions)) == len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_the_splits_share_no_question_whatever_the_seeds(make):
     world = make()
     questions = {

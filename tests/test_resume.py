@@ -97,6 +97,7 @@ def test_a_new_algorithm_goes_on_exactly(straight):
     again.stop()
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_goes_into_the_running_algorithm(straight):
     algo, whole, path = straight
     assert (algo.iteration, algo.version) == (4, 4)
@@ -176,6 +177,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, harm, mes
     assert (algo.iteration, algo.version, algo.source.get_state()) == (4, 4, state)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_checkpoint_restores_alone(straight):
     """RLlib's way to take over weights without the rest: the engine follows, prompts and iteration stay."""
     algo, whole, path = straight

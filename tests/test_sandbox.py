@@ -157,6 +157,7 @@ def test_the_probe_finds_what_is_missing():
     assert Sandbox(without=without, allow_weak_sandbox=True).run("1 + 1").value == "2"
 
 
+@pytest.mark.slow
 def test_more_than_one_mechanism_holds_each_guarantee():
     """On a machine with all of them, so that what one misses another stops."""
     if not all(OFFERS.values()):

@@ -93,6 +93,7 @@ def test_the_index_is_plain_json(written):
     assert found == {"num_shards": 2, "shapes": {"a": [3, 2], "b": [5]}, "values": VALUES}
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_learner_are_those_torch_gave_it():
     """Against `torch.chunk`, also where rows do not divide evenly and where some learners have none."""
     # A process has one default group, and an engine in this one may have made it already.

@@ -184,6 +184,7 @@ class Plain(gymnasium.Env):
         return "", 1.0, True, False, {}
 
 
+@pytest.mark.slow
 def test_an_environment_without_settings_is_made_without_them():
     creator = resolve(Plain)
     assert isinstance(creator({}), Plain)

@@ -56,6 +56,7 @@ def test_the_verdict_of_a_study_whose_truth_is_known(whole):
     assert 0.05 < lowest.interval.low < lowest.mean < lowest.interval.high < 0.15
 
 
+@pytest.mark.slow
 def test_the_other_way_round_it_fails_and_says_why(whole):
     results, _, findings = whole
     primary = replace(results.study.primary, treatment="no_replay", controls=("extra_epochs", "srl"))

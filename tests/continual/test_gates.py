@@ -43,6 +43,7 @@ def test_without_any_loss_or_gain_the_bound_is_that_of_one_proportion() -> None:
     assert paired_interval(100, 0, 0, 0.95) == pytest.approx((-(Z**2) / (100 + Z**2), Z**2 / (100 + Z**2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(20, 3, 1), (44, 0, 1), (60, 12, 9), (7, 7, 0), (7, 0, 7), (5, 2, 3)])
 def test_the_likeliest_chance_of_a_loss_is_that_of_a_grid(counts: tuple[int, int, int]) -> None:
     num, lost, gained = counts

@@ -57,6 +57,7 @@ def test_the_page_is_whole_and_needs_nothing_else(pages):
     assert all(image["alt"] for image in images)
 
 
+@pytest.mark.slow
 def test_pictures_are_svg(pages):
     import base64
 

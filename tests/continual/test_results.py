@@ -145,6 +145,7 @@ def _with(line, **changes):
     return json.dumps({**json.loads(line), **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken, message", BROKEN)
 def test_a_broken_file_is_named_with_row_and_field(directory, broken, message):
     path = trial_path(directory, "srl", 1)

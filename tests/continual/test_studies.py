@@ -37,6 +37,7 @@ def test_the_studies_are_all_there():
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_study_asks_one_question_of_arms_at_an_equal_budget(name):
     study = COMPARISONS[name]

@@ -68,6 +68,7 @@ def test_the_same_counts_do_not_fit_another_rule():
     assert not fits(np.bincount(drawn, minlength=5), np.full(5, 0.2))
 
 
+@pytest.mark.slow
 def test_leeches_have_at_most_their_share_in_the_long_run():
     # 18 items, 10 of them leeches that are due: 4 slots at a share of 0.15 are 3 slots in 5 draws.
     buffer = filled(8, leech_share=0.15, leech_failures=2, selection="hardest")

@@ -62,6 +62,7 @@ def test_a_new_date_takes_a_slot_elsewhere():
     assert queue.earliest(9, 9).tolist() == [1, 0, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_operations_match_a_sorted_list(seed):

@@ -92,6 +92,7 @@ def test_one_by_one_or_at_once_the_same_reservoir_stays():
     np.testing.assert_array_equal(np.sort(seqs), at_once)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(EVICTIONS))
 @settings(deadline=None)
 @given(

@@ -38,6 +38,7 @@ def test_nothing_is_lost(tmp_path, suffix):
     assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes() if suffix == ".jsonl" else True
 
 
+@pytest.mark.slow
 @SUFFIXES
 def test_more_rows_than_a_batch_and_none(tmp_path, suffix):
     assert export_groups((Exported(a_group(i)) for i in range(600)), tmp_path / f"many{suffix}") == 600

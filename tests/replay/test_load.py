@@ -230,6 +230,7 @@ def simulate(spacing: str, mode: str) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_intake_bounds_backlog_load_and_lateness(spacing):
     trace = simulate(spacing, "intake")
@@ -239,6 +240,7 @@ def test_intake_bounds_backlog_load_and_lateness(spacing):
     assert np.mean([len(each) for each in trace.draws[20:]]) > 0.75 * SLOTS  # and the slots are used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_stretch_bounds_the_backlog(spacing):
     trace = simulate(spacing, "stretch")

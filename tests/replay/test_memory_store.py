@@ -278,6 +278,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(due_queue, "BLOCK", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("seed", range(5))
 def test_random_operations_match_a_dictionary(seed):

@@ -62,6 +62,7 @@ def test_ten_successes_lengthen_the_base_interval_as_if_there_were_no_diversity(
     assert all(wait <= 1 for wait in waits) and min(waits) < 0.7  # diversity did act, on the due date
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_no_item_comes_back_before_its_minimum_recall_interval(spacing):
     buffer = a_buffer(spacing=spacing, min_recall_interval=3, load_control="none")

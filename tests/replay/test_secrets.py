@@ -104,6 +104,7 @@ def test_nothing_is_left_once_it_is_redacted():
         assert detect(redact(text)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     [

@@ -116,6 +116,7 @@ def test_a_lower_desired_retention_waits_longer(name) -> None:
     assert intervals[0] < intervals[1] < intervals[2]
 
 
+@pytest.mark.slow
 @EVERY
 @LAWS
 @given(visits=VISITS, order=st.permutations(range(3)))

@@ -61,6 +61,7 @@ def test_a_hung_call_times_out_and_others_go_on(calls, mischief):
     assert calls.num_abandoned == 1
 
 
+@pytest.mark.slow
 def test_endless_python_loops_end_and_all_workers_are_replaced():
     before = set(threading.enumerate())
     calls = EnvCalls(4, 0.1)

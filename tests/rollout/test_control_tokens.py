@@ -55,6 +55,7 @@ def controls_of(tokenizer, ids, names=NAMES):
     return [token_id for token_id in ids if token_id in wanted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(TEXTS, min_size=2, max_size=4), role=st.sampled_from(["user", "tool"]))

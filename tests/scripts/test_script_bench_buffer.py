@@ -22,6 +22,7 @@ def groups():
     return [made_group(number, 2, 12, generator) for number in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Ours, RLlibTurns, Cpprb])
 def test_what_a_side_draws_are_whole_episodes_that_were_stored(kind, groups, tmp_path):
     if kind is Cpprb:
@@ -42,6 +43,7 @@ def test_what_a_side_draws_are_whole_episodes_that_were_stored(kind, groups, tmp
     side.close()
 
 
+@pytest.mark.slow
 def test_rows_of_tokens_are_tokens_that_were_stored(groups):
     side, batch = RLlibTokens(groups), Batch.of(2, 12)
     num = side.copy(side.take(1), batch)
@@ -53,6 +55,7 @@ def test_rows_of_tokens_are_tokens_that_were_stored(groups):
     )
 
 
+@pytest.mark.slow
 def test_a_journal_that_was_filled_in_bulk_is_a_valid_buffer(tmp_path):
     buffer_sizes.fill(tmp_path, 300)
     buffer = buffer_sizes.opened(tmp_path, 300)
@@ -91,6 +94,7 @@ def test_all_sections_run_and_their_figures_belong_together(ray_here, tmp_path, 
     assert f"{'met' if figures['is_met']['iteration'] else 'MISSED'}" in printed
 
 
+@pytest.mark.slow
 def test_a_rival_that_is_missing_is_left_out_and_named(groups, tmp_path, ray_here, monkeypatch):
     real = builtins.__import__
 

@@ -108,6 +108,7 @@ def test_ls_lists_the_items_as_they_were(run: Run, capsys: pytest.CaptureFixture
     assert due == sorted(due) and len(due) == run.stats["num_scheduled"]
 
 
+@pytest.mark.slow
 def test_ls_sorts_filters_and_limits(run: Run, capsys: pytest.CaptureFixture) -> None:
     lines = said(capsys, "ls", run.directory, "--sort", "recall", "--limit", 5).splitlines()
     assert [cells(line)[4] for line in lines[1:-1]] == [f"{recall:.2f}" for recall in sorted(run.recall.values())[:5]]
@@ -119,12 +120,14 @@ def test_ls_sorts_filters_and_limits(run: Run, capsys: pytest.CaptureFixture) ->
     assert said(capsys, "ls", run.directory, "--domain", "even", "--limit", 2).startswith("key")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_a_file_are_read_like_a_run(run: Run, capsys: pytest.CaptureFixture) -> None:
     expected = said(capsys, "ls", run.directory)
     for place in (run.directory / "checkpoint_000014", run.journal, run.journal.parent, run.directory / "replay"):
         assert said(capsys, "ls", place) == expected
 
 
+@pytest.mark.slow
 def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> None:
     first, *lines = said(capsys, "stats", run.directory).splitlines()
     assert first.startswith(f"iteration {ITERATIONS}; spacing fsrs, desired retention 0.9, 1 iteration a day")
@@ -137,6 +140,7 @@ def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> 
 # --- one item -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_show_tells_the_item_its_reviews_and_what_was_said(run: Run, capsys: pytest.CaptureFixture) -> None:
     key = max(run.rows, key=lambda key: run.rows[key]["visits"])
     row = run.rows[key]
@@ -185,6 +189,7 @@ def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixt
     assert num_draws > 10
 
 
+@pytest.mark.slow
 def test_names_that_are_unknown_ambiguous_or_gone(run: Run, capsys: pytest.CaptureFixture) -> None:
     with reading(run.journal) as one:
         gone = next(key for key in map("{:016x}".format, one.reviews["key"].tolist()) if key not in run.rows)
@@ -198,6 +203,7 @@ def test_names_that_are_unknown_ambiguous_or_gone(run: Run, capsys: pytest.Captu
 # --- files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys, suffix: str) -> None:
     path = tmp_path / f"groups{suffix}"
@@ -212,6 +218,7 @@ def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys,
         assert row.item["key"] == item["key"] and row.item["due"] == item["due"] and row.item["reps"] == item["reps"]
 
 
+@pytest.mark.slow
 def test_import_into_a_new_buffer_and_again(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path, new = tmp_path / "groups.jsonl", tmp_path / "new"
     said(capsys, "export", run.directory, path)
@@ -242,6 +249,7 @@ def copy_of(journal: Path) -> Path:
     return copies / "journal.db"
 
 
+@pytest.mark.slow
 def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "verify", run.directory)
     num_reviews = int(run.stats["num_predicted_reviews"]) + len(run.rows)
@@ -250,6 +258,7 @@ def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> 
     assert said(capsys, "verify", run.directory / "checkpoint_000014").startswith("ok  ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
@@ -276,6 +285,7 @@ def test_verify_names_each_fault(run: Run, tmp_path: Path, capsys, damage: str, 
         assert expected in lines[0]
 
 
+@pytest.mark.slow
 def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     data = bytearray(run.journal.read_bytes())
     for end in range(2 * PAGE_BYTES, len(data) + 1, PAGE_BYTES):
@@ -289,6 +299,7 @@ def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.Cap
     assert text.startswith(f"error: journal {tmp_path / 'journal.db'}") and text.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -342,6 +353,7 @@ def test_plot_shows_what_the_log_says(run: Run, tmp_path: Path, capsys: pytest.C
 # --- a run that goes on ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reading_changes_nothing(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     before, key = bytes_in(run.directory), next(iter(run.rows))
     for argv in (["ls"], ["stats"], ["verify"], ["show", key], ["why", key], ["export", tmp_path / "x.parquet"]):
@@ -349,6 +361,7 @@ def test_reading_changes_nothing(run: Run, tmp_path: Path, capsys: pytest.Captur
     assert bytes_in(run.directory) == before
 
 
+@pytest.mark.slow
 def test_help_in_a_process_of_its_own() -> None:
     command = [sys.executable, "scripts/buffer.py", "--help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

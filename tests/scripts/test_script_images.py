@@ -32,6 +32,7 @@ def short(tmp_path_factory):
 # --- data --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_digits_are_split_by_class_and_stages_teach_two_each():
     found = digits()
     assert (len(found.train_label_N), len(found.test_label_N)) == (1198, 599)  # 1,797 images, a third held out
@@ -41,6 +42,7 @@ def test_digits_are_split_by_class_and_stages_teach_two_each():
     assert found.train_NCHW.max() == 255  # 16 of 16
 
 
+@pytest.mark.slow
 def test_the_binary_version_of_cifar_is_read_by_its_fine_label(tmp_path):
     shown = {part: pixels(6, (3, 32, 32), seed) for seed, part in enumerate(("train", "test"))}
     for part, images_NCHW in shown.items():
@@ -52,6 +54,7 @@ def test_the_binary_version_of_cifar_is_read_by_its_fine_label(tmp_path):
     assert [stage.tolist() for stage in found.stages()] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.slow
 def test_png_by_class_and_npz_give_the_same_images(tmp_path):
     from PIL import Image
 
@@ -75,6 +78,7 @@ class Bomb:
         return (pytest.fail, ("unpickled",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["train and meta", "images.pkl", "objects in images.npz"])
 def test_pickles_are_never_opened(tmp_path, form, capsys):
     if form == "objects in images.npz":
@@ -90,6 +94,7 @@ def test_pickles_are_never_opened(tmp_path, form, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -105,6 +110,7 @@ def test_a_bad_command_is_one_clear_error(argv, said, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_wrong_sizes_are_named(tmp_path):
     (tmp_path / "train.bin").write_bytes(bytes(3074 * 4 + 1))
     (tmp_path / "test.bin").write_bytes(bytes(3074))
@@ -122,6 +128,7 @@ def test_wrong_sizes_are_named(tmp_path):
         other.checked()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
 def test_a_broken_archive_is_one_clear_error(tmp_path, content):
     (tmp_path / "images.npz").write_bytes(content)
@@ -129,6 +136,7 @@ def test_a_broken_archive_is_one_clear_error(tmp_path, content):
         load(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"expected a folder with train.bin and test.bin"):
         load(str(tmp_path))
@@ -137,6 +145,7 @@ def test_a_folder_with_nothing_in_it_is_refused(tmp_path):
 # --- memories ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reservoir_is_a_uniform_sample():
     # 600 reservoirs of 5 out of 20: each image is in one with probability 1/4, standard deviation about .018.
     held = Counter()
@@ -149,6 +158,7 @@ def test_a_reservoir_is_a_uniform_sample():
     assert np.abs(shares - 0.25).max() < 0.08 and shares.sum() == pytest.approx(5)
 
 
+@pytest.mark.slow
 def test_reservoir_and_schedule_hold_the_same_images():
     held = []
     for seed in (1, 2):
@@ -162,6 +172,7 @@ def test_reservoir_and_schedule_hold_the_same_images():
     assert held[0] != held[1]
 
 
+@pytest.mark.slow
 def test_recent_holds_the_newest():
     memory = Recent(3, 0)
     for start in (0, 2, 4):
@@ -182,6 +193,7 @@ def scheduled(is_right, seed=0, num=6, **settings):
     return Scheduled(6, seed, look, np.full(num, 3), [f"s{label}" for label in range(4)], **values)
 
 
+@pytest.mark.slow
 def test_an_image_that_is_forgotten_comes_back_first():
     memory = scheduled(lambda index: index > 0, selection_config={"temperature": 0.0, "learnability_coeff": 0.0})
     none = np.empty(0, np.int64)
@@ -196,6 +208,7 @@ def test_an_image_that_is_forgotten_comes_back_first():
     memory.close()
 
 
+@pytest.mark.slow
 def test_an_image_is_an_item_with_its_stage_label_and_features():
     memory = scheduled(lambda index: index % 2 == 0)
     memory.see(np.arange(4), np.empty(0, np.int64), 1)
@@ -207,6 +220,7 @@ def test_an_image_is_an_item_with_its_stage_label_and_features():
     memory.close()
 
 
+@pytest.mark.slow
 def test_an_image_that_the_buffer_refuses_is_an_error():
     memory = scheduled(bool, max_episode_tokens=1)
     with pytest.raises(ValueError, match=r"step 1: 3 new images were refused: too_long"):
@@ -217,6 +231,7 @@ def test_an_image_that_the_buffer_refuses_is_an_error():
 # --- classifier --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_view_is_the_image_moved_by_a_pixel():
     image = np.zeros((1, 1, 8, 8), np.uint8)
     image[0, 0, 3, 4] = 255
@@ -227,6 +242,7 @@ def test_a_view_is_the_image_moved_by_a_pixel():
     assert seen == {(row, column) for row in (2, 3, 4) for column in (3, 4, 5)}  # an eighth of 8 is one pixel
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing_that_training_uses():
     images_NCHW, label_N = pixels(12, (1, 8, 8)), np.arange(12) % 4
     plain, looked = (Classifier((1, 8, 8), 4, 16, 0.1, seed=3) for _ in range(2))
@@ -238,6 +254,7 @@ def test_looking_changes_nothing_that_training_uses():
     assert (torch.random.get_rng_state() == before).all()
 
 
+@pytest.mark.slow
 def test_recall_counts_views_of_each_image():
     model = Classifier((3, 20, 20), 4, 16, 0.1, seed=3)  # above 16 pixels: convolutions
     found = model.recall(pixels(5, (3, 20, 20)), 2)
@@ -265,6 +282,7 @@ def test_every_arm_with_replay_replays_and_stores_equally(short):
     assert {arm.name: dict(arm.settings) for arm in results.study.arms}["srl_defaults"] == ITEMS
 
 
+@pytest.mark.slow
 def test_paired_arms_start_alike(short):
     before = {}
     for trial in read_results(short).trials:
@@ -272,6 +290,7 @@ def test_paired_arms_start_alike(short):
         assert before.setdefault(trial.header.seed, rows) == rows and len(rows) == 5
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_not_run_again_and_another_is_refused(short, capsys, monkeypatch):
     monkeypatch.setattr(images.Run, "into", lambda *_: pytest.fail("ran again"))
     assert images.main(["--short", "--out", str(short)]) == 0
@@ -281,6 +300,7 @@ def test_a_finished_study_is_not_run_again_and_another_is_refused(short, capsys,
     assert "holds another study than the one asked for" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_cut_off_comes_out_the_same(short):
     path = short / "trials" / "srl--2.jsonl"
     whole = path.read_text()
@@ -292,6 +312,7 @@ def test_a_trial_that_was_cut_off_comes_out_the_same(short):
     assert again == [(row.stage, row.domain, row.accuracy, row.measures) for row in read_trial(path, study).rows]
 
 
+@pytest.mark.slow
 def test_unequal_replay_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Reservoir, "draw", lambda self, num, now: self.stored()[: num - 1])
     study, setup = study_of(digits().first_of_each_class(4), 2, is_short=True)

@@ -91,6 +91,7 @@ def test_a_lost_process_says_how_to_go_on(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(copied: Path, capsys: pytest.CaptureFixture) -> None:
     (victim,) = copied.glob("checkpoint_000002/algorithm_state.*")
     victim.write_bytes(victim.read_bytes()[:-1])
