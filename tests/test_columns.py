@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.columns import ColumnarList
@@ -35,7 +35,6 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)  # on a busy machine one example may take longer
 @given(st.lists(st.tuples(st.integers(2, 5), st.integers(1, 3), st.booleans()), max_size=6))
 def test_groups_and_their_metadata_arrive_as_they_were(kinds):
     groups = [

@@ -33,7 +33,7 @@ def test_cosines_by_hand():
     assert index.best("xyz", 3) == index.best("", 3) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=TEXTS, query=st.text(st.sampled_from("ab é"), max_size=6), num_results=st.integers(1, 14))
 def test_the_best_are_those_of_all_cosines(texts, query, num_results):
     encoder = HashingEncoder()

@@ -384,7 +384,7 @@ def test_a_forked_process_has_a_pool_of_its_own():
     assert symbolic_pool() is ours
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=3), st.integers(-9, 9))
 def test_a_polynomial_equals_itself_reordered_and_no_other(coefficients, other):
     def written(terms):

@@ -66,7 +66,7 @@ COLUMNS = ("episode", "advantage", "scale", "behaviour_logp", "ref_logp")
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(GIVEN, LENGTHS, st.integers(0, 999), st.booleans(), st.integers(0, 4))
 def test_cutting_and_shuffling_changes_nothing(given_settings, lengths, seed, is_reused, cut):
     """Two micro-batches of whole episodes have the loss, gradient and sums of one, in any order of its episodes."""
@@ -85,7 +85,7 @@ def test_cutting_and_shuffling_changes_nothing(given_settings, lengths, seed, is
         assert sum(one[2][name] for one in runs) == pytest.approx(sums[name], rel=1e-5, abs=1e-5), name
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(given_settings=GIVEN, seed=st.integers(0, 999), is_reused=st.booleans(), is_good=st.booleans())
 def test_an_episode_without_advantage_has_no_policy_gradient(given_settings, seed, is_reused, is_good):
     """Masks and clips take gradients away; none gives one to a token whose advantage is 0."""
@@ -96,7 +96,7 @@ def test_an_episode_without_advantage_has_no_policy_gradient(given_settings, see
     assert (gradient[batch["episode"] != int(is_good)] == 0).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     given_settings=GIVEN,
     seed=st.integers(0, 999),
@@ -115,7 +115,7 @@ def test_what_is_not_finite_spoils_the_loss_and_is_counted(given_settings, seed,
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(given_settings=GIVEN, lengths=LENGTHS, seed=st.integers(0, 999), is_reused=st.booleans())
 def test_what_is_finite_stays_finite_and_statistics_are_shares(given_settings, lengths, seed, is_reused):
     batch, prox_N, logp_N, entropy_N = made(lengths, seed, is_reused)

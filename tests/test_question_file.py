@@ -136,7 +136,7 @@ HELD = PLAIN | st.dictionaries(NAMES, PLAIN) | st.lists(st.dictionaries(NAMES, P
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(NAMES, HELD, max_size=5))
 def test_any_row_is_a_problem_or_a_fault(row):
     try:

@@ -29,7 +29,7 @@ def write(directory, tensors, cuts, values=VALUES):
     write_index(directory, len(cuts) + 1, {name: t.shape for name, t in tensors.items()}, values)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(0, 1), max_size=4).map(sorted),
     st.lists(st.integers(0, 9), min_size=1, max_size=3),

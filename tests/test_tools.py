@@ -321,7 +321,7 @@ CALLS = st.builds(ToolCall, NAMES, st.just(()), st.dictionaries(st.sampled_from(
 
 
 @given(calls=st.lists(CALLS, min_size=1, max_size=3), name=st.sampled_from(["line", "xml", "json", "python", "native"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_a_format_writes_it_reads(calls, name):
     form = CALL_FORMATS[name]()
     turn = form.call(*calls)
@@ -331,7 +331,7 @@ def test_what_a_format_writes_it_reads(calls, name):
 
 
 @given(value=PLAIN)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_literals_are_what_python_says_they_are(value):
     assert parsed_calls(f"f({value!r})") == [ToolCall("f", (ast.literal_eval(repr(value)),))]
     assert call_from_json({"name": "f", "arguments": json.dumps({"a": value})}) == ToolCall("f", (), {"a": value})

@@ -56,7 +56,7 @@ def test_the_likeliest_chance_of_a_loss_is_that_of_a_grid(counts: tuple[int, int
 
 
 @given(st.integers(1, 400), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_interval_ends_where_the_score_rejects_and_mirrors(num: int, data: st.DataObject) -> None:
     lost = data.draw(st.integers(0, num))
     gained = data.draw(st.integers(0, num - lost))

@@ -51,7 +51,7 @@ def test_cost_to_reach():
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=2, max_size=8), st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_fine_grid_finds_the_same_area_and_crossing(steps, kept):
     time, accuracy = np.cumsum([step for step, _ in steps]), np.array([height / 20 for _, height in steps])
     kept = kept / 10

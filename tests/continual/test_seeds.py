@@ -64,7 +64,7 @@ def test_intervals_of_ten_seeds_hold_the_truth_about_as_often_as_they_say(monkey
 
 
 @given(st.lists(st.integers(-4, 4), min_size=2, max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_p_is_the_share_of_sign_patterns_at_least_as_far_out(differences):
     sums = [abs(np.dot(signs, differences)) for signs in product((1, -1), repeat=len(differences))]
     expected = np.mean([total >= abs(sum(differences)) for total in sums])

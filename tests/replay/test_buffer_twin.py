@@ -310,7 +310,6 @@ def test_a_buffer_agrees_with_its_witnesses_whatever_happens(world):
     few = settings(
         max_examples=8,
         stateful_step_count=25,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
         database=None,

@@ -46,7 +46,7 @@ def groups(draw) -> Group:
 
 @pytest.mark.slow
 @given(groups())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_group_comes_back_as_it_was(group):
     payload = encode(group)
     again = decode(payload)

@@ -61,7 +61,7 @@ def test_256_random_vectors_gave_a_flat_diversity_far_above_one_and_use_the_whol
     assert np.sort(mine) == pytest.approx((np.arange(256) + 0.5) / 256, abs=1 / 256)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**31))
 def test_diversity_and_its_factor_are_bounded_whatever_the_vectors(num, dim, seed):
     vectors = np.random.default_rng(seed).integers(-1, 2, (num, dim)).astype(float)  # many equal ones, and zeros
@@ -170,7 +170,7 @@ def test_flat_values_have_rank_one_half(value):
     assert calibrator.rank(np.array([value])).tolist() == [0.5]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-1e3, 1e3), max_size=40), st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20))
 def test_ranks_are_bounded_and_monotone(seen, asked):
     calibrator = Calibrator(seed=0, capacity=16)

@@ -122,7 +122,7 @@ def test_many_at_once_are_as_one_by_one(num_many):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.randoms())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_how_slots_came_and_went_shows_nowhere(times, random):
     num = len(times)
     table = table_of([float(time) for time in times])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.replay.candidates import Candidates, SelectionSettings
@@ -94,7 +94,6 @@ def test_one_by_one_or_at_once_the_same_reservoir_stays():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(EVICTIONS))
-@settings(deadline=None)
 @given(
     num_candidates=st.integers(0, 15),
     num=st.integers(0, 20),

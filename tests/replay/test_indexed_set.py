@@ -23,7 +23,7 @@ def test_the_gap_and_the_ranks_of_a_set_worked_by_hand():
 
 
 @given(st.lists(st.integers(0, 400), max_size=150))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_is_a_set_of_integers(toggled):
     some, twin = IndexedSet(), set()
     for member in toggled:

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.replay.candidates import Candidates, SelectionSettings
@@ -35,7 +35,6 @@ def test_the_long_run_share_is_what_it_says():
     assert sum(share.owed(4) for _ in range(1000)) == 800
 
 
-@settings(deadline=None)
 @given(fraction=st.integers(0, 1000).map(lambda k: k / 1000), nums=st.lists(st.integers(0, 64), max_size=60))
 def test_owed_is_the_exact_share_rounded_down(fraction, nums):
     share, total = Share(fraction), 0
@@ -110,7 +109,6 @@ def test_stretch_makes_the_load_fit():
     assert none.stretch(4.0) == 1.0 and none.admit(np.ones(9), 4.0) == 9
 
 
-@settings(deadline=None)
 @given(
     moves=st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=5), max_size=30),
     order=st.randoms(use_true_random=False),

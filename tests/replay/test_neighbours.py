@@ -96,7 +96,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operations, st.integers(0, 2**31))
 def test_a_dictionary_gives_the_same_answers(history, seed):
     generator = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.replay.codec import encode
@@ -38,7 +38,6 @@ def assert_equal(ours: Any, theirs: Any, **changed: Any) -> None:
             assert mine == other, field.name
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(2, 5), st.integers(1, 3), st.booleans()), max_size=5))
 def test_stored_groups_arrive_as_they_were_but_as_reuses(kinds):
     groups = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.replay.quotas import quotas
@@ -43,7 +43,6 @@ def test_what_rounding_takes_is_carried(weights):
         assert abs(total[domain] - 1000 * weight / sum(weights.values())) < 1 + 1e-6
 
 
-@settings(deadline=None)
 @given(
     num=st.integers(0, 40),
     rows=st.lists(st.tuples(st.floats(0, 5), st.integers(0, 20), st.floats(-1, 1)), min_size=1, max_size=6),

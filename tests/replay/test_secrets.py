@@ -176,7 +176,7 @@ def test_a_decoder_that_drops_a_leading_space_is_asked_about_none():
     assert list(zip(starts_T, ends_T)) == [(0, 3), (3, 8), (8, 12), (12, 15)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(text=st.text(st.sampled_from("ab1=h é🦊\n"), max_size=30), cut=st.integers(0, 3))
 def test_token_spans_cover_the_text_and_agree_with_decoding_prefixes(tokenizer, decode, text, cut):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -192,7 +192,7 @@ def test_token_spans_cover_the_text_and_agree_with_decoding_prefixes(tokenizer, 
             assert ends_T[t] == len(prefix)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(4, 259), max_size=40))
 def test_any_bytes_have_spans_that_cover_what_is_shown(tokenizer, decode, ids):
     shown, starts_T, ends_T = token_spans(ids, decode)

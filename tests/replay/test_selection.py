@@ -169,7 +169,7 @@ def test_weights_of_zero_fill_at_random_and_bad_ones_are_named():
 
 
 @pytest.mark.parametrize("rule", sorted(SELECTIONS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     num=st.integers(0, 14),
     num_candidates=st.integers(0, 12),

@@ -27,7 +27,7 @@ MENDED = pytest.mark.parametrize("name, parameters", RULES, ids=str)
 ONE = st.tuples(st.integers(1, 4), st.one_of(st.floats(0, 3), st.floats(0, 1e5)), st.booleans())
 VISITS = st.lists(st.tuples(ONE, ONE, ONE), min_size=1, max_size=12)
 RETENTIONS = st.floats(0.05, 0.99)
-LAWS = settings(max_examples=12, deadline=None)
+LAWS = settings(max_examples=12)
 
 
 def columns_of(visit):

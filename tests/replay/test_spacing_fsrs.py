@@ -35,7 +35,7 @@ def test_our_parameters_are_those_of_py_fsrs() -> None:
     assert fsrs.scheduler.UPPER_BOUNDS_PARAMETERS == HIGHEST_W
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(visits=VISITS, w=PARAMETERS, retention=st.floats(0.3, 0.97))
 def test_whole_days_are_py_fsrs(visits, w, retention) -> None:
     oracle = fsrs.Scheduler(w, retention, learning_steps=(), relearning_steps=(), enable_fuzzing=False)
@@ -54,7 +54,7 @@ def test_whole_days_are_py_fsrs(visits, w, retention) -> None:
             assert state.interval_N[0] == (card.due - now).days
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(visits=VISITS, w=PARAMETERS)
 def test_after_whole_days_floats_change_the_rounding_alone(visits, w) -> None:
     exact, rounded = make_spacing("fsrs", w=w), make_spacing("fsrs", w=w, whole_days=True)

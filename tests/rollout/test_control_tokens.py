@@ -57,7 +57,7 @@ def controls_of(tokenizer, ids, names=NAMES):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(TEXTS, min_size=2, max_size=4), role=st.sampled_from(["user", "tool"]))
 def test_a_conversation_has_the_control_tokens_of_its_template_alone(name, texts, role):
     tokenizer = tokenizer_of(TEMPLATES[name])
@@ -73,7 +73,7 @@ def test_a_conversation_has_the_control_tokens_of_its_template_alone(name, texts
 
 
 @pytest.mark.parametrize("name", ["chatml", "a system message", "llama", "added"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=TEXTS, later=TEXTS)
 def test_the_text_is_what_it_was(name, text, later):
     tokenizer = tokenizer_of(TEMPLATES[name])
@@ -88,7 +88,7 @@ def test_the_text_is_what_it_was(name, text, later):
     assert tokenizer.decode(stream) == written
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS)
 def test_raw_text_has_the_tokenisers_own_control_tokens_alone(text):
     tokenizer = tokenizer_of()

@@ -136,7 +136,7 @@ turn = st.tuples(ids, ids, st.integers(-8, 8))
 plays = st.lists(st.tuples(st.lists(turn, min_size=1, max_size=4), st.sampled_from(StopReason)), min_size=1, max_size=5)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(plays)
 def test_streams_masks_and_counts_agree_with_the_episodes(plays):
     episodes = [

@@ -105,7 +105,7 @@ def test_tokens_that_only_join_are_told_apart_from_rewritten_text():
 
 
 @pytest.mark.parametrize("template", [*KEEPS.values(), *(REWRITES[name][0] for name in TAKEN)])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(TEXTS, min_size=3, max_size=7).filter(lambda texts: len(texts) % 2))
 def test_earlier_tokens_never_change_in_an_accepted_template(template, texts):
     tokenizer = tokenizer_of(template)
@@ -119,7 +119,7 @@ def test_earlier_tokens_never_change_in_an_accepted_template(template, texts):
 
 
 @pytest.mark.parametrize("template", KEEPS.values())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(TEXTS, min_size=3, max_size=7).filter(lambda texts: len(texts) % 2))
 def test_with_a_template_that_keeps_the_past_the_stream_is_its_rendering(template, texts):
     tokenizer = tokenizer_of(template)
