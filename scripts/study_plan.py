@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.continual.results import STUDY_FILE
 from rllib_srl.continual.study import Primary, Study
 from scripts.runs import RunError
 from scripts.settings import all_settings, build_config
@@ -93,9 +92,16 @@ def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
             faults.append(f"  {name}: is what arms differ in ({', '.join(own)}); expected other settings")
     if faults:
         raise RunError(f"study {study.name!r} does not take these settings:\n" + "\n".join(faults))
+    plain = {name: _plain(value) for name, value in from_anywhere(values).items()}
+    return replace(study, settings={**study.settings, **plain})
+
+
+def from_anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the model's directory as an absolute path: trials run in directories of their own."""
+    values = dict(given)
     if "model" in values and Path(values["model"]).is_dir():
-        values["model"] = str(Path(values["model"]).absolute())  # trials run in directories of their own
-    return replace(study, settings={**study.settings, **{name: _plain(value) for name, value in values.items()}})
+        values["model"] = str(Path(values["model"]).absolute())
+    return values
 
 
 def with_budget(study: Study, budget: int) -> Study:
@@ -165,14 +171,18 @@ def config_of(plan: Plan, arm: str, seed: int, directory: Path, num_rehearsed: i
     return config | {"_study": {**told, "checkpoint_every": every, "num_rehearsed": num_rehearsed}}
 
 
-def check_directory(plan: Plan, is_resumed: bool) -> None:
+def check_directory(directory: Path, is_resumed: bool, is_resumable: bool) -> None:
     """Refuse a directory that is in use, or has nothing to resume.
+
+    Args:
+        directory: where results are to lie.
+        is_resumed: go on with what lies there.
+        is_resumable: something lies there to go on with.
 
     Raises:
         RunError: saying what to do instead.
     """
-    directory = plan.directory
-    if is_resumed and not (directory / STUDY_FILE).is_file():
+    if is_resumed and not is_resumable:
         raise RunError(f"{directory} holds no study to resume; leave --resume out to start it")
     if not is_resumed and directory.exists():
         raise RunError(f"{directory} holds this study already; give another --storage, or go on with it: --resume")

@@ -26,7 +26,7 @@ from ray import tune
 from rllib_srl.continual.contrasts import BUDGET_TOLERANCE, curves_of, findings_of, verdict_of, warnings_of
 from rllib_srl.continual.measures import COSTS, MEASURES
 from rllib_srl.continual.recording import finished_trials, write_study
-from rllib_srl.continual.results import read_results
+from rllib_srl.continual.results import STUDY_FILE, read_results
 from rllib_srl.continual.study import Study
 from rllib_srl.study_trial import CONFIG, StudyTrial
 from scripts.cluster import message_of, start_ray
@@ -46,7 +46,7 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
     """Run a study; return the exit status: 1 if a trial that was asked for is not finished."""
     chosen = (arguments.arms, arguments.seeds, arguments.budget, arguments.short)
     plan = planned(study, given, arguments.storage.absolute(), *chosen)
-    check_directory(plan, arguments.resume)
+    check_directory(plan.directory, arguments.resume, (plan.directory / STUDY_FILE).is_file())
     done = finished_trials(plan.directory, plan.study) if arguments.resume else set()
     missing = [trial for trial in plan.trials() if trial not in done]
     if missing:

@@ -23,14 +23,13 @@ from scripts.cluster import message_of, start_ray
 from scripts.display import rounded, table
 from scripts.runs import RunError
 from scripts.settings import ITERATIONS, apply_settings
+from scripts.study_plan import check_directory, from_anywhere
 from tune_configs import Search
 
 
 def with_settings(search: Search, given: Mapping[str, Any]) -> Search:
     """Return a search with the given settings in it; one that is given is no longer varied."""
-    values = dict(given)
-    if "model" in values and Path(values["model"]).is_dir():
-        values["model"] = str(Path(values["model"]).absolute())  # trials run in directories of their own
+    values = from_anywhere(given)
     iterations = values.get(ITERATIONS.name, search.iterations)
     apply_settings(search.param_space, values)
     if search.metric.startswith("evaluation/") and not search.param_space.evaluation_interval:
@@ -44,10 +43,7 @@ def run(name: str, search: Search, arguments: argparse.Namespace) -> int:
         if getattr(arguments, flag):
             raise RunError(f"--{flag} is for studies that compare arms; {name!r} is a search, whose settings are flags")
     target = arguments.storage.absolute() / name
-    if target.exists() and not arguments.resume:
-        raise RunError(f"{target} holds this study already; give another --storage, or go on with it: --resume")
-    if arguments.resume and not tune.Tuner.can_restore(str(target)):
-        raise RunError(f"{target} holds no study to resume; leave --resume out to start it")
+    check_directory(target, arguments.resume, arguments.resume and tune.Tuner.can_restore(str(target)))
     start_ray(arguments.verbose)
     register()  # once more: Tune's registry belongs to the Ray that runs, and this one has just started
     num_trials, needed = checked_trials(search)
