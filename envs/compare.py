@@ -1,7 +1,10 @@
-"""Which number is largest?
+"""Which number is largest, or smallest?
 
     Question: Which is largest: 17, 93 or 40?
     Answer: 93                                      reward 1; any other number 0; no number: unparsable
+
+With `ask="smallest"` the same prompt ids ask "Which is smallest: 17, 93 or 40?": one word makes the opposite right, so
+that the two are domains that stand in each other's way.
 
 The split does not see the order of the numbers, so a held-out question is never a reordered training question.
 """
@@ -9,11 +12,14 @@ The split does not see the order of the numbers, so a held-out question is never
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import perm
 
 from envs.question import Question, QuestionSettings, QuestionWorld, integer_in
 
+# What is asked -> the word for it among two numbers, and what picks the answer.
+_ASKED: dict[str, tuple[str, Callable[[list[int]], int]]] = {"largest": ("larger", max), "smallest": ("smaller", min)}
 _PROMPT_ID = re.compile(r"\d{1,7}(, \d{1,7})+", re.ASCII)
 
 
@@ -24,6 +30,7 @@ class CompareSettings(QuestionSettings):
     num_numbers: int = 3  # numbers in a question
     lowest: int = 10
     highest: int = 99
+    ask: str = "largest"  # "largest" or "smallest": which number is the answer
 
     def faults(self) -> list[str]:
         """Return one line for each setting out of its range."""
@@ -34,11 +41,13 @@ class CompareSettings(QuestionSettings):
             faults.append(f"lowest = {self.lowest}, highest = {self.highest}; expected 0 <= lowest < highest <= 10**6")
         elif self.highest - self.lowest + 1 < max(self.num_numbers, self.num_shots + 2):
             faults.append(f"lowest to highest are {self.highest - self.lowest + 1} numbers; too few for the questions")
+        if self.ask not in _ASKED:
+            faults.append(f"ask = {self.ask!r}; expected one of {', '.join(_ASKED)}")
         return faults
 
 
 class Compare(QuestionWorld):
-    """Questions for the largest of some distinct numbers.
+    """Questions for the largest, or smallest, of some distinct numbers.
 
     Invariant: a prompt id is the numbers in the order asked, as in "17, 93, 40".
     """
@@ -69,18 +78,24 @@ class Compare(QuestionWorld):
         """Return the question of `prompt_id`."""
         numbers = self._numbers(prompt_id)
         listed = ", ".join(str(number) for number in numbers[:-1]) + f" or {numbers[-1]}"
-        degree = "larger" if len(numbers) == 2 else "largest"
+        of_two, _ = _ASKED[self.settings.ask]
+        degree = of_two if len(numbers) == 2 else self.settings.ask
+        right = self._right(numbers)
         return Question(
             text=f"Which is {degree}: {listed}?",
-            answer=str(max(numbers)),
-            wrong=str(min(numbers)),
+            answer=str(right),
+            wrong=str(max(numbers) if right == min(numbers) else min(numbers)),
             canonical=" ".join(str(number) for number in sorted(numbers)),
         )
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
-        """Return 1 for the largest number, 0 for another, None for no number."""
+        """Return 1 for the number that was asked for, 0 for another, None for no number."""
         value = integer_in(answer)
-        return None if value is None else float(value == max(self._numbers(prompt_id)))
+        return None if value is None else float(value == self._right(self._numbers(prompt_id)))
+
+    def _right(self, numbers: list[int]) -> int:
+        _, pick = _ASKED[self.settings.ask]
+        return pick(numbers)
 
     def _numbers(self, prompt_id: str) -> list[int]:
         numbers = [int(number) for number in prompt_id.split(", ")] if _PROMPT_ID.fullmatch(str(prompt_id)) else []

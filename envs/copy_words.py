@@ -1,7 +1,10 @@
-"""Say some words again, in order.
+"""Say some words again, in order or backwards.
 
     Question: Copy these words: lamp, river, cloud, nest
     Answer: lamp, river, cloud, nest                reward 1; anything else 0; no word: unparsable
+
+With `order="backwards"` the same prompt ids ask "Copy these words backwards: lamp, river, cloud, nest", and only "nest,
+cloud, river, lamp" is right: two domains that stand in each other's way.
 
 The order counts and so does every word; case, commas and a final full stop do not.
 """
@@ -25,6 +28,7 @@ _LISTED = """
 _WORDS = tuple(_LISTED.split())
 _KNOWN = frozenset(_WORDS)
 _MAX_CHARS = 1_000
+_REQUESTS = {"forwards": "Copy these words", "backwards": "Copy these words backwards"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class CopyWordsSettings(QuestionSettings):
     """Settings of `CopyWords`. Invariant: as in `QuestionSettings`."""
 
     num_words: int = 4  # words in a question, all different
+    order: str = "forwards"  # "forwards" or "backwards": in which order the words are to be said
     graded: bool = False  # a wrong answer earns the share of words that stand in their place
 
     def faults(self) -> list[str]:
@@ -39,11 +44,13 @@ class CopyWordsSettings(QuestionSettings):
         faults = super().faults()
         if not 2 <= self.num_words <= 8:
             faults.append(f"num_words = {self.num_words}; expected 2 to 8")
+        if self.order not in _REQUESTS:
+            faults.append(f"order = {self.order!r}; expected one of {', '.join(_REQUESTS)}")
         return faults
 
 
 class CopyWords(QuestionWorld):
-    """Questions that are answered by repeating them.
+    """Questions that are answered by repeating them, forwards or backwards.
 
     Invariant: a prompt id is the words in the order asked, as in "lamp, river, cloud".
     """
@@ -65,24 +72,29 @@ class CopyWords(QuestionWorld):
 
     def question(self, prompt_id: str) -> Question:
         """Return the question of `prompt_id`."""
-        words = self._words(prompt_id)
+        right = self._right(prompt_id)
         return Question(
-            text=f"Copy these words: {prompt_id}",
-            answer=prompt_id,
-            wrong=", ".join(reversed(words)),
-            canonical=" ".join(sorted(words)),  # a reordered question is in the same split
+            text=f"{_REQUESTS[self.settings.order]}: {prompt_id}",
+            answer=", ".join(right),
+            wrong=", ".join(reversed(right)),
+            canonical=" ".join(sorted(right)),  # a reordered question is in the same split
         )
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
-        """Return 1 for the words in order, None for no word at all, else 0 or the share of words in their place."""
+        """Return 1 for the words as asked, None for no word at all, else 0 or the share of words in their place."""
         if len(answer) > _MAX_CHARS:
             return None
-        said, words = answer.casefold().removesuffix(".").replace(",", " ").split(), self._words(prompt_id)
+        said, words = answer.casefold().removesuffix(".").replace(",", " ").split(), self._right(prompt_id)
         if not any(word.isalpha() and word.isascii() for word in said):
             return None
         if said == words or not self.settings.graded:
             return float(said == words)
         return sum(a == b for a, b in zip(said, words, strict=False)) / max(len(said), len(words))
+
+    def _right(self, prompt_id: str) -> list[str]:
+        """Return the words in the order in which they are to be said."""
+        words = self._words(prompt_id)
+        return words[::-1] if self.settings.order == "backwards" else words
 
     def _words(self, prompt_id: str) -> list[str]:
         words = str(prompt_id).split(", ")

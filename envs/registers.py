@@ -7,8 +7,10 @@
     c = 40
     Action: answer 40                               reward 1; any other number 0
 
-Three tasks: "read" (What is in c?), "larger" (Larger of p and c?), and "follow" (Follow c: a register that holds the
-name of another, which holds the number). A turn that is no action is told so and is used up like any other.
+Four tasks: "read" (What is in c?), "larger" (Larger of p and c?), "smaller" (Smaller of p and c?), and "follow" (Follow
+c: a register that holds the name of another, which holds the number). "larger" and "smaller" differ by one word and
+want opposite answers after the same reading, so that as domains they stand in each other's way. A turn that is no
+action is told so and is used up like any other.
 
 The prompt id is the whole hidden state with what is asked, as in "p=17, c=40, k=93. larger p c".
 """
@@ -16,6 +18,7 @@ The prompt id is the whole hidden state with what is asked, as in "p=17, c=40, k
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import perm
 from string import ascii_lowercase
@@ -24,9 +27,13 @@ from envs.compare import ordered_choice
 from envs.question import integer_in
 from envs.turns import Answer, TurnSettings, TurnWorld
 
-TASKS = ("read", "larger", "follow")
+TASKS = ("read", "larger", "smaller", "follow")
+# Tasks about two registers -> what picks the answer.
+_PAIRED: dict[str, Callable[[Iterable[int]], int]] = {"larger": max, "smaller": min}
 _VALUES = range(10, 100)
-_PROMPT_ID = re.compile(r"([a-z]=(?:\d\d|[a-z])(?:, [a-z]=(?:\d\d|[a-z]))+)\. (read|larger|follow)((?: [a-z]){1,2})")
+_PROMPT_ID = re.compile(
+    rf"([a-z]=(?:\d\d|[a-z])(?:, [a-z]=(?:\d\d|[a-z]))+)\. ({'|'.join(TASKS)})((?: [a-z]){{1,2}})", re.ASCII
+)
 _UNKNOWN = "Unknown. Say get and a register, or answer and a number."
 
 
@@ -37,7 +44,7 @@ class RegistersSettings(TurnSettings):
     num_shots: int = 4
     num_turns: int = 4
     num_registers: int = 3
-    task: str = "read"  # "read", "larger" or "follow"
+    task: str = "read"  # one of TASKS
 
     def faults(self) -> list[str]:
         """Return one line for each setting out of its range."""
@@ -109,6 +116,7 @@ class Registers(TurnWorld):
         asked = {
             "read": f"What is in {self._of[0]}?",
             "larger": f"Larger of {' and '.join(self._of)}?",
+            "smaller": f"Smaller of {' and '.join(self._of)}?",
             "follow": f"Follow {self._of[0]}.",
         }
         return f"Registers {', '.join(self._held)}. {asked[self._task]}"
@@ -137,7 +145,7 @@ class Registers(TurnWorld):
         numbers = {name: value for name, value in held.items() if value.isdigit()}
         letters = [name for name in held if name not in numbers]
         is_right = len(held) == found[1].count("=") and len(set(held.values())) == len(held) and set(of) <= set(held)
-        is_right &= len(set(of)) == len(of) == (2 if task == "larger" else 1)
+        is_right &= len(set(of)) == len(of) == (2 if task in _PAIRED else 1)
         is_right &= letters == (of if task == "follow" else [])
         if not is_right or (task == "follow" and held[of[0]] not in numbers):
             raise ValueError(expected)
@@ -145,6 +153,6 @@ class Registers(TurnWorld):
 
 
 def _right(held: dict[str, str], task: str, of: list[str]) -> int:
-    if task == "larger":
-        return max(int(held[name]) for name in of)
+    if task in _PAIRED:
+        return _PAIRED[task](int(held[name]) for name in of)
     return int(held[held[of[0]]] if task == "follow" else held[of[0]])

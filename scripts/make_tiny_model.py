@@ -5,8 +5,8 @@
     SRLConfig().rl_module(model_config={"model": "tiny"})
 
 A Llama of 4 layers learns the episodes of scripts/tiny_lessons.py, without shots, until it plays most of them right. In
-the last steps half of the episodes are wrong in one decision: the model still can do both, but does the right thing
-only about half the time, so that a few steps of reinforcement learning show.
+the last steps two in five episodes are wrong in one decision: the model still can do both, but does the right thing only
+about half the time, so that a few steps of reinforcement learning show.
 
 What these worlds say often is one token each: words, numbers of two digits, the instructions of a tool world. All else
 is spelt in bytes. Copying a number is copying one token, which so small a model learns in minutes.
@@ -42,7 +42,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir
 from scripts import tiny_lessons
-from scripts.tiny_lessons import DRILL, LESSONS, SEED, Episode, episodes, played
+from scripts.tiny_lessons import LESSONS, SEED, Episode, episodes, played
 
 BATCH_SIZE = 128
 NUM_PARTS = 3  # of a batch, by length: less padding
@@ -70,22 +70,18 @@ class Phase:
     is_noisy: bool = False
 
 
-CORE = (
-    *("compare", "compare_2", "lookup", "chain_sum", "word_problem_tool", "registers", "registers_follow"),
-    *("registers_larger", "copy_words", "lookup_three", "compare_hundreds"),
-)
-WIDER = ("copy_two", "compare_four", "word_problem_large")
+CORE = dict.fromkeys(("compare", "compare_smallest"), 3)
+CORE |= {"copy_two": 1, "copy_two_backwards": 1, "copy_words": 2, "copy_backwards": 2}
+CORE |= dict.fromkeys(("registers_larger", "registers_smaller", "registers", "word_problem_tool"), 3)
+CORE |= {"lookup": 2, "chain_sum": 1}
+WIDER = dict.fromkeys(("compare_four", "compare_four_smallest", "registers_four_larger", "registers_four_smaller"), 2)
+NOISY = {name: 2 if name.startswith("copy") else 1 for name in LESSONS if name != "chain_sum"}
 PHASES = (
-    Phase(dict(zip(CORE, (3, 2, 3, 1, 4, 4, 3, 3, 2, 3, 2), strict=True)), 500, 3e-3, 0.02),
-    Phase({DRILL: 6, "lookup": 4, "lookup_three": 4, "registers": 1, "compare": 1}, 100, 3e-3, 0.02),
-    Phase(
-        {DRILL: 1, **dict.fromkeys((name for name in (*CORE, *WIDER) if name != "chain_sum"), 1)}
-        | {"lookup": 3, "lookup_three": 3, "compare_hundreds": 4, "word_problem_large": 2, "registers_larger": 2},
-        120,
-        2e-3,
-        0.01,
-    ),
-    Phase(dict.fromkeys(LESSONS, 1), 40, 1e-3, 0.005, is_noisy=True),
+    Phase(CORE, 460, 3e-3, 0.02),
+    Phase({**dict.fromkeys(CORE, 1), **WIDER}, 110, 2e-3, 0.01),
+    # As long as it takes to unlearn which of two opposite answers is wanted: after 40 steps the policy still knows, and
+    # reinforcing one answer leaves the other alone.
+    Phase(NOISY, 120, 2e-3, 0.01, is_noisy=True),
 )
 
 

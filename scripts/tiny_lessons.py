@@ -8,8 +8,9 @@
 Episodes come from `reset` and `step`, so that the model sees the very tokens that SRL plays. A wrong episode is wrong
 in one decision only and goes on from there as it must, so that this decision is what reinforcement learning changes.
 
-A drill is no world: names with values, asked for many times in one text. Finding the value of a name takes a circuit of
-several layers that forms late; a dozen answers in one text make it form soon, and lookups build on it.
+Some lessons are pairs: prompts of one form in which one word makes the opposite right. There the mistake is the answer
+to the other question, so that in the end the word is nearly ignored, and whoever reinforces one of the two answers
+reinforces it for both questions. That is what makes one skill of a stream cost another.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from string import ascii_lowercase
 from typing import Any
 
 from envs.calculator import evaluate, shown
@@ -31,9 +31,8 @@ from envs.text import WRONG, reply
 from envs.word_problem import WordProblem
 
 SEED = 7
-DRILL = "drill"
 FEEDBACK_PERIOD = 10  # each tenth question was answered wrong before, so that feedback turns are in distribution
-_NUM_NAMES, _NUM_ASKED = 4, 9  # of a drill
+_OTHER_END = {"larger": min, "smaller": max}
 _OTHER_OPERATOR = {"+": "*", "*": "+", "-": "+", "/": "-"}
 
 
@@ -52,7 +51,7 @@ class Lesson:
     world: type
     settings: Mapping[str, Any]
     wrong: Callable[[Any, str], list[str]]
-    noise: float = 0.5  # share of wrong episodes in the last steps
+    noise: float = 0.4  # share of wrong episodes in the last steps
 
     def make(self) -> Any:
         """Return the world, without shots."""
@@ -68,15 +67,9 @@ def first_other_number(world: Any, prompt_id: str) -> list[str]:
     return [f" {next(number for number in re.findall(r'[0-9]+', prompt_id) if number != right)}\n"]
 
 
-def near_number(world: Any, prompt_id: str) -> list[str]:
-    """Return the wrong answer that the world itself would show."""
+def opposite(world: Any, prompt_id: str) -> list[str]:
+    """Return the mistake that the world itself shows: of a question with an opposite, what would be right for that."""
     return [f" {world.question(prompt_id).wrong}\n"]
-
-
-def swapped_words(world: Any, prompt_id: str) -> list[str]:
-    """Return the words with the last two in each other's place."""
-    *rest, one, other = prompt_id.split(", ")
-    return [f" {', '.join([*rest, other, one])}\n"]
 
 
 def other_operator(world: Any, prompt_id: str) -> list[str]:
@@ -87,12 +80,12 @@ def other_operator(world: Any, prompt_id: str) -> list[str]:
 
 
 def other_register(world: Any, prompt_id: str) -> list[str]:
-    """Return a course that reads a register not asked for, or answers the smaller of two."""
+    """Return a course that reads a register not asked for, or answers the smaller of two for the larger."""
     listed, _, asked = prompt_id.partition(". ")
     held = dict(pair.split("=") for pair in listed.split(", "))
     task, *of = asked.split()
-    if task == "larger":
-        return [*(f" get {name}\n" for name in of), f" answer {min(held[name] for name in of)}\n"]
+    if task in _OTHER_END:
+        return [*(f" get {name}\n" for name in of), f" answer {_OTHER_END[task](held[name] for name in of)}\n"]
     needed = [*of, held[of[0]]] if task == "follow" else of
     other = next(name for name in held if name not in needed)
     return [f" get {other}\n", f" answer {held[other]}\n"]
@@ -101,25 +94,22 @@ def other_register(world: Any, prompt_id: str) -> list[str]:
 # --- the lessons ----------------------------------------------------------------------------------
 
 LESSONS: Mapping[str, Lesson] = {
-    "compare": Lesson(Compare, {}, first_other_number),
-    "compare_2": Lesson(Compare, {"num_numbers": 2}, first_other_number, noise=0.45),
-    "lookup": Lesson(Lookup, {}, first_other_number, noise=0.0),  # hard enough as it is, and so are the next two
-    "lookup_three": Lesson(Lookup, {"num_pairs": 3}, first_other_number, noise=0.0),
-    "chain_sum": Lesson(ChainSum, {}, near_number, noise=0.0),
-    "word_problem_tool": Lesson(WordProblem, {"num_steps": 1}, other_operator),
-    "registers": Lesson(Registers, {}, other_register),
-    "registers_five": Lesson(Registers, {"num_registers": 5}, other_register),
-    "registers_follow": Lesson(Registers, {"task": "follow"}, other_register),
+    "compare": Lesson(Compare, {}, opposite),
+    "compare_smallest": Lesson(Compare, {"ask": "smallest"}, opposite),
+    "compare_four": Lesson(Compare, {"num_numbers": 4}, opposite),
+    "compare_four_smallest": Lesson(Compare, {"num_numbers": 4, "ask": "smallest"}, opposite),
+    "copy_two": Lesson(CopyWords, {"num_words": 2}, opposite),
+    "copy_two_backwards": Lesson(CopyWords, {"num_words": 2, "order": "backwards"}, opposite),
+    "copy_words": Lesson(CopyWords, {"num_words": 3}, opposite),
+    "copy_backwards": Lesson(CopyWords, {"num_words": 3, "order": "backwards"}, opposite),
     "registers_larger": Lesson(Registers, {"task": "larger"}, other_register),
-    "copy_words": Lesson(CopyWords, {"num_words": 3}, swapped_words),
-    "compare_hundreds": Lesson(
-        Compare, {"num_numbers": 2, "lowest": 100, "highest": 999}, first_other_number, noise=0.4
-    ),
-    "copy_two": Lesson(CopyWords, {"num_words": 2}, swapped_words),
-    "compare_four": Lesson(Compare, {"num_numbers": 4}, first_other_number, noise=0.35),
-    "word_problem_large": Lesson(
-        WordProblem, {"num_steps": 1, "lowest": 21, "highest": 99}, other_operator, noise=0.1
-    ),
+    "registers_smaller": Lesson(Registers, {"task": "smaller"}, other_register),
+    "registers_four_larger": Lesson(Registers, {"task": "larger", "num_registers": 4}, other_register),
+    "registers_four_smaller": Lesson(Registers, {"task": "smaller", "num_registers": 4}, other_register),
+    "registers": Lesson(Registers, {}, other_register),
+    "word_problem_tool": Lesson(WordProblem, {"num_steps": 1}, other_operator),
+    "lookup": Lesson(Lookup, {}, first_other_number, noise=0.0),  # hard enough as it is, and so is the next
+    "chain_sum": Lesson(ChainSum, {}, opposite, noise=0.0),
 }
 
 
@@ -127,10 +117,10 @@ def episodes(shares: Mapping[str, int], is_noisy: bool) -> Iterator[Episode]:
     """Yield training episodes for ever, always the same.
 
     Args:
-        shares: lesson, or `DRILL` -> how many of its episodes come in each round; rounds are shuffled
+        shares: lesson -> how many of its episodes come in each round; rounds are shuffled
         is_noisy: whether the lessons' shares of episodes are wrong
     """
-    worlds = {name: LESSONS[name].make() for name in shares if name != DRILL}
+    worlds = {name: LESSONS[name].make() for name in shares}
     streams = {name: _endless(world) for name, world in worlds.items()}
     generator, number = random.Random(SEED), 0
     order = [name for name in shares for _ in range(shares[name])]
@@ -138,9 +128,6 @@ def episodes(shares: Mapping[str, int], is_noisy: bool) -> Iterator[Episode]:
         generator.shuffle(order)
         for name in order:
             number += 1
-            if name == DRILL:
-                yield _drill(generator)
-                continue
             world, lesson, prompt_id = worlds[name], LESSONS[name], next(streams[name])
             is_wrong = is_noisy and generator.random() < lesson.noise
             turns = lesson.wrong(world, prompt_id) if is_wrong else world.gold_turns(prompt_id)
@@ -164,12 +151,3 @@ def played(world: Any, prompt_id: str, turns: list[str]) -> tuple[Episode, float
 def _endless(world: Any) -> Iterator[str]:
     while True:
         yield from world.prompt_ids("train", SEED)
-
-
-def _drill(generator: random.Random) -> Episode:
-    names = generator.sample(ascii_lowercase, _NUM_NAMES)
-    values = {name: str(generator.randrange(10, 100)) for name in names}
-    asked = [generator.choice(names) for _ in range(_NUM_ASKED)]
-    listed = "".join(f"{name}={values[name]}, " for name in names)
-    said = [f"{listed}{asked[0]}=", *(f", {name}=" for name in asked[1:])]
-    return Episode(tuple(said), tuple(values[name] for name in asked))

@@ -130,6 +130,21 @@ def test_copied_words_by_hand():
         assert play(world, [answer], prompt_id)[3] == {"stop_reason": "unparsable"}, answer[:9]
 
 
+def test_words_backwards_by_hand():
+    world, prompt_id = CopyWords({"num_shots": 0, "order": "backwards"}), "lamp, river, cloud"
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    assert observation == "Question: Copy these words backwards: lamp, river, cloud\nAnswer:"
+    assert world.gold_turns(prompt_id) == [" cloud, river, lamp\n"]
+    for answer, grade in [("cloud river lamp", 1.0), (prompt_id, 0.0), ("cloud, lamp, river", 0.0)]:
+        assert play(world, [f" {answer}\n"], prompt_id)[1] == [grade], answer
+    graded, forwards = CopyWords({"order": "backwards", "graded": True}), CopyWords()
+    assert graded.grade(prompt_id, prompt_id) == pytest.approx(1 / 3)  # the middle one stands in its place
+    question, opposite = world.question(prompt_id), forwards.question(prompt_id)
+    assert (question.wrong, question.canonical) == (opposite.answer, opposite.canonical)
+    with pytest.raises(ValueError, match="order = 'sideways'; expected one of forwards, backwards"):
+        CopyWords({"order": "sideways"})
+
+
 def test_graded_copies_earn_the_share_of_words_in_their_place():
     world, prompt_id = CopyWords({"num_shots": 0, "graded": True}), "lamp, river, cloud, nest"
     for answer, grade in [("lamp, river, nest, cloud", 0.5), ("river, lamp", 0.0), ("lamp river cloud nest egg", 0.8)]:

@@ -39,6 +39,21 @@ def test_an_episode_by_hand():
     assert make().gold_turns(LARGER) == [" get p\n", " get c\n", " answer 40\n"]
 
 
+def test_the_smaller_of_two_is_the_opposite_of_the_larger():
+    smaller = LARGER.replace("larger", "smaller")
+    world = make(task="smaller")
+    asked, _ = world.reset(options={"prompt_id": smaller})
+    assert asked == "Question: Registers p, c, k. Smaller of p and c?\nAction:"
+    assert world.gold_turns(smaller) == [" get p\n", " get c\n", " answer 17\n"]
+    for value, reward in ((17, 1.0), (40, 0.0), (93, 0.0)):
+        assert played(world, smaller, [f" answer {value}\n"]) == [("", reward, True, False, {})]
+    assert world.num_questions == make(task="larger").num_questions
+    assert next(world.prompt_ids("train", 0)).split(". ")[1].startswith("smaller ")
+    assert world.split_of(smaller) == world.split_of(LARGER)
+    with pytest.raises(ValueError, match="num_turns = 2; expected at least 3"):
+        make(task="smaller", num_turns=2)
+
+
 def test_a_turn_that_is_no_action_is_used_up():
     unknown = "Unknown. Say get and a register, or answer and a number.\nAction:"
     turns = ["hm\n", " get z\n", " answer p\n", " get\n"]
@@ -78,7 +93,8 @@ def test_what_is_asked_of_the_same_registers_stays_in_one_split():
 @pytest.mark.parametrize(
     "prompt_id",
     ["p=17, c=40. larger p", "p=17, c=40. larger p p", "p=17, c=40. read z", "p=17, p=40. read p", "p=17, c=17. read p",
-     "p=c, c=40. read p", "p=17, c=40. follow p", "p=c, c=p. follow p", "p=c, c=40. follow c", "p=1, c=40. read p"],
+     "p=c, c=40. read p", "p=17, c=40. follow p", "p=c, c=p. follow p", "p=c, c=40. follow c", "p=1, c=40. read p",
+     "p=17, c=40. smaller p", "p=17, c=40. smallest p c"],
 )  # fmt: skip
 def test_impossible_registers_are_refused(prompt_id):
     with pytest.raises(ValueError, match="expected registers and a task"):

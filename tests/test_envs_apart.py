@@ -69,6 +69,16 @@ def test_texts_by_hand():
     assert compare.reset(options={"prompt_id": "17, 93, 40"})[0] == "Question: Which is largest: 17, 93 or 40?\nAnswer:"
     assert two.reset(options={"prompt_id": "17, 93"})[0] == "Question: Which is larger: 17 or 93?\nAnswer:"
     assert compare.gold_turns("17, 93, 40") == [" 93\n"]
+    smallest, smaller = (Compare({"num_shots": 0, "num_numbers": n, "ask": "smallest"}) for n in (3, 2))
+    asked, _ = smallest.reset(options={"prompt_id": "93, 17, 40"})
+    assert asked == "Question: Which is smallest: 93, 17 or 40?\nAnswer:"
+    assert smaller.reset(options={"prompt_id": "17, 93"})[0] == "Question: Which is smaller: 17 or 93?\nAnswer:"
+    for answer, grade in (("17", 1.0), ("93", 0.0), ("40", 0.0), ("smallest", None)):
+        assert smallest.grade("93, 17, 40", answer) == grade
+    # Each one's shown mistake is what the other one wants, and both keep the same questions out of training.
+    for world, other in ((compare, smallest), (smallest, compare)):
+        question, opposite = world.question("93, 17, 40"), other.question("93, 17, 40")
+        assert (question.wrong, question.canonical) == (opposite.answer, opposite.canonical)
     lookup = Lookup({"num_shots": 0})
     assert lookup.reset(options={"prompt_id": "a=12, b=40. b?"})[0] == "Question: a=12, b=40. b?\nAnswer:"
     assert lookup.gold_turns("a=12, b=40. b?") == [" 40\n"]
@@ -87,6 +97,7 @@ def test_integer_in(answer, value):
 @pytest.mark.parametrize(
     ("env_config", "message"),
     [
+        ({"ask": "middle"}, "ask = 'middle'; expected one of largest, smallest"),
         ({"num_numbers": 1}, "num_numbers = 1; expected 2 to 6"),
         ({"lowest": 50, "highest": 50}, "lowest = 50, highest = 50; expected 0 <= lowest < highest"),
         ({"lowest": 10, "highest": 12}, "lowest to highest are 3 numbers; too few"),

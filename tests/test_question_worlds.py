@@ -40,6 +40,7 @@ class IteratedCompare(SelfIteration):
 WORLDS = {
     "compare": (Compare, {}),
     "compare 2 with feedback": (Compare, {"num_numbers": 2, "feedback_turns": 2}),
+    "compare for the smallest": (Compare, {"ask": "smallest"}),
     "lookup": (Lookup, {"num_shots": 0}),
     "lookup 3 with feedback": (Lookup, {"num_pairs": 3, "feedback_turns": 1}),
     "compare inside self_iteration": (IteratedCompare, {}),

@@ -12,10 +12,10 @@ import torch
 import scripts.make_tiny_model as tiny
 from envs.registers import Registers
 from rllib_srl.models import ModelError, local_model, tiny_model_dir
-from scripts.tiny_lessons import DRILL, LESSONS, Episode, episodes, played
+from scripts.tiny_lessons import LESSONS, Episode, episodes, played
 from tune_configs.streams import STREAMS
 
-ALL = {DRILL: 1, **dict.fromkeys(LESSONS, 1)}
+ALL = dict.fromkeys(LESSONS, 1)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,21 @@ def test_a_mistake_is_played_through_the_world():
     episode, reward = played(world, prompt_id, LESSONS["registers"].wrong(world, prompt_id))
     said = ("Question: Registers p, c, k. What is in p?\nAction:", "c = 40\nAction:")
     assert (episode, reward) == (Episode(said, (" get c\n", " answer 40\n")), 0.0)
-    follow = LESSONS["registers_follow"].wrong(world, "p=c, c=40, k=93. follow p")
-    assert follow == [" get k\n", " answer 93\n"]
     larger = LESSONS["registers_larger"].wrong(world, "p=17, c=40, k=93. larger p k")
     assert larger == [" get p\n", " get k\n", " answer 17\n"]
+
+
+def test_the_mistake_of_a_pair_is_what_is_right_for_its_opposite():
+    pairs = {"compare": "compare_smallest", "compare_four": "compare_four_smallest", "copy_words": "copy_backwards"}
+    pairs |= {"copy_two": "copy_two_backwards", "registers_larger": "registers_smaller"}
+    for one, other in {**pairs, "registers_four_larger": "registers_four_smaller"}.items():
+        worlds = {name: LESSONS[name].make() for name in (one, other)}
+        for asked, opposite in ((one, other), (other, one)):
+            for prompt_id in islice(worlds[asked].prompt_ids("train", 5), 20):
+                tasks = [lesson.settings.get("task", "") for lesson in (LESSONS[asked], LESSONS[opposite])]
+                twin = prompt_id.replace(*tasks) if tasks[0] else prompt_id
+                mistake = LESSONS[asked].wrong(worlds[asked], prompt_id)
+                assert mistake == worlds[opposite].gold_turns(twin), asked
 
 
 @pytest.mark.slow
@@ -101,20 +112,11 @@ def test_episodes_are_always_the_same_and_of_training_prompts():
     assert 10 <= sum(retried) <= 30  # each tenth, copying and several turns left out
 
 
-def test_a_drill_asks_for_values_that_it_states():
-    drill = next(episodes({DRILL: 1}, False))
-    text = "".join(said + turn for said, turn in zip(drill.said, drill.turns, strict=True))
-    pairs = [pair.split("=") for pair in text.split(", ")]
-    assert len(pairs) == 13 and len(drill.turns) == 9
-    held = dict(pairs[:4])
-    assert all(held[name] == value for name, value in pairs[4:])
-
-
 def test_noise_is_the_share_of_wrong_episodes():
     rights = [episode.turns for episode in islice(episodes({"registers": 1}, False), 400)]
     noisy = [episode.turns for episode in islice(episodes({"registers": 1}, True), 400)]
     changed = sum(a != b for a, b in zip(rights, noisy, strict=True))
-    assert 160 <= changed <= 240  # half of 400, four standard deviations of 10
+    assert 120 <= changed <= 200  # .4 of 400, four standard deviations of 9.8
 
 
 def test_only_turns_are_learnt_and_texts_are_encoded_one_by_one(tokenizer):

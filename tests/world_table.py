@@ -61,7 +61,7 @@ RATERS = RatingQueue(_stars)
 QUICK = {"num_shots": 1}
 ROWS: dict[str, list[Row]] = {
     "chain_sum": [Row({"pool_size": 400}), Row({"pool_size": 400, "feedback_turns": 1, "num_shots": 2})],
-    "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2})],
+    "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2}), Row({"ask": "smallest"})],
     "bfcl": [
         Row(needs=("bfcl_eval",)),
         Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",)),
@@ -82,6 +82,7 @@ ROWS: dict[str, list[Row]] = {
     "registers": [
         Row(is_hidden=True),
         Row({"task": "larger", "num_shots": 1}, is_hidden=True),
+        Row({"task": "smaller", "num_shots": 1}, is_hidden=True),
         Row({"task": "follow", "num_shots": 1, "num_registers": 5}, is_hidden=True),
     ],
     "question_file": [Row({"path": _sums(), "num_shots": 1})],
