@@ -5,8 +5,8 @@
     SRLConfig().rl_module(model_config={"model": "tiny"})
 
 A Llama of 4 layers learns the episodes of scripts/tiny_lessons.py, without shots, until it plays most of them right. In
-the last steps two in five episodes are wrong in one decision: the model still can do both, but does the right thing only
-about half the time, so that a few steps of reinforcement learning show.
+the last steps two in five episodes are wrong in one decision: the model still can do both, but does the right thing
+only about half the time, so that a few steps of reinforcement learning show.
 
 What these worlds say often is one token each: words, numbers of two digits, the instructions of a tool world. All else
 is spelt in bytes. Copying a number is copying one token, which so small a model learns in minutes.
