@@ -106,5 +106,5 @@ def test_settings_are_checked_all_at_once():
         Registers({"num_registers": 1, "task": "larger", "num_turns": 2, "num_shots": 65})
     for fault in ("num_shots = 65", "num_registers = 1; expected 2 to 8", "num_turns = 2; expected at least 3"):
         assert fault in str(caught.value)
-    with pytest.raises(ValueError, match="task = 'sum'; expected one of read, larger, follow"):
+    with pytest.raises(ValueError, match="task = 'sum'; expected one of read, larger, smaller, follow"):
         make(task="sum")
