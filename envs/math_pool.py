@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.kept_process import start_kept
+from envs.slots import Slots
 
 NUM_WORKERS = 4  # started as they are needed
 _START_S = 60.0  # a worker imports sympy first
@@ -43,12 +44,13 @@ class SymbolicPool:
     """Up to `num_workers` processes that compare formulas.
 
     Invariant: a worker is ready in here, or starting (one at a time, for the imports take seconds of work), or held by
-    exactly one thread; a worker that is late or broken is dead.
+    exactly one thread; a worker that is late or broken is dead. Threads are served in the order in which they ask.
     """
 
     def __init__(self, num_workers: int = NUM_WORKERS):
         # Last in, first out: the fewer are in use, the fewer are paged in. A start that failed is handed to one waiter.
         self._ready: queue.LifoQueue[_Worker | PoolError] = queue.LifoQueue()
+        self._turns = Slots(num_workers)
         self._lock = threading.Lock()
         self._most_workers, self._num_workers = num_workers, 0
         self._is_starting = self._is_closed = False
@@ -66,7 +68,15 @@ class SymbolicPool:
             LateError: it takes longer, or breaks the worker: the answer's fault.
             PoolError: no worker starts, or none is free in time.
         """
-        worker = self._taken()
+        last = time.monotonic() + _FREE_S
+        if not self._turns.acquire(_FREE_S):
+            raise self._none_free()
+        try:
+            return self._answered_by(self._taken(last), gold, answer, deadline_s)
+        finally:
+            self._turns.release()
+
+    def _answered_by(self, worker: _Worker, gold: str, answer: str, deadline_s: float) -> bool | None:
         try:
             reply = worker.ask({"gold": gold, "answer": answer, "deadline_s": deadline_s}, _WALL_FACTOR * deadline_s)
         except LateError:
@@ -98,16 +108,17 @@ class SymbolicPool:
                 if isinstance(worker, _Worker):
                     self._end(worker)
 
-    def _taken(self) -> _Worker:
-        last = time.monotonic() + _FREE_S
+    def _none_free(self) -> PoolError:
+        return PoolError(f"no symbolic worker was free within {_FREE_S:g} s; {self._num_workers} exist")
+
+    def _taken(self, last: float) -> _Worker:
         while True:
             self.warm()
             has_waited = self._ready.empty()
             try:
                 worker = self._ready.get(timeout=max(last - time.monotonic(), 0.0))
             except queue.Empty:
-                exist = f"{self._num_workers} exist"
-                raise PoolError(f"no symbolic worker was free within {_FREE_S:g} s; {exist}") from None
+                raise self._none_free() from None
             if isinstance(worker, _Worker) and worker.is_alive:
                 return worker
             if isinstance(worker, _Worker):  # it died between two questions

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 if __name__ == "__main__":
@@ -187,11 +188,26 @@ def crowd_lines(crowd: Crowd, single: Crowd) -> list[str]:
     ]
 
 
+def formulas(path: Path) -> dict[str, Any]:
+    """Write a file of questions that formulas answer, and return the settings that read it."""
+    rows = [{"question": f"Expand (x + {n})^2.", "answer": f"x^2 + {2 * n}x + {n * n}"} for n in range(1, 400)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"path": str(path)}
+
+
 def run_turns(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Times]:
     """Measure the turns of every world, and print the table."""
+    with TemporaryDirectory() as folder:
+        needed = {**NEEDED, "question_file": formulas(Path(folder) / "formulas.jsonl")}
+        return _run_turns(arguments, needed, say)
+
+
+def _run_turns(
+    arguments: argparse.Namespace, needed: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]
+) -> list[Times]:
     found = []
     for name in arguments.worlds or known_worlds():
-        config, unbound = NEEDED.get(name, {}), UNBOUND.get(name, "")
+        config, unbound = needed.get(name, {}), UNBOUND.get(name, "")
         try:
             found.append(measure_turns(name, config, unbound, arguments.num_prompts, arguments.num_repeats))
         except (ImportError, ValueError) as error:  # an extra that is not installed, a file that must be given

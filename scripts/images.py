@@ -23,6 +23,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
 import numpy as np
+import psutil
 import torch
 
 from rllib_srl.continual.contrasts import curves_of, findings_of, verdict_of
@@ -132,11 +133,7 @@ def _batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def _bytes_in_use() -> int:
-    """Return the resident memory of this process; 0 where the system does not say."""
-    try:
-        import psutil
-    except ImportError:
-        return 0
+    """Return the resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
 
 

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -274,6 +276,28 @@ def test_a_worker_that_waits_and_does_not_work_is_killed_in_the_end(pool):
 
 
 @pytest.mark.slow
+def test_who_asks_again_waits_behind_those_who_wait(monkeypatch):
+    pool, order = SymbolicPool(num_workers=1), []
+    assert pool.ask("x+1", "1+x", 30.0) is True
+
+    def ask_often(name):
+        for _ in range(20):
+            pool.ask("x+1", "1+x", 30.0)
+            order.append(name)
+
+    askers = [threading.Thread(target=ask_often, args=(name,)) for name in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(60)
+    pool.close()
+    assert len(order) == 80
+    # All four ask from the first answers to the last: between two answers of one, each other one gets its own.
+    gaps = [b - a for name in range(4) for a, b in pairwise([i for i, who in enumerate(order) if who == name])]
+    assert median(gaps) == 4 and max(gaps) <= 8  # a thread may be slow to ask again
+
+
+@pytest.mark.slow
 def test_nobody_waits_for_a_start_while_another_worker_is_free(pool, monkeypatch):
     assert pool.ask("x+1", "1+x", 30.0) is True
     begun, may_start = threading.Event(), threading.Event()
@@ -289,7 +313,7 @@ def test_nobody_waits_for_a_start_while_another_worker_is_free(pool, monkeypatch
     assert begun.wait(10) and pool._ready.empty()
     may_start.set()
     assert pool.ask("x+1", "1+x", 30.0) is True
-    held = pool._taken()
+    held = pool._taken(time.monotonic() + 60)
     begun.clear()
     may_start.clear()
     answers = []
@@ -323,7 +347,7 @@ def test_a_worker_that_died_between_questions_is_replaced(pool):
 
 @pytest.mark.slow
 def test_a_pool_that_is_in_use_is_waited_for_and_then_given_up(pool, monkeypatch):
-    taken = [pool._taken() for _ in range(2)]
+    taken = [pool._taken(time.monotonic() + 60) for _ in range(2)]
     monkeypatch.setattr("envs.math_pool._FREE_S", 0.2)
     with pytest.raises(PoolError, match="no symbolic worker was free within 0.2 s; 2 exist"):
         pool.ask("x", "y", 1.0)

@@ -24,7 +24,7 @@ from envs.sandbox.exchange import report_in
 from envs.sandbox.guarantees import NAMES, Guarantee, Guarantees
 from envs.sandbox.pool import ENVIRONMENT, NUM_WARM, Pool, close_all, pool_of
 from envs.sandbox.rooms import readable_paths
-from envs.sandbox.slots import Slots
+from envs.slots import Slots
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below, still_alive
 
 ROOT = Path(__file__).resolve().parents[1]

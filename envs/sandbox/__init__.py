@@ -5,7 +5,7 @@
     run.py       Sandbox.run: the front
     calls.py     the nouns: Limits, Call, SandboxResult and its `stop`
     guarantees.py what this machine can guarantee, found by attacking it
-    exchange.py  one call, seen from the parent      pool.py, slots.py   the parent's workers
+    exchange.py  one call, seen from the parent      pool.py             the parent's workers
     zygote.py    the process that forks workers      worker.py one call, seen from inside
     kernel.py, seccomp.py, rooms.py                  what isolates
 

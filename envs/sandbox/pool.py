@@ -29,7 +29,7 @@ from typing import Any
 
 from envs.kept_process import start_kept
 from envs.sandbox.calls import LostWorkerError, SandboxError
-from envs.sandbox.slots import Slots
+from envs.slots import Slots
 
 MOST_RUNNING = max(4, min(16, os.cpu_count() or 1))
 NUM_WARM = 2  # beyond those that run
