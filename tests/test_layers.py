@@ -55,6 +55,7 @@ LAYER_OF = {
     "replay.clusters": 1,
     "replay.codec": 1,
     "replay.diversity": 1,
+    "replay.domain_recall": 1,
     "replay.due_queue": 1,
     "replay.embedding": 1,
     "replay.eviction": 1,

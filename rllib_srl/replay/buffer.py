@@ -103,7 +103,8 @@ class SRLReplayBuffer(PersistentBuffer):
             self.counts["num_admitted"] += self.recall.admit(now, domains)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
             drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
-            if len(drawn) < num and (forced := self.recall.admit(now, domains, num - len(drawn))):
+            missing = num - len(drawn) if self.settings.early else 0
+            if missing and (forced := self.recall.admit(now, domains, missing)):
                 self.counts["num_admitted"] += forced
                 drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
             prompts = [self._asked(int(slot)) for slot in drawn]
@@ -252,7 +253,7 @@ class SRLReplayBuffer(PersistentBuffer):
     def _drawn_orphans(
         self, num: int, now: int, change: Change, without: set[int], shares: DomainShares | None
     ) -> list[int]:
-        is_wanted = partial(self.draws.is_wanted, shares=shares)
+        is_wanted = partial(self.draws.is_wanted, shares=shares, are_groups=True)
         return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, without)
 
     def _surplus_groups(self) -> list[int]:

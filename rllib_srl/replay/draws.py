@@ -64,8 +64,11 @@ class Draws:
         pool = pool[~np.isin(pool, np.array(without, pool.dtype))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
-        is_leech_N = store.items["status"][pool] == LEECH
         candidates = self.item_candidates(pool, now)
+        if not settings.early:
+            due = np.flatnonzero(candidates.overdue >= 0)
+            pool, candidates = pool[due], candidates.take(due)
+        is_leech_N = store.items["status"][pool] == LEECH
         return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares)]
 
     def groups(
@@ -87,7 +90,8 @@ class Draws:
         """
         store, settings = self._store, self._settings
         size = max(num + len(without), settings.candidate_pool)
-        pool = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, self.domains(shares))
+        domains = self.domains(shares, are_groups=True)
+        pool = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains)
         pool = pool[~np.isin(store.groups["seq"][pool], np.array(without, np.uint64))]
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
@@ -111,10 +115,14 @@ class Draws:
         return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings, weights)]
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
-        """Describe items to a rule."""
+        """Describe items to a rule; what their domain forgets, they do (`domain_recall.py`)."""
         rows_N = rows_at(self._store.items, slots_N)
         elapsed_N = now - rows_N["last_review"]
         interval_N = np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
+        factor_N = self._recall.domains.factor(rows_N["domain"], now)
+        recall_N = factor_N * self._recall.retrievability(slots_N, now)
+        overdue_N = (now - rows_N["due"]) / interval_N
+        missing_N = (1 - recall_N) / (1 - self._settings.desired_retention) - 1  # 0 at the one desired, as overdue
         return Candidates.of(
             len(slots_N),
             **_shared(rows_N),
@@ -123,10 +131,10 @@ class Draws:
             abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
             age=now - rows_N["created"],
             elapsed=elapsed_N,
-            overdue=(now - rows_N["due"]) / interval_N,
-            retrievability=self._recall.retrievability(slots_N, now),
+            overdue=np.where(factor_N < 1, np.maximum(overdue_N, missing_N), overdue_N),
+            retrievability=recall_N,
             is_new=rows_N["visits"] <= 1,
-            **_of_item(rows_N),
+            **_of_item(rows_N, factor_N),
         )
 
     def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
@@ -149,20 +157,23 @@ class Draws:
             **_of_item(items_N),
         )
 
-    def domains(self, shares: DomainShares | None = None) -> Collection[int] | None:
-        """Return the numbers of the domains that may be drawn; None for all."""
+    def domains(self, shares: DomainShares | None = None, are_groups: bool = False) -> Collection[int] | None:
+        """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
         if self._filter is None and (shares is None or shares.only is None):
             return None
-        return [number for number, name in enumerate(self._store.domains) if self.is_wanted(name, shares)]
+        every = enumerate(self._store.domains)
+        return [number for number, name in every if self.is_wanted(name, shares, are_groups)]
 
-    def is_wanted(self, domain: str, shares: DomainShares | None = None) -> bool:
-        """Say whether a domain, by name, may be drawn."""
+    def is_wanted(self, domain: str, shares: DomainShares | None = None, are_groups: bool = False) -> bool:
+        """Say whether items, or groups, of a domain, by name, may be drawn."""
         if shares is not None and shares.only not in (None, domain):
             return False
         if self._filter is None:
             return True
         if self._filter == "last":
             return domain in self._store.domains[-2:][:1]
+        if self._filter == "earlier":  # the newest domain's prompts come fresh; its groups are reused like any
+            return are_groups or domain != self._store.header.newest_domain
         is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
         return is_wanted(domain)
 
@@ -216,7 +227,7 @@ def _shared(rows_N: np.ndarray) -> dict[str, Any]:
     return columns | {"seq": rows_N["seq"].astype(np.int64)}
 
 
-def _of_item(rows_N: np.ndarray) -> dict[str, Any]:
+def _of_item(rows_N: np.ndarray, factor_N: np.ndarray | float = 1.0) -> dict[str, Any]:
     names = ("domain", "novelty", "diversity", "lapses", "visits", "score")
     alpha_N, beta_N = rows_N["alpha"].astype(np.float64), rows_N["beta"].astype(np.float64)
-    return {name: rows_N[name] for name in names} | {"posterior_mean": alpha_N / (alpha_N + beta_N)}
+    return {name: rows_N[name] for name in names} | {"posterior_mean": factor_N * alpha_N / (alpha_N + beta_N)}

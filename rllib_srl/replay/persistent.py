@@ -143,6 +143,7 @@ class PersistentBuffer:
             "draws": self.draws.get_state(),
             "drawn": dict(self.drawn),
             "slots": self.recall.slots,
+            "domain_recall": self.recall.domains.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
             **self.variety.get_state(),
@@ -155,6 +156,7 @@ class PersistentBuffer:
         self.draws.set_state(state["draws"])
         self.drawn = dict(state["drawn"])
         self.recall.slots = state["slots"]
+        self.recall.domains.set_state(state["domain_recall"])
         self.variety.set_state(state)
 
     # --- copies ----------------------------------------------------------------------------------

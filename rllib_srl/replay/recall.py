@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.diversity import interval_factor
+from rllib_srl.replay.domain_recall import DomainRecall
 from rllib_srl.replay.grading import GRADES, PRIOR, Evidence, posterior
 from rllib_srl.replay.load import LoadControl
 from rllib_srl.replay.memory import MemoryStore
@@ -48,6 +49,7 @@ class Recall:
         self._settings, self._store = settings, store
         self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
         self.load = LoadControl(settings.load_control)
+        self.domains = DomainRecall(settings.domain_half_life)
         self.slots = 0.0  # revisits an iteration has room for, on average
 
     def retrievability(self, slots_N: np.ndarray, now: int) -> np.ndarray:
@@ -83,7 +85,10 @@ class Recall:
         fields["alpha"] = np.where(is_graded_N, alpha_N, rows_N["alpha"])
         fields["beta"] = np.where(is_graded_N, beta_N, rows_N["beta"])
         trained_N = np.array([one.trained_tokens > 0 for one in facts])
-        return self.review(slots, grade_N, now, trained_N, **fields)
+        graded = self.review(slots, grade_N, now, trained_N, **fields)
+        predicted_N = np.array([one.predicted for one in graded])
+        self.domains.note(rows_N["domain"], columns["num_success"] / np.maximum(1, columns["size"]), predicted_N, now)
+        return graded
 
     def review(
         self, slots: Sequence[int], grade_N: np.ndarray, now: int, trained_N: np.ndarray, **fields: Any

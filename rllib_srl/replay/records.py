@@ -58,11 +58,12 @@ class Header:
     next_seq: int = 0
     next_group_seq: int = 0
     domains: tuple[str, ...] = ()  # an item's `domain` is a position here
+    newest_domain: str = ""  # of the item that came last
 
     def after_item(self, domain: str) -> Header:
         """Return the header once an item of `domain` has come."""
         domains = self.domains if domain in self.domains else (*self.domains, domain)
-        return replace(self, next_seq=self.next_seq + 1, domains=domains)
+        return replace(self, next_seq=self.next_seq + 1, domains=domains, newest_domain=domain)
 
     def after_group(self) -> Header:
         """Return the header once a group has come."""

@@ -39,6 +39,8 @@ class ReplaySettings:
     spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name")
     desired_retention: float = setting(0.9, "recall at which an item becomes due, in (0, 1)")
     iterations_per_day: float = setting(1.0, "iterations that count as one of the rule's days, > 0")
+    domain_half_life: float = setting(0.0, "iterations in which a review's say about its domain halves; 0: no say")
+    early: bool = setting(True, "slots that nothing is due for go to items due later; False: to fresh prompts")
     min_recall_interval: int = setting(1, "iterations between two visits of an item, at least")
     load_control: str = setting("intake", '"intake" (new items wait until reviews fit), "stretch" (longer) or "none"')
     grade: str = setting("pass_rate", '"pass_rate", "reward" or "rating" (people only): what grades a visit')
@@ -50,7 +52,7 @@ class ReplaySettings:
     reuse_selection: str = setting("srl", "a key of `selection.SELECTIONS`: which groups are reused")
     selection_config: Mapping[str, Any] = setting({}, "parameters of both selection rules, by name")
     candidate_pool: int = setting(4096, "items or groups a rule chooses among; it is exact up to that many")
-    domains: Any = setting("all", '"all", "last" (the one before the newest), a list, or "module:predicate"')
+    domains: Any = setting("all", '"all", "last" (but one), "earlier" (than the newest), a list, "module:predicate"')
     domain_quotas: Any = setting(None, 'share of draws by domain: None, "equal" or domain -> weight')
     leech_failures: int = setting(8, "failed visits in a row that make an item a leech; 0 knows no leeches")
     leech_share: float = setting(0.1, "share of revisits that leeches may take, in [0, 1]")
@@ -135,6 +137,7 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "reuse_fraction": (0, 1 - 1e-9, "a number in [0, 1)"),
     "desired_retention": (1e-9, 1 - 1e-9, "a number in (0, 1)"),
     "iterations_per_day": (1e-9, math.inf, "a number above 0"),
+    "domain_half_life": (0, math.inf, "a number of at least 0"),
     "pass_reward": (-math.inf, math.inf, "a number"),
     "leech_share": (0, 1, "a number in [0, 1]"),
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
@@ -166,7 +169,7 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
         yield f"mask_window = {window!r}; expected two numbers"
     elif not 0 < window[0] < 1 < window[1]:
         yield f"mask_window = {window!r}; expected 0 < lower < 1 < upper"
-    for name in ("task_growth", "grade_reuse"):
+    for name in ("task_growth", "grade_reuse", "early"):
         if not isinstance(getattr(settings, name), bool):
             yield f"{name} = {getattr(settings, name)!r}; expected True or False"
 
@@ -244,15 +247,15 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
 
 
 def domain_filter(domains: Any) -> Any:
-    """Return what `domains` asks for: None (all), "last", a frozenset of names, or a predicate of a name.
+    """Return what `domains` asks for: None (all), "last", "earlier", a frozenset of names, or a predicate of a name.
 
     Raises:
         ValueError: it is none of these, or a predicate that cannot be imported.
     """
     if domains == "all":
         return None
-    if domains == "last":
-        return "last"
+    if domains in ("last", "earlier"):
+        return domains
     if isinstance(domains, list | tuple | set | frozenset) and domains and all(isinstance(d, str) for d in domains):
         return frozenset(domains)
     if isinstance(domains, str) and ":" in domains:
@@ -265,7 +268,7 @@ def domain_filter(domains: Any) -> Any:
             return predicate
     if callable(domains):
         return domains
-    raise ValueError(f"domains = {domains!r}; expected 'all', 'last', a list of names or 'module:function'")
+    raise ValueError(f"domains = {domains!r}; expected 'all', 'last', 'earlier', a list of names or 'module:function'")
 
 
 def _plain(value: Any) -> Any:

@@ -79,6 +79,8 @@ ACTS = {
     "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
     "desired_retention": ({"desired_retention": 0.5}, {}),
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
+    "domain_half_life": ({"domain_half_life": 4.0}, {}),
+    "early": ({"early": False}, {}),
     "min_recall_interval": ({"min_recall_interval": 4}, {}),
     "load_control": ({"load_control": "stretch"}, {}),
     "grade": ({"grade": "reward"}, {}),
@@ -157,6 +159,7 @@ def test_domains_by_all_their_names():
     everywhere = {"sums", "words", "maps"}
     assert drawn("all") == (everywhere, everywhere)
     assert drawn("last") == ({"words"}, {"words"})  # the one before the newest
+    assert drawn("earlier") == ({"sums", "words"}, everywhere)  # no prompt of the newest, which comes fresh
     assert drawn(["maps", "sums"]) == ({"maps", "sums"},) * 2
     assert drawn(f"{__name__}:is_of_words") == ({"words"}, {"words"})
     assert drawn(["none"]) == (set(), set())
@@ -173,6 +176,8 @@ BAD = {
     "spacing_config": ({"unknown": 1}, {"desired_retention": 2.0}, None),
     "desired_retention": (0.0, 1.0),
     "iterations_per_day": (0.0, float("inf")),
+    "domain_half_life": (-1.0, "long", None),
+    "early": (1, "no", None),
     "min_recall_interval": (0, 0.5),
     "load_control": ("much",),
     "grade": ("likelihood", "mood"),
