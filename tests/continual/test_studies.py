@@ -73,13 +73,13 @@ def test_arms_of_other_methods_share_the_fractions_and_have_no_schedule():
 
 
 def test_a_trial_gets_the_settings_of_study_arm_and_seed(tmp_path):
-    plan = planned(COMPARISONS["replay"], {"model": "tiny", "lr": 2e-4}, tmp_path)
+    plan = planned(COMPARISONS["replay"], {"model": "tiny", "max_turns": 5}, tmp_path)
     config = config_of(plan, "uniform", 3, tmp_path)
-    assert (config["lr"], config["seed"], config["replay_selection"]) == (2e-4, 3, "uniform")
+    assert (config["max_turns"], config["seed"], config["replay_selection"]) == (5, 3, "uniform")
     assert config["checkpoint_every"] == 0  # Tune writes none
     told = config["_study"]
     assert (told["arm"], told["seed"], told["directory"], told["checkpoint_every"]) == ("uniform", 3, str(tmp_path), 10)
-    assert told["settings"]["lr"] == 2e-4 and told["settings"]["replay_capacity"] == 65_536
+    assert told["settings"]["max_turns"] == 5 and told["settings"]["replay_capacity"] == 65_536
     assert plan.trials()[:4] == [(arm, 1) for arm in plan.arms] and plan.directory == tmp_path / "replay"
     json.dumps(told["settings"])
 
@@ -97,17 +97,17 @@ def test_bad_input_is_one_clear_error():
     both = refusal(arms=["a"], seeds=[99])
     assert "arm 'a'" in both and "seed 99" in both
     small = refusal(budget=600)
-    assert "budget = 600; expected at least 768: 6 stages of an iteration of 16 x 8 answers, a token each" in small
+    assert "budget = 600; expected at least 640: 5 stages of an iteration of 16 x 8 answers, a token each" in small
     assert small.count("budget") == 1  # not once an arm
     assert "group_size = 1; expected" in refusal(given={"group_size": 1})
     varied = refusal(given={"replay_selection": "per"})
-    assert "replay_selection: is what arms differ in (uniform, learnability)" in varied
+    assert "replay_selection: is what arms differ in (uniform, balanced)" in varied
     assert "seed: the study decides it; expected --seeds" in refusal(given={"seed": 3})
 
 
 def test_a_budget_is_divided_to_a_token():
     study = planned(COMPARISONS["replay"], {}, Path("nowhere"), budget=10_001).study
-    assert [stage["tokens"] for stage in study.settings["stream"]] == [1666, 1667, 1667, 1667, 1667, 1667]
+    assert [stage["tokens"] for stage in study.settings["stream"]] == [2000, 2000, 2000, 2000, 2001]
     assert study.budget == 10_001 and study.fingerprint != COMPARISONS["replay"].fingerprint
 
 
@@ -130,7 +130,7 @@ def test_a_short_study_has_two_arms_two_seeds_and_two_stages():
 
 def test_faults_of_streams_and_matches():
     study = COMPARISONS["equal_tokens"]
-    assert "expected 6 stages in tokens that sum to the budget of 5" in replace(study, budget=5).faults()[0]
+    assert "expected 5 stages in tokens that sum to the budget of 5" in replace(study, budget=5).faults()[0]
     arms = [replace(study.arms[0], matched={"lr": "srl_diversity", "num_epochs": "extra_epochs"}), *study.arms[1:]]
     assert replace(study, arms=tuple(arms)).faults()[:2] == [
         "arm 'srl_diversity' matches 'lr'; expected one of num_epochs, replay_reuse_fraction",
@@ -142,7 +142,7 @@ def test_another_setting_of_an_arm_is_another_study():
     study = COMPARISONS["replay"]
     other = replace(study.arms[0], settings={**study.arms[0].settings, "replay_desired_retention": 0.8})
     assert replace(study, arms=(other, *study.arms[1:])).fingerprint != study.fingerprint
-    assert replace(study, settings={**study.settings, "lr": 3e-4}).fingerprint != study.fingerprint
+    assert replace(study, settings={**study.settings, "lr": 1e-3}).fingerprint != study.fingerprint
 
 
 @pytest.mark.slow

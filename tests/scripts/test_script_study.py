@@ -54,7 +54,7 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert 1 <= len(before) <= 3
     assert tune.main(["replay", "--short", "--storage", str(tmp_path)]) == 1
     assert "holds this study already" in capsys.readouterr().err
-    assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--lr", "3e-4"]) == 1
+    assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--max-turns", "5"]) == 1
     assert "holds another study than the one asked for" in capsys.readouterr().err
 
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--debug"]) == 0
