@@ -2,7 +2,7 @@
 # Set up if needed, then lint, type-check and test. Arguments go to pytest.
 #
 #   bash scripts/test.sh                                  everything, the documentation's code blocks included
-#   bash scripts/test.sh -m "not slow and not engine"     minutes less: no real engine, no long runs
+#   bash scripts/test.sh -m "not slow and not engine" -n 2    under two minutes: no real engine, no long runs
 #
 # Ends with pytest's closing line and its exit code; a fault of ruff or mypy stops it before the tests.
 set -euo pipefail
