@@ -74,7 +74,7 @@ FAULTS = [
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'fsrs', 'sm2'"),
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing_config = {'boxes': 3}; spacing 'fsrs' has no parameters"),
     ("replay_selection_config", {"kappa": 3}, "replay_selection_config = {'kappa': 3}; kappa = 3; expected a setting"),
-    ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', a list of names"),
+    ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
     ("replay_mask_window", (2.0, 0.5), "replay_mask_window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
     ("replay_diversity_parts", ("rarety",), "replay_diversity_parts = ('rarety',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
