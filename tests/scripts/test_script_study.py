@@ -95,7 +95,7 @@ def test_bad_input_of_a_study_is_one_clear_error_before_anything_starts(tmp_path
 
     assert "study 'repaly' is unknown; expected one of" in refusal("repaly")
     assert "arm 'unifrom' is unknown" in refusal("replay", "--arms", "unifrom")
-    assert "budget = 10; expected at least 768" in refusal("replay", "--budget", "10")
+    assert "budget = 10; expected at least 640" in refusal("replay", "--budget", "10")
     assert "group_size = 1; expected" in refusal("replay", "--group_size", "1")
     assert "holds no study to resume" in refusal("replay", "--resume")
 
