@@ -47,7 +47,7 @@ SRL = {
     "replay_domain_quotas": "equal",
     "replay_domain_half_life": 4.0,
 }
-BEST_BASELINE = "balanced"  # of `baselines` on the development stream
+BEST_BASELINE = "balanced"  # of the development runs in docs/LOG.md
 # At the rate of the others plain GRPO forgets twice as much: it gets the one at which it does best (docs/LOG.md).
 NO_REPLAY = {"lr": 1e-4, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
 NOT_SRL = {

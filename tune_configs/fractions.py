@@ -12,8 +12,9 @@ from tune_configs.arms import FRACTIONS, on_stream, varied
 
 def study() -> Study:
     """Return the study."""
-    shares = {"chosen": tuple(FRACTIONS.values()), "little": (0.05, 0.25), "more": (0.25, 0.25), "half": (0.5, 0.25)}
-    shares |= {"no_reuse": (0.15, 0.0), "reuse_half": (0.15, 0.5)}
+    asked, trained = FRACTIONS["replay_revisit_fraction"], FRACTIONS["replay_reuse_fraction"]
+    shares = {"chosen": (asked, trained), "little": (0.05, trained), "more": (0.25, trained), "half": (0.5, trained)}
+    shares |= {"no_reuse": (asked, 0.0), "reuse_half": (asked, 0.5)}
     arms = [
         varied(name, f"{revisit:.0%} revisits, {reuse:.0%} reuse", f"{revisit:.0%} of the prompts are old ones, and "
                f"{reuse:.0%} of the trained groups are stored ones.", replay_revisit_fraction=revisit,
