@@ -2,6 +2,7 @@
 
     STREAMS["cpu"]               two pairs of opposite skills, and one between, that a small model learns in turn
     STREAMS["cpu_heldout"]       other domains in another order, for confirming what was tuned on "cpu"
+    STREAMS["cpu_pretrained"]    two of the pairs with shots, for a pretrained model of 135M
     scaled("cpu", iterations=4)  the same, each stage of another length
 
     Which is largest: 17, 93 or 40?  93        ... two stages of other kinds ...        Which is smallest: ...?  17
@@ -43,6 +44,12 @@ STREAMS: dict[str, Any] = {
         _stage("registers"),
         _stage("registers", "registers_four_larger", num_registers=4, task="larger"),
         _stage("compare", "compare_four", num_numbers=4),
+    ],
+    "cpu_pretrained": [
+        _stage("compare", num_shots=4),
+        _stage("registers", "registers_larger", task="larger", num_shots=4),
+        _stage("compare", "compare_smallest", ask="smallest", num_shots=4),
+        _stage("registers", "registers_smaller", task="smaller", num_shots=4),
     ],
     # The same kinds of task without stages: the shares of three drift, each in front once in 30 iterations.
     "cpu_drift": {

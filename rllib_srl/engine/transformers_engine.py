@@ -1,7 +1,8 @@
 """A text engine on plain Hugging Face transformers: runs anywhere, samples the same tokens for the same seed.
 
     submit -> waiting --prefill--> rows of one batch --decode, one token a step--> Turn
-              (left-padded)        (a finished row is taken out, new rows are put in)
+              (left-padded,        (a finished row is taken out, new rows are put in)
+              equal ones once)
 
 Exact where vLLM is fast: each request draws from its own generator, made from (seed, request id, how often the id was
 used since the seed), so its tokens do not depend on what else runs, save for rounding in the batched arithmetic.
@@ -232,12 +233,17 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _prefill(self, requests: list[_Running]) -> list[Turn]:
-        streams = [request.prompt_ids + request.new_ids for request in requests]
+        seen: dict[tuple[int, ...], int] = {}  # episodes of a group begin alike: each beginning is computed once
+        index_B = [seen.setdefault((*request.prompt_ids, *request.new_ids), len(seen)) for request in requests]
+        streams = [list(stream) for stream in seen]
         longest = max(map(len, streams))
         mask_BT = torch.tensor([[0] * (longest - len(s)) + [1] * len(s) for s in streams], device=self._device)
         ids_BT = torch.tensor([[0] * (longest - len(s)) + s for s in streams], device=self._device)
         position_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         logits_BV, cache = self._forward(ids_BT, mask_BT, position_BT, None)
+        if len(seen) < len(requests):
+            mask_BT, logits_BV = mask_BT[index_B], logits_BV[index_B]
+            cache = [(keys[index_B], values[index_B]) for keys, values in cache]
         rows = _Rows(requests, mask_BT, cache)
         turns, is_kept = self._sample(requests, logits_BV)
         if not self._rows:

@@ -115,11 +115,13 @@ def _draws(item: Found) -> Iterator[str]:
 
 def facts_in_words(facts: Mapping[str, Any]) -> str:
     """Return what `look.facts_of_item` wrote down at a draw, as part of a sentence."""
-    recall = facts["recall"]
+    recall, factor = facts["recall"], facts.get("domain_factor", 1.0)  # a journal of before has no factors
+    early = " (drawn for its domain's lapses)" if facts.get("is_due_by_domain") else " (drawn early)"
     parts = [
         *(["a leech, tested again"] if facts["is_leech"] else []),
-        lateness(facts["late"]) + (" (drawn early)" if facts["late"] < 0 else ""),
+        lateness(facts["late"]) + (early if facts["late"] < 0 else ""),
         "never reviewed" if recall is None else f"predicted recall {recall:.2f}",
+        *([f"its domain recalls {factor:.2f} of what was predicted"] if factor < 1 else []),
         f"lapses {facts['lapses']}",
         f"novelty {facts['novelty']:.2f} (diversity {facts['diversity']:.2f})",
     ]

@@ -82,15 +82,18 @@ def merged(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any]:
-    """Return what a draw of this item rests on: lateness, predicted recall, lapses, diversity."""
+    """Return what a draw of this item rests on: lateness, predicted recall, its domain's, lapses, diversity."""
     row = buffer.store.items[slot]
     recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
+    factor = float(buffer.recall.domains.factor(np.array([row["domain"]]), now)[0])
     return {
         "key": f"{int(row['key']):016x}",  # what is played may be another prompt: part of the item's history
         "now": now,
         "due": round(float(row["due"]), 3),
         "late": round(now - float(row["due"]), 3),
         "recall": round(recall, 4) if row["reps"] else None,
+        "domain_factor": round(factor, 4),  # what its domain's lapses leave of that (`domain_recall.py`)
+        "is_due_by_domain": bool(row["due"] > now and factor * recall <= buffer.settings.desired_retention and factor < 1),
         "pass_rate": round(float(row["pass_rate"]), 4),
         "visits": int(row["visits"]),
         "lapses": int(row["lapses"]),

@@ -220,6 +220,27 @@ def test_equal_prompts_of_a_group_get_different_samples(engine: Engine) -> None:
     assert len({tuple(turn.token_ids) for turn in turns}) == 4
 
 
+def test_log_probs_of_a_group_are_those_of_episodes_played_alone(engine: Engine, learner: Learner) -> None:
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    for prompt, turn in zip(prompts, engine.generate(prompts, Sampling(max_tokens=8)), strict=True):
+        logp_T = learner.score(sequences=[[*prompt, *turn.token_ids]])[0]
+        np.testing.assert_allclose(turn.logp, logp_T[len(prompt) - 1 :], atol=5e-4)
+
+
+def test_transformers_computes_the_common_beginning_of_a_group_once(random_llama_dir: Path, monkeypatch) -> None:
+    engine = make_engine("transformers", random_llama_dir, dtype="float32", seed=0, context_length=CONTEXT_LENGTH)
+    num_rows, forward = [], engine._forward
+
+    def noted(ids_BT, *others):
+        num_rows.append(len(ids_BT))
+        return forward(ids_BT, *others)
+
+    monkeypatch.setattr(engine, "_forward", noted)
+    play(engine, [prompt for prompt in PROMPTS[:2] for _ in range(4)], Sampling(6))
+    assert num_rows == [2, 8, 8, 8, 8, 8]  # two prompts, then each episode's own tokens
+    engine.close()
+
+
 def test_a_sleeping_engine_refuses_and_wakes_unchanged(engine: Engine, learner: Learner) -> None:
     before = engine.score(learner.sequences)
     engine.sleep()

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.replay.domain_recall import DomainRecall
+from rllib_srl.replay.explain import find, why
+from rllib_srl.replay.readings import readings
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
 WRONG, RIGHT = (0.0,) * 4, (1.0,) * 4
@@ -90,3 +92,16 @@ def test_the_news_survives_a_restart_and_an_error(tmp_path):
     again = a_buffer(directory=tmp_path, early=False, domain_half_life=4.0)
     assert again.recall.domains.get_state() == told
     again.close()
+
+
+def test_why_says_that_a_draw_was_for_the_domain(tmp_path):
+    buffer = rested(domain_half_life=4.0, directory=tmp_path)
+    buffer.add([a_group(a_prompt(0, "a"), 3, rewards=WRONG), a_group(a_prompt(1, "b"), 3, 1, RIGHT)], 3)
+    asked = buffer.due(6, 4, "4.due", without=[a_prompt(0, "a").key, a_prompt(1, "b").key])
+    buffer.close()
+    with readings(tmp_path) as read:
+        told = {prompt.domain: why(find(read, prompt.prompt_id), 9)[0] for prompt in asked}
+    # One lapse against a prediction near 1, an iteration ago: 1 / (.84 + 1), the 1s being what every domain starts with.
+    assert "due in 5 iterations (drawn for its domain's lapses), predicted recall 0." in told["a"]
+    assert "its domain recalls 0.5" in told["a"]
+    assert "due in 5 iterations (drawn early)" in told["b"] and "its domain" not in told["b"]

@@ -1,0 +1,33 @@
+"""Does a pretrained model of 135M, too, remember more with SRL + diversity than without replay?
+
+It does if final accuracy and retention are higher. The setting is the frozen one of `arms.py`, at the learning rate of
+the quick-start for both arms and with vLLM; two seeds are an illustration beside `confirm`, no test of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rllib_srl.continual.study import Primary, Study
+from tune_configs.arms import ARMS, on_stream
+
+STAGE_TOKENS = 6_000
+PRETRAINED = {
+    "model": "smollm2-135m",
+    "engine": "vllm",
+    "num_env_runners": 1,
+    "compute_dtype": "auto",
+    "lr": 3e-5,
+    "max_turns": 3,
+    "max_turn_tokens": 8,
+    "evaluation_duration": 256,
+}
+
+
+def study() -> Study:
+    """Return the study."""
+    plain = ARMS["no_replay"]
+    plain = replace(plain, settings={name: value for name, value in plain.settings.items() if name != "lr"})
+    return on_stream("cpu_pretrained", module=__name__, doc=__doc__, arms=["srl_diversity", plain],
+                     primary=Primary("srl_diversity", ("no_replay",)), seeds=(301, 302), tokens=STAGE_TOKENS,
+                     settings=PRETRAINED)
