@@ -86,6 +86,7 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
     row = buffer.store.items[slot]
     recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
     factor = float(buffer.recall.domains.factor(np.array([row["domain"]]), now)[0])
+    is_lost = factor < 1 and factor * recall <= buffer.settings.desired_retention
     return {
         "key": f"{int(row['key']):016x}",  # what is played may be another prompt: part of the item's history
         "now": now,
@@ -93,7 +94,7 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
         "late": round(now - float(row["due"]), 3),
         "recall": round(recall, 4) if row["reps"] else None,
         "domain_factor": round(factor, 4),  # what its domain's lapses leave of that (`domain_recall.py`)
-        "is_due_by_domain": bool(row["due"] > now and factor * recall <= buffer.settings.desired_retention and factor < 1),
+        "is_due_by_domain": bool(is_lost and row["due"] > now),
         "pass_rate": round(float(row["pass_rate"]), 4),
         "visits": int(row["visits"]),
         "lapses": int(row["lapses"]),

@@ -101,7 +101,7 @@ def test_why_says_that_a_draw_was_for_the_domain(tmp_path):
     buffer.close()
     with readings(tmp_path) as read:
         told = {prompt.domain: why(find(read, prompt.prompt_id), 9)[0] for prompt in asked}
-    # One lapse against a prediction near 1, an iteration ago: 1 / (.84 + 1), the 1s being what every domain starts with.
+    # One lapse against a prediction near 1, an iteration ago: 1 / (.84 + 1); every domain starts with the 1s.
     assert "due in 5 iterations (drawn for its domain's lapses), predicted recall 0." in told["a"]
     assert "its domain recalls 0.5" in told["a"]
     assert "due in 5 iterations (drawn early)" in told["b"] and "its domain" not in told["b"]
