@@ -259,7 +259,7 @@ def test_validate_reports_a_stream(random_llama_dir, tmp_path):
 # --- the table --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu_heldout"])
+@pytest.mark.parametrize("name", ["cpu", "cpu_heldout", "cpu_pretrained"])
 def test_the_worlds_of_a_stream_have_thousands_of_questions(name):
     paths = entry_points()
     for entry in make_stream(STREAMS[name]).entries.values():
@@ -272,6 +272,7 @@ def test_the_worlds_of_a_stream_have_thousands_of_questions(name):
 def test_the_heldout_stream_has_other_domains():
     names = {name: [entry.name for entry in make_stream(STREAMS[name]).entries.values()] for name in STREAMS}
     assert len(names["cpu"]) == 5 and not set(names["cpu"]) & set(names["cpu_heldout"])
+    assert names["cpu"] != names["cpu_turned"] and set(names["cpu"]) == set(names["cpu_turned"])
 
 
 def test_a_stream_is_scaled():

@@ -13,7 +13,7 @@ from tune_configs.arms import FRACTIONS, on_stream, varied
 def study() -> Study:
     """Return the study."""
     asked, trained = FRACTIONS["replay_revisit_fraction"], FRACTIONS["replay_reuse_fraction"]
-    shares = {"chosen": (asked, trained), "little": (0.05, trained), "more": (0.25, trained), "half": (0.5, trained)}
+    shares = {"chosen": (asked, trained), "little": (0.05, trained), "less": (0.2, trained), "more": (0.6, trained)}
     shares |= {"no_reuse": (asked, 0.0), "reuse_half": (asked, 0.5)}
     arms = [
         varied(name, f"{revisit:.0%} revisits, {reuse:.0%} reuse", f"{revisit:.0%} of the prompts are old ones, and "

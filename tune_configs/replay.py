@@ -13,6 +13,6 @@ from tune_configs.arms import BEST_BASELINE, on_stream
 
 def study() -> Study:
     """Return the study."""
-    arms = ["srl_diversity", "no_replay", "uniform", BEST_BASELINE]
+    arms = list(dict.fromkeys(["srl_diversity", "no_replay", "uniform", BEST_BASELINE]))
     primary = Primary("srl_diversity", ("no_replay", "uniform"))
     return on_stream("cpu", module=__name__, doc=__doc__, arms=arms, primary=primary)

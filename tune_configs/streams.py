@@ -1,16 +1,17 @@
 """The streams of domains that studies train on: one table, each stage a world, its settings and its length.
 
     STREAMS["cpu"]               two pairs of opposite skills, and one between, that a small model learns in turn
-    STREAMS["cpu_heldout"]       other domains in another order, for confirming what was tuned on "cpu"
+    STREAMS["cpu_turned"]        the same in another order: what is tuned should not hang on one
+    STREAMS["cpu_heldout"]       other domains in yet another order, for confirming what was tuned on these
     STREAMS["cpu_pretrained"]    two of the pairs with shots, for a pretrained model of 135M
     scaled("cpu", iterations=4)  the same, each stage of another length
 
     Which is largest: 17, 93 or 40?  93        ... two stages of other kinds ...        Which is smallest: ...?  17
 
-`.environment(stream=STREAMS["cpu"])` trains on one. In the first two, two stages teach skills whose opposites two later
-stages teach, and one word of the prompt says which of both is asked for. A policy that reinforces the answer without
-the word unlearns the earlier skill with the later one: without such pairs nothing needs to be remembered, since getting
-better at one task makes a policy better at all of them (docs/LOG.md).
+`.environment(stream=STREAMS["cpu"])` trains on one. In the first three, two stages teach skills whose opposites two
+later stages teach, and one word of the prompt says which of both is asked for. A policy that reinforces the answer
+without the word unlearns the earlier skill with the later one: without such pairs nothing needs to be remembered, since
+getting better at one task makes a policy better at all of them (docs/LOG.md).
 
 The stages are what the tiny model half knows (scripts/tiny_lessons.py), without shots: another model needs `num_shots`
 in every `env_config`. Every world here has thousands of questions, so that a stage never repeats itself and held-out
@@ -38,11 +39,18 @@ STREAMS: dict[str, Any] = {
         _stage("compare", "compare_smallest", ask="smallest"),
         _stage("registers", "registers_smaller", task="smaller"),
     ],
+    "cpu_turned": [
+        _stage("registers", "registers_larger", task="larger"),
+        _stage("compare", "compare_smallest", ask="smallest"),
+        _stage("word_problem_tool", num_steps=1),
+        _stage("registers", "registers_smaller", task="smaller"),
+        _stage("compare"),
+    ],
     "cpu_heldout": [
-        _stage("registers", "registers_four_smaller", num_registers=4, task="smaller"),
         _stage("compare", "compare_four_smallest", num_numbers=4, ask="smallest"),
-        _stage("registers"),
         _stage("registers", "registers_four_larger", num_registers=4, task="larger"),
+        _stage("registers"),
+        _stage("registers", "registers_four_smaller", num_registers=4, task="smaller"),
         _stage("compare", "compare_four", num_numbers=4),
     ],
     "cpu_pretrained": [
