@@ -55,9 +55,9 @@ STREAMS: dict[str, Any] = {
     ],
     "cpu_pretrained": [
         _stage("compare", num_shots=4),
-        _stage("registers", "registers_larger", task="larger", num_shots=4),
+        _stage("registers", "registers_larger", task="larger", num_registers=2, num_turns=3, num_shots=4),
         _stage("compare", "compare_smallest", ask="smallest", num_shots=4),
-        _stage("registers", "registers_smaller", task="smaller", num_shots=4),
+        _stage("registers", "registers_smaller", task="smaller", num_registers=2, num_turns=3, num_shots=4),
     ],
     # The same kinds of task without stages: the shares of three drift, each in front once in 30 iterations.
     "cpu_drift": {
