@@ -112,7 +112,10 @@ def sentence(text: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+    if len(names) == 1:
+        return names[0]
+    comma, last = ("; ", "; and ") if any("," in name for name in names) else (", ", " and ")
+    return comma.join(names[:-1]) + last + names[-1]
 
 
 def contrast_table(story: Story, contrasts: Sequence[Contrast], measure: str) -> Table:

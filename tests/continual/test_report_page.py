@@ -12,7 +12,7 @@ import pytest
 from scripts import report
 from scripts.report_blocks import Cell, Chart, Heading, Page, Table, Text, to_html, to_markdown
 from scripts.report_charts import line_of
-from scripts.report_story import number, span
+from scripts.report_story import listed, number, span
 from tests.continual.synthetic import small_study, write_synthetic
 
 
@@ -149,3 +149,8 @@ def test_numbers_as_a_reader_sees_them():
     assert number(2.1e9, "bytes") == "2.10 GB" and number(float("inf"), "count") == "never"
     assert span(0.811, 0.837, "share") == "81.1 to 83.7" and span(float("nan"), 0.5, "share") == "no interval"
     assert Chart(b"<svg/>", "", "").source == "data:image/svg+xml;base64,PHN2Zy8+"
+
+
+def test_names_that_hold_commas_are_told_apart():
+    assert listed(["a"]) == "a" and listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(["a", "b, long", "c"]) == "a; b, long; and c"
