@@ -40,7 +40,7 @@ FRACTIONS = {"replay_revisit_fraction": 0.4, "replay_reuse_fraction": 0.25}
 SHARED = {**FRACTIONS, "replay_max_age": 6}  # of all arms that replay: stored answers are reused while they are young
 # The setting that is tuned on the development streams, then frozen: `confirm` runs it once on other domains and seeds.
 # Earlier domains are drawn from the more often they fail, and every item stands in the schedule: an intake that waits
-# until reviews fit asks the same few prompts again and again, which are then known by heart while the skill is lost.
+# until reviews fit asks the same few prompts again and again, which then say little of the skill (docs/LOG.md).
 SRL = {
     **SHARED,
     "replay_desired_retention": 0.9,
@@ -56,7 +56,7 @@ SRL = {
     "planner_single_every": 0,
     "planner_item_bands": None,
 }
-BEST_BASELINE = "uniform"  # of the development runs in docs/LOG.md
+BEST_BASELINE = "uniform"  # of the two that were run in development at this length (docs/LOG.md)
 # At the rate of the others plain GRPO forgets far more: it gets the one at which it does best (docs/LOG.md).
 NO_REPLAY = {"lr": 5e-5, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
 NOT_SRL = {
