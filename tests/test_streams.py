@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections import Counter
 
 import numpy as np
@@ -273,6 +274,33 @@ def test_the_heldout_stream_has_other_domains():
     names = {name: [entry.name for entry in make_stream(STREAMS[name]).entries.values()] for name in STREAMS}
     assert len(names["cpu"]) == 5 and not set(names["cpu"]) & set(names["cpu_heldout"])
     assert names["cpu"] != names["cpu_turned"] and set(names["cpu"]) == set(names["cpu_turned"])
+
+
+SIZES, PAIR = {"two": 2, "five": 5, "six": 6}, ("larger", "smaller")  # no lesson teaches these sizes
+
+
+def drawn_stages(seed: int) -> list[tuple[str, str, dict]]:
+    """Draw what is held out, by lot: world, domain and settings of each stage."""
+    lot = random.Random(seed)
+    compared, read = lot.choice(list(SIZES)), lot.choice(list(SIZES))
+    between = lot.choice(["lookup_three", *(f"registers_{size}" for size in SIZES)])
+    world, _, size = between.partition("_")
+    stages = [
+        ("compare", f"compare_{compared}", {"num_numbers": SIZES[compared]}),
+        ("compare", f"compare_{compared}_smallest", {"num_numbers": SIZES[compared], "ask": "smallest"}),
+        *(("registers", f"registers_{read}_{task}", {"num_registers": SIZES[read], "task": task}) for task in PAIR),
+        (world, between, {"num_registers": SIZES[size]} if world == "registers" else {"num_pairs": 3}),
+    ]
+    lot.shuffle(stages)
+    return stages
+
+
+def test_the_heldout_stream_was_drawn_by_lot():
+    held_out = STREAMS["cpu_heldout"]
+    assert [(stage["world"], stage["domain"], stage["env_config"]) for stage in held_out] == [
+        (world, domain, {"num_shots": 0, **settings}) for world, domain, settings in drawn_stages(401)
+    ]
+    assert drawn_stages(401) != drawn_stages(402)
 
 
 def test_a_stream_is_scaled():

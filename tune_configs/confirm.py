@@ -2,7 +2,8 @@
 
 It does if final accuracy and retention are higher than without replay, than with uniform replay, and than with as
 many trained tokens spent otherwise, each paired difference with a 95 % interval above 0 and a p value below .05 after
-Holm's correction. Run once for each frozen setting of `arms.py`; every run is reported, those after a change as well.
+Holm's correction. The best baseline of development runs beside them: is it scheduling that helps, or would equal shares
+of all domains do? Run once for each frozen setting of `arms.py`; every run is reported, those after a change as well.
 """
 
 from __future__ import annotations

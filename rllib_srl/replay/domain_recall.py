@@ -22,6 +22,11 @@ import numpy as np
 PRIOR = 1.0  # reviews that went as predicted, which every domain starts with
 
 
+def overdue_by_recall(recall_N: np.ndarray, desired_retention: float) -> np.ndarray:
+    """Return how far recall has fallen below the one desired: 0 at it, as an item is overdue by 0 when it falls due."""
+    return (1 - recall_N) / (1 - desired_retention) - 1
+
+
 class DomainRecall:
     """Fading sums of observed and predicted recall by domain.
 

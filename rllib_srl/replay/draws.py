@@ -15,6 +15,7 @@ import numpy as np
 
 from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.candidates import Candidates
+from rllib_srl.replay.domain_recall import overdue_by_recall
 from rllib_srl.replay.eviction import evict
 from rllib_srl.replay.memory import MemoryStore
 from rllib_srl.replay.recall import Recall
@@ -122,7 +123,7 @@ class Draws:
         factor_N = self._recall.domains.factor(rows_N["domain"], now)
         recall_N = factor_N * self._recall.retrievability(slots_N, now)
         overdue_N = (now - rows_N["due"]) / interval_N
-        missing_N = (1 - recall_N) / (1 - self._settings.desired_retention) - 1  # 0 at the one desired, as overdue
+        missing_N = overdue_by_recall(recall_N, self._settings.desired_retention)
         return Candidates.of(
             len(slots_N),
             **_shared(rows_N),

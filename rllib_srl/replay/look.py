@@ -9,6 +9,7 @@ import numpy as np
 
 from rllib_srl.replay.admission import Reason
 from rllib_srl.replay.calibration import report
+from rllib_srl.replay.domain_recall import overdue_by_recall
 from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
     row = buffer.store.items[slot]
     recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
     factor = float(buffer.recall.domains.factor(np.array([row["domain"]]), now)[0])
-    is_lost = factor < 1 and factor * recall <= buffer.settings.desired_retention
+    is_lost = factor < 1 and overdue_by_recall(np.array([factor * recall]), buffer.settings.desired_retention)[0] >= 0
     return {
         "key": f"{int(row['key']):016x}",  # what is played may be another prompt: part of the item's history
         "now": now,

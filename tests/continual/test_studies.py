@@ -26,7 +26,7 @@ ASKED_FOR = {  # every arm that must be there, by study
                   "exgrpo", "exit", "srl", "diversity", "srl_diversity"},
     "equal_tokens": {"srl_diversity", "extra_epochs", "uniform_reuse"},
     "revisit_or_reuse": {"revisit", "reuse", "srl_diversity", "no_replay"},
-    "confirm": {"srl_diversity", "no_replay", "uniform", "extra_epochs", "uniform_reuse"},
+    "confirm": {"srl_diversity", "no_replay", "uniform", "extra_epochs", "uniform_reuse", "balanced"},
 }  # fmt: skip
 
 
@@ -56,9 +56,8 @@ def test_the_confirmation_is_held_out():
     assert not set(FRESH_SEEDS) & set(DEV_SEEDS)
     assert not {d.name for d in confirm.domains} & {d.name for d in replay.domains}
     assert all(not study.is_confirmation for name, study in COMPARISONS.items() if name != "confirm")
-    assert confirm.settings_of("srl_diversity", 201)["replay_revisit_fraction"] == ARMS["srl_diversity"].settings[
-        "replay_revisit_fraction"
-    ]
+    frozen, tested = ARMS["srl_diversity"].settings, confirm.settings_of("srl_diversity", FRESH_SEEDS[0])
+    assert frozen and all(tested[name] == value for name, value in frozen.items())
 
 
 def test_arms_of_other_methods_share_the_fractions_and_have_no_schedule():
@@ -80,7 +79,7 @@ def test_a_trial_gets_the_settings_of_study_arm_and_seed(tmp_path):
     told = config["_study"]
     assert (told["arm"], told["seed"], told["directory"], told["checkpoint_every"]) == ("uniform", 3, str(tmp_path), 10)
     assert told["settings"]["max_turns"] == 5 and told["settings"]["replay_capacity"] == 65_536
-    assert plan.trials()[:3] == [(arm, 1) for arm in plan.arms] and plan.directory == tmp_path / "replay"
+    assert plan.trials()[: len(plan.arms)] == [(arm, 1) for arm in plan.arms] and plan.directory == tmp_path / "replay"
     json.dumps(told["settings"])
 
 
@@ -101,7 +100,7 @@ def test_bad_input_is_one_clear_error():
     assert small.count("budget") == 1  # not once an arm
     assert "group_size = 1; expected" in refusal(given={"group_size": 1})
     varied = refusal(given={"replay_selection": "per"})
-    assert "replay_selection: is what arms differ in (uniform)" in varied
+    assert "replay_selection: is what arms differ in (uniform, balanced)" in varied
     assert "seed: the study decides it; expected --seeds" in refusal(given={"seed": 3})
 
 
