@@ -58,7 +58,7 @@ class Attempt:
 
     def answers(self, prompts: Iterable[Prompt]) -> Answers:
         """Play held-out prompts greedily; one that infrastructure ended is left out."""
-        listed, found = list(prompts), {}
+        listed, found = list(prompts), Answers()
         greedy = {"group_size": 1, "temperature": 0.0, "as_groups": False, "num_transcripts": 0}
         for at in range(0, len(listed), CHUNK):
             self._progress.begin(f"playing held-out prompts {at + 1} to {min(at + CHUNK, len(listed))} ...")
@@ -86,7 +86,7 @@ class Attempt:
         Returns:
             KL to the starting model after each update, numbers that were not finite, and why training broke, "" if not.
         """
-        kls, num_bad = [], 0
+        kls, num_bad = list[float](), 0
         while self.algo.iteration < last and not request.is_made:
             try:
                 result = self.algo.train()

@@ -20,8 +20,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
@@ -148,12 +150,12 @@ def best_brute(live_ND: np.ndarray, queries_QD: np.ndarray) -> tuple[str, Search
     seconds = {}
     for name, search in searches(part_ND):
         search(queries_QD[:10], RECALL_AT)
-        seconds[name] = min(timed(lambda run=search: run(queries_QD, RECALL_AT))[0] for _ in range(2))
+        seconds[name] = min(timed(partial(search, queries_QD, RECALL_AT))[0] for _ in range(2))
     fastest = min(seconds, key=lambda name: seconds[name])
     return fastest, dict(searches(live_ND))[fastest]
 
 
-def timed(call: Callable) -> tuple[float, object]:
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     """Return the seconds a call took, and its answer."""
     start = time.perf_counter()
     answer = call()
@@ -176,8 +178,8 @@ def measure(index: Neighbours, vectors: QuestionVectors, num_repeats: int, figur
         figures.brute_s.append(seconds)
         figures.brute_cpu_s.append(time.process_time() - start)
         figures.novelty_error = float(np.abs(np.subtract(mine, theirs)).mean())
-        figures.step_index_s.append(timed(lambda asked=step_QD: index.distances(asked, k))[0])
-        figures.step_brute_s.append(timed(lambda asked=step_QD: brute(asked, k))[0])
+        figures.step_index_s.append(timed(partial(index.distances, step_QD, k))[0])
+        figures.step_brute_s.append(timed(partial(brute, step_QD, k))[0])
     least_Q1 = brute(queries_QD, RECALL_AT)[1].min(axis=1, keepdims=True)
     figures.recall = float((index.nearest(queries_QD, RECALL_AT)[1] >= least_Q1 - 1e-6).mean())
 

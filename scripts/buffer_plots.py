@@ -43,16 +43,19 @@ def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
 
     matplotlib.use("Agg")  # no display is needed
     from matplotlib import pyplot
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     if not any(len(shard.stored.items) for shard in shards):
         raise ValueError(f"{shards[0].path} holds no items yet; expected a memory that has seen a group")
     log, scale = whole_log(shards), shards[0].settings.iterations_per_day
-    figure = pyplot.figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    (upper_left, upper_right), (lower_left, lower_right) = figure.subfigures(2, 2)
+    layout: Any = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    figure = pyplot.figure(figsize=(WIDTH, HEIGHT), layout=layout)
+    parts: Any = figure.subfigures(2, 2)
+    (upper_left, upper_right), (lower_left, lower_right) = parts
     _curves(upper_left, shards[0].rule, log, scale)
     _items(upper_right, shards, log, scale)
-    _calibration(*lower_left.subplots(1, 2, width_ratios=(3, 1.7)), log)
+    axes, beside = lower_left.subplots(1, 2, width_ratios=(3, 1.7))
+    _calibration(axes, beside, log)
     _intervals(lower_right.subplots(), shards)
     num, rule = sum(len(shard.stored.items) for shard in shards), shards[0].rule
     figure.suptitle(

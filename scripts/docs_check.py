@@ -69,7 +69,7 @@ def blocks_of(text: str, document: str) -> list[Block]:
 
 
 def _until_closed(lines: Iterable[tuple[int, str]], indent: int, where: str) -> str:
-    inside = []
+    inside: list[str] = []
     for _, line in lines:
         if line.strip() == "```":
             return "\n".join(inside) + "\n"

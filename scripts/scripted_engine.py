@@ -64,10 +64,6 @@ class GoldEngine:
         self._stood_since = time.perf_counter() if self._running else None  # else it waits for environments
         return ended
 
-    def num_running(self) -> int:
-        """Return how many turns are being written."""
-        return len(self._running)
-
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests."""
         for request_id in request_ids:

@@ -13,7 +13,7 @@ bash scripts/setup.sh --dev
 say() { printf '\n== %s\n' "$*"; }
 say "ruff"
 .venv/bin/python -m ruff check .
-say "mypy (layers 0 to 2)"
+say "mypy"
 .venv/bin/python -m mypy
 say "tiny model"
 .venv/bin/python scripts/make_tiny_model.py

@@ -75,8 +75,8 @@ class EngineError(RuntimeError):
     """The engine cannot do what was asked; the message says what and why."""
 
 
-class Engine(Protocol):
-    """A causal language model that writes turns.
+class TurnWriter(Protocol):
+    """What playing needs of an engine: turns are asked for, written side by side, and may be taken back.
 
     Invariant: `version` is that of the weights the next token is sampled from.
     """
@@ -91,11 +91,15 @@ class Engine(Protocol):
     def step(self) -> list[Turn]:
         """Advance every running request by at least one token; return the turns that ended."""
 
-    def num_running(self) -> int:
-        """Return how many submitted requests have not ended."""
-
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; they never appear in `step`. Ids that do not run are ignored."""
+
+
+class Engine(TurnWriter, Protocol):
+    """A causal language model that writes turns, and whose weights are those it was told last."""
+
+    def num_running(self) -> int:
+        """Return how many submitted requests have not ended."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Turn]:
         """Run `prompts` to the end and return their turns in order. Needs an engine where nothing runs."""

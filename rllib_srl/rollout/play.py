@@ -26,7 +26,7 @@ from typing import Any
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.engine.protocol import Engine, Sampling, Turn
+from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
 from rllib_srl.rollout.calls import EnvCalls, FinishedCall, one_line
 from rllib_srl.rollout.live import LiveEpisode, PlayRequest, fault_of
 from rllib_srl.rollout.replies import Reply, construct, reset, step
@@ -65,7 +65,7 @@ class Limits:
 def play(
     requests: Sequence[PlayRequest],
     *,
-    engine: Engine,
+    engine: TurnWriter,
     worlds: Mapping[str, Callable[[], Any]],
     transcript: Transcript,
     sampling: Sampling,
@@ -120,7 +120,7 @@ class _Loop:
     Invariant: a live episode is either in `writing` (the engine has its request) or has one call open.
     """
 
-    engine: Engine
+    engine: TurnWriter
     worlds: Mapping[str, Callable[[], Any]]
     transcript: Transcript
     sampling: Sampling
