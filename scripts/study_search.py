@@ -91,8 +91,11 @@ class Lines(tune.Callback):
         self._search = search
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
-        """Print reward, and accuracy where it was measured."""
-        text = f"{label(trial.config, self._search)}: "
+        """Print reward, and accuracy where it was measured, with the settings that led to them.
+
+        Tune has told its scheduler first: a run that copies another has new settings by now.
+        """
+        text = f"{label(result['config'], self._search)}: "
         text += f"iteration {result['training_iteration']}/{self._search.iterations}"
         text += f"  reward {rounded(result['env_runners']['episode_return_mean'])}"
         if "evaluation" in result:

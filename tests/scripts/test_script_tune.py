@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +50,13 @@ def test_trials_at_once_are_bounded_by_the_scarcest_resource() -> None:
     assert study_search.num_at_once({"CPU": 0.5, "GPU": 1.0}, {"CPU": 16.0, "GPU": 3.0}) == 3
     assert study_search.num_at_once({"CPU": 0.1}, {"CPU": 0.3}) == 3
     assert study_search.num_at_once({"GPU": 1.0}, {"CPU": 16.0}) == 0
+
+
+def test_a_line_names_the_settings_that_led_to_its_result(capsys: pytest.CaptureFixture) -> None:
+    copied = SimpleNamespace(config={"lr": 9e-5})  # the trial has just copied another: Tune's scheduler hears first
+    result = {"config": {"lr": 1e-4}, "training_iteration": 6, "env_runners": {"episode_return_mean": 0.5}}
+    study_search.Lines(replace(searched("population"), varied=("lr",))).on_trial_result(6, [], copied, result)
+    assert capsys.readouterr().out == "lr=0.0001: iteration 6/36  reward 0.50\n"
 
 
 def test_what_cannot_run_says_so_at_once(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
