@@ -32,7 +32,7 @@ ASKED_FOR = {  # every arm that must be there, by study
 
 def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
-    assert named | {"buffer_sizes", "confirm", "pretrained"} == set(COMPARISONS)
+    assert named | {"buffer_sizes", "confirm", "pretrained", "replay_rate"} == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
 
