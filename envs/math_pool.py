@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class PoolError(RuntimeError):
     """No worker could be had: the machine's fault, not the answer's."""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """A start that failed: which one of the pool's it was, and why."""
+
+    start: int
+    error: PoolError
+
+
 class SymbolicPool:
     """Up to `num_workers` processes that compare formulas.
 
@@ -49,10 +58,11 @@ class SymbolicPool:
 
     def __init__(self, num_workers: int = NUM_WORKERS):
         # Last in, first out: the fewer are in use, the fewer are paged in. A start that failed is handed to one waiter.
-        self._ready: queue.LifoQueue[_Worker | PoolError] = queue.LifoQueue()
+        self._ready: queue.LifoQueue[_Worker | _Failure] = queue.LifoQueue()
         self._turns = Slots(num_workers)
         self._lock = threading.Lock()
         self._most_workers, self._num_workers = num_workers, 0
+        self._num_starts = self._num_waiting = 0
         self._is_starting = self._is_closed = False
         self.num_killed = 0
 
@@ -97,7 +107,9 @@ class SymbolicPool:
             if is_enough or self._is_closed:
                 return
             self._is_starting, self._num_workers = True, self._num_workers + 1
-        threading.Thread(target=self._start, name="starts a symbolic worker", daemon=True).start()
+            self._num_starts += 1
+            number = self._num_starts
+        threading.Thread(target=self._start, args=[number], name="starts a symbolic worker", daemon=True).start()
 
     def close(self) -> None:
         """End all workers; those in use end when their thread gives up."""
@@ -112,31 +124,46 @@ class SymbolicPool:
         return PoolError(f"no symbolic worker was free within {_FREE_S:g} s; {self._num_workers} exist")
 
     def _taken(self, last: float) -> _Worker:
+        with self._lock:
+            known, self._num_waiting = self._num_starts, self._num_waiting + 1
+        try:
+            return self._waited_for(known, last)
+        except PoolError:
+            if self._num_waiting > 1:
+                self.warm()  # the start that failed was also that of the others
+            raise
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
+    def _waited_for(self, known: int, last: float) -> _Worker:
+        """Return a worker that runs; a failure of the starts `known` before is no answer: this is another try."""
         while True:
             self.warm()
-            has_waited = self._ready.empty()
             try:
-                worker = self._ready.get(timeout=max(last - time.monotonic(), 0.0))
+                found = self._ready.get(timeout=max(last - time.monotonic(), 0.0))
             except queue.Empty:
                 raise self._none_free() from None
-            if isinstance(worker, _Worker) and worker.is_alive:
-                return worker
-            if isinstance(worker, _Worker):  # it died between two questions
-                self._end(worker)
-            elif has_waited:  # else the start failed for somebody before: this is another try
-                raise worker
+            if isinstance(found, _Failure):
+                if found.start > known:
+                    raise found.error
+            elif found.is_alive:
+                return found
+            else:  # it died between two questions
+                self._end(found)
 
-    def _start(self) -> None:
-        started: _Worker | PoolError
+    def _start(self, number: int) -> None:
+        started: _Worker | _Failure
         try:
             started = _Worker()
         except PoolError as error:
-            started = error
+            started = _Failure(number, error)
         except Exception as error:  # whatever it is, who waits must be told
-            started = PoolError(f"a symbolic worker did not start ({type(error).__name__}: {error})")
+            told = PoolError(f"a symbolic worker did not start ({type(error).__name__}: {error})")
+            started = _Failure(number, told)
         with self._lock:
             self._is_starting = False
-            self._num_workers -= isinstance(started, PoolError)
+            self._num_workers -= isinstance(started, _Failure)
         self._ready.put(started)
         if self._is_closed:
             self.close()

@@ -328,12 +328,40 @@ def test_nobody_waits_for_a_start_while_another_worker_is_free(pool, monkeypatch
 
 @pytest.mark.slow
 def test_a_start_that_fails_is_told_to_the_one_who_waits_and_tried_again(pool, monkeypatch):
-    monkeypatch.setattr(math_pool, "start_kept", lambda *_, **__: (_ for _ in ()).throw(OSError("no memory")))
+    starts: list[int] = []
+
+    def fail(*_, **__):
+        starts.append(1)
+        raise OSError("no memory")
+
+    monkeypatch.setattr(math_pool, "start_kept", fail)
     for _ in range(2):
         with pytest.raises(PoolError, match="a symbolic worker cannot be started"):
             pool.ask("x", "y", 1.0)
+    assert len(starts) == 2  # one try for each question, however fast it fails
     monkeypatch.undo()
     assert pool.ask("x+1", "1+x", 30.0) is True and pool._num_workers == 1
+
+
+def test_a_start_that_fails_leaves_nobody_waiting(pool, monkeypatch):
+    def fail(*_, **__):
+        time.sleep(0.1)  # long enough for both threads to wait for the same start
+        raise OSError("no memory")
+
+    monkeypatch.setattr(math_pool, "start_kept", fail)
+    told: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(PoolError) as caught:
+            pool.ask("x", "y", 1.0)
+        told.append(str(caught.value))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert told == ["a symbolic worker cannot be started (no memory)"] * 2 and pool._num_waiting == 0
 
 
 @pytest.mark.slow
