@@ -12,6 +12,7 @@ import torch
 import scripts.make_tiny_model as tiny
 from envs.registers import Registers
 from rllib_srl.models import ModelError, local_model, tiny_model_dir
+from rllib_srl.worlds import resolve
 from scripts.tiny_lessons import LESSONS, Episode, episodes, played
 from tune_configs.streams import STREAMS
 
@@ -158,6 +159,22 @@ def test_stages_of_development_are_taught_and_held_out_ones_are_not(name, is_tau
     taught = [(lesson.world.domain, {"num_shots": 0, **lesson.settings}) for lesson in LESSONS.values()]
     for stage in STREAMS[name]:
         assert ((stage["world"], stage["env_config"]) in taught) == is_taught, stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STREAMS["cpu_heldout"], ids=lambda stage: stage["domain"])
+def test_the_made_model_half_knows_what_is_held_out(stage):
+    try:
+        path = tiny_model_dir()
+    except ModelError as error:
+        pytest.skip(str(error))
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    worlds = [resolve(stage["world"])(stage["env_config"]) for _ in range(tiny.NUM_GRADED)]
+    prompt_ids = list(islice(worlds[0].prompt_ids("heldout", tiny.SEED), len(worlds)))
+    rewards = tiny.play(model.eval(), tokenizer, worlds, prompt_ids, torch.Generator().manual_seed(tiny.SEED))
+    assert 0.1 <= sum(rewards) / len(rewards) <= 0.85  # room to rise, and groups with both outcomes
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rllib_srl.continual.study import Arm, Primary, Study
-from tune_configs.arms import ARMS, on_stream
+from tune_configs.arms import ARMS, COMMON, on_stream
 
-RATES = {"high": 3e-4, "low": 2e-4}
+RATES = {"high": COMMON["lr"], "low": 2e-4}
 
 
 def at_rate(arm: str, name: str) -> Arm:
