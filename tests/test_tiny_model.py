@@ -154,8 +154,8 @@ def test_making_it_again_costs_nothing_and_another_recipe_is_another_model(short
     assert tmp_path / f"tiny-{tiny.recipe_hash()}" != path
 
 
-@pytest.mark.parametrize(("name", "is_taught"), [("cpu", True), ("cpu_turned", True), ("cpu_heldout", False)])
-def test_stages_of_development_are_taught_and_held_out_ones_are_not(name, is_taught):
+@pytest.mark.parametrize(("name", "is_taught"), [("cpu", True), ("cpu_drawn", False), ("cpu_heldout", False)])
+def test_stages_of_one_stream_are_taught_and_those_drawn_by_lot_are_not(name, is_taught):
     taught = [(lesson.world.domain, {"num_shots": 0, **lesson.settings}) for lesson in LESSONS.values()]
     for stage in STREAMS[name]:
         assert ((stage["world"], stage["env_config"]) in taught) == is_taught, stage

@@ -16,7 +16,7 @@ from ray import tune
 
 from rllib_srl import SRLConfig
 from tune_configs import Search
-from tune_configs.arms import COMMON, FRACTIONS, SRL
+from tune_configs.arms import COMMON, CONSTANT_SRL, FRACTIONS
 from tune_configs.streams import scaled
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)  # to start from, one a run
@@ -41,8 +41,8 @@ def scheduler(iterations: int) -> Any:
 
 
 def study() -> Search:
-    """Return the search; runs start from the settings of SRL, with learning rates a factor of about three apart."""
-    values = {**COMMON, **SRL, "stream": scaled("cpu", iterations=EVERY), "checkpoint_every": 0, "seed": 1}
+    """Return the search; runs start from SRL with constant shares, at rates a factor of about three apart."""
+    values = {**COMMON, **CONSTANT_SRL, "stream": scaled("cpu", iterations=EVERY), "checkpoint_every": 0, "seed": 1}
     model = values.pop("model")
     config = SRLConfig().rl_module(model_config={"model": model}).update_from_dict(values)
     starts = {"lr": RATES, **{name: (share,) for name, share in FRACTIONS.items()}}

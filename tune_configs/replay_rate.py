@@ -1,6 +1,6 @@
 """At which learning rate do the arms with replay remember most, and does SRL + diversity lead there?
 
-The rate of `arms.py` stands unless a lower one is better in final accuracy and retention. Single runs at the higher one
+The rate of `arms.py` stands unless a higher one is better in final accuracy and retention. Single runs at that one
 lose the form of an answer for good, with every way of drawing what comes back: then luck decides which arm ends higher.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from rllib_srl.continual.study import Arm, Primary, Study
 from tune_configs.arms import ARMS, COMMON, on_stream
 
-RATES = {"high": COMMON["lr"], "low": 2e-4}
+RATES = {"high": 3e-4, "low": COMMON["lr"]}
 
 
 def at_rate(arm: str, name: str) -> Arm:

@@ -7,15 +7,16 @@ generated tokens, which the budget counts; training again costs trained tokens a
 from __future__ import annotations
 
 from rllib_srl.continual.study import Arm, Primary, Study
-from tune_configs.arms import on_stream, varied
+from tune_configs.arms import CONSTANT_SRL, on_stream, varied
 
 
 def study() -> Study:
     """Return the study."""
+    both = varied("both", "both", "Old prompts come back, and stored answers are used again.", CONSTANT_SRL)
     only_revisit = varied("revisit", "asking again only", "Old prompts come back; stored answers are not used again.",
-                          replay_reuse_fraction=0.0)
+                          CONSTANT_SRL, replay_reuse_fraction=0.0)
     only_reuse = varied("reuse", "training again only", "Stored answers are used again; old prompts do not come back.",
-                        replay_revisit_fraction=0.0)
-    primary = Primary("srl_diversity", ("revisit", "reuse"))
-    arms: list[str | Arm] = ["srl_diversity", only_revisit, only_reuse, "no_replay"]
+                        CONSTANT_SRL, replay_revisit_fraction=0.0)
+    primary = Primary("both", ("revisit", "reuse"))
+    arms: list[str | Arm] = [both, only_revisit, only_reuse, "no_replay"]
     return on_stream("cpu", module=__name__, doc=__doc__, arms=arms, primary=primary)

@@ -25,7 +25,7 @@ ASKED_FOR = {  # every arm that must be there, by study
     "baselines": {"no_replay", "uniform", "fifo", "per", "fresh_per", "learnability", "difficulty_pool", "dapo", "repo",
                   "exgrpo", "exit", "srl", "diversity", "srl_diversity"},
     "equal_tokens": {"srl_diversity", "extra_epochs", "uniform_reuse"},
-    "revisit_or_reuse": {"revisit", "reuse", "srl_diversity", "no_replay"},
+    "revisit_or_reuse": {"both", "revisit", "reuse", "no_replay"},
     "confirm": {"srl_diversity", "no_replay", "uniform", "extra_epochs", "uniform_reuse", "balanced"},
 }  # fmt: skip
 
