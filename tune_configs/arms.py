@@ -38,13 +38,14 @@ COMMON: dict[str, Any] = {
 }
 FRACTIONS = {"replay_revisit_fraction": 0.4, "replay_reuse_fraction": 0.25}
 SHARED = {**FRACTIONS, "replay_max_age": 6}  # of all arms that replay: stored answers are reused while they are young
-# Earlier domains are drawn from the more often they fail. Every item stands in the schedule: an intake that waits until
-# reviews fit asks the same few prompts again and again, which then say little of the skill (docs/LOG.md).
+# Domains are drawn from the more often they fail, the newest too: what is failing now may be the new one. Every item
+# stands in the schedule: an intake that waits until reviews fit asks the same few prompts again and again, which then
+# say little of the skill (docs/LOG.md).
 CONSTANT_SRL = {
     **SHARED,
     "replay_desired_retention": 0.9,
     "replay_diversity_coeff": 0.5,
-    "replay_domains": "earlier",
+    "replay_domains": "all",
     "replay_domain_half_life": 4.0,
     "replay_load_control": "none",
     "replay_leech_failures": 0,
@@ -56,14 +57,14 @@ CONSTANT_SRL = {
     "planner_item_bands": None,
 }
 # The setting that is tuned on the development streams, then frozen: `confirm` runs it once on other domains and seeds.
-# The more the earlier domains are being forgotten, the more prompts of a batch come from them.
+# The more is being forgotten, the more prompts of a batch come from the memory.
 SRL = {
     **CONSTANT_SRL,
     "planner_adapt": "revisit",
     "planner_fraction_bounds": [0.1, 0.6],
     "planner_forgetting_threshold": 0.05,
 }
-BEST_BASELINE = "balanced"  # of shorter stages; of these it is "uniform", a control anyway, by two seeds (docs/LOG.md)
+BEST_BASELINE = "balanced"  # on one development stream; on the other it is "uniform", a control anyway (docs/LOG.md)
 # At the rate of the others plain GRPO forgets far more: it gets the one at which it does best (docs/LOG.md).
 NO_REPLAY = {"lr": 5e-5, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
 NOT_SRL = {
