@@ -16,6 +16,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rllib_srl.losses.faults import faults_of_loss
 from rllib_srl.models import check_model_name
 from rllib_srl.optimizers import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.planner.settings import PlannerSettings
 from rllib_srl.streams import stream_faults
 
 # RLlib's settings that act here; a change of any other would parse and then do nothing, so it is refused.
@@ -298,9 +299,21 @@ def _replay(config: Any) -> Iterator[str]:
     yield from config.replay_settings().faults(prefix="replay_")
 
 
+def _start(config: Any, settings: PlannerSettings) -> Iterator[str]:
+    low, high = settings.fraction_bounds
+    for name in settings.adapted:
+        fraction = getattr(config, f"replay_{name}_fraction")
+        if isinstance(fraction, int | float) and not low <= fraction <= high:
+            yield (
+                f"replay_{name}_fraction = {fraction!r}; expected {low} to {high}, the planner_fraction_bounds within "
+                f"which planner_adapt = {settings.adapt!r} moves it"
+            )
+
+
 def _planner(config: Any) -> Iterator[str]:
     settings = config.planner_settings()
-    yield from settings.faults(prefix="planner_")
+    yield from (faults := settings.faults(prefix="planner_"))
+    yield from _start(config, settings) if not faults else ()
     if settings.adapt != "none" and config.replay_capacity == 0:
         yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
     if settings.mode != "off" and config.replay_domain_quotas is not None:

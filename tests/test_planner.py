@@ -352,6 +352,15 @@ def test_validate_reports_the_planner(random_llama_dir, tmp_path):
     told = "\n".join(faults_of(config))
     assert "planner_temperature = 0; expected a number of at least 0.001" in told
     assert "planner_adapt = 'revisit' with replay_capacity = 0; expected 'none' without a memory" in told
+    config = small_config(random_llama_dir, tmp_path).planner(adapt="both", fraction_bounds=(0.1, 0.6))
+    for revisit, reuse, wrong in [(0.0, 0.3, ["revisit"]), (0.1, 0.6, []), (0.7, 0.05, ["revisit", "reuse"])]:
+        config.replay(revisit_fraction=revisit, reuse_fraction=reuse)
+        told = [line for line in faults_of(config) if "planner_fraction_bounds" in line]
+        assert [line.partition("_fraction = ")[0] for line in told] == [f"replay_{name}" for name in wrong]
+    assert told[0] == (
+        "replay_revisit_fraction = 0.7; expected 0.1 to 0.6, the planner_fraction_bounds within which planner_adapt = "
+        "'both' moves it"
+    )
     config = small_config(random_llama_dir, tmp_path).planner(mode="softmax").replay(domain_quotas="equal")
     assert any(line.startswith("replay_domain_quotas = 'equal'; expected None") for line in faults_of(config))
     with pytest.raises(TypeError, match=r"planner\(\) got unknown settings \['modus'\]"):

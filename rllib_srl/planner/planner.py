@@ -67,18 +67,13 @@ class Planner:
         Args:
             settings: of the planner.
             seed: of the run.
-            fractions: of revisits and of reuse, where adaptation starts.
+            fractions: of revisits and of reuse, where adaptation starts, within its bounds.
         """
         self.settings = settings
         self.domains: dict[str, Domain] = {}
         self._generator = np.random.default_rng(np.random.SeedSequence([seed, sum(b"planner")]))
-        adapts = {"none": (), "both": ("revisit", "reuse")}.get(settings.adapt, (settings.adapt,))
-        low, high = settings.fraction_bounds
-        self.fractions = {
-            name: min(high, max(low, fraction))
-            for name, fraction in zip(("revisit", "reuse"), fractions, strict=True)
-            if name in adapts
-        }
+        start = dict(zip(("revisit", "reuse"), fractions, strict=True))
+        self.fractions = {name: start[name] for name in settings.adapted}
         self._plasticity = Plasticity(settings.plasticity_every, settings.plasticity_tolerance)
 
     # --- before an iteration --------------------------------------------------------------------

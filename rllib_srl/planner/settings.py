@@ -64,6 +64,11 @@ class PlannerSettings:
         return any(parts)
 
     @property
+    def adapted(self) -> tuple[str, ...]:
+        """Return which of the fractions follow forgetting."""
+        return {"none": (), "both": ("revisit", "reuse")}.get(self.adapt, (self.adapt,))
+
+    @property
     def least_share(self) -> float:
         """Return the share that each domain gets at least."""
         if self.floor is not None:
