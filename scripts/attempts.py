@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +24,7 @@ from scripts.run_log import Iteration, RunLog
 from scripts.settings import build_config
 from scripts.upgrade_order import Order
 
+CHECKPOINTS = "checkpoints"  # of all attempts, in the directory of an upgrade
 CHUNK = 512  # held-out prompts played in one call, which has one deadline
 SEED_SLOT = 1 << 20  # group ids of what fills the memory begin there; iteration 1 numbers its own from 0
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
@@ -116,9 +118,13 @@ class Attempt:
 
 
 def starting_model(order: Order, target: Path, progress: Progress, verbose: bool) -> Path:
-    """Return the directory of the model to be upgraded; that of a checkpoint is written into `target` first."""
+    """Return the directory of the model to be upgraded; that of a checkpoint is written into `target`, once."""
     if order.checkpoint is None:
         return local_model(order.what)
+    if target.is_dir():
+        return target
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
     progress.begin(f"writing the model of {order.checkpoint.name} ...")
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         earlier = runs.settings_of(order.checkpoint)
@@ -128,6 +134,6 @@ def starting_model(order: Order, target: Path, progress: Progress, verbose: bool
             algo = config.build_algo()
         try:
             algo.restore_from_path(str(order.checkpoint))
-            return algo.export_to_huggingface(target)
+            return algo.export_to_huggingface(unfinished).rename(target)
         finally:
             algo.stop()

@@ -112,7 +112,8 @@ class Order:
 
 def add_order(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of an order, SRL's settings apart."""
-    parser.add_argument("what", metavar="MODEL|CHECKPOINT|DIR", help="a model, a checkpoint, or a run's directory")
+    what = "a model, a checkpoint, or a run's directory"
+    parser.add_argument("what", nargs="?", metavar="MODEL|CHECKPOINT|DIR", help=what)
     parser.add_argument("--on", metavar="WORLD", default="", help="the new domain: WORLD, or WORLD#NAME={settings}")
     parser.add_argument("--keep", metavar="WORLD", nargs="*", default=[], help="the old ones, at least one")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new directory (default: under results/)")

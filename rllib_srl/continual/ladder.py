@@ -93,6 +93,10 @@ class Ladder:
         self._num_bad = 0
         self._num_climbed = 0
 
+    def went_back(self) -> None:
+        """Count bad evaluations anew: training begins again at the last good weights, on the rung it had reached."""
+        self._num_bad = 0
+
     def after(self, verdicts: Sequence[Verdict]) -> Step:
         """Return what to do about the verdicts of one evaluation."""
         shut = [verdict for verdict in verdicts if not verdict.is_passed]

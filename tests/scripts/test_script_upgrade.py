@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.checkpoints import seal
 from rllib_srl.models import local_model
 from scripts import upgrade, upgrade_order
 from scripts.settings import SettingsError
@@ -60,6 +61,8 @@ class Scripted:
         return num_prompts
 
     def train(self, last: int, request: object) -> tuple[list[float], int, str]:
+        if last not in self.after:
+            raise KeyboardInterrupt
         self.iteration = last
         self.shares = self.after[last]
         return [0.1], 0, ""
@@ -68,6 +71,7 @@ class Scripted:
         place = self.checkpoints / f"checkpoint_{self.iteration:06d}"
         place.mkdir(parents=True)
         (place / "shares.json").write_text(json.dumps(self.shares))
+        seal(place)
         return place
 
     def back_to(self, checkpoint: Path) -> None:

@@ -1,0 +1,151 @@
+"""What an upgrade has done, on the disk, and read again by one that goes on after it was stopped or killed.
+
+    DIR/ledger.jsonl    every step, a JSON object a line; the first holds the order
+    DIR/before.json     which held-out prompts the starting model answered rightly
+    DIR/checkpoints/    the last good checkpoint, once there is one; it is the only one kept
+
+Whoever goes on begins at the last good checkpoint, on the rung that the ladder had reached; what was trained after
+that checkpoint is trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.checkpoints import checkpoints_in, place_for
+from rllib_srl.continual.gates import Outcome, Verdict
+from rllib_srl.continual.ladder import Action, Ladder, Rehearsal
+from scripts.attempts import CHECKPOINTS, Answers
+from scripts.runs import RunError
+from scripts.upgrade_order import Order, World
+
+LEDGER, BEFORE, MODEL = "ledger.jsonl", "before.json", "model"
+
+
+class Ledger:
+    """What an upgrade did, one JSON object a line. Invariant: a line is on the disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin `path`, or write on below its last whole line."""
+        self._file, self._began = path.open("ab"), time.monotonic()
+        self._file.truncate(len(b"".join(_whole_lines(path))))
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Append a line; `seconds` are those since this process began the ledger or went on with it."""
+        line = {"kind": kind, "seconds": round(time.monotonic() - self._began, 3), **facts}
+        self._file.write(json.dumps(line, default=str, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass
+class Past:
+    """How far an upgrade has come. Invariant: `good` is None until the starting model has filled a memory."""
+
+    rehearsal: Rehearsal
+    ladder: Ladder
+    num_attempts: int = 0
+    is_halted: bool = False
+    good: Path | None = None  # the newest checkpoint whose checks all passed, the start's at first
+
+    @classmethod
+    def none(cls, order: Order) -> Past:
+        """Return that of an upgrade that has not begun."""
+        return cls(order.rehearsal, Ladder(order.limits["patience"]))
+
+    @classmethod
+    def of(cls, order: Order, lines: Sequence[Mapping[str, Any]]) -> Past:
+        """Return that of a ledger: its checks are put to a new ladder one by one."""
+        past = cls.none(order)
+        for line in lines:
+            past.num_attempts += line["kind"] == "attempt"
+            if line["kind"] == "check":
+                step = past.ladder.after([_verdict(values) for values in line["verdicts"]])
+                past.is_halted = step.action is Action.HALT
+                if step.action is Action.CLIMB:
+                    past.rehearsal = past.rehearsal.after(step.rung, step.fallen)
+        past.ladder.went_back()
+        past.good = next(reversed(checkpoints_in(order.out / CHECKPOINTS)), None)
+        return past
+
+
+def first_checkpoint(order: Order) -> Path:
+    """Return where the starting model lies with the memory that it filled, once it does."""
+    return place_for(order.out / CHECKPOINTS, 0)
+
+
+def earlier(directory: Path) -> tuple[Order, Past]:
+    """Return what an upgrade was asked to do, and how far it has come.
+
+    Raises:
+        RunError: the directory holds no upgrade, a damaged one, or a finished one.
+    """
+    path = directory / LEDGER
+    if not path.is_file():
+        raise RunError(f"--resume {directory} has no {LEDGER}; expected the directory of an upgrade")
+    try:
+        lines = [json.loads(line) for line in _whole_lines(path)]
+        order = _order(lines, directory)
+        past = Past.of(order, lines)
+    except (ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise RunError(f"{path} is damaged ({why}); expected the lines of an upgrade") from error
+    if (directory / MODEL).exists():
+        raise RunError(f"--resume {directory} is finished: {directory / MODEL} is its model; begin another with --out")
+    return order, past
+
+
+def write_before(directory: Path, answers: Mapping[str, Answers]) -> None:
+    """Keep what the starting model answered, whole or not at all."""
+    scratch = directory / f"{BEFORE}.tmp"
+    scratch.write_text(json.dumps(answers), encoding="utf-8")
+    scratch.replace(directory / BEFORE)
+
+
+def read_before(directory: Path) -> dict[str, Answers]:
+    """Return what the starting model answered: domain -> key of a prompt -> whether it was right.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return dict(json.loads((directory / BEFORE).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{directory / BEFORE} cannot be read ({error}); begin the upgrade again with --out") from error
+
+
+def facts_of(order: Order) -> dict[str, Any]:
+    """Return an order as the first line of a ledger has it."""
+    return {**asdict(order), "checkpoint": order.checkpoint}
+
+
+def _order(lines: Sequence[Mapping[str, Any]], directory: Path) -> Order:
+    if not lines:
+        raise ValueError("it is empty")
+    if (line := lines[0])["kind"] != "start":
+        raise ValueError(f"its first line is {line['kind']!r}")
+    checkpoint = None if line["checkpoint"] is None else Path(line["checkpoint"])
+    worlds = [World(**world) for world in (line["new"], *line["old"])]
+    return Order(
+        line["what"], checkpoint, line["model"], worlds[0], tuple(worlds[1:]), directory.absolute(),
+        line["iterations"], line["values"], line["limits"],
+    )  # fmt: skip
+
+
+def _verdict(values: Mapping[str, Any]) -> Verdict:
+    return Verdict(**{**values, "outcome": Outcome(values["outcome"])})
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return the lines that a kill did not cut off."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
