@@ -94,6 +94,17 @@ def test_the_simple_mode_follows_the_failure_rate():
     assert tilted["weak"] == pytest.approx(0.001 + 0.998 * 8.1662 / 11.1662, abs=1e-5)
 
 
+def test_what_is_forgotten_is_rehearsed_and_what_was_never_learned_is_not():
+    plans = planner(mode="softmax", single_every=0, ema_rate=1.0, sharpness=10.0, rehearse="forgotten")
+    mixture = {"never": 1.0, "once": 1.0}
+    plans.observe({"never": [Result(0.1, 0.1)], "once": [Result(0.8, 0.8)]}, 1)
+    assert plans.plan(1, mixture).stored.shares == pytest.approx({"never": 0.5, "once": 0.5})  # nothing is lost yet
+    plans.observe({"once": [Result(0.6, 0.6)]}, 2)
+    plan = plans.plan(2, mixture)
+    assert plan.stored.shares["once"] == pytest.approx(0.001 + 0.998 * 0.88080, abs=1e-5)  # sigma(10 (.8 - .6))
+    assert plan.fresh["never"] == pytest.approx(0.001 + 0.998 * 0.99331, abs=1e-5)  # sigma(10 (.9 - .4))
+
+
 def test_every_nth_batch_is_of_one_domain():
     plans = planner(mode="softmax", single_every=4)
     mixture = {"a": 0.5, "b": 0.5}
@@ -248,6 +259,7 @@ CHANGES = {
     "uncertainty_coeff": [(BANDS, 0.9)],
     "temperature": [(BANDS, 0.2)],
     "sharpness": [(SOFT, 6.0)],
+    "rehearse": [(SOFT, "forgotten")],
     "floor": [(BANDS, 0.1), (SOFT, 0.1)],
     "single_every": [(BANDS, 3), (SOFT, 0)],
     "objective": [({}, "recap")],

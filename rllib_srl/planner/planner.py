@@ -57,6 +57,12 @@ class Domain:
     gap: float = 1.0
     losses: list[float] = field(default_factory=list)
 
+    @property
+    def lost(self) -> float:
+        """Return the best that was known less what is known now, 0 where nothing was."""
+        known = self.acc if self.recall is None else self.recall
+        return 0.0 if self.best is None else max(0.0, self.best - known)
+
 
 class Planner:
     """Plans iterations. Invariant: equal states and calls give equal plans, in any process."""
@@ -140,7 +146,9 @@ class Planner:
         base_K = np.zeros(len(rows)) if weights is None else np.asarray(weights, float)
         if settings.mode == "softmax":
             log_K = np.zeros(len(rows)) if weights is None else np.log(base_K)
-            score_K = settings.sharpness * (1 - acc_K) + log_K
+            is_forgotten = weights is None and settings.rehearse == "forgotten"
+            need_K = np.array([row.lost for row in rows]) if is_forgotten else 1 - acc_K
+            score_K = settings.sharpness * need_K + log_K
         else:
             since_K = np.array([now - row.last_seen for row in rows])
             score_K = (
@@ -199,11 +207,7 @@ class Planner:
 
     def forgetting(self) -> float:
         """Return the mean over domains of the best that was known less what is known now, 0 where nothing was."""
-        lost = [
-            max(0.0, domain.best - (domain.acc if domain.recall is None else domain.recall))
-            for domain in self.domains.values()
-            if domain.best is not None
-        ]
+        lost = [domain.lost for domain in self.domains.values() if domain.best is not None]
         return float(np.mean(lost)) if lost else 0.0
 
     def gauges(self) -> dict[str, float]:

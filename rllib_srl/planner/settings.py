@@ -17,6 +17,7 @@ from rllib_srl.setting_tables import setting, table_of
 
 MODES = ("off", "bands", "softmax")
 OBJECTIVES = ("uniform", "recap")
+REHEARSED = ("failing", "forgotten")
 ADAPTED = ("none", "revisit", "reuse", "both")
 
 
@@ -38,6 +39,7 @@ class PlannerSettings:
     uncertainty_coeff: float = setting(0.05, "priority of a domain of which nothing is known")
     temperature: float = setting(1.0, "bands: of the softmax over priorities, above 0")
     sharpness: float = setting(3.0, "softmax: share of a domain is exp(sharpness (1 - accuracy)), normalised")
+    rehearse: str = setting("failing", 'softmax of what is stored: by "failing", or by "forgotten" (best - accuracy)')
     floor: float | None = setting(None, "share of each domain, at least; None: 0.02 with bands, 0.001 with softmax")
     single_every: int = setting(10, "every n-th iteration plays one domain alone; 0: never")
     objective: str = setting("uniform", '"recap" (loss of a domain weighted by its progress) or "uniform"')
@@ -84,6 +86,7 @@ class PlannerSettings:
 
 TABLE = table_of(PlannerSettings)
 
+CHOICES = {"mode": MODES, "rehearse": REHEARSED, "objective": OBJECTIVES, "adapt": ADAPTED}
 _INTEGERS = {"staleness_horizon": 1, "single_every": 0, "recap_window": 2, "plasticity_every": 1, "probe_every": 0}
 _INTEGERS |= {"probe_prompts": 1}
 _WITHIN: dict[str, tuple[float, float, str]] = {
@@ -110,7 +113,7 @@ _ACTS: dict[str, tuple[Callable[[PlannerSettings], bool], str]] = {
         (lambda s: s.mode == "bands", "mode = 'bands'"),
     ),
     **dict.fromkeys(("floor", "single_every", "item_bands"), (lambda s: s.mode != "off", "mode other than 'off'")),
-    **dict.fromkeys(("sharpness",), (lambda s: s.mode == "softmax", "mode = 'softmax'")),
+    **dict.fromkeys(("sharpness", "rehearse"), (lambda s: s.mode == "softmax", "mode = 'softmax'")),
     **dict.fromkeys(
         ("probe_first", "ema_rate"), (lambda s: s.mode != "off" or s.adapt != "none", "mode or adapt switched on")
     ),
@@ -158,7 +161,7 @@ def _numbers(settings: PlannerSettings) -> Iterator[str]:
 
 
 def _choices(settings: PlannerSettings) -> Iterator[str]:
-    for name, allowed in {"mode": MODES, "objective": OBJECTIVES, "adapt": ADAPTED}.items():
+    for name, allowed in CHOICES.items():
         if getattr(settings, name) not in allowed:
             yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
 
