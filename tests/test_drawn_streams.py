@@ -14,7 +14,7 @@ from tune_configs.streams import STAGE, STREAMS
 
 @dataclass(frozen=True)
 class Lot:
-    """What a stream is drawn from. No lesson teaches these sizes; by then no stream had any of them."""
+    """What a stream is drawn from. No lesson teaches these sizes; by then no stream had such a pair of them."""
 
     seed: int
     compared: Sequence[str]
@@ -30,6 +30,7 @@ LOTS = {
     "cpu_heldout": Lot(
         501, ("two", "six"), ("five", "seven"), ["lookup_two", "lookup_three", "registers_five", "registers_seven"]
     ),
+    "cpu_heldout_2": Lot(601, ("two",), ("five", "six"), ["lookup_two", "registers_five", "registers_six"]),
 }
 
 
@@ -62,4 +63,5 @@ def test_the_heldout_stream_has_other_domains():
     names = {name: [entry.name for entry in make_stream(STREAMS[name]).entries.values()] for name in STREAMS}
     assert len(names["cpu"]) == len(names["cpu_heldout"]) == 5
     assert not set(names["cpu_heldout"]) & {*names["cpu"], *names["cpu_drawn"]}
+    assert not set(names["cpu_heldout_2"]) & {*names["cpu"], *names["cpu_drawn"], *names["cpu_heldout"]}
     assert names["cpu"] != names["cpu_turned"] and set(names["cpu"]) == set(names["cpu_turned"])

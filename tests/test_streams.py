@@ -259,7 +259,7 @@ def test_validate_reports_a_stream(random_llama_dir, tmp_path):
 # --- the table --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu_drawn", "cpu_heldout", "cpu_pretrained"])
+@pytest.mark.parametrize("name", ["cpu", "cpu_drawn", "cpu_heldout", "cpu_heldout_2", "cpu_pretrained"])
 def test_the_worlds_of_a_stream_have_thousands_of_questions(name):
     paths = entry_points()
     for entry in make_stream(STREAMS[name]).entries.values():

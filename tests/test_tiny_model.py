@@ -154,7 +154,9 @@ def test_making_it_again_costs_nothing_and_another_recipe_is_another_model(short
     assert tmp_path / f"tiny-{tiny.recipe_hash()}" != path
 
 
-@pytest.mark.parametrize(("name", "is_taught"), [("cpu", True), ("cpu_drawn", False), ("cpu_heldout", False)])
+@pytest.mark.parametrize(
+    ("name", "is_taught"), [("cpu", True), ("cpu_drawn", False), ("cpu_heldout", False), ("cpu_heldout_2", False)]
+)
 def test_stages_of_one_stream_are_taught_and_those_drawn_by_lot_are_not(name, is_taught):
     taught = [(lesson.world.domain, {"num_shots": 0, **lesson.settings}) for lesson in LESSONS.values()]
     for stage in STREAMS[name]:
@@ -162,7 +164,7 @@ def test_stages_of_one_stream_are_taught_and_those_drawn_by_lot_are_not(name, is
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STREAMS["cpu_heldout"], ids=lambda stage: stage["domain"])
+@pytest.mark.parametrize("stage", STREAMS["cpu_heldout"] + STREAMS["cpu_heldout_2"], ids=lambda stage: stage["domain"])
 def test_the_made_model_half_knows_what_is_held_out(stage):
     try:
         path = tiny_model_dir()

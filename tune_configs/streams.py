@@ -4,12 +4,13 @@
     STREAMS["cpu_turned"]        the same in another order: what is tuned should not hang on one
     STREAMS["cpu_drawn"]         domains drawn by lot, held out until a confirmation was read, and tuned on since
     STREAMS["cpu_heldout"]       other domains, drawn by lot, for confirming what was tuned on these
+    STREAMS["cpu_heldout_2"]     others again, for what came of reading that confirmation
     STREAMS["cpu_pretrained"]    two of the pairs with shots, for a pretrained model of 135M
     scaled("cpu", iterations=4)  the same, each stage of another length
 
     Which is largest: 17, 93 or 40?  93        ... two stages of other kinds ...        Which is smallest: ...?  17
 
-`.environment(stream=STREAMS["cpu"])` trains on one. In the first four, two stages teach skills whose opposites two
+`.environment(stream=STREAMS["cpu"])` trains on one. In the first five, two stages teach skills whose opposites two
 later stages teach, and one word of the prompt says which of both is asked for. A policy that reinforces the answer
 without the word unlearns the earlier skill with the later one: without such pairs nothing needs to be remembered, since
 getting better at one task makes a policy better at all of them (docs/LOG.md).
@@ -18,9 +19,9 @@ The stages are what the tiny model half knows (scripts/tiny_lessons.py), without
 in every `env_config`. Every world here has thousands of questions, so that a stage never repeats itself and held-out
 questions are really new.
 
-`cpu_drawn` and `cpu_heldout` were drawn by `random.Random(401)` and `(501)`, so that nobody chose them: one pair of
-`compare` and one of `registers`, each of a size that no lesson teaches and no stream before had for this model; one
-skill between them; then the order of the five. `drawn_stages` of tests/test_streams.py draws them again.
+`cpu_drawn`, `cpu_heldout` and `cpu_heldout_2` were drawn by `random.Random(401)`, `(501)` and `(601)`, so that nobody
+chose them: one pair of `compare` and one of `registers`, each of a size that no lesson teaches and no stream before had
+for this model; one skill between them; then the order of the five. tests/test_drawn_streams.py draws them again.
 """
 
 from __future__ import annotations
@@ -64,6 +65,13 @@ STREAMS: dict[str, Any] = {
         _stage("registers", "registers_seven_smaller", num_registers=7, task="smaller"),
         _stage("lookup", "lookup_three", num_pairs=3),
         _stage("registers", "registers_seven_larger", num_registers=7, task="larger"),
+    ],
+    "cpu_heldout_2": [
+        _stage("registers", "registers_five_larger", num_registers=5, task="larger"),
+        _stage("compare", "compare_two", num_numbers=2),
+        _stage("compare", "compare_two_smallest", num_numbers=2, ask="smallest"),
+        _stage("lookup", "lookup_two", num_pairs=2),
+        _stage("registers", "registers_five_smaller", num_registers=5, task="smaller"),
     ],
     "cpu_pretrained": [
         _stage("compare", num_shots=4),

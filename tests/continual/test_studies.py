@@ -32,7 +32,7 @@ ASKED_FOR = {  # every arm that must be there, by study
 
 def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
-    assert named | {"buffer_sizes", "confirm", "pretrained", "replay_rate"} == set(COMPARISONS)
+    assert named | {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate"} == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
 
@@ -53,9 +53,9 @@ def test_a_study_asks_one_question_of_arms_at_an_equal_budget(name):
 def test_the_confirmation_is_held_out():
     confirm, replay = COMPARISONS["confirm"], COMPARISONS["replay"]
     assert confirm.is_confirmation and len(confirm.seeds) >= 10 and confirm.seeds == FRESH_SEEDS
-    assert not set(FRESH_SEEDS) & set(DEV_SEEDS)
+    assert not set(FRESH_SEEDS) & {*DEV_SEEDS, *COMPARISONS["rehearsal"].seeds}
     assert not {d.name for d in confirm.domains} & {d.name for d in replay.domains}
-    assert all(not study.is_confirmation for name, study in COMPARISONS.items() if name != "confirm")
+    assert all(not study.is_confirmation for name, study in COMPARISONS.items() if name not in ("confirm", "rehearsal"))
     frozen, tested = ARMS["srl_diversity"].settings, confirm.settings_of("srl_diversity", FRESH_SEEDS[0])
     assert frozen and all(tested[name] == value for name, value in frozen.items())
 

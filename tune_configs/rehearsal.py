@@ -1,0 +1,22 @@
+"""On new domains and seeds, does SRL remember more than uniform replay if it rehearses what was forgotten?
+
+It does if final accuracy and retention are higher than with uniform replay, each paired difference with a 95 % interval
+above 0 and a p value below .05 after Holm's correction. `confirm` found no difference with the rule that goes by how
+often a domain fails: one that cannot be learned fails for good, and took most of what came back.
+"""
+
+from __future__ import annotations
+
+from rllib_srl.continual.study import Arm, Primary, Study
+from tune_configs.arms import on_stream, varied
+
+SEEDS = tuple(range(601, 611))  # used for nothing else
+
+
+def study() -> Study:
+    """Return the study."""
+    forgotten = varied("srl_forgotten", "SRL + diversity, by forgetting", "Old prompts come back the more their domain "
+                       "has lost of its best, unlike ones first.", planner_rehearse="forgotten", planner_sharpness=20.0)
+    arms: list[str | Arm] = [forgotten, "uniform", "balanced", "srl_diversity", "no_replay"]
+    return on_stream("cpu_heldout_2", module=__name__, doc=__doc__, arms=arms,
+                     primary=Primary("srl_forgotten", ("uniform",)), seeds=SEEDS, is_confirmation=True)
