@@ -510,7 +510,7 @@ def test_a_signal_of_the_learner_is_heard(config):
 
 @pytest.mark.slow
 def test_a_metric_that_no_learner_reports_is_refused(config):
-    remembering(config).planner(adapt="revisit", plasticity_signal="entropie")
+    remembering(config).replay(revisit_fraction=0.25).planner(adapt="revisit", plasticity_signal="entropie")
     algo = config.build_algo()
     with pytest.raises(ValueError, match=r"planner_plasticity_signal = 'entropie'; expected a metric of the learner"):
         algo.train()
