@@ -299,7 +299,7 @@ def _replay(config: Any) -> Iterator[str]:
     yield from config.replay_settings().faults(prefix="replay_")
 
 
-def _start(config: Any, settings: PlannerSettings) -> Iterator[str]:
+def _fractions(config: Any, settings: PlannerSettings) -> Iterator[str]:
     low, high = settings.fraction_bounds
     for name in settings.adapted:
         fraction = getattr(config, f"replay_{name}_fraction")
@@ -313,7 +313,7 @@ def _start(config: Any, settings: PlannerSettings) -> Iterator[str]:
 def _planner(config: Any) -> Iterator[str]:
     settings = config.planner_settings()
     yield from (faults := settings.faults(prefix="planner_"))
-    yield from _start(config, settings) if not faults else ()
+    yield from _fractions(config, settings) if not faults else ()
     if settings.adapt != "none" and config.replay_capacity == 0:
         yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
     if settings.mode != "off" and config.replay_domain_quotas is not None:

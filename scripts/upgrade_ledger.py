@@ -21,6 +21,7 @@ from typing import Any
 from rllib_srl.checkpoints import checkpoints_in, place_for
 from rllib_srl.continual.gates import Outcome, Verdict
 from rllib_srl.continual.ladder import Action, Ladder, Rehearsal
+from rllib_srl.continual.recording import write_whole
 from scripts.attempts import CHECKPOINTS, Answers
 from scripts.runs import RunError
 from scripts.upgrade_order import Order, World
@@ -107,9 +108,7 @@ def earlier(directory: Path) -> tuple[Order, Past]:
 
 def write_before(directory: Path, answers: Mapping[str, Answers]) -> None:
     """Keep what the starting model answered, whole or not at all."""
-    scratch = directory / f"{BEFORE}.tmp"
-    scratch.write_text(json.dumps(answers), encoding="utf-8")
-    scratch.replace(directory / BEFORE)
+    write_whole(directory / BEFORE, json.dumps(answers))
 
 
 def read_before(directory: Path) -> dict[str, Answers]:

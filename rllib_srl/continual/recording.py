@@ -40,7 +40,7 @@ def write_study(directory: Path, study: Study) -> None:
             raise ResultsError(f"{path}: holds another study than the one asked for; give another directory")
         return
     (directory / TRIALS).mkdir(parents=True, exist_ok=True)
-    _write_whole(path, json.dumps(asdict(study), indent=2) + "\n")
+    write_whole(path, json.dumps(asdict(study), indent=2) + "\n")
 
 
 def finished_trials(directory: Path, study: Study) -> set[tuple[str, int]]:
@@ -85,7 +85,7 @@ def open_trial(
         lines = [_line_of("trial", header)] + [_line_of("row", row) for row in rows]
     except (TypeError, ValueError) as error:
         raise ResultsError(f"settings of arm {arm!r} are not JSON: {error}") from error
-    _write_whole(path, "".join(lines))
+    write_whole(path, "".join(lines))
     return TrialWriter(path, study, len(rows))
 
 
@@ -138,7 +138,8 @@ def _line_of(kind: str, value: Header | Row | End) -> str:
     return json.dumps({"kind": kind, **asdict(value)}, allow_nan=False) + "\n"
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is on the disk when this returns; who is killed before leaves what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
     with beside.open("w", encoding="utf-8") as file:

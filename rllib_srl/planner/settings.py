@@ -86,7 +86,7 @@ class PlannerSettings:
 
 TABLE = table_of(PlannerSettings)
 
-CHOICES = {"mode": MODES, "rehearse": REHEARSED, "objective": OBJECTIVES, "adapt": ADAPTED}
+_CHOICES = {"mode": MODES, "rehearse": REHEARSED, "objective": OBJECTIVES, "adapt": ADAPTED}
 _INTEGERS = {"staleness_horizon": 1, "single_every": 0, "recap_window": 2, "plasticity_every": 1, "probe_every": 0}
 _INTEGERS |= {"probe_prompts": 1}
 _WITHIN: dict[str, tuple[float, float, str]] = {
@@ -161,7 +161,7 @@ def _numbers(settings: PlannerSettings) -> Iterator[str]:
 
 
 def _choices(settings: PlannerSettings) -> Iterator[str]:
-    for name, allowed in CHOICES.items():
+    for name, allowed in _CHOICES.items():
         if getattr(settings, name) not in allowed:
             yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,29 +11,17 @@ from rllib_srl.continual.results import Results, read_results
 from scripts import report, study_run, tune
 from scripts.study_plan import Plan
 from tests.continual.synthetic import small_study, write_synthetic
+from tests.scripts.killing import killed_when
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600  # for the first finished trial, on two busy cores
 
 
-def killed_after_a_trial(storage: Path) -> None:
-    """Run `replay --short` in a process, and kill it as soon as one trial is finished and another has rows."""
-    command = [sys.executable, "scripts/tune.py", "replay", "--short", "--storage", str(storage)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        while time.monotonic() < deadline and process.poll() is None:
-            if (storage / "replay_short" / "study.json").exists():
-                trials = read_results(storage / "replay_short").trials
-                if any(trial.is_finished for trial in trials) and any(not trial.is_finished for trial in trials):
-                    return
-            time.sleep(0.2)
-        output = process.communicate(timeout=5)[0] if process.poll() is not None else "it is still running"
-        raise AssertionError(f"no trial was finished while another ran:\n{output}")
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+def is_between_trials(directory: Path) -> bool:
+    """Say whether one trial is finished and another has rows."""
+    if not (directory / "study.json").exists():
+        return False
+    trials = read_results(directory).trials
+    return any(trial.is_finished for trial in trials) and any(not trial.is_finished for trial in trials)
 
 
 def finished_files(results: Results) -> dict[str, bytes]:
@@ -48,8 +32,9 @@ def finished_files(results: Results) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys):
-    killed_after_a_trial(tmp_path)
     directory = tmp_path / "replay_short"
+    command = ["scripts/tune.py", "replay", "--short", "--storage", str(tmp_path)]
+    killed_when(command, lambda: is_between_trials(directory), PATIENCE_S)
     before = finished_files(read_results(directory))
     assert 1 <= len(before) <= 3
     assert tune.main(["replay", "--short", "--storage", str(tmp_path)]) == 1

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from scripts import upgrade
+from tests.scripts.killing import killed_when
 from tests.scripts.test_script_upgrade import COMPARE, LOOKUP, TINY, Scripted, ledger, of_kind, scripted, weights_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300  # for the first good checkpoint, on two busy cores
 GOOD, BETTER = {"lookup": 0.6, "compare": 0.5}, {"lookup": 0.8, "compare": 0.5}
 FALLEN = {"lookup": 0.9, "compare": 0.2}
@@ -133,23 +128,6 @@ def test_nothing_goes_beside_resume(capsys: pytest.CaptureFixture, flags: list[s
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def killed_after_a_good_check(command: list[str], out: Path) -> None:
-    """Run an upgrade in a process, and kill it once a check was good, while it trains on."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        while time.monotonic() < deadline and process.poll() is None:
-            if (out / "ledger.jsonl").exists() and of_kind(out, "check"):
-                return
-            time.sleep(0.05)
-        output = process.communicate(timeout=5)[0] if process.poll() is not None else "it is still running"
-        raise AssertionError(f"no check was made while it ran:\n{output}")
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_upgrade_delivers_the_model_that_an_unkilled_one_does(ray_here, tmp_path: Path) -> None:
@@ -157,7 +135,8 @@ def test_a_killed_upgrade_delivers_the_model_that_an_unkilled_one_does(ray_here,
     flags += ["--min_gain", "0", "--confidence", "0.5", "--check_prompts", "64", "--confirm_prompts", "64"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     ended = upgrade.main([*flags, "--out", str(whole), "--debug"])
-    killed_after_a_good_check([sys.executable, "scripts/upgrade.py", *flags, "--out", str(killed)], killed)
+    command = ["scripts/upgrade.py", *flags, "--out", str(killed)]
+    killed_when(command, lambda: (killed / "ledger.jsonl").exists() and bool(of_kind(killed, "check")), PATIENCE_S)
     num_checks = len(of_kind(killed, "check"))
     assert 1 <= num_checks < 8 and not of_kind(killed, "ended")
     assert upgrade.main(["--resume", str(killed), "--debug"]) == ended
