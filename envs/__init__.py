@@ -1,1 +1,1 @@
-"""Text worlds: each file one `gymnasium.Env`, text in, text out, playable without rllib_srl."""
+"""Text environments: each file is one `gymnasium.Env` with text observations and actions, usable without rllib_srl."""

@@ -1,11 +1,11 @@
-"""A world of questions with one right answer: asked, answered, graded, and perhaps asked again.
+"""Base class for environments that ask one question with one right answer, optionally with retries.
 
     reset  ->  "<shots>Question: 3 + 4\nAnswer:"
     step(" 8\n")  ->  "Wrong. Try again.\nAnswer:", 0.0        only with feedback_turns > 0
     step(" 7\n")  ->  "", reward, terminated
 
-A subclass says how many questions it has, names the n-th by a prompt id, and turns a prompt id into
-a `Question`. Everything else is here: shots, splits, prompt order, feedback, replay of a history.
+A subclass returns its number of questions, maps a number to a prompt id and a prompt id to a `Question`. This module
+implements the rest: shots, splits, prompt order, feedback and replay of a history.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from envs import text
+from rllib_srl.envs import text
 
-_DONE_GRADE = 0.999  # partial credit below this is no success
+_DONE_GRADE = 0.999  # partial credit below this does not count as a success
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,25 @@ class Question:
     text: str
     answer: str
     wrong: str  # well-formed but wrong, for the shots that show what feedback looks like
-    canonical: str  # what decides the split
+    canonical: str  # text whose hash decides the split
 
 
 @dataclass(frozen=True)
 class QuestionSettings:
-    """Settings that every world of questions has.
+    """Settings of every question environment.
 
-    Invariant: `faults` is empty for the settings of a world that exists.
+    Invariant: `faults` is empty for the settings of an environment that was built.
     """
 
     num_shots: int = 4  # solved questions before the one that is asked
     shots_seed: int = 0  # which questions they are
     feedback_turns: int = 0  # further tries after a wrong answer
     retry_reward: float = 0.5  # share of the reward that a right answer on a further try earns
+    instruction: str = ""  # text before the shots and the question, in a paragraph of its own
+    system_prompt: str = ""  # a chat's system message; in text it stands before everything else
 
     def faults(self) -> list[str]:
-        """Return one line for each setting out of its range."""
+        """Return one error message for each setting out of its range."""
         faults = [
             f"{name} = {getattr(self, name)}; expected 0 to {most}"
             for name, most in (("num_shots", 64), ("feedback_turns", 16))
@@ -64,7 +66,7 @@ def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, wo
     """Return `settings_class` filled from `env_config`.
 
     Raises:
-        ValueError: listing every unknown name, wrong type and value out of range at once.
+        ValueError: lists every unknown name, wrong type and value out of range at once.
     """
     fields = {field.name: field for field in dataclasses.fields(settings_class)}
     given, faults = dict(env_config or {}), []
@@ -96,17 +98,17 @@ def _has_type(value: Any, annotation: str) -> bool:
 
 
 class QuestionWorld(gymnasium.Env[str, str]):
-    """A `gymnasium.Env` that asks one question an episode.
+    """A `gymnasium.Env` that asks one question per episode.
 
     Invariant: the same settings and prompt id give the same texts and rewards in every process, and
-    no two instances share anything that changes.
+    instances share no mutable state.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
     stop_strings: tuple[str, ...] = ("\n",)
     settings_class: ClassVar[type[QuestionSettings]] = QuestionSettings
     domain: str = "question"
-    again: str = text.WRONG  # said after a wrong answer where there is a further try
+    again: str = text.WRONG  # reply to a wrong answer when another try is left
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self.observation_space = text.TextSpace()
@@ -122,11 +124,11 @@ class QuestionWorld(gymnasium.Env[str, str]):
     @property
     @abstractmethod
     def num_questions(self) -> int:
-        """Return how many distinct questions both splits hold together; the shots are in neither."""
+        """Return the number of distinct questions in both splits together, without the shots."""
 
     @property
     def chance(self) -> float | None:
-        """Return the probability that a well-formed guess is right; None where that says nothing."""
+        """Return the probability that a well-formed guess is right; None where it is not meaningful."""
         return None
 
     @abstractmethod
@@ -135,18 +137,18 @@ class QuestionWorld(gymnasium.Env[str, str]):
 
     @abstractmethod
     def _prompt_id(self, number: int) -> str:
-        """Return the prompt id of question `number`, 0 <= number < _num_ids(); no two are the same question."""
+        """Return the prompt id of question `number`, 0 <= number < _num_ids(); all ids are different questions."""
 
     @abstractmethod
     def question(self, prompt_id: str) -> Question:
-        """Return the question of `prompt_id`. Raises `ValueError` if this world has no such question."""
+        """Return the question of `prompt_id`. Raises `ValueError` if this environment has no such question."""
 
     @abstractmethod
     def grade(self, prompt_id: str, answer: str) -> float | None:
         """Return the grade of an answer in [0, 1], or None if it cannot be read."""
 
     def _prepare(self) -> None:
-        """Set up what the settings call for, before the shots are drawn."""
+        """Set up what the settings require, before the shots are drawn."""
 
     def _draw_shots(self) -> list[Question]:
         shots = [self.question(prompt_id) for prompt_id in self._shot_ids()]
@@ -158,10 +160,23 @@ class QuestionWorld(gymnasium.Env[str, str]):
         order = text.shuffled(self._num_ids(), f"shots:{self.settings.shots_seed}")
         return [self._prompt_id(number) for _, number in zip(range(self.settings.num_shots), order)]
 
+    @property
+    def system_prompt(self) -> str:
+        """Return the system prompt of every episode; the transcript places it."""
+        return self.settings.system_prompt
+
+    def _instruction(self) -> str:
+        """Return the text before the shots, "" for none."""
+        return self.settings.instruction
+
+    def _request_of(self, question: Question) -> str:
+        """Return the text of a question up to where its answer begins."""
+        return text.asked(question.text)
+
     def _shot(self, index: int, question: Question) -> str:
-        # Every second shot is answered wrong first, so that both courses of an episode have been seen.
+        # Every second shot shows a wrong answer first, so that both kinds of episode appear in the prompt.
         retried = self.settings.feedback_turns > 0 and index % 2 == 1
-        return text.shot(question.text, *([question.wrong] if retried else []), question.answer)
+        return text.solved(self._request_of(question), *([question.wrong] if retried else []), question.answer)
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
         """Yield the prompt ids of `split`, each question once.
@@ -177,7 +192,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
                 yield prompt_id
 
     def split_of(self, prompt_id: str) -> str:
-        """Return "train", "heldout", or "shots" for a question that every prompt already shows solved."""
+        """Return "train", "heldout", or "shots" for a question that every prompt already shows with its answer."""
         question = self.question(prompt_id)
         return "shots" if question.text in self._shot_texts else text.split_of(question.canonical)
 
@@ -203,16 +218,17 @@ class QuestionWorld(gymnasium.Env[str, str]):
                 raise ValueError(f"{type(self).__name__} has no training question among its {self._num_ids()}")
         self._question, self._num_tries, self._asked_id = self.question(prompt_id), 0, prompt_id
         self._begin_episode()
-        transcript = self._opening()
+        said = self._instruction()
+        transcript = (f"{said}\n\n" if said else "") + self._opening()
         return transcript + text.replayed(self.step, history, prompt_id), {"prompt_id": prompt_id}
 
     def _begin_episode(self) -> None:
-        """Set up what the episode of `self._question` needs, before its prompt is stated."""
+        """Set up the episode of `self._question`, before its prompt is stated."""
 
     def _opening(self) -> str:
         """Return the prompt-side text of the episode, up to where the policy's first turn begins."""
         assert self._question is not None
-        return self._header + text.asked(self._question.text)
+        return self._header + self._request_of(self._question)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Grade one turn; return the reply, the reward, and whether the episode is over."""
@@ -228,7 +244,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
         return self._rewarded(action, self.grade(self._asked_id, answer))
 
     def _rewarded(self, action: str, grade: float | None) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Pay for a turn of this grade; end the episode, or ask again."""
+        """Return the result of a turn with this grade: end the episode, or ask again."""
         share = self.settings.retry_reward if self._num_tries else 1.0
         self._num_tries += 1
         succeeded = grade is not None and grade >= _DONE_GRADE
@@ -239,7 +255,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
         return "", share * (grade or 0.0), True, False, info
 
     def vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
-        """Return the answer that an episode ends in, whether right or not, in a form that equal answers share.
+        """Return the final answer of an episode, right or wrong, in a form that equal answers share.
 
         None stands for an answer that cannot be read.
         """
@@ -250,14 +266,14 @@ class QuestionWorld(gymnasium.Env[str, str]):
         return " ".join(answer.casefold().split()) if value is None else str(value)
 
     def answer_in(self, turn: str) -> str:
-        """Return the answer that a turn states: all up to the stop string, without the white space around it."""
+        """Return the answer stated in a turn: the text up to the stop string, without white space around it."""
         return turn.split(self.stop_strings[0], 1)[0].strip()
 
 
 class Listed:
-    """Mixin of a world of questions whose prompt ids lie in a list.
+    """Mixin of a question environment whose prompt ids are a list.
 
-    Invariant: `_ids` is there before the shots are drawn, and never changes.
+    Invariant: `_ids` exists before the shots are drawn, and never changes.
     """
 
     _ids: Sequence[str]
@@ -265,7 +281,7 @@ class Listed:
 
     @property
     def num_questions(self) -> int:
-        """Return how many questions both splits hold, shots left out."""
+        """Return the number of questions in both splits, without the shots."""
         return len(self._ids) - self.settings.num_shots
 
     def _num_ids(self) -> int:
@@ -276,7 +292,7 @@ class Listed:
 
 
 def integer_in(answer: str) -> int | None:
-    """Return the integer that `answer` is, or None; a final full stop does not count."""
+    """Return the integer that `answer` states, or None; a final full stop is ignored."""
     digits = answer.removesuffix(".")
     if not digits.removeprefix("-").isdecimal() or not digits.isascii() or len(digits) > 30:
         return None

@@ -1,6 +1,6 @@
-"""Places for those that run at once, given in the order they were asked for.
+"""A first-in, first-out semaphore.
 
-`threading.Semaphore` lets the thread that gives a place back take it again before one that has waited for seconds.
+`threading.Semaphore` lets the thread that releases a slot take it again before a thread that has waited for seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 
 
 class Slots:
-    """A number of places. Invariant: none is free while somebody waits."""
+    """A number of slots, handed out in the order of the requests. Invariant: no slot is free while a thread waits."""
 
     def __init__(self, count: int):
         self._num_free = count
@@ -18,7 +18,7 @@ class Slots:
         self._lock = threading.Lock()
 
     def acquire(self, timeout_s: float) -> bool:
-        """Take a place, behind all who wait already; return False if none came in time."""
+        """Take a slot after all threads that already wait; return False if none became free in time."""
         with self._lock:
             if self._num_free:
                 self._num_free -= 1
@@ -28,13 +28,13 @@ class Slots:
         if turn.wait(timeout_s):
             return True
         with self._lock:
-            if turn.is_set():  # it came between the end of the wait and the lock
+            if turn.is_set():  # the slot arrived between the end of the wait and the lock
                 return True
             self._waiting.remove(turn)
             return False
 
     def release(self) -> None:
-        """Give a place to who has waited longest, or back."""
+        """Hand the slot to the thread that has waited longest, or free it."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()

@@ -1,4 +1,4 @@
-"""What every text world shares: the space of all text, the transcript format, splits, and orders.
+"""Shared parts of the text environments: the text space, the transcript format, splits, and prompt orders.
 
     Question: Which is largest: 17, 40 or 93?      <- a shot: a question with its answer
     Answer: 93
@@ -38,12 +38,12 @@ class TextSpace(gymnasium.spaces.Space[str]):
         super().__init__(shape=None, dtype=None, seed=seed)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """Return up to 16 random letters, for environment checkers and not for play."""
+        """Return up to 16 random letters; meant for environment checkers, not for play."""
         letters = self.np_random.integers(ord("a"), ord("z") + 1, size=int(self.np_random.integers(17)))
         return "".join(chr(letter) for letter in letters)
 
     def contains(self, x: Any) -> bool:
-        """Say whether `x` is text."""
+        """Return whether `x` is text."""
         return isinstance(x, str)
 
     @property
@@ -72,10 +72,10 @@ def check_split(split: str) -> None:
 
 
 def reset_options(options: Mapping[str, Any] | None) -> tuple[Any, Sequence[str]]:
-    """Return the prompt id, None where any will do, and the history that the options of a `reset` ask for.
+    """Return the prompt id (None for any prompt) and the history from the options of a `reset`.
 
     Raises:
-        ValueError: an unknown option, or a history without the prompt id it belongs to.
+        ValueError: an unknown option, or a history without its prompt id.
     """
     given = dict(options or {})
     prompt_id, history = given.pop("prompt_id", None), given.pop("history", None) or ()
@@ -91,7 +91,7 @@ def check_step(action: Any, is_under_way: bool) -> None:
 
     Raises:
         ResetNeeded: no episode is under way.
-        TypeError: the turn is no text.
+        TypeError: the turn is not text.
     """
     if not is_under_way:
         raise ResetNeeded("step was called on an episode that has ended or not begun; call reset first")
@@ -106,24 +106,33 @@ def asked(question: str) -> str:
 
 def shot(question: str, *answers: str) -> str:
     """Return a solved question; with several answers all but the last are shown as wrong."""
-    text = asked(question)
+    return solved(asked(question), *answers)
+
+
+def solved(request: str, *answers: str) -> str:
+    """Return `request`, in the form of `asked` or another one, with its answers as in `shot`."""
+    text = request
     for answer in answers[:-1]:
-        text += f" {answer}\n{WRONG}"
-    return f"{text} {answers[-1]}\n\n"
+        text += f"{_gap(text)}{answer}\n{WRONG}"
+    return f"{text}{_gap(text)}{answers[-1]}\n\n"
+
+
+def _gap(text: str) -> str:
+    return "" if text[-1:].isspace() else " "
 
 
 def reply(turn: str, feedback: str) -> str:
-    """Return what the world says after `turn`, on a line of its own even where the turn did not end its line."""
+    """Return the environment's reply to `turn`, on a line of its own even if the turn did not end its line."""
     return feedback if turn.endswith("\n") else "\n" + feedback
 
 
 def replayed(step: Callable[[str], tuple[Any, ...]], history: Sequence[str], prompt_id: Any) -> str:
-    """Take the turns of a history, and return the transcript from the first of them to where the next one begins.
+    """Take the turns of a history, and return the transcript from the first of them to the start of the next turn.
 
     Args:
-        step: of a world whose episode of `prompt_id` has just begun
+        step: of an environment whose episode of `prompt_id` has just begun
         history: turns of the policy
-        prompt_id: for the message
+        prompt_id: for the error message
 
     Raises:
         ValueError: the history ends the episode.
@@ -141,11 +150,11 @@ def replayed(step: Callable[[str], tuple[Any, ...]], history: Sequence[str], pro
 
 
 def split_of(canonical: str) -> str:
-    """Return the split of a question: "heldout" for a fixed, random-looking share of all texts, else "train".
+    """Return the split of a question: "heldout" for a fixed, hash-chosen share of all texts, else "train".
 
     Args:
-        canonical: the question in a form that is equal for questions which give each other away;
-            case and white space do not count
+        canonical: the question in a form that is equal for questions whose answers reveal each other;
+            case and white space are ignored
     """
     digest = hashlib.blake2b(" ".join(canonical.casefold().split()).encode(), digest_size=8).digest()
     return "heldout" if int.from_bytes(digest, "big") < HELDOUT_SHARE * 2**64 else "train"

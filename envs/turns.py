@@ -1,13 +1,13 @@
-"""A world of several turns: the policy acts, the world answers, until the task is done or the turns are used up.
+"""Base class for environments of several turns: action and reply, until the task is done or the turns are used up.
 
     reset  ->  "<shots>Question: Registers p, c, k. What is in c?\nAction:"
     step(" get c\n")       ->  "c = 40\nAction:", 0.0
     step(" answer 40\n")   ->  "", 1.0, terminated                   after `num_turns` turns: truncated
 
-A subclass names the n-th prompt by an id that holds the whole task, says how a task begins, and answers one turn.
-Everything else is here: shots (tasks played by their gold turns), splits, prompt order, replay of a history.
+A subclass maps a number to a prompt id that holds the whole task, begins a task, and answers one turn. This module
+implements the rest: shots (tasks played by their gold turns), splits, prompt order and replay of a history.
 
-Texts are laid end to end, so what a turn was told never changes later.
+The transcript only grows: texts are concatenated, and earlier text never changes.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from envs import text
-from envs.question import read_settings
+from rllib_srl.envs import text
+from rllib_srl.envs.question import read_settings
 
-MOST_TURN_CHARACTERS = 1000  # no action of these worlds is longer; more is read as an action that nobody knows
+MOST_TURN_CHARACTERS = 1000  # no valid action is longer; a longer turn is read as an unknown action
 
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """Settings that every world of several turns has.
+    """Settings of every environment of several turns.
 
-    Invariant: `faults` is empty for the settings of a world that exists.
+    Invariant: `faults` is empty for the settings of an environment that was built.
     """
 
-    num_shots: int = 2  # tasks played out before the one that is set
+    num_shots: int = 2  # tasks played out in the prompt before the task itself
     shots_seed: int = 0  # which tasks they are
     num_turns: int = 4  # turns of an episode
 
     def faults(self) -> list[str]:
-        """Return one line for each setting out of its range."""
+        """Return one error message for each setting out of its range."""
         ranges = {"num_shots": (0, 64), "num_turns": (1, 256)}
         return [
             f"{name} = {getattr(self, name)}; expected {least} to {most}"
@@ -48,27 +48,27 @@ class TurnSettings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the world says to one turn. Invariant: only the last answer of an episode pays."""
+    """The environment's reply to one turn. Invariant: only the last reply of an episode has a reward."""
 
     said: str = ""  # without the cue
     reward: float = 0.0
     is_over: bool = False
-    is_read: bool = True  # False: the turn was no action
+    is_read: bool = True  # False: the turn is not a valid action
     info: dict[str, Any] = field(default_factory=dict)
 
 
 class TurnWorld(gymnasium.Env[str, str]):
     """A `gymnasium.Env` in which an episode takes up to `num_turns` turns of one line each.
 
-    Invariant: the same settings, prompt id and turns give the same texts and rewards in every process, and no two
-    instances share anything that changes.
+    Invariant: the same settings, prompt id and turns give the same texts and rewards in every process, and instances
+    share no mutable state.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
     stop_strings: tuple[str, ...] = ("\n",)
     settings_class: ClassVar[type[TurnSettings]] = TurnSettings
     domain: str = "turns"
-    opening: ClassVar[str] = "Question: "  # what a task begins with
+    opening: ClassVar[str] = "Question: "  # first word of a task
     cue: ClassVar[str] = "Action:"  # where the policy's turn begins
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
@@ -84,18 +84,18 @@ class TurnWorld(gymnasium.Env[str, str]):
 
     @abstractmethod
     def _num_ids(self) -> int:
-        """Return how many numbers `_prompt_id` takes."""
+        """Return the number of values that `_prompt_id` accepts."""
 
     @abstractmethod
     def _prompt_id(self, number: int) -> str | None:
-        """Return prompt id `number`, 0 <= number < _num_ids(); None where that is no task. No two are the same task."""
+        """Return prompt id `number`, 0 <= number < _num_ids(), or None if it is no task; no two are the same task."""
 
     @abstractmethod
     def canonical(self, prompt_id: str) -> str:
-        """Return what decides the split of a task: equal for tasks that give each other away.
+        """Return the text that decides the split of a task: equal for tasks whose solutions reveal each other.
 
         Raises:
-            ValueError: this world has no such task.
+            ValueError: this environment has no such task.
         """
 
     @abstractmethod
@@ -104,22 +104,22 @@ class TurnWorld(gymnasium.Env[str, str]):
 
     @abstractmethod
     def begin(self, prompt_id: str) -> str:
-        """Set a task up and return what the policy is told of it, without the cue.
+        """Set up a task and return its opening text, without the cue.
 
         Raises:
-            ValueError: this world has no such task.
+            ValueError: this environment has no such task.
         """
 
     @abstractmethod
     def answer(self, action: str) -> Answer:
-        """Return the answer to one action, as `action_in` reads it; "" for one that is too long to be any."""
+        """Return the reply to one action, as `action_in` reads it; a turn that is too long to be an action is ""."""
 
     def action_in(self, turn: str) -> str:
-        """Return the action that a turn states."""
+        """Return the action stated in a turn."""
         return turn.split(self.stop_strings[0], 1)[0].strip()
 
     def at_the_end(self) -> tuple[float, dict[str, Any]]:
-        """Return reward and info of an episode whose turns are used up without an end."""
+        """Return reward and info of an episode that used up its turns."""
         return 0.0, {}
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""rllib_srl: an RLlib plugin with which language models improve themselves and remember.
+"""rllib_srl: GRPO with experience replay for language models, as an RLlib plugin.
 
     from rllib_srl import SRLConfig
     algo = SRLConfig().environment("compare").build_algo()
@@ -11,20 +11,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# Threads that wait for one another must sleep: where cores are shared, waiting ones that spin take the time from
-# those that work (measured: an update on 2 threads 6 times slower). Read by OpenMP when torch loads, here and in
-# Ray's workers.
+# Waiting OpenMP threads must sleep instead of spinning: on shared cores, spinning threads take time from the working
+# ones (measured: an update on 2 threads 6 times slower). OpenMP reads this when torch loads, here and in Ray's workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from rllib_srl.config import SRLConfig, register
-    from rllib_srl.srl import SRL
+    from rllib_srl.algorithm.config import SRLConfig, register
+    from rllib_srl.algorithm.srl import SRL
     from rllib_srl.types import Group, Prompt, StopReason
 
 _HOMES = {
-    "SRL": "rllib_srl.srl",
-    "SRLConfig": "rllib_srl.config",
-    "register": "rllib_srl.config",
+    "SRL": "rllib_srl.algorithm.srl",
+    "SRLConfig": "rllib_srl.algorithm.config",
+    "register": "rllib_srl.algorithm.config",
     "Group": "rllib_srl.types",
     "Prompt": "rllib_srl.types",
     "StopReason": "rllib_srl.types",
@@ -40,5 +39,5 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in ("SRL", "SRLConfig"):
-        import_module("rllib_srl.config").register()
+        import_module("rllib_srl.algorithm.config").register()
     return getattr(import_module(_HOMES[name]), name)

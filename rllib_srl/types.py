@@ -1,11 +1,11 @@
-"""The nouns every room shares: what is played, how it ended, and what is kept of it.
+"""Data types that all folders share: prompts, groups of episodes, their metadata, and stop reasons.
 
     Prompt  --played G times-->  episodes  --collected-->  Group  --its metadata-->  GroupMeta (what the driver sees)
 
-A `Group` is flat: the G token streams lie end to end in one array, cut by `offsets`.
+A `Group` is flat: the G token streams are concatenated in one array and separated by `offsets`.
 
 Dimension letters, used as suffixes of array names everywhere in the package:
-P prompts, G episodes of a group, B episodes in a batch, T tokens, N tokens laid end to end,
+P prompts, G episodes of a group, B episodes in a batch, T tokens, N tokens concatenated,
 V vocabulary, D embedding, K neighbours.
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
@@ -25,13 +26,13 @@ import numpy as np
 class StopReason(str, Enum):
     """Why an episode ended; a healthy run ends episodes in all of the first six ways.
 
-    Invariant: a reason that `is_infrastructure` says nothing about the policy, so such an
-    episode carries no reward, trains nothing and grades nothing. Every other episode stays in
-    its group with its reward.
+    Invariant: an ending with `is_infrastructure` is not caused by the policy. Such an episode has no
+    reward and is used neither for training nor for grading. Every other episode stays in its group
+    with its reward.
     """
 
-    TERMINATED = "terminated"  # the environment said the episode is over
-    TRUNCATED = "truncated"  # the environment cut it off
+    TERMINATED = "terminated"  # the environment returned terminated=True
+    TRUNCATED = "truncated"  # the environment returned truncated=True
     OUT_OF_TURNS = "out_of_turns"
     OUT_OF_TOKENS = "out_of_tokens"  # the last turn hit its token limit, or the context is full
     UNPARSABLE = "unparsable"  # the environment could not read the answer (info["stop_reason"])
@@ -43,7 +44,7 @@ class StopReason(str, Enum):
 
     @property
     def is_infrastructure(self) -> bool:
-        """Say whether the machine, and not the policy, caused this ending."""
+        """Return whether the infrastructure, not the policy, caused this ending."""
         return self in _INFRASTRUCTURE
 
 
@@ -54,16 +55,16 @@ _INFRASTRUCTURE = frozenset(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A starting state given to the policy: enough to `reset` its environment to exactly this task.
+    """A starting state: enough to `reset` its environment to exactly this task.
 
-    Invariant: equal `key` means the same environment, prompt and history; how a revisit is asked is not part of it.
+    Invariant: equal `key` means the same environment, prompt and history; `step` and `domain` are not part of it.
     """
 
     env_id: str
     prompt_id: str
     domain: str = ""
     history: tuple[str, ...] = ()  # earlier policy turns, replayed by the environment's reset
-    step: str = ""  # how a revisit is asked where the world can iterate: "", "improve" or "diverge"
+    step: str = ""  # kind of self-iteration at a revisit, where the environment supports it: "", "improve" or "diverge"
 
     @property
     def key(self) -> str:
@@ -71,7 +72,7 @@ class Prompt:
         return _key_of(self.env_id, self.prompt_id, tuple(self.history))
 
 
-@lru_cache(maxsize=4096)  # an iteration asks for the same few keys again and again
+@lru_cache(maxsize=4096)  # an iteration computes the same few keys many times
 def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
     text = json.dumps([env_id, prompt_id, list(history)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -98,6 +99,15 @@ class Group:
     num_dropped: int = 0  # episodes lost to infrastructure; not among the G here
     origin: str = "fresh"  # "fresh", "revisit" or "reuse"
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pass_reward(self) -> float | None:
+        """Return the environment's lowest passing reward, None if the environment does not define one."""
+        return self.extra.get("pass_reward")
+
+    def is_success_G(self, pass_reward: float) -> np.ndarray:
+        """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""
+        return passed(self.rewards_G, self.pass_reward, pass_reward)
 
     @property
     def size(self) -> int:
@@ -160,7 +170,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ListedRef:
-    """Where a Group lies that shares one object of the object store with others: ten times faster than one each."""
+    """Reference to one Group within a stored list of Groups: ten times faster than one stored object per Group."""
 
     ref: Any  # a Ray ObjectRef of a list of Groups
     index: int
@@ -168,7 +178,7 @@ class ListedRef:
 
 @dataclass(frozen=True)
 class GroupMeta:
-    """What the driver knows of a group: small numbers and a reference, never tokens.
+    """Metadata of a group on the driver: small arrays and a reference, never tokens.
 
     Invariant: built by `GroupMeta.of`, so it agrees with the group behind `ref`.
     """
@@ -184,10 +194,26 @@ class GroupMeta:
     origin: str
     ref: Any  # a Ray ObjectRef of the Group, a `ListedRef`, or the Group itself in one process
     num_turns_G: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    weight: float = 1.0  # importance weight of a drawn group's loss; below 1 only for rules with importance weights
+    pass_reward: float | None = None  # as `Group.pass_reward`
+
+    def is_success_G(self, pass_reward: float) -> np.ndarray:
+        """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""
+        return passed(self.rewards_G, self.pass_reward, pass_reward)
+
+    def is_right_G(self) -> np.ndarray:
+        """Return for each episode whether evaluation counts it as right: by `pass_reward`, else by `RIGHT`."""
+        return self.is_success_G(RIGHT)
 
     @classmethod
-    def of(cls, group: Group, ref: Any) -> GroupMeta:
-        """Describe `group`, which is reachable through `ref`."""
+    def of(cls, group: Group, ref: Any, weight: float = 1.0) -> GroupMeta:
+        """Build the metadata of `group`.
+
+        Args:
+            group: the group.
+            ref: reference through which the group can be fetched.
+            weight: importance weight of its loss.
+        """
         return cls(
             group_id=group.group_id,
             prompt=group.prompt,
@@ -200,4 +226,31 @@ class GroupMeta:
             origin=group.origin,
             ref=ref,
             num_turns_G=group.num_turns_G(),
+            weight=weight,
+            pass_reward=group.pass_reward,
         )
+
+
+def listed(metas: Sequence[GroupMeta], groups: Any) -> list[GroupMeta]:
+    """Return metadata with references into one stored list of groups; the list is not fetched.
+
+    Args:
+        metas: of all groups, in the order of the list.
+        groups: a Ray ObjectRef of the list.
+    """
+    return [replace(meta, ref=ListedRef(groups, at)) for at, meta in enumerate(metas)]
+
+
+RIGHT = 0.999  # lowest reward of a right answer in evaluation, if the environment defines no `pass_reward`
+
+
+def passed(rewards_G: np.ndarray, mark: float | None, default: float) -> np.ndarray:
+    """Return which rewards are a pass.
+
+    Args:
+        rewards_G: float32 where they come from a group.
+        mark: the environment's lowest passing reward, None if it defines none. It is compared in the precision of the
+            rewards, because 2/3 in double precision exceeds a float32 reward of 2/3.
+        default: threshold without a mark, compared in double precision: the setting `replay_pass_reward`, or `RIGHT`.
+    """
+    return rewards_G >= default if mark is None else rewards_G >= np.asarray(mark, rewards_G.dtype)

@@ -1,1 +1,1 @@
-"""What people run: each script parses, calls and prints; what they share lies beside them."""
+"""Maintenance programs: checks, measurements, model building and benchmarks."""

@@ -1,10 +1,10 @@
-"""Replay BFCL's ground truth, and a policy that says nothing, through the world `bfcl`: 200 and 0 of 200 each.
+"""Replay BFCL's ground truth, and a policy of empty turns, in the environment `bfcl`: expects 200 and 0 of 200 passed.
 
     python scripts/check_bfcl.py
     category       ground truth   empty policy   ms an episode
     base                200/200          0/200             2.9
 
-Needs the package bfcl-eval, without what it asks for: pip install --no-deps bfcl-eval==2026.3.23.
+Needs the package bfcl-eval without its dependencies: pip install --no-deps bfcl-eval==2026.3.23.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envs.bfcl import Bfcl
-from envs.simulators import CATEGORIES
+from rllib_srl.envs.functions.bfcl import Bfcl
+from rllib_srl.envs.functions.simulators import CATEGORIES
 
 MOST_TURNS = 200
 
@@ -34,7 +34,7 @@ def played(world: Bfcl, prompt_id: str, turns: list[str] | None) -> float:
 
 
 def replayed(category: str, call_format: str = "python") -> tuple[int, int, int, float]:
-    """Return tasks, ground truths that pass, empty policies that pass, and milliseconds a replayed episode."""
+    """Return numbers of tasks, passed ground truths and passed empty policies, and milliseconds a replayed episode."""
     world = Bfcl({"category": category, "call_format": call_format})
     ids = [prompt_id for split in ("train", "heldout") for prompt_id in world.prompt_ids(split, 0)]
     start = time.perf_counter()
@@ -45,7 +45,7 @@ def replayed(category: str, call_format: str = "python") -> tuple[int, int, int,
 
 
 def main() -> int:
-    """Print a row a category; fail unless every ground truth passes and no empty policy does."""
+    """Print a row per category; fail unless every ground truth passes and no empty policy does."""
     print(f"{'category':<14}{'ground truth':>15}{'empty policy':>15}{'ms an episode':>16}")
     is_right = True
     for category in CATEGORIES:

@@ -1,31 +1,39 @@
-"""Find the documentation's code blocks and the README's tree of files, and check both against the repository.
+"""Check README and docs: which code blocks are run, and whether links and paths exist.
 
     <!-- run: slow engine -->      the next ```python block gets these pytest marks; without a comment it is a fast test
     <!-- no-run: why -->           the next ```python block is not run
-    <!-- tree -->                  the next ``` block is the map of the repository
 
-A tree line is `path   what it is`; two spaces or more end the path, indentation nests, `test_*.py` stands for many.
-tests/test_docs.py runs every block; by hand: `python scripts/docs_check.py` checks the tree and lists the blocks.
+`python scripts/docs_check.py` lists blocks and faults. tests/test_docs.py runs every block and fails on a fault.
+Paths and modules are checked everywhere except in the lab book, which keeps the names of its time.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import re
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+import yaml
 
 REPO = Path(__file__).resolve().parent.parent
+SITE = REPO / "docs" / "site" / "mkdocs.yml"
+LAB_BOOK = "docs/LOG.md"
 MARKS = ("slow", "engine")
-COMMENT = re.compile(r"<!--\s*(run|no-run|tree)\b:?\s*(.*?)\s*-->")
+FENCED = re.compile(r"^(\s*)```.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+# A path of the repository, wherever it stands: `rllib_srl/replay/`, "bash scripts/test.sh".
+PATH = re.compile(r"(?<![\w/.~-])(?:rllib_srl|envs|tune_configs|scripts|tests|docs|\.ci)/[\w./-]*")
+MODULE = re.compile(r"(?<![\w.\"/])rllib_srl(?:\.\w+)+")
+COMMENT = re.compile(r"<!--\s*(run|no-run)\b:?\s*(.*?)\s*-->")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block; `rule` is "run", "no-run" or "tree", from the comment above it, "run" without one."""
+    """One fenced block; `rule` is "run" or "no-run", from the comment above it, "run" without one."""
 
     document: str
     line: int
@@ -88,74 +96,84 @@ def python_blocks(repo: Path = REPO) -> list[Block]:
     return [block for block in blocks if block.language == "python" and block.rule == "run"]
 
 
-def tree_paths(tree: str) -> list[str]:
-    """Return the paths a tree names, relative to the repository, folders with a closing slash."""
-    paths: list[str] = []
-    folders: list[tuple[int, str]] = []
-    for line in tree.splitlines():
-        name = re.split(r"\s{2,}", line.strip())[0]
-        if not name or line.startswith("#"):
-            continue
-        indent = len(line) - len(line.lstrip())
-        while folders and folders[-1][0] >= indent:
-            folders.pop()
-        for part in name.split():  # several short names may share a line
-            paths.append((folders[-1][1] if folders else "") + part)
-            if part.endswith("/"):
-                folders.append((indent, paths[-1]))
-    return paths
-
-
-def tree_faults(named: Iterable[str], files: Iterable[str]) -> list[str]:
-    """Return one line for each path of the tree that is not there, and each file of two levels that is not in it.
-
-    Args:
-        named: what `tree_paths` returned.
-        files: every file of the repository, with slashes.
-    """
-    files, named = sorted(files), list(named)
-    there = set(files)
-    for file in files:
-        there.update(f"{folder.as_posix()}/" for folder in PurePosixPath(file).parents if folder.name)
-    faults = [f"{path} is in the README's tree and not there" for path in named if not fnmatch.filter(there, path)]
-    for path in sorted(there):
-        if path.rstrip("/").count("/") < 2 and not any(fnmatch.fnmatchcase(path, pattern) for pattern in named):
-            faults.append(f"{path} is there and not in the README's tree")
+def link_faults(repo: Path = REPO) -> list[str]:
+    """Return an error message for each link to a missing page, heading or file of the repository."""
+    faults = []
+    for path in documents(repo):
+        name = path.relative_to(repo).as_posix()
+        for target in LINK.findall(INLINE.sub("", FENCED.sub("", path.read_text()))):
+            file, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):  # another site
+                continue
+            found = (path.parent / file) if file else path
+            if not found.exists():
+                faults.append(f"{name}: {target} does not exist")
+            elif anchor and anchor not in anchors_of(found.read_text()):
+                faults.append(f"{name}: {target} names a heading that does not exist")
     return faults
 
 
-def repository_files(repo: Path = REPO) -> list[str]:
-    """Return every file that git knows or would add.
-
-    Raises:
-        RuntimeError: outside a git checkout.
-    """
-    command = ["git", "-C", str(repo), "ls-files", "--cached", "--others", "--exclude-standard"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"'{' '.join(command)}' failed: {result.stderr.strip()}")
-    return [name for name in result.stdout.splitlines() if (repo / name).exists()]
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MkDocs make them of plain words."""
+    headings = HEADING.findall(FENCED.sub("", text))
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-def readme_tree(repo: Path = REPO) -> str:
-    """Return the README's tree.
+def path_faults(repo: Path = REPO) -> list[str]:
+    """Return an error message for each missing path or module of the repository that a document names."""
+    faults = []
+    for path in documents(repo):
+        name, text = path.relative_to(repo).as_posix(), path.read_text()
+        if name == LAB_BOOK:
+            continue
+        text = re.sub(r"\]\([^)\s]+\)", "]", text)  # links are `link_faults`'
+        for found in sorted({match.rstrip(".-") for match in PATH.findall(text)}):
+            if not (repo / found).exists():
+                faults.append(f"{name}: {found} does not exist")
+        faults += [
+            f"{name}: {found} does not exist" for found in sorted(set(MODULE.findall(text))) if not is_name(found, repo)
+        ]
+    return faults
 
-    Raises:
-        ValueError: unless there is exactly one.
-    """
-    trees = [block for block in blocks_of((repo / "README.md").read_text(), "README.md") if block.rule == "tree"]
-    if len(trees) != 1:
-        raise ValueError(f"README.md has {len(trees)} blocks under '<!-- tree -->'; expected 1")
-    return trees[0].source
+
+def is_name(dotted: str, repo: Path = REPO) -> bool:
+    """Return whether a dotted name is a module of the repository, or a name in its source."""
+    at = repo
+    for part in dotted.split("."):
+        if (at / part).is_dir():
+            at = at / part
+        elif (at / f"{part}.py").is_file():
+            at = at / f"{part}.py"
+        else:
+            source = at / "__init__.py" if at.is_dir() else at
+            return source.is_file() and re.search(rf"\b{part}\b", source.read_text()) is not None
+    return True
+
+
+def nav_faults(repo: Path = REPO) -> list[str]:
+    """Return an error message for each page missing in the website's navigation, and each entry without a page."""
+    listed = set(_pages(yaml.safe_load((repo / SITE.relative_to(REPO)).read_text())["nav"]))
+    pages = {path.relative_to(repo / "docs").as_posix() for path in (repo / "docs").rglob("*.md")}
+    faults = [f"docs/{page} is not in the navigation" for page in sorted(pages - listed)]
+    return faults + [f"the navigation lists {page}, which does not exist" for page in sorted(listed - pages)]
+
+
+def _pages(nav: str | list | dict) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from _pages(part)
 
 
 def main() -> int:
-    """List the blocks and print the tree's faults; return 1 if there are any."""
+    """List the blocks that are run, then the faults; return 1 if there are any."""
     for block in python_blocks():
         print(f"{block.document}:{block.line} runs {' '.join(block.marks) or 'fast'}")
-    faults = tree_faults(tree_paths(readme_tree()), repository_files())
-    print("\n".join(faults) or "the README's tree agrees with the repository")
-    return int(bool(faults))
+    faults = link_faults() + path_faults() + nav_faults()
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

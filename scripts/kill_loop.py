@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Kills a process that writes a journal, again and again, and looks each time whether anything acknowledged is lost.
+"""Kill a process that writes a journal, again and again, and check each time that no acknowledged commit is lost.
 
     python scripts/kill_loop.py --kills 500
 
     parent ──fork──> writer: commit, tidy up, copy ... each commit acknowledged through a pipe once it has returned
        │  SIGKILL at a random moment
-       └─> opens the journal: every acknowledged commit is there, at most one more is, and all of it is as a dictionary
-           has it that followed the same commits; a copy, if there is one, is whole too
+       └─> opens the journal: every acknowledged commit is there, at most one more is, and the content equals that of a
+           dictionary that followed the same commits; a copy, if there is one, is complete too
 
-Commit i is a function of (seed, i), so that the parent knows what each one changed. A kill cannot show what a machine
-without power loses; it shows that no state on disk is half a commit.
+Commit i is a function of (seed, i), so the parent can compute what each one changed. A kill does not show what a
+machine without power loses; it shows that no state on disk is half a commit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
-from rllib_srl.replay.journal import REVIEW, Commit, Journal, Stored
+from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, Stored
 from rllib_srl.types import Prompt
 
 ITEM = np.dtype([("key", "u8"), ("due", "f8")])
@@ -47,7 +47,7 @@ def row_of(dtype: np.dtype, *values: float) -> bytes:
 
 
 class Twin:
-    """What a journal must hold: dictionaries that follow the same commits.
+    """The expected content of a journal: dictionaries that follow the same commits.
 
     Invariant: equal seeds and positions give equal twins.
     """
@@ -63,7 +63,7 @@ class Twin:
         self.num_reviews = 0
 
     def next(self) -> Commit:
-        """Return the next commit; it depends on the seed and on what came before."""
+        """Return the next commit; it depends on the seed and on the commits before."""
         i = self.position + 1
         generator = np.random.default_rng([self.seed, i])
         slots = generator.choice(NUM_SLOTS, 6, replace=False).tolist()
@@ -88,7 +88,7 @@ class Twin:
         )
 
     def follow(self, commit: Commit) -> None:
-        """Change as the journal must."""
+        """Apply a commit, as the journal must."""
         self.position += 1
         for slot in commit.removed_slots:
             self.items.pop(slot, None)
@@ -107,7 +107,7 @@ class Twin:
         self.num_reviews += len(commit.reviews)
 
     def differences(self, journal: Journal) -> list[str]:
-        """Return a line for each thing that the journal holds otherwise than this twin."""
+        """Return a message for each difference between the journal and this twin."""
         stored: Stored = journal.load()
         items = dict(
             zip(stored.slots.tolist(), zip(map(bytes, stored.items), stored.prompts, strict=True), strict=True)
@@ -149,9 +149,9 @@ def live_and_die(path: Path, twin: Twin, life_s: float, from_the_start: bool) ->
 
     Args:
         path: of the journal.
-        twin: what the writer goes on from.
-        life_s: from birth to death.
-        from_the_start: whether birth is the process's, or the moment when it has opened the journal.
+        twin: state from which the writer continues.
+        life_s: seconds until the kill.
+        from_the_start: whether they count from the start of the process, or from the moment the journal is open.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -159,10 +159,10 @@ def live_and_die(path: Path, twin: Twin, life_s: float, from_the_start: bool) ->
         try:
             os.close(reading)
             write_until_killed(path, twin, writing)
-        except Exception:  # any: it is shown here, because nothing raised leaves this process
+        except Exception:  # any exception: printed here, because none leaves this process
             traceback.print_exc()
         finally:
-            os._exit(1)  # it never gets here unless it failed; nothing of the parent's may run twice
+            os._exit(1)  # reached only after a failure; the parent's exit handlers must not run twice
     os.close(writing)
     told = b"" if from_the_start else os.read(reading, _ACKNOWLEDGED)
     time.sleep(life_s)
@@ -177,7 +177,7 @@ def live_and_die(path: Path, twin: Twin, life_s: float, from_the_start: bool) ->
 
 
 def faults_after(path: Path, twin: Twin, acknowledged: int) -> list[str]:
-    """Open the journal, bring the twin to its position, and return what is lost, half or wrong."""
+    """Open the journal, bring the twin to its position, and return a message for everything lost, partial or wrong."""
     with Journal(path, ITEM, GROUP) as journal:
         if not acknowledged <= journal.position <= max(acknowledged, twin.position) + 1:
             return [f"position {journal.position} after {acknowledged} was acknowledged, {twin.position} before"]
@@ -196,10 +196,10 @@ def faults_after(path: Path, twin: Twin, acknowledged: int) -> list[str]:
 
 
 def kill_loop(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
-    """Kill a writer again and again; a journal serves several lives before a new one begins.
+    """Kill a writer again and again; a journal is used for several kills before a new one begins.
 
     Returns:
-        The number of kills, of commits acknowledged, of lives that committed anything, and the faults of the
+        The number of kills, of commits acknowledged, of writers that committed anything, and the faults of the
         first kill that had any.
     """
     generator = np.random.default_rng(seed)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train on a world of each kind and show that held-out reward rises: mathematics, tool use, a hidden state.
+"""Train on one environment of each kind and check that held-out reward rises: mathematics, tool use, a hidden state.
 
-    python scripts/learn_worlds.py                          SmolLM2-135M, one world after the other
+    python scripts/learn_worlds.py                          SmolLM2-135M, one environment after the other
     python scripts/learn_worlds.py --worlds registers --seed 2
 
-Everything that is tuned stands in `WORLDS`, on top of the quick-start's settings. Beside each result stands what the
-most frequent gold turns earn on the same prompts, and a guess. Exit status 1 if a reward did not rise above its
+All tuned settings are in `WORLDS`, on top of the quick-start's. Each result is printed with the reward of the most
+frequent gold turns on the same prompts, and of a guess. Exit status 1 if a reward did not rise above its
 interval and above that baseline.
 """
 
@@ -21,19 +21,20 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
-    from scripts.cluster import quiet
+    from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
 
-from scripts import runs
-from scripts.cluster import run_cleanly
-from scripts.display import duration, table
-from scripts.quickstart import SETTINGS, Outcome, accuracy, measured
+from rllib_srl.cli.quickstart import SETTINGS, Outcome, accuracy, measured
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.display import duration, table
+from rllib_srl.cli.shared.paths import local_directory
 
 
 @dataclass(frozen=True)
 class World:
-    """One world to learn. Invariant: `settings` are named as in scripts/train.py."""
+    """One environment to learn. Invariant: `settings` are named as in srl train."""
 
     kind: str
     settings: Mapping[str, Any]
@@ -65,14 +66,14 @@ WORLDS = {
 
 
 def settings_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what scripts/train.py would be given."""
+    """Return the settings for srl train."""
     values = {**SETTINGS, "env": name, **WORLDS[name].settings}
     given = {key: getattr(arguments, key) for key in ("model", "seed", "iterations", "engine")}
     return {**values, **{key: value for key, value in given.items() if value is not None}}
 
 
 def is_learned(outcome: Outcome) -> bool:
-    """Say whether the accuracy rose above the interval it began in, and above the most frequent answer's."""
+    """Return whether the accuracy rose above the interval it began in, and above the most frequent answer's."""
     assert outcome.baselines is not None
     least = max(outcome.before["accuracy_high"], outcome.baselines.majority or 0.0)
     return outcome.after["accuracy"] > least
@@ -89,14 +90,14 @@ def row_of(name: str, outcome: Outcome) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train on each world, print the table, and return 1 if one was not learned."""
+    """Train on each environment, print the table, and return 1 if one was not learned."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), default=list(WORLDS))
     parser.add_argument("--model", help="in place of the quick-start's")
     parser.add_argument("--engine", help="in place of the quick-start's")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--iterations", type=int)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new directory (default: under results/)")
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
     arguments = parser.parse_args(argv)

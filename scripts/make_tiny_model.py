@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Train a language model of about 1M parameters that half knows some worlds, for tests and statistics.
+"""Train a language model of about 1M parameters that half masters some environments, for tests and statistics.
 
-    python scripts/make_tiny_model.py                 prints where it lies and how well it answers
+    python scripts/make_tiny_model.py --out DIR       about 7 minutes on one core; prints its accuracies
     SRLConfig().rl_module(model_config={"model": "tiny"})
 
+The package ships the output of this script (rllib_srl/engine/tiny), so that results are the same on every machine. To
+replace it, make a new one and copy it there; all figures of the lab book that were measured on it then change.
+
 A Llama of 4 layers learns the episodes of scripts/tiny_lessons.py, without shots, until it plays most of them right. In
-the last steps two in five episodes are wrong in one decision: the model still can do both, but does the right thing
-only about half the time, so that a few steps of reinforcement learning show.
+the last steps two in five episodes are wrong in one decision: the model keeps the skill, but uses it only about half
+the time, so that a few steps of reinforcement learning have a visible effect.
 
-What these worlds say often is one token each: words, numbers of two digits, the instructions of a tool world. All else
-is spelt in bytes. Copying a number is copying one token, which so small a model learns in minutes.
+Frequent texts of these environments are one token each: words, numbers of two digits, the instructions of an
+environment with tools. All else is spelt in bytes. Copying a number is copying one token, which so small a model learns
+in minutes.
 
-The model is made once. Its place in the cache carries a hash of its recipe: this file and the lessons, the episodes as
-the worlds play them, and the versions of what computes it. One thread computes it, so that the same machine makes the
-same weights, bit for bit.
+The computation is single-threaded, so the same machine makes the same weights, bit for bit.
 
 Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks" (blog post), as torch has it.
 """
@@ -21,10 +23,7 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural netw
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.metadata
 import json
-import os
 import re
 import sys
 import time
@@ -40,8 +39,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rllib_srl.models import TINY, TINY_POINTER, built_once, cache_root, check_model_dir
-from scripts import tiny_lessons
+from rllib_srl.engine.models import check_model_dir
 from scripts.tiny_lessons import LESSONS, SEED, Episode, episodes, played
 
 BATCH_SIZE = 128
@@ -50,10 +48,10 @@ WARMUP_STEPS = 20
 COOLING = 0.3  # share of the steps over which the learning rates fall to 0
 NUM_GRADED = 64  # held-out prompts a lesson is graded on
 NUM_READ = 400  # episodes of a lesson whose words become tokens
-LEAST_OPENING = 60  # characters of an opening that all prompts of a world share, for it to be one token
+LEAST_OPENING = 60  # characters of an opening that all prompts of an environment share, for it to be one token
 MAX_TURNS, MAX_TURN_TOKENS = 4, 14
 PAD, EOS = "<|pad|>", "<|end|>"
-PIECE = r", | ?[A-Za-z]{2,}|[0-9]{1,2}|[\s\S]"  # what a token may span; Python and the tokenizer read it alike
+PIECE = r", | ?[A-Za-z]{2,}|[0-9]{1,2}|[\s\S]"  # text of one token, for Python and the tokenizer
 SAID_TO_MISTAKES = (
     "Wrong. Try again.\nUnknown. Say get and a register, or answer and a number. No such register. There are"
 )
@@ -79,7 +77,7 @@ NOISY = {name: 2 if name.startswith("copy") else 1 for name in LESSONS if name !
 PHASES = (
     Phase(CORE, 460, 3e-3, 0.02),
     Phase({**dict.fromkeys(CORE, 1), **WIDER}, 110, 2e-3, 0.01),
-    # As long as it takes to unlearn which of two opposite answers is wanted: after 40 steps the policy still knows, and
+    # Long enough to unlearn which of two opposite answers is right: after 40 steps the policy still knows the word, and
     # reinforcing one answer leaves the other alone.
     Phase(NOISY, 120, 2e-3, 0.01, is_noisy=True),
 )
@@ -89,7 +87,7 @@ PHASES = (
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of all 256 bytes, what the lessons' worlds say, and their long openings."""
+    """Return a tokenizer of all 256 bytes, the words of the lessons' environments, and their long openings."""
     words, openings = {f"{number:02d}" for number in range(100)}, set()
     words.update(re.findall(PIECE, SAID_TO_MISTAKES))
     for name in CORE:
@@ -124,7 +122,7 @@ def _opening(prompts: Sequence[str]) -> str:
 
 
 def _texts(name: str) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of some right episodes of a lesson, what the world says first standing first."""
+    """Yield the texts of some right episodes of a lesson, the environment's first text first."""
     world = LESSONS[name].make()
     for prompt_id in islice(world.prompt_ids("train", SEED), NUM_READ):
         episode, _ = played(world, prompt_id, world.gold_turns(prompt_id))
@@ -248,7 +246,7 @@ def play(
     prompt_ids: Sequence[str],
     generator: torch.Generator | None,
 ) -> list[float]:
-    """Play one prompt in each world; return the rewards. Without a generator the policy is greedy."""
+    """Play one prompt in each environment; return the rewards. Without a generator the policy is greedy."""
     said = [world.reset(options={"prompt_id": prompt_id})[0] for world, prompt_id in zip(worlds, prompt_ids)]
     ids, rewards, alive = tokenizer(said).input_ids, [0.0] * len(worlds), list(range(len(worlds)))
     for _ in range(MAX_TURNS):
@@ -288,53 +286,44 @@ def write(
     return turns
 
 
-# --- the cache ------------------------------------------------------------------------------------
+# --- the directory --------------------------------------------------------------------------------
 
 
-def recipe_hash() -> str:
-    """Return 10 hex digits that change whenever the model would."""
-    sample = [[episode.said, episode.turns] for p in PHASES for episode in islice(episodes(p.shares, p.is_noisy), 200)]
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
-    files = [Path(file).read_text(encoding="utf-8") for file in (__file__, str(tiny_lessons.__file__))]
-    return hashlib.sha256(json.dumps([sample, versions, files]).encode()).hexdigest()[:10]
+def make(target: Path, verbose: bool = False) -> Path:
+    """Train the tiny model, and write it with its tokenizer and accuracies into a new directory.
 
+    Args:
+        target: the directory; it must be empty or not be there yet.
+        verbose: print loss and accuracy while training.
 
-def make(cache_dir: str | Path | None = None, verbose: bool = False) -> Path:
-    """Return the directory of the tiny model, trained now if this recipe has not been followed before."""
-    root = cache_root(cache_dir)
-    target = root / f"{TINY}-{recipe_hash()}"
+    Raises:
+        FileExistsError: `target` holds something; nothing was trained.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise FileExistsError(f"{target} is not empty; expected a new directory")
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with built_once(target) as scratch:
-            if scratch is not None:
-                tokenizer = make_tokenizer()
-                model = make_model(tokenizer)
-                train(model, tokenizer, verbose)
-                model.save_pretrained(scratch)
-                tokenizer.save_pretrained(scratch)
-                report = json.dumps(accuracies(model, tokenizer, NUM_GRADED), indent=1)
-                (scratch / "accuracy.json").write_text(report + "\n", encoding="utf-8")
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer)
+        train(model, tokenizer, verbose)
+        report = json.dumps(accuracies(model, tokenizer, NUM_GRADED), indent=1)
     finally:
         torch.set_num_threads(num_threads)
-    _point_to(target, root / TINY_POINTER)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    (target / "accuracy.json").write_text(report + "\n", encoding="utf-8")
     return check_model_dir(target)
 
 
-def _point_to(target: Path, pointer: Path) -> None:
-    partial = pointer.with_name(f"{pointer.name}.{os.getpid()}.partial")
-    partial.write_text(target.name + "\n", encoding="utf-8")
-    partial.replace(pointer)
-
-
 def main() -> int:
-    """Make the model and say where it lies."""
-    parser = argparse.ArgumentParser(description="Train the tiny language model of the tests, once.")
-    parser.add_argument("--cache-dir", help="default: $RLLIB_SRL_CACHE, else ~/.cache/rllib_srl")
+    """Make the model and print its accuracies."""
+    parser = argparse.ArgumentParser(description="Train the tiny language model that the package ships.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new directory to write it into")
     parser.add_argument("--verbose", action="store_true", help="print loss and accuracy while training")
     arguments = parser.parse_args()
     start = time.process_time()
-    path = make(arguments.cache_dir, arguments.verbose)
+    path = make(arguments.out, arguments.verbose)
     print(f"{path}  ({time.process_time() - start:.0f} s of processor time)")
     for name, (sampled, greedy) in json.loads((path / "accuracy.json").read_text(encoding="utf-8")).items():
         print(f"  {name:20s} accuracy {sampled:.2f} sampled, {greedy:.2f} greedy")

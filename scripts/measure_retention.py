@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Measure at which desired retention revisits teach most: groups with signal per thousand generated tokens.
+"""Measure which desired retention gives revisits most signal: groups with signal per thousand generated tokens.
 
     python scripts/measure_retention.py                          minutes a setting and seed on one core
     python scripts/measure_retention.py --retention 0.8 0.9 --seeds 1 --iterations 5
 
-A review at which every episode succeeds, or none does, leaves no gradient. Spaced repetition for people asks for a
+A review in which all episodes succeed, or none does, has no gradient. Spaced repetition for people targets a
 recall of .9 or more; a policy learns most where about half of its episodes succeed. So the same run is made at each
-retention, seed by seed, with the tiny model on two worlds at once, and told apart by what its revisits left:
+retention, seed by seed, with the tiny model on two environments at once. The runs are compared by their revisits:
 
     signal    revisited groups with unequal rewards / revisited groups
     per 1000  such groups for each thousand tokens that revisits generated (fresh prompts beside them)
     reviews   median reviews of an item that came back
-    accuracy  greedy, held-out prompts of both worlds, after training
+    accuracy  greedy, held-out prompts of both environments, after training
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
-    from scripts.cluster import quiet
+    from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
 
 from rllib_srl import SRLConfig
-from scripts.cluster import run_cleanly, start_ray
-from scripts.display import table
-from scripts.run_log import Iteration
+from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
+from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.run_log import Iteration
 
 WORLDS = {"compare": {"num_numbers": 2, "num_shots": 0}, "lookup": {"num_shots": 0}}
 
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def signal(self) -> float:
-        """Return the share of revisits that left a gradient."""
+        """Return the share of revisits with a gradient."""
         return self.num_signal / max(1.0, self.num_revisits)
 
     @property
@@ -111,7 +111,7 @@ def measured(retention: float, seed: int, arguments: argparse.Namespace) -> Meas
 
 
 def lines_of(runs: dict[float, list[Measured]]) -> Iterator[str]:
-    """Yield the table: medians over seeds, and the range of what decides."""
+    """Yield the table: medians over seeds, and the range of the deciding figures."""
     rows = [("retention", "signal", "per 1000 tokens", "fresh", "reviews", "accuracy")]
     for retention, of_seeds in runs.items():
 
@@ -152,7 +152,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Run every setting on every seed, seeds outermost, so that a slow hour is shared by all."""
+    """Run every setting on every seed, seeds outermost, so that a slow hour affects all settings alike."""
     start_ray(arguments.verbose)
     runs: dict[float, list[Measured]] = {retention: [] for retention in arguments.retention}
     for seed in arguments.seeds:

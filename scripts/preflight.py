@@ -1,11 +1,11 @@
-"""Say in plain words whether this machine can run rllib_srl, and with which set of packages.
+"""Report whether this machine can run rllib_srl, and with which set of packages.
 
     gather() -> Facts --check(facts)--> [Finding, ...]     "missing" stops the set-up, "warning" and "note" do not
 
     python3 scripts/preflight.py               print every finding; exit code 1 if something is missing
     python3 scripts/preflight.py --print-set   print "cpu", "gpu" or "plain" and nothing else
 
-Standard library only, and readable by Python 3.7, so that an old Python gets a sentence and not a syntax error.
+Standard library only, and valid syntax for Python 3.7, so that an old Python gets a message and not a syntax error.
 `scripts/setup.sh` calls it.
 """
 
@@ -35,7 +35,7 @@ SETS = ("cpu", "gpu", "plain")
 
 @dataclass(frozen=True)
 class Facts:
-    """What was read off one machine; `gather` fills it, tests write it by hand."""
+    """The properties of one machine; `gather` fills it, tests construct it."""
 
     python: tuple[int, int, int]
     python_path: str
@@ -94,7 +94,7 @@ def check_venv(facts: Facts) -> Finding:
 
 
 def check_system(facts: Facts) -> Finding:
-    """Say which engine this platform gets."""
+    """Report the engine that this platform supports."""
     where = f"{facts.system} {facts.machine}"
     if facts.system != "Linux" or facts.machine != "x86_64":
         return Finding("note", f"{where}: the TransformersEngine samples text (slower); vLLM needs Linux on x86-64")
@@ -102,7 +102,7 @@ def check_system(facts: Facts) -> Finding:
 
 
 def check_gpu(facts: Facts, package_set: str) -> Finding:
-    """Say whether the GPU packages are used, and whether the driver can run them."""
+    """Report whether the GPU packages are used, and whether the driver can run them."""
     if not facts.gpu and package_set == "gpu":
         mend = "Install NVIDIA's driver, or use the CPU: bash scripts/setup.sh --set cpu"
         return Finding("missing", f"an NVIDIA GPU for the package set 'gpu' (nvidia-smi shows none). {mend}")
@@ -121,7 +121,7 @@ def check_gpu(facts: Facts, package_set: str) -> Finding:
 
 
 def check_cpu_flags(facts: Facts) -> Finding:
-    """Say what the CPU can do for vLLM and for the learner's number format."""
+    """Report what the CPU supports for vLLM and for the learner's number format."""
     if facts.system != "Linux" or facts.machine != "x86_64":
         return Finding("note", "CPU flags are read on Linux x86-64 only: training uses fp32 unless told otherwise")
     if "avx2" not in facts.cpu_flags:
@@ -133,7 +133,7 @@ def check_cpu_flags(facts: Facts) -> Finding:
 
 
 def check_memory(facts: Facts) -> Finding:
-    """Check memory against what the quick start of the 135M model takes."""
+    """Check memory against the needs of the quick start of the 135M model."""
     text = f"memory: {facts.memory_gib:.1f} GiB"
     if facts.memory_gib < LEAST_MEMORY_GIB:
         mend = "Use a larger machine, or raise the container's limit (docker run --memory)"
@@ -144,7 +144,7 @@ def check_memory(facts: Facts) -> Finding:
 
 
 def check_disk(facts: Facts, package_set: str) -> Finding:
-    """Check free disk space in the repository against what is still to be written there."""
+    """Check free disk space in the repository against the files still to be written there."""
     need = DISK_INSTALLED_GIB if facts.is_installed else DISK_GIB[package_set]
     text = f"disk: {facts.disk_gib:.1f} GiB free here"
     if facts.disk_gib < need:
@@ -153,7 +153,7 @@ def check_disk(facts: Facts, package_set: str) -> Finding:
 
 
 def check_shm(facts: Facts) -> Finding:
-    """Check the shared memory Ray keeps its objects in."""
+    """Check the shared memory in which Ray keeps its objects."""
     if facts.system != "Linux":
         return Finding("ok", "shared memory: Ray chooses it on this platform")
     size = 0.0 if facts.shm_gib is None else facts.shm_gib
@@ -201,7 +201,7 @@ def check(facts: Facts, package_set: str) -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> str:
-    """Return one line a finding, what is missing last."""
+    """Return one line per finding, the missing ones last."""
     ordered = sorted(findings, key=lambda finding: finding.level == "missing")
     return "\n".join(f"  {finding.level:<8} {finding.text}" for finding in ordered)
 
@@ -235,7 +235,7 @@ def read_memory_gib() -> float:
 
 
 def has_library(name: str) -> bool:
-    """Say whether the dynamic loader finds the shared library `name`."""
+    """Return whether the dynamic loader finds the shared library `name`."""
     try:
         ctypes.CDLL(name)
     except OSError:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up if needed, then train SRL on a small model and print what it learned. Arguments go to scripts/quickstart.py.
+# Set up if needed, then train SRL on a small model and print what it learned. Arguments go to srl quickstart.
 #
 #   bash scripts/quickstart.sh [--help]
 set -euo pipefail
@@ -10,6 +10,6 @@ bash scripts/setup.sh
 setup_s=$((SECONDS - start))
 
 status=0
-.venv/bin/python scripts/quickstart.py "$@" || status=$?
+.venv/bin/srl quickstart "$@" || status=$?
 printf 'Installation took %s s, apart from the times above.\n' "$setup_s"
 exit "$status"

@@ -1,23 +1,23 @@
-"""At which recall should items be visited again? A simulation without a model: signal per revisit, rule by rule.
+"""Simulate, without a model, the desired retention at which revisits have most signal, for every spacing rule.
 
     python scripts/retention.py                    two learners, every spacing rule, desired retentions of .3 to .95
 
 GRPO learns from a group only if its episodes differ: of G episodes at pass rate p, that is 1 - p^G - (1 - p)^G,
-which is .99 at p = .5, .57 at .9 and .08 at .99 for G = 8. A person learns from every review. So where people should
-review at a recall of about .9, a policy may learn more per generated token when it waits longer. What is assumed:
+which is .99 at p = .5, .57 at .9 and .08 at .99 for G = 8. A person learns from every review. So while people should
+review at a recall of about .9, a policy may learn more per generated token if it waits longer. Assumptions:
 
-1. Item i passes with b + (peak - b) f(t / S) at t iterations after it was last strengthened: b ~ Beta(1, 4) is what
-   the policy can do without it, S (median 8 iterations, log deviation .7) the item's own true stability,
+1. Item i passes with b + (peak - b) f(t / S) at t iterations after it was last strengthened: b ~ Beta(1, 4) is the
+   policy's pass rate without it, S (median 8 iterations, log deviation .7) the item's own true stability,
    f(x) = 0.9^x ("exponential") or FSRS's power curve ("power").
 2. A visit strengthens: peak <- p + 0.7 (1 - p), S <- 1.6 S, t <- 0. For the learner "grpo", only if the group's
    episodes differ; otherwise nothing changes and forgetting goes on. The learner "person" is strengthened by all.
 3. Visits cost the same, so signal per revisit is signal per generated token. Every due item is visited: rules differ in
-   how many visits they ask for, not in who gets a slot.
+   the number of visits, not in the allocation of slots.
 4. Items arrive evenly over the first third. An iteration is a day. Grades come from the pass rate, as in training.
 
-"signal" is the share of revisits (first visits are not the rule's doing) whose group has signal: what replay yields per
-token. "pass rate" is what the policy holds on to: mean over all items and the last third of iterations. Read both:
-reviewing next to never gives the purest signal. It is a prior for what is to be measured with models.
+"signal" is the share of revisits (without first visits, which do not depend on the rule) whose group has signal: the
+yield of replay per token. "pass rate" is the retained skill: the mean over all items and the last third of iterations.
+Read both: almost no reviews give the purest signal. The result is a prior for measurements with models.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ import numpy as np
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
-from rllib_srl.replay.grading import PRIOR, Evidence, by_pass_rate, posterior
-from rllib_srl.replay.spacing import SPACINGS, SpacingRule, SpacingState, make_spacing
-from scripts.display import rounded, table
+from rllib_srl.cli.shared.display import rounded, table
+from rllib_srl.replay.schedule.grading import PRIOR, Evidence, by_pass_rate, posterior
+from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingRule, SpacingState, make_spacing
 
 RETENTIONS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-IGNORE_RETENTION = ("fixed", "none")  # their intervals do not move with it
-LEARNED, GROWTH = 0.7, 1.6  # share of what is missing that a visit teaches; factor of stability
+IGNORE_RETENTION = ("fixed", "none")  # their intervals do not depend on it
+LEARNED, GROWTH = 0.7, 1.6  # share of 1 - p that a visit adds; factor of stability
 MEDIAN_STABILITY, LOG_DEVIATION = 8.0, 0.7  # iterations
 POWER = 0.1542  # FSRS's decay
 
 
 @dataclass(frozen=True)
 class Learner:
-    """How a simulated policy forgets, and what strengthens it."""
+    """The forgetting of a simulated policy, and the visits that strengthen it."""
 
     name: str
     is_power: bool = False
     needs_signal: bool = True
 
     def kept(self, time_N: np.ndarray) -> np.ndarray:
-        """Return the share of what was learned that is left after `time_N` stabilities; 0.9 after one."""
+        """Return the share of the learned pass rate that is left after `time_N` stabilities; 0.9 after one."""
         if self.is_power:
             return (1 + (0.9 ** (-1 / POWER) - 1) * time_N) ** -POWER
         return 0.9**time_N
@@ -69,7 +69,7 @@ LEARNERS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule led to. Invariant: shares and means are over revisits, nan without any, but for `pass_rate`."""
+    """The results of a rule. Invariant: shares and means are over revisits, nan without any, except `pass_rate`."""
 
     reviews_per_item: float  # median, the first visit included
     signal: float  # share of revisits with signal

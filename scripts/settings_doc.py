@@ -1,7 +1,7 @@
 """Write docs/settings.md from the table of settings.
 
     python scripts/settings_doc.py            writes it
-    python scripts/settings_doc.py --check    says whether it is current
+    python scripts/settings_doc.py --check    checks that it is current
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
-from scripts.settings import RLLIB, RUN, Setting, all_settings, shown  # noqa: E402
+from rllib_srl.cli.shared.settings import RLLIB, RUN, Setting, all_settings, shown  # noqa: E402
 
 TARGET = ROOT / "docs" / "settings.md"
 INTRODUCTION = """# Settings
 
 Written by `python scripts/settings_doc.py`; do not edit.
 
-Every setting is a flat attribute of `SRLConfig`, a flag of `scripts/train.py` and a name in its YAML file. In Python
-`env`, `env_config`, `worlds`, `mixture` and `stream` are set by `.environment(...)`, `model` by
-`.rl_module(model_config={"model": ...})`, the others by the method of their group. Settings marked * are RLlib's own;
-those of RLlib that are not listed keep RLlib's defaults, and `validate()` refuses those that would do nothing here.
+Each setting is an attribute of `SRLConfig`, a flag of `srl train` and a key of its YAML file. In Python
+`.environment(...)` sets `env`, `env_config`, `worlds`, `mixture` and `stream`,
+`.rl_module(model_config={"model": ...})` sets `model`, and the method of its group sets any other setting. Flags and
+the defaults on this page write `None` as `none`.
+
+A default of `preset` leaves the value to the preset that `loss` names (see [losses](losses.md)); the value in brackets
+applies if no preset sets it. Settings marked * belong to RLlib. Other settings of RLlib keep its defaults;
+`validate()` rejects those that have no effect here.
 """
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Set up if needed, then lint, type-check and test. Arguments go to pytest.
+# Set up if needed, then lint, type-check and test.
 #
-#   bash scripts/test.sh                                  everything, the documentation's code blocks included
-#   bash scripts/test.sh -m "not slow and not engine" -n 2    under two minutes: no real engine, no long runs
+#   bash scripts/test.sh              about 10 minutes on two cores: all quick tests, and one run of each part end to end
+#   bash scripts/test.sh --all        everything: every engine, every long run, the documentation's code blocks
+#   bash scripts/test.sh ARGUMENTS    what pytest selects by these, e.g. -m "not slow and not engine" -n 2
 #
 # Ends with pytest's closing line and its exit code; a fault of ruff or mypy stops it before the tests.
 set -euo pipefail
@@ -15,7 +16,21 @@ say "ruff"
 .venv/bin/python -m ruff check .
 say "mypy"
 .venv/bin/python -m mypy
-say "tiny model"
-.venv/bin/python scripts/make_tiny_model.py
-say "pytest"
-exec .venv/bin/python -m pytest "$@"
+
+case "${1:-}" in
+    "")
+        say "pytest: the quick tests"
+        .venv/bin/python -m pytest -q -m "not slow and not engine" -n 2
+        say "pytest: one run of each part from end to end"
+        exec .venv/bin/python -m pytest -v -m smoke
+        ;;
+    --all)
+        shift
+        say "pytest: everything"
+        exec .venv/bin/python -m pytest "$@"
+        ;;
+    *)
+        say "pytest"
+        exec .venv/bin/python -m pytest "$@"
+        ;;
+esac

@@ -1,16 +1,16 @@
-"""What the tiny model is taught: episodes played through the worlds themselves, right ones and plausible wrong ones.
+"""Lessons of the tiny model: episodes played in the environments themselves, right ones and plausible wrong ones.
 
-    Question: Registers p, c. What is in p?\nAction:      said by the world
+    Question: Registers p, c. What is in p?\nAction:      text of the environment
      get p\n                                              a turn, which is learnt; in a wrong episode " get c\n"
-    p = 17\nAction:                                       what the world says to it
+    p = 17\nAction:                                       the environment's reply
      answer 17\n                                          a turn
 
-Episodes come from `reset` and `step`, so that the model sees the very tokens that SRL plays. A wrong episode is wrong
-in one decision only and goes on from there as it must, so that this decision is what reinforcement learning changes.
+Episodes come from `reset` and `step`, so the model is trained on the same tokens that SRL plays. A wrong episode is
+wrong in one decision only and continues consistently, so this decision is what reinforcement learning changes.
 
-Some lessons are pairs: prompts of one form in which one word makes the opposite right. There the mistake is the answer
-to the other question, so that in the end the word is nearly ignored, and whoever reinforces one of the two answers
-reinforces it for both questions. That is what makes one skill of a stream cost another.
+Some lessons are pairs: prompts of one form in which one word makes the opposite answer right. There the mistake is the
+answer to the other question, so in the end the model nearly ignores the word, and reinforcing one of the two answers
+reinforces it for both questions. This makes the skills of a stream interfere with each other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.calculator import evaluate, shown
-from envs.compare import Compare
-from envs.copy_words import CopyWords
-from envs.lookup import Lookup
-from envs.reasoning_gym_env import ChainSum
-from envs.registers import Registers
-from envs.text import WRONG, reply
-from envs.word_problem import WordProblem
+from rllib_srl.envs.games.copy_words import CopyWords
+from rllib_srl.envs.games.lookup import Lookup
+from rllib_srl.envs.games.registers import Registers
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.math.reasoning_gym_env import ChainSum
+from rllib_srl.envs.text import WRONG, reply
+from rllib_srl.envs.tools.calculator import evaluate, shown
+from rllib_srl.envs.tools.word_problem import WordProblem
 
 SEED = 7
 FEEDBACK_PERIOD = 10  # each tenth question was answered wrong before, so that feedback turns are in distribution
@@ -46,7 +46,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A world to be half known. Invariant: `wrong` returns turns that earn less than the gold ones."""
+    """An environment to be half mastered. Invariant: `wrong` returns turns that earn less than the gold ones."""
 
     world: type
     settings: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Lesson:
     noise: float = 0.4  # share of wrong episodes in the last steps
 
     def make(self) -> Any:
-        """Return the world, without shots."""
+        """Return the environment, without shots."""
         return self.world({"num_shots": 0, **self.settings})
 
 
@@ -68,7 +68,7 @@ def first_other_number(world: Any, prompt_id: str) -> list[str]:
 
 
 def opposite(world: Any, prompt_id: str) -> list[str]:
-    """Return the mistake that the world itself shows: of a question with an opposite, what would be right for that."""
+    """Return the question's `wrong` answer: for a question with an opposite, the right answer of the opposite."""
     return [f" {world.question(prompt_id).wrong}\n"]
 
 
@@ -80,7 +80,7 @@ def other_operator(world: Any, prompt_id: str) -> list[str]:
 
 
 def other_register(world: Any, prompt_id: str) -> list[str]:
-    """Return a course that reads a register not asked for, or answers the smaller of two for the larger."""
+    """Return turns that read a register that was not asked for, or answer the smaller of two for the larger."""
     listed, _, asked = prompt_id.partition(". ")
     held = dict(pair.split("=") for pair in listed.split(", "))
     task, *of = asked.split()
@@ -114,11 +114,11 @@ LESSONS: Mapping[str, Lesson] = {
 
 
 def episodes(shares: Mapping[str, int], is_noisy: bool) -> Iterator[Episode]:
-    """Yield training episodes for ever, always the same.
+    """Yield training episodes without end, in a fixed order.
 
     Args:
-        shares: lesson -> how many of its episodes come in each round; rounds are shuffled
-        is_noisy: whether the lessons' shares of episodes are wrong
+        shares: lesson -> number of its episodes in each round; rounds are shuffled
+        is_noisy: whether to include the lessons' shares of wrong episodes
     """
     worlds = {name: LESSONS[name].make() for name in shares}
     streams = {name: _endless(world) for name, world in worlds.items()}
@@ -139,7 +139,7 @@ def episodes(shares: Mapping[str, int], is_noisy: bool) -> Iterator[Episode]:
 
 
 def played(world: Any, prompt_id: str, turns: list[str]) -> tuple[Episode, float]:
-    """Play turns in a world; return the episode and its reward."""
+    """Play turns in an environment; return the episode and its reward."""
     said, total = [world.reset(options={"prompt_id": prompt_id})[0]], 0.0
     for turn in turns:
         observation, reward, *_ = world.step(turn)

@@ -9,11 +9,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
+import logging
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from rllib_srl.storage.seal_key import VARIABLE
 from tests.engine.small_llama import save_random_llama
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,10 +24,25 @@ hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine 
 hypothesis.settings.load_profile("shared")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_seal_key(tmp_path_factory):
+    """Let the tests and the processes they start seal checkpoints with a key of their own, not the user's."""
+    os.environ[VARIABLE] = str(tmp_path_factory.mktemp("seal_key") / "seal.key")
+
+
 @pytest.fixture(scope="session")
 def random_llama_dir(tmp_path_factory):
     """Return the directory of a small Llama with random weights."""
     return save_random_llama(tmp_path_factory.mktemp("random_llama"))
+
+
+@pytest.fixture(autouse=True)
+def plain_logger():
+    """Undo what scripts do to the package's logger: their handler writes to a stream that is closed after the test."""
+    yield
+    logger = logging.getLogger("rllib_srl")
+    logger.handlers, logger.propagate = [], True
+    logging.getLogger("rllib_srl.start").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +52,7 @@ def ray_here():
 
     ray.shutdown()
     # Workers import the package and the classes that tests define from here.
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    paths = {"PYTHONPATH": str(ROOT)}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
     yield ray
     ray.shutdown()

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from envs.sandbox import kernel
+from rllib_srl.envs.sandbox import kernel
 
 
 def offers_namespaces() -> bool:

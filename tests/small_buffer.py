@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rllib_srl.cli import memory as script
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.types import Group, Prompt, StopReason
-from scripts import buffer as script
 
 
 def a_group(number: int, rewards: tuple[float, ...], now: int, ids: list[int] | None = None) -> Group:

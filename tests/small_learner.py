@@ -10,10 +10,10 @@ import numpy as np
 import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl.learner import GRPOTorchLearner
-from rllib_srl.learners import update_learners
-from rllib_srl.shard import build_shards
-from rllib_srl.spaces import TokenSpace
+from rllib_srl.batch.shard import build_shards
+from rllib_srl.learner.learner import GRPOTorchLearner
+from rllib_srl.learner.learner_group import update_learners
+from rllib_srl.rollout.env_runner import TokenSpace
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 VOCABULARY = 256
@@ -84,6 +84,7 @@ def update(
     reused: Sequence[Group] = (),
     advantages: Sequence[np.ndarray] | None = None,
     reuse_coeff: float = 1.0,
+    weights: Sequence[float] = (),
     **scales: Any,
 ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
     """Train a learner group once; return the gradients of each learner and the statistics.
@@ -94,10 +95,12 @@ def update(
         reused: stored groups.
         advantages: of all groups, played ones first; None: those of `advantages_of`.
         reuse_coeff: weight of the reused side.
+        weights: importance weights of the reused groups; () are all 1.
         scales: further arguments of `build_shards`.
     """
     metas = [GroupMeta.of(one, ray.put(one)) for one in played]
-    metas += [replace(GroupMeta.of(one, ray.put(one)), origin="reuse") for one in reused]
+    weighted = zip(reused, weights or [1.0] * len(reused), strict=True)
+    metas += [replace(GroupMeta.of(one, ray.put(one), weight), origin="reuse") for one, weight in weighted]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
     num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
     shards = build_shards(metas, advantages, num_shards, 30, reuse_coeff, **scales)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL, SRLConfig
-from rllib_srl.replay.journal import Journal
+from rllib_srl.batch.shard import fetched
+from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
 from tests.small_worlds import small_config
@@ -56,7 +56,7 @@ def watched(algo: SRL) -> Iterator[list[Iteration]]:
 
     def watched_add(groups: list[GroupMeta], now: int) -> dict[str, Visit]:
         iterations[-1].metas, iterations[-1].visits = groups, add(groups, now)
-        iterations[-1].played = [ray.get(m.ref) if isinstance(m.ref, ray.ObjectRef) else m.ref for m in groups]
+        iterations[-1].played = fetched([meta.ref for meta in groups], 60.0)
         return iterations[-1].visits
 
     def watched_sample(*args: Any) -> list[GroupMeta]:

@@ -1,8 +1,10 @@
-"""Every Python block of the documentation runs as it stands, and the README's tree is the repository's."""
+"""Every Python block of the documentation runs as it stands, every link leads somewhere, and the website builds."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from scripts import docs_check
 
-TIMEOUT_S = {False: 60, True: 1200}  # by whether the block is marked slow or engine
+TIMEOUT_S = {False: 180, True: 1200}  # by whether a block is marked slow or engine
 
 
 def _params() -> list:
@@ -39,13 +41,6 @@ def test_code_block_runs(block: docs_check.Block, tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, f"{block.document}:{block.line}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-
-
-def test_readme_tree_is_the_repository() -> None:
-    if not (docs_check.REPO / ".git").exists():
-        pytest.skip("not a git checkout: no list of the repository's files")
-    named = docs_check.tree_paths(docs_check.readme_tree())
-    assert docs_check.tree_faults(named, docs_check.repository_files()) == []
 
 
 MARKDOWN = """
@@ -90,15 +85,73 @@ def test_an_unknown_mark_is_named() -> None:
         _ = block.marks
 
 
-def test_tree_faults_are_found_both_ways() -> None:
-    tree = "setup.cfg       metadata\npkg/            the package\n    core/   sub\n        x.py  leaf\n    a.py  b\n"
-    tree += "tests/\n    test_*.py            mirrors pkg\n"
-    named = docs_check.tree_paths(tree)
-    assert named == ["setup.cfg", "pkg/", "pkg/core/", "pkg/core/x.py", "pkg/a.py", "tests/", "tests/test_*.py"]
-    files = ["setup.cfg", "pkg/a.py", "pkg/core/x.py", "pkg/core/y.py", "tests/test_a.py"]
-    assert docs_check.tree_faults(named, files) == []  # pkg/core/y.py is on the third level
-    assert docs_check.tree_faults([*named, "gone.py"], files) == ["gone.py is in the README's tree and not there"]
-    assert docs_check.tree_faults(named, [*files, "pkg/b.py", "LICENSE"]) == [
-        "LICENSE is there and not in the README's tree",
-        "pkg/b.py is there and not in the README's tree",
+# --- links, paths, pages
+
+
+def test_every_link_leads_somewhere() -> None:
+    assert docs_check.link_faults() == []
+
+
+def test_every_path_and_module_that_is_named_exists() -> None:
+    assert docs_check.path_faults() == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    assert docs_check.nav_faults() == []
+
+
+def test_the_readme_is_at_most_200_lines() -> None:
+    assert len((docs_check.REPO / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """Return a repository whose documentation has one fault of each kind beside things that are right."""
+    readme = "[a](docs/a.md) [b](docs/b.md) [c](docs/a.md#two-words) [d](docs/a.md#three) [e](https://x.y/z)\n"
+    page = "# Two words\n`[no](link.md)` rllib_srl.types.Group rllib_srl.types.Nothing rllib_srl.gone\n"
+    files = {
+        "README.md": readme + "`rllib_srl/types.py` scripts/gone.sh ~/.config/rllib_srl/judges x/tests/y.py\n",
+        "docs/a.md": page,
+        "docs/unlisted.md": "",
+        "docs/LOG.md": "rllib_srl.gone",
+        "docs/site/mkdocs.yml": "nav:\n  - A: a.md\n  - More:\n      - Lab book: LOG.md\n      - C: c.md\n",
+        "rllib_srl/types.py": "class Group: ...\n",
+        "rllib_srl/__init__.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_faults_are_found(broken: Path) -> None:
+    assert docs_check.link_faults(broken) == [
+        "README.md: docs/b.md does not exist",
+        "README.md: docs/a.md#three names a heading that does not exist",
     ]
+    assert docs_check.path_faults(broken) == [
+        "README.md: scripts/gone.sh does not exist",
+        "docs/a.md: rllib_srl.gone does not exist",
+        "docs/a.md: rllib_srl.types.Nothing does not exist",
+    ]
+    assert docs_check.nav_faults(broken) == [
+        "docs/unlisted.md is not in the navigation",
+        "the navigation lists c.md, which does not exist",
+    ]
+
+
+@pytest.mark.slow
+def test_the_website_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(docs_check.SITE), "-d", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) >= len(list((docs_check.REPO / "docs").rglob("*.md")))
+    for page in pages:
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]*src=\"(http[^\"]*)|<link[^>]*href=\"(http[^\"]*)", page.read_text()
+        )
+        assert loaded == [], page.name
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text())
+    assert any(entry["location"].startswith("memory.html") and "revisit" in entry["text"] for entry in index["docs"])
+    assert (tmp_path / "examples" / "minimal_grpo.py").is_file()

@@ -1,13 +1,13 @@
-"""Studies, one question per file: what is varied, against what, and how the answer is read.
+"""Studies, one question per file: the settings that vary, the comparison, and how to read the answer.
 
-A study is a module whose docstring asks the question in its first line and says which result answers it, with a
-function `study()`. There are two kinds, and `python scripts/tune.py` lists and runs both:
+A study is a module with a function `study()`. The first line of its docstring asks the question, the rest states which
+result answers it. There are two kinds, and `srl tune` lists and runs both:
 
     Study    compares arms on a stream of domains, paired by seed, at an equal budget of generated tokens; its results
-             are a directory that `scripts/report.py` reads (`rllib_srl.continual.study`)
+             are a directory that `srl report` reads (`rllib_srl.studies.study`)
     Search   lets Ray Tune look for a good value of some settings; its answer is the table at the end
 
-`arms.py` holds what studies share: the setting that is tuned, the arms, and the stream they run on.
+`arms.py` holds the shared parts of the studies: the setting under test, the arms, and the stream they run on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Search:
-    """What Tune needs to look for a good value of some settings.
+    """Input of Ray Tune's search for a good value of some settings.
 
     Invariant: each name in `varied` is a setting of `param_space` that holds one of Tune's search spaces, or that the
     scheduler changes.

@@ -1,14 +1,14 @@
-"""Which way of choosing what comes back remembers most, and is SRL + diversity below any of them?
+"""Which rule for choosing replayed prompts remembers most, and is any of them better than SRL + diversity?
 
 Every method has the same budget of generated tokens and the same prompts. SRL + diversity stands if it is better than
-each on final accuracy and retention; a method that is better significantly refutes it. The best of the others is
+each on final accuracy and retention; a method that is significantly better refutes it. The best of the others is
 `BEST_BASELINE` of `arms.py` from then on.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import on_stream
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import on_stream
 
 
 def study() -> Study:

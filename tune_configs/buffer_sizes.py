@@ -1,13 +1,13 @@
 """How many prompts must the memory hold?
 
-A memory is large enough from the size on from which a larger one is no better in final accuracy and retention. The
-largest holds every prompt of a run.
+A memory is large enough if no larger one is better in final accuracy and retention. The largest holds every prompt of
+a run.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import on_stream, varied
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import on_stream, varied
 
 
 def study() -> Study:

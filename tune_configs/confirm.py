@@ -2,14 +2,14 @@
 
 It does if final accuracy and retention are higher than without replay, than with uniform replay, and than with as
 many trained tokens spent otherwise, each paired difference with a 95 % interval above 0 and a p value below .05 after
-Holm's correction. The best baseline of development runs beside them: is it scheduling that helps, or would equal shares
-of all domains do? Run once for each frozen setting of `arms.py`; every run is reported, those after a change as well.
+Holm's correction. The best baseline of development runs as well, to separate scheduling from equal shares of all
+domains. Run it once for each frozen setting of `arms.py`; every run is reported, including those after a change.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import BEST_BASELINE, FRESH_SEEDS, on_stream
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import BEST_BASELINE, FRESH_SEEDS, on_stream
 
 
 def study() -> Study:

@@ -1,13 +1,13 @@
-"""How much of what is played and trained should come from the memory, and should that follow what is forgotten?
+"""What share of played and trained episodes should come from the memory, and should it follow forgetting?
 
-The share of `arms.py` that follows forgetting stands unless a constant one is better in final accuracy and retention.
-More of the old leaves less of the new: plasticity, in the same report, says what it costs.
+The share of `arms.py`, which follows forgetting, stands unless a constant one is better in final accuracy and
+retention. More replay leaves less room for new prompts: plasticity, in the same report, shows the cost.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import CONSTANT_SRL, FRACTIONS, on_stream, varied
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import CONSTANT_SRL, FRACTIONS, on_stream, varied
 
 
 def study() -> Study:

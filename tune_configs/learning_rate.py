@@ -15,7 +15,7 @@ from typing import Any
 from ray import tune
 
 from rllib_srl import SRLConfig
-from tune_configs import Search
+from rllib_srl.tune_configs import Search
 
 RATES = (1e-5, 3e-5, 1e-4)
 SEEDS = (1, 2)
@@ -23,7 +23,7 @@ GRACE = 4  # iterations that every trial gets
 
 
 def asha(iterations: int) -> Any:
-    """Return Tune's scheduler, which stops the trials of lower training reward early."""
+    """Return Tune's ASHA scheduler, which stops trials with low training reward early."""
     from ray.tune.schedulers import ASHAScheduler
 
     return ASHAScheduler(

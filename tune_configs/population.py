@@ -1,9 +1,9 @@
-"""Which learning rate and shares of replay does a population of runs settle on, on a stream of domains?
+"""Which learning rate and replay fractions does population-based training choose on a stream of domains?
 
 Varied: learning rate, revisit and reuse fraction, by population-based training: every few iterations the worst quarter
 of the runs copies weights and memory of one of the best and changes its settings at random.
 Kept: the stream, and everything else.
-Read: the settings of the best runs at the end, by held-out accuracy over all domains; they are a proposal, to be
+Read: the settings of the best runs at the end, by held-out accuracy over all domains. They are a proposal, to be
 compared as arms of a study of their own, because such a schedule has no single setting that could be confirmed.
 Source: Jaderberg et al. 2017, arXiv 1711.09846.
 """
@@ -15,11 +15,11 @@ from typing import Any
 from ray import tune
 
 from rllib_srl import SRLConfig
-from tune_configs import Search
-from tune_configs.arms import COMMON, CONSTANT_SRL, FRACTIONS
-from tune_configs.streams import scaled
+from rllib_srl.tune_configs import Search
+from rllib_srl.tune_configs.arms import COMMON, CONSTANT_SRL, FRACTIONS
+from rllib_srl.tune_configs.streams import scaled
 
-RATES = (3e-5, 1e-4, 3e-4, 1e-3)  # to start from, one a run
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)  # initial rates, one per run
 EVERY = 6  # iterations
 METRIC = "env_runners/episode_return_mean"
 

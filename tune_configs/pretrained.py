@@ -1,15 +1,15 @@
-"""Does a pretrained model of 135M, too, remember more with SRL + diversity than without replay?
+"""Does a pretrained model of 135M parameters also remember more with SRL + diversity than without replay?
 
 It does if final accuracy and retention are higher. The setting is the frozen one of `arms.py`, at the learning rate of
-the quick-start for both arms and with vLLM; two seeds are an illustration beside `confirm`, no test of their own.
+the quick-start for both arms and with vLLM. Two seeds illustrate `confirm`; they are no test of their own.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import ARMS, on_stream
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import ARMS, on_stream
 
 STAGE_TOKENS = 6_000
 PRETRAINED = {

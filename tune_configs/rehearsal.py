@@ -1,14 +1,14 @@
-"""On new domains and seeds, does SRL remember more than uniform replay if it rehearses what was forgotten?
+"""On new domains and seeds, does SRL remember more than uniform replay if it rehearses forgotten domains?
 
 It does if final accuracy and retention are higher than with uniform replay, each paired difference with a 95 % interval
-above 0 and a p value below .05 after Holm's correction. `confirm` found no difference with the rule that goes by how
-often a domain fails: one that cannot be learned fails for good, and took most of what came back.
+above 0 and a p value below .05 after Holm's correction. `confirm` found no difference with a rule that follows a
+domain's failure rate: a domain that cannot be learned keeps failing, and took most of the replay.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Arm, Primary, Study
-from tune_configs.arms import on_stream, varied
+from rllib_srl.studies.study import Arm, Primary, Study
+from rllib_srl.tune_configs.arms import on_stream, varied
 
 SEEDS = tuple(range(601, 611))  # used for nothing else
 

@@ -7,8 +7,8 @@ the best of the other methods.
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import BEST_BASELINE, on_stream
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import BEST_BASELINE, on_stream
 
 
 def study() -> Study:

@@ -1,15 +1,15 @@
 """At which learning rate do the arms with replay remember most, and does SRL + diversity lead there?
 
-The rate of `arms.py` stands unless a higher one is better in final accuracy and retention. Single runs at that one
-lose the form of an answer for good, with every way of drawing what comes back: then luck decides which arm ends higher.
+The rate of `arms.py` stands unless a higher one is better in final accuracy and retention. At a higher rate single runs
+unlearn the answer format permanently, with every replay rule, so chance decides which arm ends higher.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rllib_srl.continual.study import Arm, Primary, Study
-from tune_configs.arms import ARMS, COMMON, on_stream
+from rllib_srl.studies.study import Arm, Primary, Study
+from rllib_srl.tune_configs.arms import ARMS, COMMON, on_stream
 
 RATES = {"high": 3e-4, "low": COMMON["lr"]}
 

@@ -1,13 +1,13 @@
 """At which expected recall should an old prompt come back?
 
-People learn best when they still recall nine of ten; a policy learns nothing from a prompt that all its answers solve.
+People learn best at a recall of about .9; a policy learns nothing from a prompt that all its answers solve.
 The default of .9 stands unless a lower recall is better in final accuracy and retention, at equal generated tokens.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import on_stream, varied
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import on_stream, varied
 
 
 def study() -> Study:

@@ -6,8 +6,8 @@ generated tokens, which the budget counts; training again costs trained tokens a
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Arm, Primary, Study
-from tune_configs.arms import CONSTANT_SRL, on_stream, varied
+from rllib_srl.studies.study import Arm, Primary, Study
+from rllib_srl.tune_configs.arms import CONSTANT_SRL, on_stream, varied
 
 
 def study() -> Study:

@@ -1,14 +1,14 @@
-"""Which rule for when an old prompt is due remembers most, and does any beat having none?
+"""Which spacing rule remembers most, and is any rule better than none?
 
 A rule matters if FSRS, the default, is better than no rule in final accuracy and retention. Items must be reviewed
-often enough to tell: if the median item came back fewer than 4 times the report refuses the study as a test of
-spacing. So that they do, the memory is small and half of what is played comes from it.
+often enough to tell: if the median item came back fewer than 4 times, the report rejects the study as a test of
+spacing. For enough reviews the memory is small, and half of the played prompts come from it.
 """
 
 from __future__ import annotations
 
-from rllib_srl.continual.study import Primary, Study
-from tune_configs.arms import on_stream, varied
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.arms import on_stream, varied
 
 
 def study() -> Study:

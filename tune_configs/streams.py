@@ -1,27 +1,27 @@
-"""The streams of domains that studies train on: one table, each stage a world, its settings and its length.
+"""The streams of domains that studies train on: one table of stages, each an environment with settings and a length.
 
     STREAMS["cpu"]               two pairs of opposite skills, and one between, that a small model learns in turn
-    STREAMS["cpu_turned"]        the same in another order: what is tuned should not hang on one
-    STREAMS["cpu_drawn"]         domains drawn by lot, held out until a confirmation was read, and tuned on since
-    STREAMS["cpu_heldout"]       other domains, drawn by lot, for confirming what was tuned on these
-    STREAMS["cpu_heldout_2"]     others again, for what came of reading that confirmation
+    STREAMS["cpu_turned"]        the same in another order, so that tuning does not depend on one order
+    STREAMS["cpu_drawn"]         domains drawn by lot; held out until a confirmation was read, used for tuning since
+    STREAMS["cpu_heldout"]       other domains, drawn by lot, to confirm what was tuned on the streams above
+    STREAMS["cpu_heldout_2"]     others again, for the hypothesis that came from that confirmation
     STREAMS["cpu_pretrained"]    two of the pairs with shots, for a pretrained model of 135M
     scaled("cpu", iterations=4)  the same, each stage of another length
 
     Which is largest: 17, 93 or 40?  93        ... two stages of other kinds ...        Which is smallest: ...?  17
 
-`.environment(stream=STREAMS["cpu"])` trains on one. In the first five, two stages teach skills whose opposites two
-later stages teach, and one word of the prompt says which of both is asked for. A policy that reinforces the answer
-without the word unlearns the earlier skill with the later one: without such pairs nothing needs to be remembered, since
-getting better at one task makes a policy better at all of them (docs/LOG.md).
+`.environment(stream=STREAMS["cpu"])` trains on one. In the first five, two stages teach skills whose opposites are
+taught by two later stages, and one word of the prompt distinguishes the two. A policy that reinforces an answer while
+ignoring the word unlearns the earlier skill with the later one. Without such pairs there is no forgetting to measure,
+because learning one task improves a policy at all of them (docs/LOG.md).
 
-The stages are what the tiny model half knows (scripts/tiny_lessons.py), without shots: another model needs `num_shots`
-in every `env_config`. Every world here has thousands of questions, so that a stage never repeats itself and held-out
-questions are really new.
+The tiny model half masters the stages (scripts/tiny_lessons.py), without shots; another model needs `num_shots`
+in every `env_config`. Every environment here has thousands of questions, so that a stage never repeats one and held-out
+questions are new.
 
-`cpu_drawn`, `cpu_heldout` and `cpu_heldout_2` were drawn by `random.Random(401)`, `(501)` and `(601)`, so that nobody
-chose them: one pair of `compare` and one of `registers`, each of a size that no lesson teaches and no stream before had
-for this model; one skill between them; then the order of the five. tests/test_drawn_streams.py draws them again.
+`cpu_drawn`, `cpu_heldout` and `cpu_heldout_2` were drawn by `random.Random(401)`, `(501)` and `(601)`, to exclude
+choice by hand: one pair of `compare` and one of `registers`, each of a size that is in no lesson and no earlier stream
+of this model; one skill between them; then the order of the five. A test repeats the draws.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ STREAMS: dict[str, Any] = {
         _stage("compare", "compare_smallest", ask="smallest", num_shots=4),
         _stage("registers", "registers_smaller", task="smaller", num_registers=2, num_turns=3, num_shots=4),
     ],
-    # The same kinds of task without stages: the shares of three drift, each in front once in 30 iterations.
+    # The same kinds of task without stages: the shares of three domains drift, each leads once in 30 iterations.
     "cpu_drift": {
         "domains": [{"world": "compare"}, {"world": "lookup"}, {"world": "registers"}],
         "drift": 3 * STAGE,
         "sharpness": 3.0,
     },
-    # From one domain to another along a line.
+    # A linear transition from one domain to another.
     "cpu_blend": {
         "domains": [{"world": "compare"}, {"world": "lookup"}],
         "schedule": [[0, {"compare": 1}], [3 * STAGE, {"lookup": 1}]],

@@ -1,15 +1,15 @@
-"""Where code that the policy wrote runs: a process with no network, files, privileges or time beyond its limits.
+"""Sandbox for a policy's code: a process without network, files and privileges, with limits on time and memory.
 
-    from envs.sandbox import Call, Limits, Sandbox, SandboxResult, probe
+    from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult, probe
 
-    run.py       Sandbox.run: the front
-    calls.py     the nouns: Limits, Call, SandboxResult and its `stop`
+    run.py       Sandbox.run: the entry point
+    calls.py     the data types: Limits, Call, SandboxResult and its `stop`
     guarantees.py what this machine can guarantee, found by attacking it
-    exchange.py  one call, seen from the parent      pool.py             the parent's workers
-    zygote.py    the process that forks workers      worker.py one call, seen from inside
-    kernel.py, seccomp.py, rooms.py                  what isolates
+    exchange.py  one call, in the parent             pool.py             the parent's workers
+    zygote.py    the process that forks workers      worker.py one call, in the worker
+    kernel.py, seccomp.py, rooms.py                  isolation
 
-Names are loaded when asked for: the zygote imports this package too, and must stay small.
+Names are imported lazily: the zygote imports this package too, and must stay small.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from envs.sandbox.calls import Call, Limits, Returned, SandboxError, SandboxResult, WeakSandboxError
-    from envs.sandbox.guarantees import Guarantee, Guarantees, probe
-    from envs.sandbox.run import Sandbox
+    from rllib_srl.envs.sandbox.calls import Call, Limits, Returned, SandboxError, SandboxResult, WeakSandboxError
+    from rllib_srl.envs.sandbox.guarantees import Guarantee, Guarantees, probe
+    from rllib_srl.envs.sandbox.run import Sandbox
 
 _HOME = {
     "Call": "calls",
@@ -41,4 +41,4 @@ __all__ = ["Call", "Guarantee", "Guarantees", "Limits", "Returned", "Sandbox", "
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"envs.sandbox.{_HOME[name]}"), name)
+    return getattr(import_module(f"rllib_srl.envs.sandbox.{_HOME[name]}"), name)

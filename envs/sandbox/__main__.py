@@ -1,6 +1,6 @@
-"""Print what the sandbox isolates on this machine: `python -m envs.sandbox [--without namespaces landlock seccomp]`.
+"""Print what the sandbox isolates here: `python -m rllib_srl.envs.sandbox [--without namespaces landlock seccomp uid]`.
 
-The exit status is 1 where a guarantee is missing.
+The exit status is 1 if a guarantee is missing.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from envs.sandbox.guarantees import probe
-from envs.sandbox.run import MECHANISMS
+from rllib_srl.envs.sandbox.guarantees import probe
+from rllib_srl.envs.sandbox.run import MECHANISMS
 
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m envs.sandbox", description="What the sandbox isolates here.")
+    parser = argparse.ArgumentParser(prog="python -m rllib_srl.envs.sandbox", description="What is isolated here.")
     parser.add_argument("--without", nargs="*", default=[], choices=MECHANISMS, help="do without these, to see")
     guarantees = probe(tuple(parser.parse_args().without))
     print(guarantees)

@@ -1,17 +1,18 @@
-"""The nouns of the sandbox: what a call may use, what it asks for, and what came of it.
+"""The data types of the sandbox: limits, calls and results.
 
-`stop` says how a call ended:
+`stop` is the reason why a call ended:
 
     ok        the code ran to its end, or left by sys.exit(0)
     error     an exception, or another exit status
     timeout   the time limit passed
     memory    an allocation beyond the limit raised MemoryError
     output    it wrote more than the limit to stdout and stderr, or returned more
-    crashed   a signal ended it, or it left without saying how it ended (os._exit)
+    crashed   a signal ended it, it left without a report (os._exit), or it ended the process that forks workers,
+              in a call and again alone
     too_long  code, standard input and files together are longer than the limit: nothing was run
 
-"ok", "error" and "memory" are what the code's own process said, so the code can lie about them, as it can about any
-value it returns. Whoever pays for a right answer compares the value outside, with what never was inside.
+"ok", "error" and "memory" are reported by the code's own process, so the code can forge them, and any value it
+returns. To reward a right answer, compare the value outside with data that was never inside.
 """
 
 from __future__ import annotations
@@ -25,20 +26,27 @@ SAID_INSIDE = ("ok", "error", "memory")
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed; the code is not to blame."""
+    """The sandbox itself failed, not the code."""
 
 
 class LostWorkerError(SandboxError):
-    """The worker of a call did not start, or was lost with the process that forks workers; another may do."""
+    """The worker of a call did not start, or was lost with the process that forks workers; a retry may succeed.
+
+    `has_begun`: the code was running by then, so it may have ended that process.
+    """
+
+    def __init__(self, message: str, has_begun: bool = False):
+        super().__init__(message)
+        self.has_begun = has_begun
 
 
 class WeakSandboxError(RuntimeError):
-    """This machine cannot give a guarantee that a world which runs code needs."""
+    """This machine cannot give a guarantee that an environment which runs code needs."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may use. Invariant: `faults` is empty for the limits of a sandbox that exists."""
+    """The limits of one call. Invariant: `faults` is empty for the limits of a sandbox that was built."""
 
     timeout_s: float = 5.0  # from the moment the code runs, by the wall clock
     memory_bytes: int = 512 << 20  # address space, the interpreter's own included
@@ -49,7 +57,7 @@ class Limits:
     packages: tuple[str, ...] = ()  # imported before the code runs; without any, there is the standard library only
 
     def faults(self) -> list[str]:
-        """Return one line for each limit out of its range."""
+        """Return one error message for each limit out of its range."""
         ranges = (
             ("timeout_s", 0.01, 3600),
             ("memory_bytes", 64 << 20, 1 << 40),
@@ -67,7 +75,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Call:
-    """A function that the code defines, to be called after it has run. `args` are JSON values."""
+    """A call of a function that the code defines, made after the code has run. `args` are JSON values."""
 
     function: str
     args: Sequence[Any] = ()
@@ -75,7 +83,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Returned:
-    """What one `Call` came to: a JSON value, or the error it raised (never both)."""
+    """The result of one `Call`: a JSON value, or the error it raised (never both)."""
 
     value: Any = None
     error: str = ""
@@ -83,7 +91,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """What came of a call. Invariant: `stop` is one of `STOPS`; `returned` is empty or one for each `Call`."""
+    """The result of a call. Invariant: `stop` is one of `STOPS`; `returned` is empty or has one entry per `Call`."""
 
     stop: str
     stdout: str = ""
@@ -94,4 +102,4 @@ class SandboxResult:
     exit_code: int = 0  # of the process; -9 for signal 9
     duration_s: float = 0.0  # while the code ran
     start_s: float = 0.0  # from the call until the code ran, waiting for a free worker left out
-    is_leaking: bool = False  # a process of the call outlived it; only where the probe says so
+    is_leaking: bool = False  # a process of the call outlived it; possible only if the probe reports so

@@ -1,7 +1,8 @@
-"""The parent's side of one call: hand the request over, read what comes, and end it in time.
+"""The parent's side of one call: send the request, read the output, and end the call in time.
 
-Nothing that is read is trusted: sizes are bounded while reading, the report is parsed as JSON and checked field by
-field, and when the worker is gone is what the zygote says, not what the worker's pipes say.
+No input is trusted: sizes are bounded while reading, the report is parsed as JSON and checked field by field, and the
+zygote, not the worker's pipes, reports the worker's end. A call that was killed for its time or output keeps that
+result even if the zygote is lost afterwards.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.sandbox.calls import SAID_INSIDE, Limits, LostWorkerError, Returned, SandboxError, SandboxResult
-from envs.sandbox.pool import Pool, Worker
+from rllib_srl.envs.sandbox.calls import SAID_INSIDE, Limits, LostWorkerError, Returned, SandboxError, SandboxResult
+from rllib_srl.envs.sandbox.pool import Pool, Worker
 
 START_S = 60.0  # until the worker is locked up and runs the code; then the call's own limit counts
-END_S = 20.0  # from the kill until the zygote says that it is gone
+END_S = 20.0  # from the kill until the zygote reports the worker's end
 _CHUNK = 1 << 16
 _ERROR_CHARS = 2000
 
 
 @dataclass
 class Exchange:
-    """One call. Invariant: `stop` is set at most once, to what ended it from outside."""
+    """One call. Invariant: `stop` is set at most once, to the reason why the call was ended from outside."""
 
     pool: Pool
     worker: Worker
@@ -33,6 +36,7 @@ class Exchange:
     unsent: memoryview
     texts: dict[int, bytearray] = field(default_factory=dict)  # by descriptor: stdout, stderr, channel
     status: bytes = b""
+    is_lost: bool = False  # the zygote is gone or stuck, so that no status comes
     stop: str = ""
     num_calls: int = 0
     asked: float = 0.0  # moments of the monotonic clock, 0 until they have come
@@ -41,11 +45,10 @@ class Exchange:
     ended: float = 0.0
 
     def run(self) -> SandboxResult:
-        """Play the call to its end.
+        """Run the call to its end.
 
         Raises:
-            LostWorkerError: the worker did not start, or its zygote is gone.
-            SandboxError: the worker cannot be killed.
+            LostWorkerError: the worker did not start, or its zygote is gone and the code's result is unknown.
         """
         self.asked = time.monotonic()
         channel = self.worker.channel.fileno()
@@ -54,23 +57,26 @@ class Exchange:
         poll.register(channel, select.POLLIN | select.POLLOUT)
         for fd in (self.worker.out, self.worker.err, self.worker.status):
             poll.register(fd, select.POLLIN)
-        while not self.status:
+        while not self.status and not self.is_lost:
             left = self._deadline() - time.monotonic()
-            if left <= 0 and self.killed:
-                raise SandboxError(f"a killed worker was not gone after {END_S:g} s")
-            if left <= 0:
+            if left <= 0 and self.killed:  # the zygote does not react: end it and all its workers
+                self.is_lost, self.ended = True, self.killed
+                with suppress(SandboxError):  # a failed restart is raised in the next call
+                    self.pool.mend(self.worker.generation, is_stuck=True)
+            elif left <= 0:
                 self._kill("timeout")
-                continue
-            for fd, events in poll.poll(left * 1000):
-                self._serve(poll, fd, events)
+            else:
+                for fd, events in poll.poll(left * 1000):
+                    self._serve(poll, fd, events)
         leaking = [fd for fd in self.texts if not self._drained(fd)]
         if not self.began:
-            told = self.texts[self.worker.err].decode(errors="replace").strip()
+            failed = json.loads(self.status or b"{}").get("failed", "")
+            told = failed or self.texts[self.worker.err].decode(errors="replace").strip()
             raise LostWorkerError(f"a worker did not start: {told or 'it took too long'}")
-        return self._result(bool(leaking))
+        return self._result(bool(leaking) and not self.is_lost)
 
     def _deadline(self) -> float:
-        """Return when the wait in progress ends: for the start, for the code, or for its end after the kill."""
+        """Return the end of the current wait: for the start, for the code, or for its end after the kill."""
         if self.killed:
             return self.killed + END_S
         return self.began + self.limits.timeout_s if self.began else self.asked + START_S
@@ -78,14 +84,17 @@ class Exchange:
     def _kill(self, stop: str) -> None:
         if not self.killed:
             self.stop, self.killed = self.stop or stop, time.monotonic()
-            self.pool.kill(self.worker)
+            with suppress(SandboxError):  # a zygote that takes no orders is gone, which its status tells, or stuck
+                self.pool.kill(self.worker)
 
     def _serve(self, poll: select.poll, fd: int, events: int) -> None:
         if fd == self.worker.status:
             self.status = os.read(fd, 4096)
-            if not self.status:
-                raise LostWorkerError("the sandbox's zygote ended during a call")
-            self.ended = self.killed or time.monotonic()
+            self.is_lost, self.ended = not self.status, self.killed or time.monotonic()
+            if self.is_lost and not self.killed:
+                if not self.began:
+                    self._read(self.worker.channel.fileno())  # it may have begun since the poll
+                raise LostWorkerError("the sandbox's zygote ended during a call", has_begun=bool(self.began))
             return
         if events & select.POLLOUT:
             self._send(poll)
@@ -98,7 +107,7 @@ class Exchange:
         except BlockingIOError:
             return
         except OSError:
-            self.unsent = self.unsent[:0]  # it ended before it had read all: its status says how
+            self.unsent = self.unsent[:0]  # it ended before it had read everything; its status has the reason
         if not self.unsent:
             poll.modify(self.worker.channel.fileno(), select.POLLIN)
 
@@ -126,7 +135,7 @@ class Exchange:
         return self.limits.output_bytes - len(self.texts[self.worker.out]) - len(self.texts[self.worker.err])
 
     def _drained(self, fd: int) -> bool:
-        """Take what was left in a pipe; return False if somebody still holds its other end."""
+        """Read the rest of a pipe; return False if another process still holds its other end."""
         while not self.stop:
             try:
                 data = os.read(fd, _CHUNK)
@@ -148,7 +157,7 @@ class Exchange:
 
     def _result(self, is_leaking: bool) -> SandboxResult:
         report = {} if self.stop else report_in(self.texts[self.worker.channel.fileno()], self.num_calls)
-        exit_code = int(json.loads(self.status)["exit"])
+        exit_code = int(json.loads(self.status)["exit"]) if self.status else -signal.SIGKILL
         return SandboxResult(
             stop=self.stop or report.get("stop", "crashed"),
             stdout=self.texts[self.worker.out].decode(errors="replace"),
@@ -164,31 +173,36 @@ class Exchange:
 
 
 def packed(request: dict[str, Any]) -> memoryview:
-    """Return a request as the worker reads it: its length in 8 bytes, and JSON."""
+    """Return a request in the worker's format: its length in 8 bytes, then JSON."""
     data = json.dumps(request).encode()
     return memoryview(struct.pack("=Q", len(data)) + data)
 
 
 def report_in(data: bytes | bytearray, num_calls: int) -> dict[str, Any]:
-    """Return the fields of a worker's report that are what they must be; an unreadable report is none."""
+    """Return the valid fields of a worker's report; an unreadable report has none."""
     try:
         report = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(report, dict) or report.get("stop") not in SAID_INSIDE:
         return {}
-    value, error, returned = report.get("value"), report.get("error"), report.get("returned")
+    value, returned = report.get("value"), report.get("returned")
     rows = returned if isinstance(returned, list) and all(isinstance(row, dict) for row in returned) else []
     if report["stop"] == "ok" and len(rows) != num_calls:
         return {}
     return {
         "stop": report["stop"],
         "value": _writable(value) if isinstance(value, str) else None,
-        "error": _writable(error)[:_ERROR_CHARS] if isinstance(error, str) else "",
-        "returned": tuple(Returned(row.get("value"), _writable(str(row.get("error", "")))) for row in rows),
+        "error": _error_in(report, ""),
+        "returned": tuple(Returned(row.get("value"), _error_in(row, "no error")) for row in rows),
     }
 
 
+def _error_in(fields: dict[str, Any], unreadable: str) -> str:
+    error = fields.get("error", "")
+    return _writable(error)[:_ERROR_CHARS] if isinstance(error, str) else unreadable
+
+
 def _writable(text: str) -> str:
-    """Return text that UTF-8 can hold: JSON may spell half of a surrogate pair."""
+    """Return text that UTF-8 can encode: JSON may contain half of a surrogate pair."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""The Linux calls that Python has no name for: namespaces, mounts, privileges, landlock.
+"""Linux system calls without a Python function: namespaces, mounts, privileges, landlock.
 
-Each function does one call and raises `OSError` with the kernel's reason. Imported by the zygote, whose memory the
-sandboxed code inherits: it imports little and holds nothing secret.
+Each function makes one call and raises `OSError` with the kernel's reason. The zygote imports this module, and the
+sandboxed code inherits its memory: it imports little and holds no secrets.
 
 Sources: man pages unshare(2), mount(2), mount_setattr(2), pivot_root(2), prctl(2), capset(2), landlock(7).
 """
@@ -79,7 +79,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def detach(target: str) -> None:
-    """Unmount `target` as soon as nobody uses it."""
+    """Unmount `target` as soon as no process uses it."""
     _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount2 {target}")
 
 
@@ -113,7 +113,7 @@ def landlock_version() -> int:
 
 
 def landlock(version: int, readable: list[str], writable: list[str]) -> None:
-    """Forbid for good to open anything but `readable` and `writable`, TCP, and signals to processes outside."""
+    """Forbid permanently: opening files outside `readable` and `writable`, TCP, and signals to processes outside."""
     handled = _ALL_V1 | (version >= 2 and _REFER_V2) | (version >= 3 and _TRUNCATE_V3) | (version >= 5 and _IOCTL_V5)
     fields = (handled, _NET_V4, _SCOPES_V6)[: 1 + (version >= 4) + (version >= 6)]
     ruleset = _syscall(_LANDLOCK_CREATE, struct.pack(f"={len(fields)}Q", *fields), 8 * len(fields), 0)
@@ -129,7 +129,7 @@ def _landlock_allow(ruleset: int, path: str, access: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except PermissionError:
-        return  # what this user cannot reach needs no permission
+        return  # a path that this user cannot open needs no rule
     try:
         if not os.path.isdir(path):
             access &= _READ & ~(1 << 3) | 1 << 1 | _TRUNCATE_V3  # a file has no rights of directories

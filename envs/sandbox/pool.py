@@ -1,9 +1,9 @@
-"""The parent's side of the zygote: workers held ready, one zygote for each set of packages and process.
+"""The parent's side of the zygote: a pool of ready workers, one zygote per set of packages and process.
 
-    take()  ->  a worker that nobody has used, and a new one on its way
-    end(worker)                     it is killed, unless it is gone already; nobody uses a worker twice
+    take()  ->  an unused worker; a new one is started in its place
+    end(worker)                     kill it if it still runs; no worker is used twice
 
-Workers are few (`MOST_RUNNING` at once in a process); who finds none free waits, up to a deadline. The zygote ends with
+At most `MOST_RUNNING` workers run at once in a process; further callers wait, up to a deadline. The zygote ends with
 this process, however it ends (envs/kept_process.py).
 """
 
@@ -27,22 +27,28 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from envs.kept_process import start_kept
-from envs.sandbox.calls import LostWorkerError, SandboxError
-from envs.slots import Slots
+from rllib_srl.envs.kept_process import start_kept
+from rllib_srl.envs.sandbox.calls import LostWorkerError, SandboxError
+from rllib_srl.envs.slots import Slots
 
-MOST_RUNNING = max(4, min(16, os.cpu_count() or 1))
+# At least as many as a runner has threads for its environments: an episode that waits here for the calls of others may
+# exceed the timeout of its own step, and is then dropped through no fault of the policy.
+MOST_RUNNING = max(8, min(16, os.cpu_count() or 1))
 NUM_WARM = 2  # beyond those that run
 WAIT_S = 120.0  # for a free worker
 BEGIN_S = 60.0  # until a zygote is ready; packages take seconds to import
 CONTROL_S = 10.0  # until the zygote takes an order
-_DYING_S = 1.0  # in which a process that has lost some descriptors loses the others
-_ROOT = str(Path(__file__).resolve().parents[2])
-_START = "import sys; sys.path.insert(0, sys.argv[2]); from envs.sandbox.zygote import main; main(int(sys.argv[1]))"
-ENVIRONMENT = {  # all that the zygote and its workers have
+_DYING_S = 1.0  # for a process that has closed some descriptors to close the others
+_ROOT = str(Path(__file__).absolute().parents[3])  # not resolved: rllib_srl/envs is a link in a checkout
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[2]); "
+    "from rllib_srl.envs.sandbox.zygote import main; main(int(sys.argv[1]))"
+)
+ENVIRONMENT = {  # the whole environment of the zygote and its workers
     "LANG": "C.UTF-8",
     "PATH": "",
-    "PYTHONHASHSEED": "0",  # the same code prints the same in every process
+    "PYTHONHASHSEED": "0",  # same output of the same code in every process
+    "OMP_WAIT_POLICY": "passive",  # as rllib_srl sets it when it is imported
     "OMP_NUM_THREADS": "1",  # a zygote must have one thread: see its _preload
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -60,9 +66,10 @@ class Worker:
     out: int
     err: int
     status: int
+    generation: int  # of the zygote that forked it
 
     def close(self) -> None:
-        """Close this side; a worker that waits then exits."""
+        """Close this side; a waiting worker then exits."""
         self.channel.close()
         for fd in (self.out, self.err, self.status):
             os.close(fd)
@@ -71,16 +78,17 @@ class Worker:
 class Pool:
     """Workers of one zygote. Invariant: `_idle` are unused; all methods may be called from any thread."""
 
-    def __init__(self, packages: tuple[str, ...] = (), without: tuple[str, ...] = ()):
+    def __init__(self, packages: tuple[str, ...] = (), without: tuple[str, ...] = (), num_warm: int = NUM_WARM):
         self.pid = os.getpid()
         self.mechanisms: frozenset[str] = frozenset()
-        self.generation = 0  # how many zygotes there have been
+        self.generation = 0  # number of zygotes started so far
         self.note = ""  # why namespaces were given up after they had been made
-        self._packages, self._without = packages, without
+        self._packages, self._without, self._num_warm = packages, without, num_warm
         self._slots = Slots(MOST_RUNNING)
         self._lock = threading.Lock()
         self._idle: deque[Worker] = deque()
         self._num_made = 0
+        self.is_closed = False
         self._base = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -89,10 +97,10 @@ class Pool:
 
     @contextmanager
     def worker(self) -> Iterator[Worker]:
-        """Lend a fresh worker, and end it afterwards.
+        """Lend an unused worker, and end it afterwards.
 
         Raises:
-            SandboxError: none became free in time, or the zygote is gone and cannot be started again.
+            SandboxError: none became free in time, or the zygote is gone and cannot be restarted.
         """
         if not self._slots.acquire(WAIT_S):
             raise SandboxError(f"all {MOST_RUNNING} workers of this process were busy for {WAIT_S:g} s")
@@ -106,26 +114,36 @@ class Pool:
             self._slots.release()
 
     def kill(self, worker: Worker) -> None:
-        """Ask the zygote to kill a worker; its status says when it is gone."""
+        """Have the zygote kill a worker; its status reports the end."""
         with self._lock:
             self._order({"kill": worker.number}, [])
 
-    def mend(self, generation: int) -> None:
-        """Start another zygote if the one of `generation` is gone, unless somebody has done so."""
+    def mend(self, generation: int, is_stuck: bool = False) -> None:
+        """Start another zygote if the one of `generation` is gone, unless another thread has done so.
+
+        Args:
+            generation: of the zygote that was lost
+            is_stuck: kill the zygote first
+        """
         with self._lock:
-            if generation == self.generation and self._control is not None and _is_closed(self._control):
+            if generation != self.generation or self.is_closed:
+                return
+            if is_stuck and self._process is not None:
+                self._process.kill()
+            if is_stuck or self._control is None or _is_closed(self._control):
                 self._stop()
                 self._begin()
 
     def close(self) -> None:
         """End the zygote and every worker, and wait until they are gone."""
+        self.is_closed = True
         with self._lock:
             self._stop()
 
     def _taken(self) -> Worker:
         with self._lock:
             worker = self._idle.popleft() if self._idle else self._spawned()
-            while len(self._idle) < NUM_WARM:
+            while len(self._idle) < self._num_warm:
                 self._idle.append(self._spawned())
             return worker
 
@@ -133,7 +151,7 @@ class Pool:
         ours, theirs = socket.socketpair()
         ends = [os.pipe() for _ in range(3)]
         self._num_made += 1
-        worker = Worker(self._num_made, ours, *(end[0] for end in ends))
+        worker = Worker(self._num_made, ours, ends[0][0], ends[1][0], ends[2][0], self.generation)
         try:
             self._order({"spawn": worker.number}, [theirs.fileno(), *(end[1] for end in ends)])
         except SandboxError:
@@ -149,8 +167,10 @@ class Pool:
         return worker
 
     def _order(self, message: dict[str, int], fds: list[int]) -> None:
-        if self._control is None:
+        if self.is_closed:
             raise SandboxError("the sandbox is closed")
+        if self._control is None:
+            raise LostWorkerError("the sandbox's zygote could not be started again")
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
         except OSError as error:
@@ -168,7 +188,7 @@ class Pool:
             raise SandboxError(f"the sandbox's zygote did not start: {hello.get('failed', 'it ended')}")
         self.mechanisms, self.generation = frozenset(hello["mechanisms"]), self.generation + 1
         self._base = hello["base"]
-        self._idle.extend(self._spawned() for _ in range(NUM_WARM))
+        self._idle.extend(self._spawned() for _ in range(self._num_warm))
 
     def _hello(self, without: tuple[str, ...]) -> dict:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,12 +228,12 @@ class Pool:
 
 
 def _is_closed(control: socket.socket) -> bool:
-    """Say whether the zygote's side is closed: after its greeting it says nothing more."""
+    """Return whether the zygote's side is closed; after its greeting it sends nothing more."""
     return bool(select.select([control], [], [], _DYING_S)[0])
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the zygote has ended its workers and itself, and kill it if it does not."""
+    """Wait until the zygote has ended its workers and itself; kill it if it does not."""
     deadline = time.monotonic() + CONTROL_S
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -238,8 +258,8 @@ _POOLS_LOCK = threading.Lock()
 
 
 def pool_of(packages: tuple[str, ...], without: tuple[str, ...]) -> Pool:
-    """Return this process's pool for `packages`, started if it is the first time. A fork of a process has its own."""
-    key = (os.getpid(), packages, without)
+    """Return this process's pool for `packages`, started on first use. A forked process has its own."""
+    key = (os.getpid(), packages, tuple(sorted(without)))
     with _POOLS_LOCK:
         if key not in _POOLS:
             _POOLS[key] = Pool(packages, without)
@@ -248,7 +268,7 @@ def pool_of(packages: tuple[str, ...], without: tuple[str, ...]) -> Pool:
 
 @atexit.register
 def close_all() -> None:
-    """End every zygote of this process; calls that come later start another."""
+    """End every zygote of this process; later calls start another."""
     with _POOLS_LOCK:
         for key in [key for key in _POOLS if key[0] == os.getpid()]:
             _POOLS.pop(key).close()

@@ -1,13 +1,13 @@
-"""The file system that sandboxed code sees: an empty root with the interpreter's own files in it, read-only.
+"""The file system of sandboxed code: an empty root with the interpreter's own files in it, read-only.
 
     /                       a tmpfs of the zygote's, read-only
     /usr/lib, /lib64, ...   shared libraries
     <prefix>/lib/python3.x  the standard library; with packages, the site-packages as well
     /dev/null
-    /tmp                    each call's own tmpfs, bounded, gone with the call
+    /tmp                    each call's own tmpfs, bounded, removed with the call
 
-There is no /proc, /sys, /home, /etc beyond the loader's cache, and nothing of the machine's that can be written.
-Where mounts are not allowed, the same list of paths is what landlock lets the code read.
+There is no /proc, /sys or /home, no /etc beyond the loader's cache, and no writable file of the machine.
+If mounts are not allowed, landlock lets the code read the same list of paths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 
-from envs.sandbox import kernel
+from rllib_srl.envs.sandbox import kernel
 
 SCRATCH = "/tmp"
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/null")
@@ -24,7 +24,7 @@ _HIDDEN, _NEW, _OLD = "/tmp", "new", "old"
 
 
 def readable_paths(site_folders: list[str]) -> list[str]:
-    """Return the paths that code needs in order to import, each once and none inside another."""
+    """Return the paths that imports need, each once and none inside another."""
     wanted = [*_LIBRARIES, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site_folders]
     if sys.base_prefix != "/usr":
         wanted.append(os.path.join(sys.base_prefix, "lib"))  # where a libpython of its own lies
@@ -36,10 +36,10 @@ def readable_paths(site_folders: list[str]) -> list[str]:
 
 
 def enter(paths: list[str]) -> None:
-    """Replace this process's root, in its own mount namespace, by one that shows `paths` read-only, and `SCRATCH`.
+    """Replace this process's root, in its own mount namespace, by one with `paths` read-only, and `SCRATCH`.
 
     Raises:
-        OSError: some mount is not allowed; the process is then fit for nothing and must exit.
+        OSError: a mount is not allowed; the process is then unusable and must exit.
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _HIDDEN, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=755")
@@ -75,6 +75,6 @@ def _show(path: str) -> None:
 
 
 def mount_scratch(size: int, uid: int) -> None:
-    """Give this process, in its own mount namespace, an empty `SCRATCH` of at most `size` bytes."""
+    """Mount an empty `SCRATCH` of at most `size` bytes in this process's own mount namespace."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("tmpfs", SCRATCH, "tmpfs", flags, f"size={size},nr_inodes=1024,mode=700,uid={uid},gid={uid}")

@@ -1,4 +1,4 @@
-"""Run a piece of Python that nobody trusts, and say what came of it.
+"""Run untrusted Python code and return its result.
 
     sandbox = Sandbox(Limits(timeout_s=2.0))
     sandbox.run("print(6 * 7)").stdout                                         "42\\n"
@@ -6,31 +6,36 @@
     sandbox.run("while True: pass").stop                                       "timeout"
     sandbox.run("def f(x): return x + 1", calls=[Call("f", [1])]).returned     (Returned(value=2),)
 
-Each run is a new process; nothing stays from one to the next. See `envs.sandbox.calls` for the nouns and
-`python -m envs.sandbox` for what is isolated on this machine.
+Each run is a new process; no state is kept between runs. A call that is lost together with the process that forks
+workers is repeated in a zygote of its own; if that is lost as well, the code caused it, and the call has "crashed". So
+code cannot pass for a failure of the sandbox. The data types are in `rllib_srl.envs.sandbox.calls`;
+`python -m rllib_srl.envs.sandbox` prints what is isolated on this machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any
 
-from envs.sandbox.calls import Call, Limits, LostWorkerError, SandboxResult, WeakSandboxError
-from envs.sandbox.exchange import Exchange, packed
-from envs.sandbox.pool import Pool, pool_of
+from rllib_srl.envs.sandbox.calls import Call, Limits, LostWorkerError, SandboxResult, WeakSandboxError
+from rllib_srl.envs.sandbox.exchange import Exchange, packed
+from rllib_srl.envs.sandbox.pool import Pool, pool_of
 
-MECHANISMS = ("namespaces", "landlock", "seccomp")
+MECHANISMS = ("namespaces", "landlock", "seccomp", "uid")  # without "uid", root's code stays root
 _MOST_FILES = 256
+_RETRY_S, _PAUSE_S = 8.0, 0.2  # total time of retries, and the increment of the pause between them
 
 
 class Sandbox:
     """Runs code within limits, from any thread; all sandboxes of a process share its workers.
 
-    Invariant: it can be pickled, and holds nothing but settings.
+    Invariant: it can be pickled, and holds only settings.
     """
 
     def __init__(
@@ -41,12 +46,12 @@ class Sandbox:
         without: tuple[str, ...] = (),
         is_probed: bool = True,
     ):
-        """Check the limits, and on the first use in a process what the machine can guarantee, which is then printed.
+        """Check the limits and, on the first use in a process, the guarantees of the machine, which are then printed.
 
         Args:
             limits: of every run
-            allow_weak_sandbox: run even where a guarantee is missing
-            without: of `MECHANISMS`; those to do without, as on a machine that lacks them
+            allow_weak_sandbox: run even if a guarantee is missing
+            without: mechanisms of `MECHANISMS` to disable, as on a machine that lacks them
             is_probed: False only for the probe itself
 
         Raises:
@@ -66,12 +71,13 @@ class Sandbox:
             raise ValueError("; ".join(faults))
         self.without = tuple(sorted(without))
         if is_probed:
-            from envs.sandbox.guarantees import told
+            from rllib_srl.envs.sandbox.guarantees import told
 
             missing = told(self.without).missing
             if missing and not allow_weak_sandbox:
                 raise WeakSandboxError(
-                    f"this machine's sandbox does not isolate {', '.join(missing)} (python -m envs.sandbox says why); "
+                    f"this machine's sandbox does not isolate {', '.join(missing)} "
+                    "(python -m rllib_srl.envs.sandbox says why); "
                     "set allow_weak_sandbox = True to run untrusted code all the same"
                 )
 
@@ -83,18 +89,18 @@ class Sandbox:
         timeout_s: float | None = None,
         calls: Sequence[Call] = (),
     ) -> SandboxResult:
-        """Run `code` in a process of its own, then `calls`, and wait until nothing of it is left.
+        """Run `code` in a process of its own, then `calls`, and wait until all its processes have ended.
 
         Args:
             code: Python; the value of its last statement is reported if that is an expression
-            stdin: what the code reads from standard input
-            files: text by name, put into the current directory, as in {"data/table.csv": "a,b"}
-            timeout_s: shorter or longer than that of the limits
-            calls: functions that the code defines, called in turn in the same process
+            stdin: standard input of the code
+            files: text by name, written to the current directory, as in {"data/table.csv": "a,b"}
+            timeout_s: replaces the time limit of the limits
+            calls: functions that the code defines, called in order in the same process
 
         Raises:
-            ValueError: a file name that leads outside, or a time limit out of range.
-            SandboxError: no worker was free for long, or two were lost; the code is not to blame.
+            ValueError: a file name outside the current directory, or a time limit out of range.
+            SandboxError: no worker became free in time, or none starts; the code is not the cause.
         """
         limits = self.limits if timeout_s is None else dataclasses.replace(self.limits, timeout_s=timeout_s)
         if faults := [*limits.faults(), *_faults_of_files(files or {})]:
@@ -112,12 +118,31 @@ class Sandbox:
             error = f"the request has {len(request)} bytes; at most {limits.code_bytes} are run"
             return SandboxResult("too_long", error=error)
         pool = pool_of(limits.packages, self.without)
-        generation = pool.generation
+        last, num_tries = time.monotonic() + _RETRY_S, 0
+        while True:
+            generation, num_tries = pool.generation, num_tries + 1
+            try:
+                return self._run(pool, limits, request, len(calls))
+            except LostWorkerError as error:  # calls leave no state, so they can be repeated
+                pool.mend(generation)
+                if pool.is_closed or (num_tries > 1 and time.monotonic() > last):
+                    raise
+                if error.has_begun:
+                    return self._run_alone(limits, request, len(calls))
+                time.sleep(_PAUSE_S * (num_tries - 1))  # other code may hold the needed resources up to its time limit
+
+    def _run_alone(self, limits: Limits, request: memoryview, num_calls: int) -> SandboxResult:
+        """Make a call with a zygote of its own: if that is lost too, the code caused it."""
+        pool = Pool(limits.packages, self.without, num_warm=0)
         try:
-            return self._run(pool, limits, request, len(calls))
-        except LostWorkerError:  # a call leaves nothing behind, so it can be made again
-            pool.mend(generation)
-            return self._run(pool, limits, request, len(calls))
+            return self._run(pool, limits, request, num_calls)
+        except LostWorkerError as error:
+            if not error.has_begun:
+                raise
+            told = "the code ended the process that runs the sandbox, in a call and again alone"
+            return SandboxResult("crashed", error=told, exit_code=-signal.SIGKILL)
+        finally:
+            pool.close()
 
     @staticmethod
     def _run(pool: Pool, limits: Limits, request: memoryview, num_calls: int) -> SandboxResult:

@@ -1,7 +1,19 @@
-"""Which system calls sandboxed code may make: a list of what Python and NumPy need, everything else is EPERM.
+"""The seccomp filter of sandboxed code: an allowlist of what Python and NumPy need; every other system call is EPERM.
 
-Not on the list, so refused whatever else is missing: new processes (fork, exec, clone without CLONE_THREAD), sockets
-(but for socketpair, which asyncio needs), signals to others, ptrace, mounts, set-id calls, chmod, io_uring, keyrings.
+Not on the list, and so refused even if all other isolation is missing: new processes (fork, exec, clone without
+CLONE_THREAD), sockets (except connected pairs, which asyncio needs), signals to others, ptrace, mounts, set-id calls,
+chmod, io_uring, keyrings.
+
+Some calls are allowed with certain arguments only (`_conditions`), since with others they reach beyond the process:
+
+    sendto, socketpair   a datagram socket sends to any Unix socket whose path it names; MSG_OOB has had kernel bugs
+    fcntl                F_SETOWN and F_SETSIG send any signal to any process of the user, F_SETLEASE stalls processes
+                         that open a file, F_SETPIPE_SZ uses up the user's share of pipe memory
+    ioctl                FIOASYNC and FIOSETOWN do what F_SETFL and F_SETOWN do; TIOCSTI types into a terminal
+    clone, kill, prctl   threads without namespaces; signals to this process; the names of threads
+
+A filter sees numbers, never the memory behind a pointer. Arguments are 64 bits wide: of an `int` the kernel reads the
+low half, so the high half is ignored; a pointer is compared in both halves.
 
 The filter is classic BPF over `struct seccomp_data` (nr, arch, ip, args[6]); offsets below are into it.
 Sources: seccomp(2); the kernel's Documentation/userspace-api/seccomp_filter.rst; numbers from asm/unistd.h.
@@ -12,9 +24,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import socket
 import struct
+from dataclasses import dataclass
 
-from envs.sandbox.kernel import prctl
+from rllib_srl.envs.sandbox.kernel import prctl
 
 # name, number on x86_64, number on aarch64 (- where the call does not exist)
 _ALLOWED = """
@@ -32,42 +46,77 @@ time 201 -; getitimer 36 102; setitimer 38 103; alarm 37 -; getpid 39 172; getti
 getuid 102 174; geteuid 107 175; getgid 104 176; getegid 108 177; getresuid 118 148; getresgid 120 150
 getgroups 115 158; getpgrp 111 -; getpgid 121 155; getsid 124 156; exit 60 93; exit_group 231 94; wait4 61 260
 waitid 247 95; uname 63 160; sysinfo 99 179; getrusage 98 165; times 100 153; getcpu 309 168; getpriority 140 141
-getrlimit 97 163; fcntl 72 25; flock 73 32; fsync 74 82; fdatasync 75 83; ftruncate 77 46; fallocate 285 47
+getrlimit 97 163; flock 73 32; fsync 74 82; fdatasync 75 83; ftruncate 77 46; fallocate 285 47
 fadvise64 221 223; getdents 78 -; getdents64 217 61; getcwd 79 17; chdir 80 49; fchdir 81 50; rename 82 -
 renameat 264 38; renameat2 316 276; mkdir 83 -; mkdirat 258 34; rmdir 84 -; unlink 87 -; unlinkat 263 35; link 86 -
 linkat 265 37; symlink 88 -; symlinkat 266 36; readlink 89 -; readlinkat 267 78; umask 95 166; statfs 137 43
-fstatfs 138 44; futex 202 98; futex_waitv 449 449; set_robust_list 273 99; get_robust_list 274 100; rseq 334 293
+fstatfs 138 44; futex 202 98; futex_waitv 449 449; set_robust_list 273 99; rseq 334 293
 set_tid_address 218 96; sched_getaffinity 204 123; sched_getparam 143 121; sched_getscheduler 145 120
-sched_get_priority_max 146 125; sched_get_priority_min 147 126; getrandom 318 278; socketpair 53 199
-sendto 44 206; recvfrom 45 207; shutdown 48 210
+sched_get_priority_max 146 125; sched_get_priority_min 147 126; getrandom 318 278; shutdown 48 210
 """
 _ARM = platform.machine() == "aarch64"
 _ARCH = 0xC00000B7 if _ARM else 0xC000003E  # AUDIT_ARCH_AARCH64, AUDIT_ARCH_X86_64
-_CLONE, _CLONE3, _KILL, _TGKILL, _IOCTL, _PRCTL, _PRLIMIT = (
-    (220, 435, 129, 131, 29, 167, 261) if _ARM else (56, 435, 62, 234, 16, 157, 302)
+_CLONE, _CLONE3, _KILL, _TGKILL, _IOCTL, _PRCTL, _PRLIMIT, _FCNTL, _SOCKETPAIR, _SENDTO, _RECVFROM = (
+    (220, 435, 129, 131, 29, 167, 261, 25, 199, 206, 207) if _ARM else (56, 435, 62, 234, 16, 157, 302, 72, 53, 44, 45)
 )
-_CLONE_THREAD = 0x10000
+_CLONE_THREAD, _CLONE_SPACES = 0x10000, 0x7E020000
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 _PRCTLS = (15, 16, 0x53564D41)  # set and get the thread's name; name a memory area
+# F_DUPFD, GETFD, SETFD, GETFL; locks of a process and of an open file; DUPFD_CLOEXEC, GETPIPE_SZ, GET_SEALS
+_FCNTLS = (0, 1, 2, 3, 5, 6, 7, 36, 37, 38, 1030, 1032, 1034)
+_F_SETFL, _O_ASYNC = 4, 0x2000
+_SENT = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+_RECEIVED = _SENT | socket.MSG_PEEK | socket.MSG_WAITALL | socket.MSG_TRUNC
 
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NR_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT = 0, 4, 16, 24  # low halves: both machines are little-endian
-_LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NR_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16  # an argument's low half comes first: both machines are little-endian
+_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+_ALL_BITS, _MOST_JUMP = 0xFFFFFFFF, 255
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+
+Rule = tuple[int, int, int, int]  # code, jump if true, jump if false, value
+
+
+@dataclass(frozen=True)
+class _If:
+    """A condition on one argument: its low half, masked by `mask`, is one of `values`."""
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = _ALL_BITS
+    is_pointer: bool = False  # the high half is 0 as well
 
 
 def is_known_machine() -> bool:
-    """Say whether the numbers above are this machine's."""
+    """Return whether the numbers above are valid for this machine."""
     return platform.machine() in ("x86_64", "aarch64") and struct.calcsize("P") == 8
 
 
 def allowed_numbers() -> dict[str, int]:
-    """Return the numbers of the calls that are allowed whatever their arguments, by name."""
+    """Return the numbers of the unconditionally allowed calls, by name."""
     rows = [row.split() for line in _ALLOWED.strip().splitlines() for row in line.split(";")]
     return {name: int(arm if _ARM else x86) for name, x86, arm in rows if (arm if _ARM else x86) != "-"}
 
 
-def program(own_pid: int) -> list[tuple[int, int, int, int]]:
+def _conditions(own_pid: int) -> dict[int, list[tuple[_If, ...]]]:
+    """Return, by number, the alternatives under which a call is allowed; in each, all conditions must hold."""
+    own: list[tuple[_If, ...]] = [(_If(0, (own_pid,)),)]
+    is_pair = (_If(0, (socket.AF_UNIX,)), _If(1, (socket.SOCK_STREAM,), ~(socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)))
+    return {
+        _CLONE: [(_If(0, (_CLONE_THREAD,), _CLONE_THREAD | _CLONE_SPACES),)],
+        _KILL: own,
+        _TGKILL: own,
+        _PRLIMIT: [(_If(0, (0,)),)],
+        _IOCTL: [(_If(1, _IOCTLS),)],
+        _PRCTL: [(_If(0, _PRCTLS),)],
+        _FCNTL: [(_If(1, _FCNTLS),), (_If(1, (_F_SETFL,)), _If(2, (0,), _O_ASYNC))],
+        _SOCKETPAIR: [is_pair],
+        _SENDTO: [(_If(4, (0,), is_pointer=True), _If(3, (0,), ~_SENT))],
+        _RECVFROM: [(_If(3, (0,), ~_RECEIVED),)],
+    }
+
+
+def program(own_pid: int) -> list[Rule]:
     """Return the filter as (code, jump if true, jump if false, value).
 
     Args:
@@ -79,26 +128,32 @@ def program(own_pid: int) -> list[tuple[int, int, int, int]]:
     for number in allowed_numbers().values():
         rules += [(_EQUAL, 0, 1, number), allow]
     rules += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]  # glibc then calls clone
-    rules += _if_argument(_CLONE, _ARG0_AT, [(_BITS, 0, 1, _CLONE_THREAD)])
-    for number in (_KILL, _TGKILL):
-        rules += _if_argument(number, _ARG0_AT, [(_EQUAL, 0, 1, own_pid)])
-    rules += _if_argument(_PRLIMIT, _ARG0_AT, [(_EQUAL, 0, 1, 0)])
-    rules += _if_argument(_IOCTL, _ARG1_AT, [(_EQUAL, 0, 1, request) for request in _IOCTLS])
-    rules += _if_argument(_PRCTL, _ARG0_AT, [(_EQUAL, 0, 1, option) for option in _PRCTLS])
+    for number, ways in _conditions(own_pid).items():
+        inside = [rule for way in ways for rule in _allowed_if(way)] + [refuse]
+        assert len(inside) <= _MOST_JUMP, number
+        rules += [(_EQUAL, 0, len(inside), number), *inside]
     return [*rules, refuse]
 
 
-def _if_argument(number: int, at: int, tests: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Return the rules that allow call `number` where one of `tests` holds of the argument at `at`, else refuse it."""
-    inside = [(_LOAD, 0, 0, at)]
-    for test in tests:
-        inside += [test, (_RETURN, 0, 0, _ALLOW)]
-    inside.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
-    return [(_EQUAL, 0, len(inside), number), *inside]
+def _allowed_if(way: tuple[_If, ...]) -> list[Rule]:
+    """Return the rules that allow a call if all conditions hold, and else continue behind them."""
+    rules: list[Rule] = [(_RETURN, 0, 0, _ALLOW)]
+    for condition in reversed(way):
+        at = _ARGS_AT + 8 * condition.argument
+        if condition.is_pointer:
+            rules = [*_is_one_of(at + 4, (0,), _ALL_BITS, len(rules)), *rules]
+        rules = [*_is_one_of(at, condition.values, condition.mask & _ALL_BITS, len(rules)), *rules]
+    return rules
+
+
+def _is_one_of(at: int, values: tuple[int, ...], mask: int, past: int) -> list[Rule]:
+    """Return the rules that continue if the masked word at `at` is one of `values`, else jump over `past` rules."""
+    tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [(_LOAD, 0, 0, at), (_AND, 0, 0, mask), *tests, (_JUMP, 0, 0, past)]
 
 
 def restrict(own_pid: int) -> None:
-    """Hold this process, which must have set no_new_privs, to the list for good."""
+    """Apply the filter to this process permanently; it must have set no_new_privs."""
     packed = b"".join(struct.pack("=HBBI", *rule) for rule in program(own_pid))
     count = len(packed) // 8
     instructions = ctypes.create_string_buffer(packed, len(packed))

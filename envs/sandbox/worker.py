@@ -1,8 +1,8 @@
-"""One call: a process that gives up everything it can, runs one piece of code, says how it ended, and is gone.
+"""The worker process of one call: drops all privileges, runs one piece of code, reports the result, and exits.
 
     fork -> own mounts -> wait for the request -> scratch, files, limits, uid, landlock, seccomp -> "S" -> run -> report
 
-Everything before "S" is ours; everything after it may be the code's doing, the report included.
+Output before "S" is ours; everything after it may come from the code, the report included.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from envs.sandbox import kernel, rooms, seccomp
+from rllib_srl.envs.sandbox import kernel, rooms, seccomp
 
 NOBODY = 65534
 STARTED = b"S"
 NAME = "<code>"
 _CHANNEL = 3
 _LINE_CHARS = 400  # of a traceback
-_MOST_THREADS, _MOST_FILES, _STACK_BYTES = 64, 128, 8 << 20
-_FIRST_UID, _NUM_UIDS = 1_000_000_000, 1_000_000_000  # beyond those that anybody has
+_MOST_THREADS, _MOST_FILES, _MOST_SIGNALS, _STACK_BYTES = 64, 128, 64, 8 << 20
+_FIRST_UID, _NUM_UIDS = 1_000_000_000, 1_000_000_000  # beyond the ids of real users
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the zygote found to be possible on this machine."""
+    """The isolation mechanisms that the zygote found on this machine."""
 
     mechanisms: frozenset[str]  # of user, pid, mount, network, landlock, seccomp, uid
     landlock: int  # version of its interface
@@ -56,14 +56,14 @@ def main(channel: int, out: int, err: int, folder: str, setting: Setting) -> Non
             _lock_up(request, folder, setting)
             os.write(_CHANNEL, STARTED)
             _run_and_report(request)
-    except BaseException as error:  # whatever it is, this process must not go on as a second zygote
+    except BaseException as error:  # on any error: this process must not continue as a second zygote
         os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(70)
 
 
 def become(uid: int) -> None:
-    """Be `uid` for good, with no group of ours left."""
+    """Change to `uid` permanently, without any of our groups."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -129,7 +129,7 @@ def _free_uid() -> int:
 
 
 def _become_one_of(uid: int, scratch: str) -> int:
-    """Become `uid`, or nobody where this container knows no such number."""
+    """Become `uid`, or `NOBODY` if this container does not map that number."""
     try:
         become(uid)
     except OSError:
@@ -166,9 +166,15 @@ def _limit(limits: dict[str, Any], is_own_uid: bool, can_write: bool) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, _MOST_SIGNALS),  # the kernel counts those of a user
     ]
-    if is_own_uid:  # the kernel counts the processes of a user, who here has no others
+    # The kernel limits processes per user. This user has no others, or else those that run the sandbox: for these,
+    # the zygote's forks among them, a quarter of the user's share is left.
+    num_processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if is_own_uid:
         bounds.append((resource.RLIMIT_NPROC, _MOST_THREADS))
+    elif num_processes != resource.RLIM_INFINITY:
+        bounds.append((resource.RLIMIT_NPROC, num_processes * 3 // 4))
     for which, bound in bounds:
         hard = resource.getrlimit(which)[1]
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
@@ -178,7 +184,7 @@ def _limit(limits: dict[str, Any], is_own_uid: bool, can_write: bool) -> None:
 def _run_and_report(request: dict[str, Any]) -> None:
     sys.stdin, out, err = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     sys.stdout, sys.stderr = out, err
-    random.seed(0)  # the same code prints the same in every call, as far as we can see to it
+    random.seed(0)  # same output of the same code in every call, as far as possible
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
     module = types.ModuleType("__main__")
@@ -236,7 +242,7 @@ def _ran(request: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
     tree = ast.parse(code, NAME)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    # This is what the sandbox is for, and the one place: the process has nothing left to lose.
+    # The only place that runs the policy's code; all available isolation is in effect here.
     exec(compile(tree, NAME, "exec"), names)  # noqa: S102
     value = None
     if isinstance(last, ast.Expr):
@@ -269,7 +275,7 @@ def _returned(call: list[Any], names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return an array, or a number of an array library, as Python's own."""
+    """Convert an array, or a number of an array library, to Python's own types."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is no JSON value")

@@ -1,18 +1,20 @@
-"""A small clean process that forks the sandbox's workers, because forking a process with threads is not safe.
+"""A small single-threaded process that forks the sandbox's workers, because forking a process with threads is not safe.
 
     parent --- control (Unix, SEQPACKET) ---> zygote --- fork ---> worker, one per call
     {"spawn": 7} + 4 descriptors                       channel, stdout, stderr go to the worker, status stays here
     {"kill": 7}                                        SIGKILL
                  <--- {"mechanisms": [...]} once       what isolates the workers
     status of 7: {"exit": -9, "cpu_s": 0.3}            written when worker 7 and all it started are gone
+                 {"failed": "..."}                     it could not be forked; the zygote goes on
 
-The zygote knows nothing of the parent's: its environment is empty, and it holds no descriptors but these. It dies with
-the parent (PR_SET_PDEATHSIG, and the end of the control socket), and its workers with it: where namespaces are allowed
-it is process 1 of its own, and each worker process 1 of one inside it, so that the kernel ends what is left.
+The zygote inherits nothing from the parent: its environment is empty, and it holds no descriptors but these. It dies
+with the parent (PR_SET_PDEATHSIG, and the end of the control socket), and its workers with it: if namespaces are
+allowed it is process 1 of its own, and each worker process 1 of one inside it, so the kernel ends all descendants.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -26,9 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.sandbox import kernel, rooms, seccomp, worker
+from rllib_srl.envs.sandbox import kernel, rooms, seccomp, worker
 
-# What most answers import; where the interpreter lies in somebody's home, and cannot be shown, it is all there is.
+# Modules that most answers import; the only ones if the interpreter is in a home directory and cannot be mounted.
 _PRELOADED = (
     "abc", "ast", "base64", "bisect", "calendar", "cmath", "collections.abc", "contextlib", "copy", "csv",
     "dataclasses", "datetime", "decimal", "encodings.idna", "enum", "fractions", "functools", "hashlib", "heapq", "io",
@@ -40,7 +42,7 @@ _SPACES = kernel.NEW_PID | kernel.NEW_NS | kernel.NEW_NET | kernel.NEW_IPC | ker
 
 @dataclass
 class _Child:
-    """A worker as the zygote sees it."""
+    """The zygote's record of a worker."""
 
     pid: int
     pidfd: int
@@ -54,6 +56,7 @@ class Zygote:
 
     control: socket.socket
     setting: worker.Setting
+    processes: int = -1  # descriptor of /proc
     children: dict[int, _Child] = field(default_factory=dict)
     base: str = ""  # folder of the scratch folders where they are no mounts
 
@@ -62,6 +65,8 @@ class Zygote:
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         own_space = os.open("/proc/self/ns/pid", os.O_RDONLY) if "pid" in self.setting.mechanisms else -1
+        with suppress(OSError):
+            self.processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         self._enter_room()
         self._send({"mechanisms": sorted(self.setting.mechanisms)})
         is_open = True
@@ -96,19 +101,46 @@ class Zygote:
         return True
 
     def _spawn(self, number: int, fds: list[int], poll: select.poll, own_space: int) -> None:
-        channel, out, err, status = fds
+        """Fork a worker; if the machine has no more processes or descriptors, report it and continue."""
         folder = os.path.join(self.base, str(number)) if self.base else ""
+        try:
+            pid, pidfd = self._forked(fds, folder, own_space)
+        except OSError as error:
+            with suppress(OSError, IndexError):  # without a status the parent sees its end
+                os.write(fds[3], json.dumps({"failed": f"no worker could be forked ({error})"}).encode())
+            for fd in fds:
+                os.close(fd)
+            return
+        *others, status = fds
+        for fd in others:
+            os.close(fd)
+        self.children[number] = _Child(pid, pidfd, status, folder)
+        poll.register(pidfd, select.POLLIN)
+
+    def _forked(self, fds: list[int], folder: str, own_space: int) -> tuple[int, int]:
+        if len(fds) != 4:  # the kernel drops those for which this process has no room
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if own_space >= 0:  # a process may make a namespace of processes only from the one it is in
             kernel.setns(own_space, kernel.NEW_PID)
             kernel.unshare(kernel.NEW_PID)
         pid = os.fork()
         if pid == 0:
+            self._be_killed_first()
+            channel, out, err, _ = fds
             worker.main(channel, out, err, folder, self.setting)  # does not return
-        for fd in (channel, out, err):
+        try:
+            return pid, os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+
+    def _be_killed_first(self) -> None:
+        """Make the kernel's OOM killer choose this worker before the zygote or the process that runs the sandbox."""
+        with suppress(OSError):
+            fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self.processes)
+            os.write(fd, b"1000")
             os.close(fd)
-        child = _Child(pid, os.pidfd_open(pid), status, folder)
-        self.children[number] = child
-        poll.register(child.pidfd, select.POLLIN)
 
     def _reap(self, poll: select.poll, pidfd: int) -> None:
         number = next(number for number, child in self.children.items() if child.pidfd == pidfd)
@@ -126,7 +158,7 @@ class Zygote:
         os.close(child.status)
 
     def _end_strays(self) -> None:
-        """End what ended workers left behind; this process is their subreaper."""
+        """Kill processes that ended workers left behind; this process is their subreaper."""
         known = {child.pid for child in self.children.values()}
         while strays := [pid for pid in _children_of_this() if pid not in known]:
             for pid in strays:
@@ -171,7 +203,7 @@ def _unshared(allowed: bool) -> set[str]:
 
 
 def _works(restrict: Any) -> bool:
-    """Try a restriction in a child, since there is no way back from it."""
+    """Try a restriction in a child process, because it cannot be undone."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -191,18 +223,19 @@ def _setting(asked: dict[str, Any], mechanisms: set[str], readable: list[str]) -
     is_filtering = "seccomp" not in asked["without"] and seccomp.is_known_machine()
     if is_filtering and _works(lambda: seccomp.restrict(1)):
         mechanisms.add("seccomp")
-    if "user" in mechanisms or os.geteuid() != 0 or _works(lambda: worker.become(worker.NOBODY)):
+    may_change = "uid" not in asked["without"]
+    if "user" in mechanisms or os.geteuid() != 0 or (may_change and _works(lambda: worker.become(worker.NOBODY))):
         mechanisms.add("uid")
     return worker.Setting(frozenset(mechanisms), version, readable)
 
 
 def main(fd: int) -> None:
-    """Serve over the control socket `fd`; what fails before that is told to the parent."""
+    """Serve over the control socket `fd`; errors before that are reported to the parent."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     control = socket.socket(fileno=fd)
     try:
         _serve(control)
-    except Exception as error:  # nobody else would learn of it
+    except Exception as error:  # the parent would not see it otherwise
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
         raise
 

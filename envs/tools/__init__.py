@@ -1,18 +1,19 @@
-"""Tool use: functions a policy may call, the formats it calls them in, and worlds in which it does.
+"""Tool use: functions a policy may call, the formats of calls, and environments with tools.
 
     class Sums(ToolWorld):
         def tools(self, prompt_id): return [add]                    add: a plain function with hints and a docstring
         def gold_calls(self, prompt_id): return [ToolCall("add", (), {"a": 2, "b": 3})]
 
-`calls` parses (and never evaluates), `tool` describes and checks, `deadline` watches the clock, `formats` and
-`model_formats` read and write, `matching` compares with what is expected, `world` plays.
+`calls` parses calls without evaluating them, `tool` describes tools and checks arguments, `deadline` enforces timeouts,
+`formats` and `model_formats` read and write calls, `matching` compares calls with the expected ones, `world` is the
+environment.
 """
 
-from envs.tools.call_format import CallFormat
-from envs.tools.calls import CallError, Said, ToolCall, ToolTimeoutError
-from envs.tools.formats import CALL_FORMATS
-from envs.tools.tool import Tool
-from envs.tools.world import ToolSettings, ToolWorld
+from rllib_srl.envs.tools.call_format import CallFormat
+from rllib_srl.envs.tools.calls import CallError, Said, ToolCall, ToolTimeoutError
+from rllib_srl.envs.tools.formats import CALL_FORMATS
+from rllib_srl.envs.tools.tool import Tool
+from rllib_srl.envs.tools.world import ToolSettings, ToolWorld
 
 __all__ = [
     "CALL_FORMATS",

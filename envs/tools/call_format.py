@@ -1,12 +1,12 @@
-"""What a call format is: how a policy writes calls and answers, and how results come back."""
+"""Base class of call formats: how a policy writes calls and answers, and how results are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from envs.tools.calls import CallError, Said, ToolCall
-from envs.tools.tool import Tool
+from rllib_srl.envs.tools.calls import CallError, Said, ToolCall
+from rllib_srl.envs.tools.tool import Tool
 
 Tools = Mapping[str, Tool]
 
@@ -17,24 +17,24 @@ MAX_CALLS = 1_000  # of a turn
 class CallFormat:
     """One way to write calls, results and answers.
 
-    Invariant: `read` never raises, whatever the turn; `read(call(c))` states c, and `read(answer(a))` states a.
+    Invariant: `read` never raises; `read(call(c))` returns the calls c, and `read(answer(a))` the answer a.
     """
 
     has_plain_answers: ClassVar[bool] = False  # a turn without calls or a marked answer is an answer as a whole
 
     def __init__(self, bare_tool: str = ""):
-        self.bare_tool = bare_tool  # its one text argument may stand where a call does, as in "Tool: 2 + 3"
+        self.bare_tool = bare_tool  # tool that may be called by its one text argument alone, as in "Tool: 2 + 3"
 
     def stop_strings(self, tool_names: Sequence[str]) -> tuple[str, ...]:
-        """Return what ends a turn in a plain transcript."""
+        """Return the strings that end a turn in a plain transcript."""
         return ("\n",)
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Return what tells a policy which tools there are and how to call them."""
+        """Return the prompt text that lists the tools and explains how to call them."""
         raise NotImplementedError
 
     def read(self, turn: str, tools: Tools) -> Said:
-        """Return what a turn says."""
+        """Return the calls or the answer of a turn."""
         if len(turn) > MAX_TURN_CHARS:
             return Said(text=turn, fault=f"{len(turn)} characters; expected at most {MAX_TURN_CHARS}")
         try:
@@ -50,7 +50,7 @@ class CallFormat:
         raise NotImplementedError
 
     def answer(self, answer: str) -> str:
-        """Return a turn that hands in an answer."""
+        """Return a turn that states an answer."""
         raise NotImplementedError
 
     def results(self, results: Sequence[str]) -> str:
@@ -58,17 +58,17 @@ class CallFormat:
         raise NotImplementedError
 
     def notice(self, text: str) -> str:
-        """Return the observation that says something to the policy that is no result."""
+        """Return an observation with a message that is not a result."""
         return f"{text}\n"
 
 
 def after_thinking(turn: str) -> str:
-    """Return what follows the last thought, for calls that were only considered are not made."""
+    """Return the text after the last reasoning block, because calls inside it are not made."""
     return turn.rpartition("</think>")[2]
 
 
 def between(text: str, opening: str, closing: str, where: int) -> tuple[str, int]:
-    """Return what lies between the tags of which the first opens at `where`, and where the second ends."""
+    """Return the text between the opening tag at `where` and the closing tag, and the position after it."""
     start = where + len(opening)
     end = text.find(closing, start)
     if end < 0:
@@ -82,7 +82,7 @@ def described_line(tool: Tool) -> str:
 
 
 def without_fence(text: str) -> str:
-    """Return what a turn that is one fenced block holds, or the turn itself."""
+    """Return the content of a turn that is one fenced block, or else the turn itself."""
     text = text.strip()
     if not text.startswith("```") or not text.endswith("```") or "\n" not in text:
         return text

@@ -1,10 +1,10 @@
-"""The nouns of tool use, and how the text of one call becomes a name and plain values.
+"""The data types of tool use, and the parsing of a call's text into a name and plain values.
 
     add(2, b=[3])                              ->  ToolCall("add", (2,), {"b": [3]})
     {"name": "add", "arguments": {"a": 2}}     ->  ToolCall("add", (), {"a": 2})
 
-Text of a policy is parsed by `ast` or `json` and never evaluated: an argument is a literal (number, text in quotes,
-True, False, None, list, tuple, dict) or the call is refused, with a message that the policy can act on.
+A policy's text is parsed by `ast` or `json` and never evaluated: an argument that is not a literal (number, quoted
+text, True, False, None, list, tuple, dict) is refused, with a message that the policy can act on.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 MAX_CALL_CHARS = 20_000  # of the text of one call; the parser's time and stack grow with it
 
 _FILE = "<tool call>"
-# The parser warns of odd escapes such as "\d"; that is the policy's affair and not ours.
+# The parser warns about escapes such as "\d" in the policy's text; the warnings are of no use here.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
 
 
 class CallError(ValueError):
-    """A call that cannot be read or run as it stands; the message is shown to the policy."""
+    """A call that cannot be read or run; the message is shown to the policy."""
 
 
 class ToolTimeoutError(Exception):
-    """A call that ran past its deadline; a tool with a deadline of its own raises it too."""
+    """A call that exceeded its deadline; also raised by tools with a deadline of their own."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
     """One call, read but not yet checked against its tool.
 
-    Invariant: `args` and `kwargs` hold plain values only (what JSON can say, and tuples).
+    Invariant: `args` and `kwargs` hold plain values only (JSON values and tuples).
     """
 
     name: str
@@ -47,22 +47,22 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Said:
-    """What one turn says: calls, or an answer, or nothing that can be read.
+    """The content of one turn: calls, or an answer, or nothing readable.
 
     Invariant: `fault` is empty unless the turn can be read neither as calls nor as an answer.
     """
 
     calls: tuple[ToolCall, ...] = ()
-    answer: str | None = None  # what is handed in as final; None where the format has no way to tell
-    text: str = ""  # what is said besides calls
-    fault: str = ""  # what is wrong, told to the policy where the world forgives it
+    answer: str | None = None  # the final answer; None if the format cannot identify it
+    text: str = ""  # text besides calls
+    fault: str = ""  # error message, shown to the policy if the environment forgives the turn
 
 
 def parsed_calls(text: str) -> list[ToolCall]:
     """Parse `f(1, b="x")`, `[f(1), g()]` or `f(1); g()` into calls.
 
     Raises:
-        CallError: it is no call, or an argument is no literal.
+        CallError: the text is not a call, or an argument is not a literal.
     """
     tree = _parsed(text)
     calls: list[ToolCall] = []
@@ -79,7 +79,7 @@ def parsed_calls(text: str) -> list[ToolCall]:
 
 
 def call_from_json(value: Any) -> ToolCall:
-    """Return the call that a JSON object states, in any of the shapes chat templates write.
+    """Return the call of a JSON object, in any of the layouts that chat templates use.
 
     {"name", "arguments"} (Qwen, Hermes), {"name", "parameters"} (Llama), {"function": {"name", "arguments": "..."}}
     (OpenAI: the arguments are text that holds JSON).
@@ -106,7 +106,7 @@ def loaded(text: str) -> Any:
     """Return the value of JSON text.
 
     Raises:
-        CallError: it is no JSON, or too long, or too deep, or has a key twice or a number that is not finite.
+        CallError: it is not JSON, too long, too deep, or has a duplicate key or a number that is not finite.
     """
     value, end = loaded_at(text, 0)
     if text[end:].strip():
@@ -129,7 +129,7 @@ def loaded_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def shown(text: str, num_chars: int = 60) -> str:
-    """Return `text` quoted and, where it is long, cut with the number of characters stated."""
+    """Return `text` quoted; a long text is cut and its number of characters added."""
     if len(text) <= num_chars:
         return ascii(text)
     return f"{text[:num_chars]!a}... ({len(text)} characters)"

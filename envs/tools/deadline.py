@@ -1,10 +1,10 @@
-"""A call of a Python function that ends in time, or is left behind.
+"""Call a Python function with a timeout.
 
     run_within(5.0, tool, {"a": 2})      its value, its exception, or ToolTimeoutError after 5 seconds
 
-The call runs in a thread of its own. A thread cannot be killed: one that is late gets an exception raised in it, which
-ends loops written in Python, and is a daemon, so that one which is stuck in C keeps no process alive. What model text
-makes run long belongs into a process (a sandbox), whose tool raises `ToolTimeoutError` itself.
+The call runs in its own thread. A thread cannot be killed: an exception is raised in a late one, which ends loops
+written in Python, and threads are daemons, so a thread that hangs in C does not keep the process alive. Work whose
+length depends on a policy's text belongs in a process (a sandbox), whose tool raises `ToolTimeoutError` itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envs.tools.calls import ToolTimeoutError
+from rllib_srl.envs.tools.calls import ToolTimeoutError
 
 
 class _LateError(BaseException):
-    """Raised in a late thread; not an Exception, so that `except Exception` in a loop does not keep it."""
+    """Raised in a late thread; not an Exception, so that `except Exception` in a loop does not catch it."""
 
 
 class _Run(threading.Thread):
@@ -34,7 +34,7 @@ class _Run(threading.Thread):
             self.outcome = (self._function(**self._arguments), None)
         except _LateError:
             return
-        except BaseException as error:  # also SystemExit: it is the caller who decides
+        except BaseException as error:  # also SystemExit: re-raised in the caller
             self.outcome = (None, error)
 
     def interrupt(self) -> None:
@@ -44,15 +44,15 @@ class _Run(threading.Thread):
 
 
 def run_within(timeout_s: float, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Return `function(**arguments)`, or raise what it raises.
+    """Return `function(**arguments)`, or raise its exception.
 
     Args:
         timeout_s: seconds, more than 0
-        function: what to call
+        function: to call
         arguments: by name
 
     Raises:
-        ToolTimeoutError: it has not ended after `timeout_s`.
+        ToolTimeoutError: the call has not ended after `timeout_s`.
     """
     call = _Run(function, arguments)
     call.start()

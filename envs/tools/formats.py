@@ -1,14 +1,14 @@
-"""How a policy writes calls and answers, and how results come back: one class a format, named in `CALL_FORMATS`.
+"""Call formats: how a policy writes calls and answers, and how results are shown; `CALL_FORMATS` lists the classes.
 
     line     Tool: add(2, b=3)                  Result: 5                           Answer: 5
     tags     <search>capital of Chad</search>   <result>N'Djamena</result>          <answer>N'Djamena</answer>
     xml      <tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>  also <function=add>...</function>
     json     {"name": "add", "arguments": {"a": 2, "b": 3}}                         also lists, and OpenAI's messages
     python   [add(a=2, b=3)]                                                        BFCL's and Llama 4's
-    native   whichever of these the model's own chat template taught it
+    native   the one of these that the model's chat template uses
 
 "line" and "tags" suit base models that continue a transcript, the others models that were trained on tool calls.
-A turn with calls is a turn of calls: what else it says is no answer. In "line" the first line of either kind counts.
+A turn with calls has no answer: its other text is ignored. In "line" the first line of either kind counts.
 
 Source of the tags: Search-R1 (Jin et al. 2025, arXiv 2503.09516); of the others see envs/tools/model_formats.py.
 """
@@ -18,20 +18,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from envs.tools.call_format import CallFormat, Tools, after_thinking, between, described_line, without_fence
-from envs.tools.calls import Said, ToolCall, parsed_calls, written_call
-from envs.tools.model_formats import JsonFormat, PythonFormat, XmlFormat
-from envs.tools.tool import Tool
+from rllib_srl.envs.tools.call_format import CallFormat, Tools, after_thinking, between, described_line, without_fence
+from rllib_srl.envs.tools.calls import Said, ToolCall, parsed_calls, written_call
+from rllib_srl.envs.tools.model_formats import JsonFormat, PythonFormat, XmlFormat
+from rllib_srl.envs.tools.tool import Tool
 
 _BREAKS = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # where `str.splitlines` parts lines
 _ACTION = re.compile(rf"(?:\A|(?<=[{_BREAKS}]))[^\S{_BREAKS}]*(?P<word>Tool|Answer):(?P<rest>[^{_BREAKS}]*)")
 
 
 class LineFormat(CallFormat):
-    """One action a line: `Tool: name(value, key=value)` or `Answer: text`. Invariant: as in `CallFormat`."""
+    """One action per line: `Tool: name(value, key=value)` or `Answer: text`. Invariant: as in `CallFormat`."""
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """List the signatures, and say how lines begin."""
+        """List the signatures and the line prefixes."""
         listed = "".join(f"{described_line(tool)}\n" for tool in tools)
         return (
             f"Tools:\n{listed}To call a tool, write a line such as 'Tool: name(value, key=value)'. A line 'Result:' "
@@ -65,7 +65,7 @@ class LineFormat(CallFormat):
         return f"Answer: {answer}\n"
 
     def results(self, results: Sequence[str]) -> str:
-        """Write each result after "Result:"; one of several lines goes on below."""
+        """Write each result after "Result:"; one of several lines starts on the next line."""
         return "".join(f"Result: {result}\n" for result in results)
 
 
@@ -118,7 +118,7 @@ class NativeFormat(XmlFormat):
     """Reads whichever format the turn is in, and writes XML. Invariant: as in `CallFormat`."""
 
     def stop_strings(self, tool_names: Sequence[str]) -> tuple[str, ...]:
-        """Return nothing: where the format is the template's, so is the end of a turn."""
+        """Return no strings: the chat template defines the end of a turn."""
         return ()
 
     def _read(self, turn: str, tools: Tools) -> Said:

@@ -1,14 +1,15 @@
-"""Do the calls of a turn say what was asked for? Own matcher over parsed calls, in the sense of BFCL's AST check.
+"""Compare the calls of a turn with the expected calls: our own matcher over parsed calls, after BFCL's AST check.
 
     expected  [{"book": {"city": ["Oslo", "Oslo, Norway"], "nights": [2], "kind": ["", "hotel"]}}]
     calls     [ToolCall("book", (), {"city": "oslo", "nights": 2})]                       a match
 
-Each expected call states alternatives for each argument; "" among them says that the argument may be left out. Texts
-are compared without case, white space and ,./-_*^; an int stands for a float, but a bool for no number. Several calls
-match in any order. Arguments that nobody expects, and required ones that are missing, are no match.
+Each expected call lists alternatives for each argument; "" among them means that the argument may be left out. Texts
+are compared without case, white space and ,./-_*^; an int matches a float, but a bool matches no number. Several calls
+match in any order. Unexpected arguments, and missing required ones, are no match.
 
-Source: Patil et al., 2025, BFCL, "AST evaluation". Two differences: calls are assigned to what is expected in the best
-way and not the first that fits; types are checked to any depth.
+Source: Patil et al., 2025, BFCL, "AST evaluation". Two differences:
+1. Calls are assigned to expected calls by an optimal matching, not to the first that fits.
+2. Types are checked to any depth.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.tools.calls import ToolCall
+from rllib_srl.envs.tools.calls import ToolCall
 
 Expected = Mapping[str, Mapping[str, Sequence[Any]]]  # one function name -> argument -> alternatives
 
@@ -29,12 +30,12 @@ _DICT_TYPES = frozenset({"dict", "object"})
 
 
 def do_match(calls: Sequence[ToolCall], expected: Sequence[Expected], docs: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether the calls are what is expected, in whatever order.
+    """Return whether the calls are the expected ones, in any order.
 
     Args:
-        calls: what the policy made
-        expected: one entry a call
-        docs: {"name", "parameters"} of each function that was offered
+        calls: made by the policy
+        expected: one entry per call
+        docs: {"name", "parameters"} of each offered function
     """
     if len(calls) != len(expected):
         return False
@@ -56,7 +57,7 @@ def _assign(call: int, fits: Sequence[Sequence[bool]], taken_by: dict[int, int],
 
 
 def fits_call(call: ToolCall, expected: Expected, parameters: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Say whether one call is the one that is expected."""
+    """Return whether a call matches an expected call."""
     ((name, wanted),) = expected.items()
     if call.name != name or name not in parameters:
         return False
@@ -78,7 +79,7 @@ def _is_among(value: Any, alternatives: Sequence[Any], about: Mapping[str, Any])
 
 
 def _is_like(value: Any, wanted: Any, about: Mapping[str, Any]) -> bool:
-    """Say whether a value has the type that is declared and says the same as the one wanted."""
+    """Return whether a value has the declared type and equals the expected value."""
     kind = about.get("type", "any")
     if kind in _LIST_TYPES and isinstance(wanted, (list, tuple)):
         items = about.get("items") or {}
@@ -93,12 +94,12 @@ def _is_like(value: Any, wanted: Any, about: Mapping[str, Any]) -> bool:
         return _is_number(value) and value == wanted
     if kind in _INT_TYPES and _is_number(wanted):
         return isinstance(value, int) and not isinstance(value, bool) and value == wanted
-    # Also where another type is declared: a text stands for a variable there.
+    # Also if another type is declared: there a text stands for a variable.
     return _is_same(value, wanted)
 
 
 def _is_dict_like(value: Mapping[str, Any], wanted: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Say whether a dict has the keys wanted, each with one of its alternatives."""
+    """Return whether a dict has the expected keys, each with one of its alternatives."""
     if set(value) - set(wanted):
         return False
     inner = about.get("properties") or {}

@@ -1,4 +1,4 @@
-"""The formats of models that were trained on tool calls: XML, JSON, Python lists, and whichever of them a turn is in.
+"""Call formats of models that were trained on tool calls: XML, JSON and Python lists.
 
 Sources: BFCL (Patil et al. 2025); the chat templates of Qwen 2.5 and 3, Qwen3-Coder, Hermes, Llama 3.1 and Llama 4.
 """
@@ -10,8 +10,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from envs.tools.call_format import MAX_CALLS, CallFormat, Tools, after_thinking, between, described_line, without_fence
-from envs.tools.calls import (
+from rllib_srl.envs.tools.call_format import (
+    MAX_CALLS,
+    CallFormat,
+    Tools,
+    after_thinking,
+    between,
+    described_line,
+    without_fence,
+)
+from rllib_srl.envs.tools.calls import (
     CallError,
     Said,
     ToolCall,
@@ -22,7 +30,7 @@ from envs.tools.calls import (
     shown,
     written_call,
 )
-from envs.tools.tool import Tool
+from rllib_srl.envs.tools.tool import Tool
 
 _OPENING = re.compile("<tool_call>|<function=")
 
@@ -112,7 +120,7 @@ class JsonFormat(CallFormat):
         return json.dumps({"answer": answer}, ensure_ascii=False) + "\n"
 
     def results(self, results: Sequence[str]) -> str:
-        """Write one object a result."""
+        """Write one object per result."""
         return "".join(json.dumps({"result": result}, ensure_ascii=False) + "\n" for result in results)
 
 
@@ -151,7 +159,7 @@ class PythonFormat(CallFormat):
 
 
 def _answered(text: str) -> Said:
-    """Return the answer that a turn without calls hands in: its tag, else what follows its last "Answer:"."""
+    """Return the answer of a turn without calls: the content of its tag, else the text after its last "Answer:"."""
     where = text.rfind("<answer>")
     if where >= 0:
         return Said(answer=text[where + len("<answer>") :].partition("</answer>")[0].strip(), text=text)

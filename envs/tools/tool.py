@@ -1,4 +1,4 @@
-"""A tool: a plain Python function with type hints, described to a policy and called with arguments that fit.
+"""Tools: plain Python functions with type hints, described to a policy and called with checked arguments.
 
     def add(a: int, b: int = 1) -> int:
         '''Add two numbers.
@@ -13,8 +13,8 @@
     tool.arguments(ToolCall("add", (2,), {"b": 3}))     {"a": 2, "b": 3}
     tool.arguments(ToolCall("add", ("2",)))             CallError: add: a is '2'; Input should be a valid integer. ...
 
-Hints become a JSON schema, and check what a call states, by pydantic in its strict mode: an int is no text, a text no
-int, but an int serves where a float is asked for. Descriptions come from the docstring, in Google's style.
+The hints become a JSON schema, and pydantic checks the arguments against them in strict mode: no conversion between
+int and text, but an int is accepted as a float. Descriptions come from the docstring, in Google's style.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, NotRequired, get_type_hints
 
-from envs.tools.calls import CallError, ToolCall, shown
+from rllib_srl.envs.tools.calls import CallError, ToolCall, shown
 
 
 @dataclass(frozen=True)
 class Tool:
     """A function that a policy may call by name.
 
-    Invariant: `run` gets only arguments that the function's hints allow, or that `declared` tools bind by name.
+    Invariant: `run` gets only arguments that fit the function's hints or, for `declared` tools, that bind by name.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]  # JSON schema of an object
     function: Callable[..., Any]
-    is_bounded: bool = False  # it keeps a deadline itself, or cannot run long: no thread is needed to watch it
+    is_bounded: bool = False  # enforces its own deadline, or cannot run long: called without a thread
     checker: Any = field(default=None, repr=False, compare=False)  # pydantic's, of the function's hints
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, name: str = "", is_bounded: bool = False) -> Tool:
-        """Describe a function by its hints and docstring.
+        """Return the tool described by a function's hints and docstring.
 
         Args:
             function: or a bound method; every parameter has a hint
-            name: what the policy calls it; default the function's own
+            name: of the tool; default the function's own
             is_bounded: see the class
 
         Raises:
-            ValueError: naming every parameter without a hint, variable arguments, or a docstring that is missing.
+            ValueError: lists parameters without a hint, variable arguments, and a missing docstring.
         """
         described = _described(getattr(function, "__func__", function))
         about = (described.description, described.parameters)
@@ -62,18 +62,18 @@ class Tool:
 
     @classmethod
     def declared(cls, schema: Mapping[str, Any], function: Callable[..., Any], *, is_bounded: bool = False) -> Tool:
-        """Return a tool described by somebody else's schema; arguments are bound to the function, types are its affair.
+        """Return a tool with an external schema; arguments are bound by name, and their types are not checked.
 
         Args:
             schema: {"name", "description", "parameters"}
-            function: what the name stands for
+            function: to call
             is_bounded: see the class
         """
         parameters = dict(schema.get("parameters") or {"type": "object", "properties": {}})
         return cls(str(schema["name"]), str(schema.get("description", "")), parameters, function, is_bounded)
 
     def schema(self) -> dict[str, Any]:
-        """Return the tool as chat templates and the OpenAI interface describe one."""
+        """Return the tool in the schema of chat templates and the OpenAI interface."""
         about = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": about}
 
@@ -87,10 +87,10 @@ class Tool:
         return f"{self.name}({', '.join(parts)})"
 
     def arguments(self, call: ToolCall) -> dict[str, Any]:
-        """Return the arguments of a call by name, checked.
+        """Return the checked arguments of a call by name.
 
         Raises:
-            CallError: naming everything that does not fit, and the signature.
+            CallError: lists everything that does not fit, and the signature.
         """
         names = list(self.parameters.get("properties", {}))
         given = dict(zip(names, call.args))
@@ -110,12 +110,12 @@ class Tool:
         return given
 
     def read(self, call: ToolCall) -> dict[str, Any]:
-        """Return the arguments of a call whose values are all text, by name, with the types that are asked for."""
+        """Return the arguments of a call whose values are all text, by name, converted to the types of the schema."""
         given = {**dict(zip(self.parameters.get("properties", {}), call.args)), **call.kwargs}
         return {name: self._read(name, value) for name, value in given.items()}
 
     def _read(self, name: str, value: Any) -> Any:
-        """Return the value that text stands for where the tool asks for something other than text."""
+        """Return the value of a text if the tool expects another type than text."""
         about = self.parameters.get("properties", {}).get(name, {})
         if not isinstance(value, str) or _takes_text(about):
             return value
@@ -187,7 +187,7 @@ def _schema_of(function: Callable[..., Any], about: Mapping[str, str]) -> tuple[
 
 
 def _checked(checker: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments as the hints have them, and what does not fit."""
+    """Return the arguments converted by the hints, and error messages."""
     from pydantic import ValidationError
 
     try:

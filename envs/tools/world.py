@@ -1,17 +1,17 @@
-"""A world in which the policy may call tools before it answers.
+"""Base class for environments in which the policy may call tools before it answers.
 
     reset                     ->  "<tools><shots>Question: Ann has 86 apples and buys 71. How many?\n"
     step("Tool: 86 + 71\n")   ->  "Result: 157\n", 0.0
     step("Answer: 157\n")     ->  "", reward, terminated
 
-A subclass is a world of questions (envs/question.py) that also says which tools an episode has, and which calls lead
-to the answer. Everything else is here:
-- the calls of a turn run in their order, each within `call_timeout_s`; a late one ends the episode, "tool_timeout";
-- a call that does not fit its tool is answered with what is wrong, and the episode goes on;
+A subclass is a question environment (envs/question.py) that also defines the tools of an episode and the calls that
+lead to the answer. This module implements the rest:
+- the calls of a turn run in order, each within `call_timeout_s`; a late one ends the episode, "tool_timeout";
+- a call that does not fit its tool gets an error reply, and the episode continues;
 - a turn that is neither call nor answer ends the episode, "unparsable", unless `forgiven_turns` are left;
-- so does one of more than a million characters, or of more than a thousand calls: it is not read;
-- after `max_calls` calls only an answer is taken; a further call ends the episode, "out_of_turns";
-- a long result is cut, and says so.
+- a turn of more than a million characters or a thousand calls is not read and ends the episode in the same way;
+- after `max_calls` calls only an answer is accepted; a further call ends the episode, "out_of_turns";
+- a long result is truncated, with a note.
 
 Tools are made anew for each episode, so no state outlives it.
 """
@@ -24,12 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from envs import text
-from envs.question import Question, QuestionSettings, QuestionWorld
-from envs.tools.calls import CallError, Said, ToolCall, ToolTimeoutError, written_call
-from envs.tools.deadline import run_within
-from envs.tools.formats import CALL_FORMATS
-from envs.tools.tool import Tool
+from rllib_srl.envs import text
+from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.tools.calls import CallError, Said, ToolCall, ToolTimeoutError, written_call
+from rllib_srl.envs.tools.deadline import run_within
+from rllib_srl.envs.tools.formats import CALL_FORMATS
+from rllib_srl.envs.tools.tool import Tool
 
 TOOLS_IN = ("prompt", "template", "shots")
 
@@ -38,20 +38,20 @@ Reply = tuple[str, float, bool, bool, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ToolSettings(QuestionSettings):
-    """Settings that every world with tools has. Invariant: as in `QuestionSettings`."""
+    """Settings of every environment with tools. Invariant: as in `QuestionSettings`."""
 
     call_format: str = "line"  # a name of `CALL_FORMATS`
-    tools_in: str = "prompt"  # who shows the tools: the prompt, the model's chat template, or the shots alone
+    tools_in: str = "prompt"  # what shows the tools: the prompt, the model's chat template, or the shots alone
     max_calls: int = 8  # calls in an episode
     call_timeout_s: float = 5.0  # seconds a call may take
     max_result_chars: int = 2000  # of a result that are shown
-    forgiven_turns: int = 0  # unreadable turns that are answered with what is wrong, before one ends the episode
+    forgiven_turns: int = 0  # unreadable turns that get an error reply before one ends the episode
 
-    unused: ClassVar[tuple[str, ...]] = ()  # settings that a world has no use for, and so refuses to have set
+    unused: ClassVar[tuple[str, ...]] = ()  # settings that the environment does not use and refuses
     has_many_arguments: ClassVar[bool] = False  # its tools take more than the one text that a tag holds
 
     def faults(self) -> list[str]:
-        """Return one line for each setting out of its range."""
+        """Return one error message for each setting out of its range."""
         faults = super().faults()
         for name, known in (("call_format", tuple(CALL_FORMATS)), ("tools_in", TOOLS_IN)):
             if getattr(self, name) not in known:
@@ -79,15 +79,15 @@ class ToolSettings(QuestionSettings):
 class ToolWorld(QuestionWorld):
     """Questions answered with the help of tools.
 
-    Invariant: as in `QuestionWorld`; and the tools of an episode see nothing of any other.
+    Invariant: as in `QuestionWorld`; and the tools of an episode share no state with other episodes.
     """
 
     settings_class: ClassVar[type[QuestionSettings]] = ToolSettings
     settings: ToolSettings
     again = "Wrong. Try again.\n"
-    bare_tool: ClassVar[str] = ""  # in the line format its one text argument may stand without name and brackets
+    bare_tool: ClassVar[str] = ""  # tool whose one text argument needs no name and brackets in the line format
     result_tag: ClassVar[str] = "result"  # of the tags format
-    votes_by_calls: ClassVar[bool] = False  # what an episode says, to its group, are its calls and not an answer
+    votes_by_calls: ClassVar[bool] = False  # an episode's vote in its group is its calls, not an answer
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self._tools: dict[str, Tool] = {}
@@ -99,16 +99,16 @@ class ToolWorld(QuestionWorld):
         """Return the tools of one episode, made anew: functions with hints and a docstring, or `Tool`s."""
 
     def gold_calls(self, prompt_id: str) -> list[ToolCall]:
-        """Return calls after which the answer is known, in their order; one a turn."""
+        """Return the calls that lead to the answer, in order; one per turn."""
         return []
 
     def tool_names(self) -> tuple[str, ...]:
-        """Return the names that the format's closing tags depend on."""
+        """Return the tool names that determine the format's closing tags."""
         return (self.bare_tool,) if self.bare_tool else ()
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:
-        """Return the schemas of the episode's tools for the chat template; empty where the prompt shows them."""
+        """Return the schemas of the episode's tools for the chat template; empty if the prompt shows them."""
         return [tool.schema() for tool in self._tools.values()] if self.settings.tools_in == "template" else []
 
     def _prepare(self) -> None:
@@ -133,7 +133,7 @@ class ToolWorld(QuestionWorld):
         return self.format.answer(question.wrong)
 
     def _solution(self, prompt_id: str) -> str:
-        """Return the transcript of an episode that is played right, without its request."""
+        """Return the transcript of a correctly played episode, without its request."""
         tools, written = self._made(prompt_id), ""
         for call in self.gold_calls(prompt_id):
             turn = self.format.call(call)
@@ -148,7 +148,7 @@ class ToolWorld(QuestionWorld):
         return self._instructions() + self._header + self._request(self._question)
 
     def _instructions(self) -> str:
-        """Return what the prompt says of the episode's tools: nothing where template or shots show them."""
+        """Return the prompt's description of the tools; empty if the chat template or the shots show them."""
         return self.format.instructions(list(self._tools.values())) if self.settings.tools_in == "prompt" else ""
 
     def gold_turns(self, prompt_id: str) -> list[str]:
@@ -184,11 +184,11 @@ class ToolWorld(QuestionWorld):
         return said.answer or ""
 
     def answer_in(self, turn: str) -> str:
-        """Return the answer that a turn hands in; nothing for one that makes calls."""
+        """Return the answer that a turn states; empty for one that makes calls."""
         return self._answer_of(self.format.read(turn, self._tools))
 
     def vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
-        """Return what an episode comes to, whether right or not: its answer or, with `votes_by_calls`, its calls."""
+        """Return the outcome of an episode, right or wrong: its answer or, with `votes_by_calls`, its calls."""
         if not self.votes_by_calls:
             return super().vote(prompt_id, turns)
         said = [self.format.read(turn, self._made(prompt_id)) for turn in turns]
@@ -211,9 +211,9 @@ class ToolWorld(QuestionWorld):
         return self._told(action, results)
 
     def _told(self, action: str, results: Sequence[str]) -> Reply:
-        """Show the results of a turn's calls, and count."""
+        """Show the results of a turn's calls, and count the calls."""
         info: dict[str, Any] = {"num_calls": self._num_calls, "num_call_faults": self._num_faults}
-        if self.settings.tools_in == "template":  # the template shows results in its own way
+        if self.settings.tools_in == "template":  # the template formats results itself
             return "\n".join(results), 0.0, False, False, {**info, "role": "tool"}
         return text.reply(action, self.format.results(results)), 0.0, False, False, info
 
@@ -231,7 +231,7 @@ class ToolWorld(QuestionWorld):
         return "", 0.0, not is_cut, is_cut, {"stop_reason": stop_reason}
 
     def _run(self, tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]:
-        """Return what a call yields, as text for the policy, and whether that is a complaint.
+        """Return the result of a call as text for the policy, and whether it is an error message.
 
         Raises:
             ToolTimeoutError: the call was late.
@@ -249,18 +249,18 @@ class ToolWorld(QuestionWorld):
             raise
         except CallError as error:
             return presentable(f"Error: {error}", self.settings.max_result_chars), True
-        except Exception as error:  # a tool may refuse in whatever way it likes; the policy is told and may mend it
+        except Exception as error:  # a tool may raise anything; the policy sees the message and may correct the call
             said = f"Error: {type(error).__name__}: {error}"
             return presentable(said, self.settings.max_result_chars), True
         return presentable(value, self.settings.max_result_chars), False
 
 
 def presentable(value: Any, max_chars: int) -> str:
-    """Return a result as text that UTF-8 can hold; a cut is stated in it.
+    """Return a result as text that UTF-8 can encode; a cut is noted in it.
 
     Args:
-        value: text as it is, anything else as JSON, or as Python says it where JSON cannot
-        max_chars: of the value that are shown
+        value: text as it is, anything else as JSON, or as its `repr` if JSON cannot represent it
+        max_chars: most characters of the value that are shown
     """
     if not isinstance(value, str):
         try:

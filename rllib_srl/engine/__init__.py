@@ -1,6 +1,6 @@
-"""Text engines, and the verified weights between learner and engine.
+"""Text-generation engines and the verified transfer of weights from the learner to them.
 
-One engine, from start to its first update:
+Usage, from start to the first weight update:
 
     engine = make_engine("vllm", model_dir, context_length=1024)
     engine.generate(prompts, Sampling(max_tokens=64))
@@ -53,10 +53,10 @@ def make_engine(kind: str, model_dir: str | Path, **settings: Any) -> Engine:
     Args:
         kind: "vllm" or "transformers".
         model_dir: a local Hugging Face directory with weights and tokenizer.
-        settings: `context_length`, `dtype`, `seed`, `max_num_seqs`, and what the engine of this kind takes besides.
+        settings: `context_length`, `dtype`, `seed`, `max_num_seqs`, and other keyword arguments of the engine class.
 
     Raises:
-        ValueError: if `kind`, the directory or a setting is unfit.
+        ValueError: if `kind`, the directory or a setting is invalid.
         EngineError: if vLLM is not installed or cannot start.
     """
     if kind == "vllm":

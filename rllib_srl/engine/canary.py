@@ -1,15 +1,16 @@
-"""The canary: do engine and learner give the same log-probs to the same fixed text?
+"""Canary check: compare the log-probs that engine and learner give to the same fixed text.
 
-    gap = CanaryGap.between(engine.score(sequences), learner's log-probs)       nats a token
+    gap = CanaryGap.between(engine.score(sequences), learner's log-probs)       nats per token
     check_canary(gap, healthy, dtype, version)      fp32: max <= 1e-3        bf16: mean <= 1.5 x the healthy mean
 
-A canary after an ordinary update proves little: in bf16 one small step moves the policy less than rounding does. So
-`self_test`, at start-up and after every restart of an engine, sends weights in which every tensor is moved. The canary
-must follow, and in the engine's fingerprint every block of every module must move, and come back to the same bits.
+The canary after an ordinary update proves little: in bf16 one small step moves the policy less than rounding does.
+Therefore `self_test` runs at start-up and after every restart of an engine. It sends weights in which every tensor is
+perturbed, then the true weights. The canary must follow the perturbation; in the engine's fingerprint every block of
+every module must change, and return to the same bits with the true weights.
 
-Why both: in bf16 a single stale matrix among the 270 of a 135M model changes the canary by less than rounding
-(measured: 1.12 to 1.4 x healthy for 21 of 29 tensors), so only the fingerprint shows it; and only the canary sees the
-whole policy, whichever way the engine computes it.
+Both checks are needed. In bf16 a single stale matrix among the 270 of a 135M model changes the canary by less than
+rounding (measured: 1.12 to 1.4 x healthy for 21 of 29 tensors), so only the fingerprint detects it. Only the canary
+covers the whole policy, however the engine computes it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
     """Return six fixed token sequences of at most 64 tokens, shorter than the context: sums, prose, code, a list.
 
     Raises:
-        ValueError: if the tokenizer makes nothing of the texts, or the context holds fewer than 4 tokens.
+        ValueError: if the tokenizer returns fewer than 3 tokens for a text, or the context holds fewer than 4 tokens.
     """
     longest = min(MAX_SEQUENCE_TOKENS, context_length - 1)
     sequences = [list(tokenizer.encode(text, add_special_tokens=False))[:longest] for text in _TEXTS]
@@ -66,7 +67,7 @@ def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class CanaryGap:
-    """How far two policies differ on the canary: |difference of log-probs|, in nats.
+    """Difference of two policies on the canary: |difference of log-probs|, in nats.
 
     Invariant: 0 <= `mean` <= `max`, or both are not finite when a log-prob is not.
     """
@@ -76,10 +77,10 @@ class CanaryGap:
 
     @classmethod
     def between(cls, engine_logps: Sequence[np.ndarray], learner_logps: Sequence[np.ndarray]) -> CanaryGap:
-        """Compare two scorings of the same sequences, one array a sequence.
+        """Compare two scorings of the same sequences, one array per sequence.
 
         Raises:
-            ValueError: if they do not align.
+            ValueError: if the lengths differ.
         """
         lengths = [len(a) for a in engine_logps], [len(a) for a in learner_logps]
         if lengths[0] != lengths[1]:
@@ -95,13 +96,13 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
     """Check that engine and learner are the same policy.
 
     Args:
-        gap: engine against learner, now.
-        healthy: that of version 0, whose weights the engine read from disk itself; None if `gap` is that one.
-        dtype: what the engine computes in.
+        gap: the current gap between engine and learner.
+        healthy: the gap at version 0, whose weights the engine read from disk itself; None if `gap` is that one.
+        dtype: the dtype the engine computes in.
         version: of the weights under test.
 
     Raises:
-        WeightSyncError: naming version and gap.
+        WeightSyncError: the gap is above the limit; the message names version and gap.
     """
     if dtype == "float32":
         is_same, limit = gap.max <= FP32_MAX_GAP, f"max <= {FP32_MAX_GAP:g}"
@@ -117,15 +118,15 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
 def perturbed(
     named_tensors: Iterable[tuple[str, torch.Tensor]], scale: float, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterate over the self-test's weights: every tensor moved by its own seeded noise, the originals untouched.
+    """Iterate over the self-test's weights: every tensor perturbed by its own seeded noise, the originals unchanged.
 
     Each number x becomes x (1 + scale s) with s = +-1 at random, which keeps outliers where they are. A zero, of which
     whole rows may exist (tokens never seen), becomes scale s times the tensor's root mean square, or 0.02 if that is 0.
 
     Args:
         named_tensors: as from `named_parameters()`.
-        scale: relative size of the move.
-        seed: equal seeds give equal weights, in every process, whatever the device.
+        scale: relative size of the perturbation.
+        seed: equal seeds give equal weights, in every process and on every device.
     """
     for index, (name, tensor) in enumerate(named_tensors):
         if not tensor.is_floating_point():
@@ -141,15 +142,15 @@ def perturbed(
 
 @dataclass(frozen=True)
 class SelfTestReport:
-    """What a passed self-test measured.
+    """Measurements of a passed self-test.
 
     Invariant: `move.mean` is at least 10 times `healthy.mean`.
     """
 
     healthy: CanaryGap  # engine against learner at version 0
     perturbed: CanaryGap  # engine against learner, both with perturbed weights
-    move: CanaryGap  # the engine with perturbed weights against itself before
-    restored: CanaryGap  # engine against learner, afterwards
+    move: CanaryGap  # the engine with perturbed weights against itself with the true weights
+    restored: CanaryGap  # engine against learner, after the true weights were loaded again
     scale: float  # of the perturbation
 
 
@@ -163,23 +164,22 @@ def self_test(
     version: int,
     healthy: CanaryGap | None = None,
 ) -> SelfTestReport:
-    """Prove that the engine computes with every tensor it is sent.
+    """Check that the engine computes with every tensor that it receives.
 
-    The learner makes both sets of weights: `score_learner` and `load` take the scale of `perturbed`, 0 being the true
-    weights.
+    `score_learner` and `load` take the scale of `perturbed`; 0 means the true weights.
 
     Args:
-        score_engine: the canary under the weights the engine has.
-        score_learner: the canary under the learner's weights; the learner is left as it was.
-        load: send the learner's weights to the engine and wait until they are loaded.
-        fingerprint: that of the engine, `Engine.fingerprint`.
-        dtype: what the engine computes in.
-        version: of the true weights, which the engine must have when this starts.
-        healthy: the gap of version 0; None at start-up, when it is measured here.
+        score_engine: scores the canary with the engine's current weights.
+        score_learner: scores the canary with the learner's weights at a scale; leaves the learner unchanged.
+        load: sends the learner's weights at a scale to the engine and waits until they are loaded.
+        fingerprint: `Engine.fingerprint` of the engine.
+        dtype: the dtype the engine computes in.
+        version: of the true weights, which the engine must hold at the start.
+        healthy: the gap at version 0; None at start-up, when it is measured here.
 
     Raises:
-        WeightSyncError: saying which step failed and which modules are at fault. The engine may then hold perturbed
-            weights: do not play with it.
+        WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold
+            perturbed weights: do not play with it.
     """
     before, learner, print_before = score_engine(), score_learner(0.0), fingerprint()
     start = CanaryGap.between(before, learner)

@@ -1,4 +1,4 @@
-"""What a local Hugging Face model directory holds, read before an engine is built on it."""
+"""Check a local Hugging Face model directory and read its config, tokenizer, end tokens and parameter shapes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DTYPES = ("float32", "bfloat16")
 
 
 def check_settings(model_dir: str | Path, dtype: str, context_length: int) -> Path:
-    """Check what both engines are given; return the directory.
+    """Validate the settings that both engines share; return the directory.
 
     Raises:
-        ValueError: naming all faults at once.
+        ValueError: the message lists all errors at once.
     """
     path, faults = Path(model_dir), []
     if not path.is_dir():
@@ -62,9 +62,9 @@ def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
 
 
 def expected_tensors(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every distinct parameter of the model; a tied head is not listed apart.
+    """Return name and shape of every distinct parameter of the model; a tied head has no entry of its own.
 
-    The names are those of `named_parameters()` of the Hugging Face model, which is what a learner packs.
+    The names are those of `named_parameters()` of the Hugging Face model, as a learner packs them.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,10 @@
-"""What a text engine must do: generate with continuous batching, score, take weights, rest.
+"""The protocol of a text engine: generate with continuous batching, score, load weights, sleep.
 
-    submit(id, ids, sampling) ... step() -> [Turn, ...]    many at once; a finished one leaves while others go on
+    submit(id, ids, sampling) ... step() -> [Turn, ...]    many requests at once; finished ones leave the batch
     load_weights(bundle)                                   verified receipt, new version, prefix cache reset
     sleep / wake, pause / resume, abort                    colocation, asynchronous updates, deadlines
 
-Two engines implement it: `VLLMEngine` (fast) and `TransformersEngine` (plain and exact). The same
+Two engines implement it: `VLLMEngine` (fast) and `TransformersEngine` (simple and exact). The same
 contract tests run on both.
 """
 
@@ -22,10 +22,10 @@ from rllib_srl.engine.sync import WeightBundle
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one turn is sampled.
+    """Sampling parameters of one turn.
 
     Invariant: with `top_p` 1 and `top_k` 0 the log-probs of a turn are those of the full softmax
-    at `temperature`, which is what the learner computes; a greedy turn's are those at temperature 1.
+    at `temperature`, as the learner computes them; for a greedy turn, those at temperature 1.
     """
 
     max_tokens: int
@@ -33,10 +33,10 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
     stop: tuple[str, ...] = ()  # the turn ends with the token that completes one of these
-    runs_to_limit: bool = False  # True: nothing but max_tokens and the context ends the turn (benchmarks)
+    runs_to_limit: bool = False  # True: only max_tokens and the context end the turn (benchmarks)
 
     def __post_init__(self) -> None:
-        """Check every value; all faults at once."""
+        """Validate every value; report all errors at once."""
         faults = []
         if self.max_tokens < 1:
             faults.append(f"max_tokens = {self.max_tokens}; expected at least 1")
@@ -65,18 +65,18 @@ class Turn:
     request_id: str
     token_ids: np.ndarray  # int32 [T]
     logp: np.ndarray  # float32 [T], nats, of the distribution sampled from
-    text: str  # the ids decoded, special tokens left out
+    text: str  # the decoded ids, without special tokens
     reason: str  # "stop", "length" or "aborted"
     first_version: int
     last_version: int
 
 
 class EngineError(RuntimeError):
-    """The engine cannot do what was asked; the message says what and why."""
+    """The engine cannot execute a call; the message names the call and the reason."""
 
 
 class TurnWriter(Protocol):
-    """What playing needs of an engine: turns are asked for, written side by side, and may be taken back.
+    """The part of an engine that the player uses: submit turns, generate them concurrently, abort them.
 
     Invariant: `version` is that of the weights the next token is sampled from.
     """
@@ -84,6 +84,7 @@ class TurnWriter(Protocol):
     context_length: int
     version: int
     is_paused: bool
+    is_reproducible: bool  # the same requests in the same steps give the same bits, independent of timing
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn. Raises `EngineError` if the engine sleeps or the prompt fills the context."""
@@ -92,63 +93,63 @@ class TurnWriter(Protocol):
         """Advance every running request by at least one token; return the turns that ended."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests; they never appear in `step`. Ids that do not run are ignored."""
+        """Drop requests; `step` never returns them. Ids that are not running are ignored."""
 
 
 class Engine(TurnWriter, Protocol):
-    """A causal language model that writes turns, and whose weights are those it was told last."""
+    """A causal language model that generates and scores text with the weights of the last `load_weights`."""
 
     def num_running(self) -> int:
         """Return how many submitted requests have not ended."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Turn]:
-        """Run `prompts` to the end and return their turns in order. Needs an engine where nothing runs."""
+        """Run `prompts` to the end and return their turns in order. The engine must be idle."""
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return for each sequence of T tokens the log-probs of tokens 1..T-1, float32 [T - 1], at temperature 1.
 
-        Always computed from the weights of now, never from the prefix cache.
+        Always computed with the current weights, never from the prefix cache.
         """
 
     def load_weights(self, bundle: WeightBundle) -> None:
-        """Verify `bundle`, load every tensor, reset the prefix cache, take its version.
+        """Verify `bundle`, load every tensor, reset the prefix cache and set `version`.
 
-        Running requests go on: what they have read so far is computed again with the new weights.
+        Running requests continue: the keys and values of their tokens so far are recomputed with the new weights.
 
         Raises:
-            WeightSyncError: naming the version and the tensors at fault; the old version stands.
+            WeightSyncError: the message names the version and the tensors at fault; the old version stays loaded.
             EngineError: if the engine sleeps.
         """
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of what each module computes on a fixed input, with the weights of now."""
+        """Return digests of the output of each module on a fixed input, with the current weights."""
 
     def reseed(self, seed: int) -> None:
         """Restart the sampling generator."""
 
     def sleep(self) -> None:
-        """Free what can be freed (KV cache; on a GPU also weights). Nothing may be running."""
+        """Free memory (KV cache; on a GPU also weights). No request may be running."""
 
     def wake(self) -> None:
         """Undo `sleep`."""
 
     def pause(self) -> None:
-        """Make `step` do nothing until `resume`; running requests keep their state, new ones may queue."""
+        """Make `step` a no-op until `resume`; running requests keep their state, new ones are queued."""
 
     def resume(self) -> None:
         """Undo `pause`."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 def check_request(
     request_id: str, token_ids: Sequence[int], *, context_length: int, vocab_size: int, running: Container[str]
 ) -> None:
-    """Check what `submit` and `score` are given.
+    """Validate the arguments of `submit` and `score`.
 
     Raises:
-        EngineError: for an id that runs already, and for tokens that are none, too many or unknown.
+        EngineError: the id is running already, or the tokens are empty, too many or outside the vocabulary.
     """
     if request_id in running:
         raise EngineError(f"request {request_id!r} runs already; expected an id that is not in use")
@@ -163,10 +164,10 @@ def check_request(
 
 
 def run_to_end(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Turn]:
-    """Play `prompts` on an idle `engine` until all have ended; return their turns in order.
+    """Generate from `prompts` on an idle `engine` until all have ended; return their turns in order.
 
     Raises:
-        EngineError: if something runs already (its turns would be lost) or the engine is paused.
+        EngineError: if a request is running already (its turn would be lost) or the engine is paused.
     """
     if engine.num_running():
         raise EngineError(f"generate was called while {engine.num_running()} requests run; use submit and step")

@@ -1,11 +1,11 @@
-"""Move weights from learner to engine, and prove that they arrived and that the engine computes with them.
+"""Pack weights into one checksummed buffer, and verify and unpack it on the engine's side.
 
-    learner: pack(named_parameters, version, dtype) -> WeightBundle      one buffer, one checksum a tensor
-    layer 3: moves the bundle (one `ray.put`, zero-copy `get`)
-    engine:  verify(bundle, expected) -> load each of unpack(bundle)     receipt
+    learner:   pack(named_parameters, version, dtype) -> WeightBundle      one buffer, one checksum per tensor
+    transport: `rllib_srl.weights` moves the bundle (one `ray.put`, zero-copy `get`)
+    engine:    verify(bundle, expected) -> load each of unpack(bundle)     receipt
 
-A receipt says nothing about the policy: an engine may keep a prepacked copy of an old matrix, or load a matrix into
-the wrong place. `rllib_srl.engine.canary` compares the two policies on fixed text.
+A verified receipt proves nothing about the policy: an engine may keep a prepacked copy of an old matrix, or load a
+matrix into the wrong place. `rllib_srl.engine.canary` compares the two policies on fixed text.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import numpy as np
 import torch
 import xxhash
 
-ALIGNMENT = 64  # bytes; a cache line, and what every dtype's view needs
+ALIGNMENT = 64  # bytes; one cache line, and sufficient for the view of every dtype
 _NUM_THREADS = min(4, os.cpu_count() or 1)
 
 
 class WeightSyncError(RuntimeError):
-    """Weights did not arrive, or the engine does not compute with them."""
+    """Weights did not arrive intact, or the engine does not compute with them."""
 
     def __init__(self, message: str, version: int, tensors: Sequence[str] = ()) -> None:
-        """Take one line of `message`, the `version` that failed and the names of the `tensors` at fault."""
+        """Store one line of `message`, the `version` that failed and the names of the `tensors` at fault."""
         names = ", ".join(tensors[:8]) + (f" and {len(tensors) - 8} more" if len(tensors) > 8 else "")
         super().__init__(f"weights version {version}: {message}" + (f" [{names}]" if names else ""))
         self.message, self.version, self.tensors = message, version, tuple(tensors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Survive the trip through a Ray actor's reply."""
+        """Support pickling, which a Ray actor's reply needs."""
         return type(self), (self.message, self.version, self.tensors)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Where one tensor lies in the buffer.
+    """The location of one tensor in the buffer.
 
-    Invariant: `num_bytes` is what `shape` and `dtype` need; `checksum` is the xxh3_64 of those bytes.
+    Invariant: `num_bytes` is the size of `shape` in `dtype`; `checksum` is the xxh3_64 of those bytes.
     """
 
     name: str
@@ -58,7 +58,7 @@ class TensorSpec:
 class WeightBundle:
     """All weights of one version in one contiguous buffer.
 
-    Invariant: `verify` passes on every bundle `pack` made; `buffer` may be read-only shared memory.
+    Invariant: `verify` passes on every bundle from `pack`; `buffer` may be read-only shared memory.
     """
 
     version: int
@@ -81,15 +81,15 @@ def torch_dtype(name: str) -> torch.dtype:
 def pack(
     named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, dtype: str, memory: np.ndarray | None = None
 ) -> WeightBundle:
-    """Cast the weights to the engine's dtype and lay them end to end.
+    """Cast the weights to the engine's dtype and concatenate them into one buffer.
 
     A tensor that shares its memory with an earlier one (a tied head) is packed once, under the first name.
 
     Args:
-        named_tensors: as from `named_parameters()`, on any device, whole (no shards).
-        version: that of these weights.
-        dtype: what floating-point tensors are cast to; an engine refuses weights of another dtype than its own.
-        memory: the buffer of an earlier bundle, which is overwritten if it fits: fresh memory costs more than packing.
+        named_tensors: as from `named_parameters()`, on any device, unsharded.
+        version: of these weights.
+        dtype: floating-point tensors are cast to it; an engine refuses weights of another dtype than its own.
+        memory: the buffer of an earlier bundle; overwritten if its size matches: allocation costs more than packing.
     """
     target, specs, sources = torch_dtype(dtype), [], []
     offset, seen = 0, set()
@@ -118,15 +118,15 @@ def pack(
 
 
 def verify(bundle: WeightBundle, expected: Mapping[str, Sequence[int]] | None = None, dtype: str | None = None) -> None:
-    """Check that `bundle` arrived whole, and fits the engine that is to load it.
+    """Check that `bundle` arrived intact and fits the engine's model.
 
     Args:
         bundle: as received.
-        expected: name and shape of every tensor the engine needs; None checks the receipt alone.
-        dtype: that of the engine; None accepts any.
+        expected: name and shape of every tensor the engine needs; None checks the receipt only.
+        dtype: of the engine; None accepts any.
 
     Raises:
-        WeightSyncError: naming every tensor that is damaged, missing, unknown or of a wrong shape or dtype.
+        WeightSyncError: the message names every damaged, missing or unknown tensor and every wrong shape or dtype.
     """
     names = [spec.name for spec in bundle.tensors]
     if len(set(names)) != len(names):

@@ -1,11 +1,13 @@
 """A text engine on plain Hugging Face transformers: runs anywhere, samples the same tokens for the same seed.
 
     submit -> waiting --prefill--> rows of one batch --decode, one token a step--> Turn
-              (left-padded,        (a finished row is taken out, new rows are put in)
-              equal ones once)
+              (left-padded,        (finished rows leave the batch, new rows join it)
+              duplicates once)
 
-Exact where vLLM is fast: each request draws from its own generator, made from (seed, request id, how often the id was
-used since the seed), so its tokens do not depend on what else runs, save for rounding in the batched arithmetic.
+Exactness before speed: each request has its own generator, seeded with (seed, request id, number of earlier uses of
+the id since the seed). Its tokens therefore do not depend on the other requests, except for rounding in the batched
+arithmetic. The player steps this engine only while no environment call is open, so that timing does not change the
+batches either.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from rllib_srl.engine.model_dir import check_settings, end_token_ids, load_token
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end
 from rllib_srl.engine.sync import WeightBundle, torch_dtype, unpack, verify
 
-KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # a layer: [B, heads, T, D] each
+KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # (keys, values) per layer, each [B, heads, T, D]
 
 
 @dataclass
@@ -47,10 +49,10 @@ class _Running:
 
 @dataclass
 class _Rows:
-    """The requests that have been prefilled, as one batch.
+    """The prefilled requests as one batch.
 
-    Invariant: row b of `mask_BT` marks the tokens of request b whose keys and values `cache` holds, which is
-    all but its last sampled one; a row's tokens are at its right end.
+    Invariant: row b of `mask_BT` marks the tokens of request b whose keys and values are in `cache`: all but
+    its last sampled token. Rows are padded on the left.
     """
 
     requests: list[_Running]
@@ -58,7 +60,7 @@ class _Rows:
     cache: KeysValues
 
     def keep(self, is_kept: Sequence[bool]) -> _Rows:
-        """Take the other rows out, and the columns only they used."""
+        """Return the kept rows, without the columns that only dropped rows used."""
         index = torch.tensor([b for b, kept in enumerate(is_kept) if kept], device=self.mask_BT.device)
         mask_BT = self.mask_BT[index]
         first = int(mask_BT.any(0).int().argmax()) if len(index) else mask_BT.shape[1]
@@ -66,7 +68,7 @@ class _Rows:
         return _Rows([r for r, kept in zip(self.requests, is_kept, strict=True) if kept], mask_BT[:, first:], cache)
 
     def join(self, other: _Rows) -> _Rows:
-        """Put the rows of `other` below these."""
+        """Append the rows of `other`."""
         longest = max(self.mask_BT.shape[1], other.mask_BT.shape[1])
 
         def widen(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -88,6 +90,8 @@ class TransformersEngine:
     Invariant: the keys and values of running requests are of the weights of `version`.
     """
 
+    is_reproducible = True
+
     def __init__(
         self,
         model_dir: str | Path,
@@ -104,12 +108,12 @@ class TransformersEngine:
             model_dir: a local Hugging Face directory with weights and tokenizer.
             dtype: "float32" or "bfloat16".
             seed: of the sampling generators.
-            context_length: the most tokens of prompt and turn together.
-            max_num_seqs: how many requests run at once; the others wait.
-            device: a torch device; None takes the GPU if there is one.
+            context_length: maximum number of tokens of prompt and turn together.
+            max_num_seqs: maximum number of concurrent requests; the others wait.
+            device: a torch device; None uses the GPU if there is one.
 
         Raises:
-            ValueError: if the directory or a setting is unfit.
+            ValueError: if the directory or a setting is invalid.
         """
         from transformers import AutoModelForCausalLM
 
@@ -140,7 +144,7 @@ class TransformersEngine:
         self._waiting.append(_Running(request_id, [int(t) for t in token_ids], sampling, rng))
 
     def step(self) -> list[Turn]:
-        """Give every running request one token; see `Engine.step`."""
+        """Sample one token for every running request; see `Engine.step`."""
         self._check_awake("step")
         if self.is_paused:
             return []
@@ -166,7 +170,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Return the log-probs of given tokens, one unpadded forward pass a sequence; see `Engine.score`."""
+        """Return the log-probs of given tokens, one unpadded forward pass per sequence; see `Engine.score`."""
         self._check_awake("score")
         scores = []
         for index, sequence in enumerate(sequences):
@@ -190,12 +194,12 @@ class TransformersEngine:
         self.version = bundle.version
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of every parameter, which is what the modules compute with; see `Engine.fingerprint`."""
+        """Return digests of every parameter: the modules compute with them directly; see `Engine.fingerprint`."""
         self._check_awake("fingerprint")
         return {name: digests(parameter) for name, parameter in self._model.named_parameters()}
 
     def reseed(self, seed: int) -> None:
-        """Restart sampling: requests submitted from now on draw as in a new engine with this seed."""
+        """Restart sampling: requests submitted from now on sample as in a new engine with this seed."""
         self._seed, self._num_uses = seed, Counter[str]()
 
     def sleep(self) -> None:
@@ -213,7 +217,7 @@ class TransformersEngine:
         self._is_asleep = False
 
     def pause(self) -> None:
-        """Make `step` do nothing; see `Engine.pause`."""
+        """Make `step` a no-op; see `Engine.pause`."""
         self.is_paused = True
 
     def resume(self) -> None:
@@ -221,7 +225,7 @@ class TransformersEngine:
         self.is_paused = False
 
     def close(self) -> None:
-        """Drop the model; the engine is of no use afterwards."""
+        """Drop the model; the engine cannot be used afterwards."""
         self._waiting, self._rows, self._model, self._is_asleep = [], None, None, True
 
     def _check_awake(self, action: str) -> None:
@@ -233,7 +237,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _prefill(self, requests: list[_Running]) -> list[Turn]:
-        seen: dict[tuple[int, ...], int] = {}  # episodes of a group begin alike: each beginning is computed once
+        seen: dict[tuple[int, ...], int] = {}  # episodes of a group share their prompt: prefill each one once
         index_B = [seen.setdefault((*request.prompt_ids, *request.new_ids), len(seen)) for request in requests]
         streams = [list(stream) for stream in seen]
         longest = max(map(len, streams))
@@ -274,7 +278,7 @@ class TransformersEngine:
     ) -> tuple[torch.Tensor, KeysValues]:
         from transformers import DynamicCache
 
-        # Without a config every layer keeps all keys; a sliding window is then cut by the mask alone.
+        # Without a config every layer keeps all keys; a sliding window is then applied by the mask only.
         past = DynamicCache(cache) if cache else DynamicCache()
         output = self._model(
             input_ids=ids_BT,
@@ -287,7 +291,7 @@ class TransformersEngine:
         return output.logits[:, -1].float(), [(layer.keys, layer.values) for layer in output.past_key_values.layers]
 
     def _sample(self, requests: list[_Running], logits_BV: torch.Tensor) -> tuple[list[Turn], list[bool]]:
-        """Give each request its next token; return the turns that ended and which requests go on."""
+        """Sample the next token of each request; return the turns that ended and which requests continue."""
         logp_BV = torch.stack([_log_softmax(row, r.sampling) for row, r in zip(logits_BV, requests, strict=True)])
         turns, is_kept = [], []
         for request, logp_V in zip(requests, logp_BV.cpu(), strict=True):
@@ -332,7 +336,7 @@ class TransformersEngine:
 
 
 def _log_softmax(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the log-probs of the distribution that is sampled from, in nats."""
+    """Return the log-probs of the sampling distribution, in nats."""
     if sampling.temperature == 0:
         return logits_V.log_softmax(-1)
     logits_V = logits_V / sampling.temperature
@@ -349,6 +353,6 @@ def _draw(logp_V: torch.Tensor, request: _Running) -> int:
     if request.sampling.temperature == 0:
         return int(logp_V.argmax())
     cdf_V = logp_V.double().exp().cumsum(-1)
-    # Scaled by the last entry, so that rounding never asks for more than there is; right=True skips probability 0.
+    # Scaled by the last entry, so that rounding cannot exceed the total mass; right=True skips probability 0.
     point = torch.tensor(request.rng.random() * float(cdf_V[-1]), dtype=torch.float64)
     return int(torch.searchsorted(cdf_V, point, right=True))

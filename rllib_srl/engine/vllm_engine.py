@@ -1,21 +1,29 @@
-"""The fast text engine: vLLM's V1 engine, driven step by step in this process.
+"""The fast text engine: vLLM's V1 engine, started and driven step by step in this process.
 
     submit --add_request--> scheduler --step()--> finished outputs --> Turn         continuous batching, paged KV cache
     load_weights: verify -> start / update / finish of vLLM's weight-transfer API -> prefix cache dropped
 
 vLLM is imported when an engine is built, never with this module: its environment variables are read at import.
 
-Traps (vLLM 0.32), and what is done about them:
-1. It makes a default torch.distributed group in this process: never build one next to a DDP or FSDP learner.
-2. On a CPU it samples from torch's global generator, and `SamplingParams(seed=)` crashes: the engine owns a generator
-   state and puts it in place around each step, so that nothing else in the process disturbs sampling.
-3. `reset_prefix_cache()` does nothing while requests run, unless they are preempted and read again.
+Traps (vLLM 0.32) and the remedies used here:
+1. It creates a default torch.distributed group in this process: never build one next to a DDP or FSDP learner.
+2. On a CPU it samples from torch's global generator, and `SamplingParams(seed=)` crashes: the engine keeps its own
+   generator state and installs it around each step, so that other users of the generator cannot change the samples.
+3. `reset_prefix_cache()` does nothing while requests run, unless they are preempted and prefilled again.
+4. It seeds Python's, numpy's and torch's global generators: their states are restored.
+5. It replaces `torch.set_num_threads` by a no-op: the number of threads is set before the import.
+6. Blocks of the default 128 tokens never share shorter prompts: the block size is 32 on a CPU.
+7. The default log-prob mode ignores the temperature: `processed_logprobs` are those of the sampling distribution.
+8. Its shutdown destroys process-wide state that the other engines in the process still need: see `stop_vllm`.
 """
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +34,144 @@ from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_config, load_tokenizer
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, verify
-from rllib_srl.engine.vllm_start import TRANSFERS, score_params, start_vllm, stop_vllm, turn_params
+
+TRANSFERS = ("object_store", "nccl", "ipc")
+
+_running: list[Any] = []  # vLLM's engines in this process
+_stopped: list[Any] = []  # engines to shut down once none is running
+
+
+def start_vllm(
+    model_dir: Path,
+    *,
+    dtype: str,
+    seed: int,
+    context_length: int,
+    tensor_parallel_size: int,
+    memory_utilization: float,
+    kv_cache_gib: float,
+    max_num_seqs: int,
+    weight_transfer: str,
+    num_threads: int | None,
+) -> tuple[Any, bool]:
+    """Start vLLM in this process; return its `LLMEngine` and whether it runs on a CPU.
+
+    The arguments are those of `VLLMEngine`.
+
+    Raises:
+        ValueError: if `weight_transfer` needs GPUs and there are none.
+        EngineError: if vLLM is not installed or does not start.
+    """
+    _prepare_process(num_threads)
+    try:
+        from vllm import EngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        raise EngineError(
+            f"vLLM cannot be imported ({error}); install it with `pip install rllib_srl[cpu]` (no GPU) or "
+            "`pip install rllib_srl[gpu]`, or use the engine 'transformers'"
+        ) from error
+    is_cpu = bool(current_platform.is_cpu())
+    if is_cpu and weight_transfer != "object_store":
+        raise ValueError(f"weight_transfer = {weight_transfer!r} needs GPUs; expected 'object_store' on a CPU")
+    place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": True}
+    if is_cpu:
+        place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": 32, "enforce_eager": True}
+    if tensor_parallel_size > 1:
+        place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
+    args = EngineArgs(
+        model=str(model_dir),
+        dtype=dtype,
+        seed=seed,
+        max_model_len=context_length,
+        max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
+        logprobs_mode="processed_logprobs",
+        enable_prefix_caching=True,
+        disable_log_stats=True,
+        weight_transfer_config=WeightTransferConfig(backend=weight_transfer),
+        worker_extension_cls="rllib_srl.engine.vllm_transfer.WorkerExtension",
+        **place,
+    )
+    try:
+        with _global_generators_kept():
+            _running.append(LLMEngine.from_engine_args(args))
+    except (RuntimeError, ValueError, OSError, AssertionError) as error:
+        raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
+    return _running[-1], is_cpu
+
+
+def stop_vllm(llm: Any) -> None:
+    """Shut down an engine of `start_vllm` once no other engine runs in this process.
+
+    Until then it keeps its memory: even its garbage collection would destroy state that the others need. Stopping the
+    last engine also destroys torch.distributed's default group.
+    """
+    _running.remove(llm)
+    _stopped.append(llm)
+    while _stopped and not _running:
+        _stopped.pop().engine_core.shutdown()
+
+
+@cache
+def turn_params(sampling: Sampling) -> Any:
+    """Return vLLM's sampling parameters for a turn."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    is_greedy = sampling.temperature == 0
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=1.0 if is_greedy else sampling.top_p,
+        top_k=0 if is_greedy else sampling.top_k,
+        stop=list(sampling.stop) or None,
+        ignore_eos=sampling.runs_to_limit,
+        include_stop_str_in_output=True,
+        detokenize=bool(sampling.stop),  # only stop strings need the text while sampling
+        logprobs=0,  # only of the sampled token
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+@cache
+def score_params() -> Any:
+    """Return vLLM's sampling parameters for a request that scores its prompt."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,  # only of the given token; vLLM then does not read the prefix cache
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _prepare_process(num_threads: int | None) -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is stepped in this process
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two engines would be bound to the same core
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if num_threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)  # for the workers of tensor parallelism
+        torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SCORE_PREFIX = "score-"
@@ -35,11 +180,13 @@ _SCORE_PREFIX = "score-"
 class VLLMEngine:
     """`Engine` on vLLM.
 
-    Sampled tokens repeat for the same seed, submissions and steps: unlike the `TransformersEngine`'s they depend on
-    what else is running.
+    The same seed, submissions and steps give the same sampled tokens. Unlike with `TransformersEngine`, the tokens of
+    a request depend on the other running requests.
 
     Invariant: the prefix cache and the keys and values of running requests are of the weights of `version`.
     """
+
+    is_reproducible = False  # its scheduler batches the requests that have arrived, so timing matters
 
     def __init__(
         self,
@@ -61,16 +208,16 @@ class VLLMEngine:
             model_dir: a local Hugging Face directory with weights and tokenizer.
             dtype: "float32" or "bfloat16".
             seed: of sampling.
-            context_length: the most tokens of prompt and turn together.
-            tensor_parallel_size: over how many workers each layer is split; above 1 they are processes of their own.
-            memory_utilization: share of the GPU's memory to take; unused on a CPU.
+            context_length: maximum number of tokens of prompt and turn together.
+            tensor_parallel_size: number of workers each layer is split over; above 1 they are separate processes.
+            memory_utilization: share of the GPU's memory to use; unused on a CPU.
             kv_cache_gib: size of the KV cache on a CPU.
-            max_num_seqs: how many requests run at once; the others wait.
+            max_num_seqs: maximum number of concurrent requests; the others wait.
             weight_transfer: "object_store" (`load_weights`), or "nccl" or "ipc" (`receive`; GPU only).
-            num_threads: torch's threads in this process; None leaves them.
+            num_threads: torch's threads in this process; None leaves them unchanged.
 
         Raises:
-            ValueError: if the directory or a setting is unfit.
+            ValueError: if the directory or a setting is invalid.
             EngineError: if vLLM is not installed or does not start.
         """
         path = check_settings(model_dir, dtype, context_length)
@@ -79,7 +226,7 @@ class VLLMEngine:
         self.context_length, self.version, self.is_paused = context_length, 0, False
         self._dtype, self._transfer, self._tensor_parallel_size = dtype, weight_transfer, tensor_parallel_size
         self._is_asleep, self._broken = False, ""
-        self._finished: list[Turn] = []  # by a step that `score` made
+        self._finished: list[Turn] = []  # turns that ended during `score`, for the next `step`
         self._running: set[str] = set()
         config = load_config(path)
         self._vocab_size = int(config.get_text_config().vocab_size)
@@ -97,7 +244,7 @@ class VLLMEngine:
             weight_transfer=weight_transfer,
             num_threads=num_threads,
         )
-        # Elsewhere the workers' own generators are the only ones drawn from.
+        # On a GPU or with several workers, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
         self._llm.set_weight_version("0")
         self.reseed(seed)
@@ -137,7 +284,7 @@ class VLLMEngine:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the log-probs of given tokens; see `Engine.score`.
 
-        Requests that are running advance meanwhile, even on a paused engine; a turn that ends is in the next `step`.
+        Running requests advance meanwhile, even on a paused engine; the next `step` returns the turns that ended.
         """
         self._check_usable("score")
         names = [f"{_SCORE_PREFIX}{index}" for index in range(len(sequences))]
@@ -159,7 +306,7 @@ class VLLMEngine:
     def load_weights(self, bundle: WeightBundle) -> None:
         """Verify and load `bundle`; see `Engine.load_weights`.
 
-        A fault that vLLM itself raises in the middle of loading leaves an engine that refuses all further work.
+        If vLLM itself fails during loading, the engine refuses all further calls.
         """
         from rllib_srl.engine import vllm_transfer
 
@@ -178,20 +325,20 @@ class VLLMEngine:
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info})
 
     def receive(self, update_info: dict[str, Any], version: int) -> None:
-        """Take one whole update through vLLM's weight-transfer API and take `version`.
+        """Receive one whole update through vLLM's weight-transfer API and set `version`.
 
-        With "nccl" and "ipc" the trainer sends while this runs, `update_info` is that of vLLM's backend, and nothing
-        is verified but the canary. Not tested without GPUs.
+        With "nccl" and "ipc" the trainer sends during this call, `update_info` is that of vLLM's backend, and the
+        canary is the only check. Not tested without GPUs.
 
         Raises:
-            WeightSyncError: if vLLM fails; the engine is then of no further use.
+            WeightSyncError: if vLLM fails; the engine then refuses all further calls.
         """
         self._check_usable("receive")
         try:
             self._llm.collective_rpc("start_weight_update")
             self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
             self._llm.collective_rpc("finish_weight_update")
-            # Running requests are preempted and read again: their keys and values are of the old weights.
+            # Running requests are preempted and prefilled again: their keys and values are of the old weights.
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
             self._broken = f"loading version {version} failed: {error}"
@@ -203,7 +350,7 @@ class VLLMEngine:
         self.version = version
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of what each module computes; see `Engine.fingerprint`."""
+        """Return digests of the output of each module; see `Engine.fingerprint`."""
         self._check_usable("fingerprint")
         return {
             f"worker {rank} {name}" if self._tensor_parallel_size > 1 else name: found
@@ -220,7 +367,7 @@ class VLLMEngine:
     def sleep(self) -> None:
         """Free memory: on a GPU weights move to the host and the KV cache is dropped.
 
-        vLLM has no sleeping allocator for the CPU: there only the prefix cache is dropped, and the contract kept.
+        vLLM has no sleep mode for the CPU: there only the prefix cache is dropped, with the same contract.
         """
         self._check_usable("sleep")
         if self.num_running():
@@ -237,7 +384,7 @@ class VLLMEngine:
         self._is_asleep = False
 
     def pause(self) -> None:
-        """Make `step` do nothing; see `Engine.pause`."""
+        """Make `step` a no-op; see `Engine.pause`."""
         self.is_paused = True
 
     def resume(self) -> None:
@@ -245,7 +392,7 @@ class VLLMEngine:
         self.is_paused = False
 
     def close(self) -> None:
-        """Stop vLLM and its workers; the engine is of no use afterwards."""
+        """Stop vLLM and its workers; the engine cannot be used afterwards."""
         if self._llm is not None:
             stop_vllm(self._llm)
         self._llm, self._broken = None, "the engine is closed"
@@ -264,7 +411,7 @@ class VLLMEngine:
         self._llm.add_request(request_id, tokens_input([int(t) for t in token_ids]), params)
 
     def _advance(self) -> list[Any]:
-        """Make one vLLM step; return the outputs that finished."""
+        """Run one vLLM step; return the finished outputs."""
         with self._own_generator():
             try:
                 return [output for output in self._llm.step() if output.finished]

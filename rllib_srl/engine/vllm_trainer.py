@@ -1,9 +1,9 @@
-"""The learner's end of vLLM's own weight transfer between GPUs: "nccl" between cards, "ipc" within one.
+"""The learner's side of vLLM's own weight transfer between GPUs: "nccl" between GPUs, "ipc" within one.
 
     trainer = open_trainer("nccl", model, "bfloat16", client, address)       rendezvous with every engine
     trainer.send_weights()                                                    one whole update, through `client`
 
-Not tested without GPUs, but for the fields of vLLM's settings (tests/test_carriers.py).
+Not tested without GPUs, except for the fields of vLLM's settings (tests/weights/test_carriers.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rllib_srl.engine.sync import torch_dtype
 
 
 def open_trainer(kind: str, model: torch.nn.Module, dtype: str, client: Any, address: str) -> Any:
-    """Rendezvous with the engines and return vLLM's trainer side.
+    """Rendezvous with the engines and return vLLM's trainer.
 
     Args:
         kind: "nccl" or "ipc".
-        model: whose parameters are sent, each time anew.
+        model: its current parameters are sent at each update.
         dtype: of the engines; tensors are cast before they are sent.
         client: vLLM's weight-sync client, with `world_size`.
         address: of this node, reachable from every engine.
@@ -43,7 +43,7 @@ def trainer_info(kind: str, world_size: int, address: str) -> Any:
         return IPCTrainerInitInfo(rank=0)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    # Unpacked: one update call a round, which is what the client maps to one call of a runner.
+    # packed=False: one update call per round, which the client maps to one call of a runner.
     return NCCLTrainerInitInfo(
         rank=0, master_address=address, master_port=_free_port(), world_size=world_size, packed=False
     )
@@ -53,7 +53,7 @@ class CastSource:
     """vLLM's `WeightSource` (duck-typed) over a model: its parameters in the engine's number format."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype, describe: Any) -> None:
-        """Take the model, the format on the wire, and vLLM's `ParamMeta`."""
+        """Store the model, the dtype that is sent, and vLLM's `ParamMeta`."""
         self._model, self._dtype, self._describe = model, dtype, describe
 
     def metadata(self) -> list[Any]:

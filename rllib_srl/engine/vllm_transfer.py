@@ -1,17 +1,17 @@
-"""Our backend of vLLM's weight-transfer API: a `WeightBundle` that is already in this machine's memory.
+"""A backend of vLLM's weight-transfer API that loads a `WeightBundle` from this machine's memory.
 
     start_weight_update() -> update_weights({"handle"}) -> finish_weight_update()      vLLM's own three calls
                                         |
     offer(bundle) -> handle ------------+      one process: the bundle itself, by reference
                                                several workers: a name of POSIX shared memory
 
-vLLM's shipped backends move data between CUDA devices only. Importing this module imports vLLM.
+vLLM's own backends move data between CUDA devices only. Importing this module imports vLLM.
 
-Traps (vLLM 0.32), each of which a test shows:
+Traps (vLLM 0.32), each covered by a test:
 1. The base class ends `update_weights` with `torch.accelerator.synchronize()`, which raises without an accelerator.
-2. On the CPU every linear layer computes with a prepacked copy of its weight. The layerwise reload makes it anew,
-   except for a head tied to the embedding: that layer receives no tensor of its own, and keeps the old matrix.
-3. A layer of which some tensors are missing is filled from uninitialised memory: `verify` against the model first.
+2. On the CPU every linear layer computes with a prepacked copy of its weight. The layerwise reload packs it again,
+   except for a head tied to the embedding: that layer receives no tensor of its own and keeps the old matrix.
+3. A layer with missing tensors is filled from uninitialised memory: call `verify` against the model first.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _handles = itertools.count()
 
 @dataclass
 class BundleInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on."""
+    """Empty: no connection is needed."""
 
 
 @dataclass
 class BundleUpdateInfo(WeightTransferUpdateInfo):
-    """Where the bundle lies.
+    """The location of the bundle.
 
-    Invariant: `handle` is a key of this process's offers, or with `specs` the name of a shared memory block.
+    Invariant: `handle` is a key of `_offered` in this process or, with `specs`, the name of a shared memory block.
     """
 
     handle: str
@@ -65,11 +65,11 @@ class BundleUpdateInfo(WeightTransferUpdateInfo):
 
 @contextmanager
 def offer(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, Any]]:
-    """Make `bundle` reachable for the workers; yield the update info that names it.
+    """Make `bundle` accessible to the workers; yield the update info with its handle.
 
     Args:
         bundle: verified.
-        is_one_process: whether the one worker runs in this process; else the bytes are copied to shared memory.
+        is_one_process: whether the only worker runs in this process; otherwise the bytes are copied to shared memory.
     """
     if is_one_process:
         handle = f"bundle-{next(_handles)}"
@@ -89,9 +89,9 @@ def offer(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, A
 
 
 class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo]):
-    """The worker's side: load an offered bundle through vLLM's layerwise reload.
+    """The worker's side: loads an offered bundle through vLLM's layerwise reload.
 
-    Invariant: after `finish_weight_update` no layer computes with an earlier weight, and none refers to the bundle.
+    Invariant: after `finish_weight_update` no layer computes with an earlier weight or refers to the bundle.
     """
 
     init_info_cls = BundleInitInfo
@@ -101,11 +101,11 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
         """Do nothing: the bundle needs no connection."""
 
     def start_weight_update(self) -> None:
-        """Open the layers for loading."""
+        """Prepare the layers for loading."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load; the base class would synchronise an accelerator, which a CPU has not."""
+        """Load the bundle; unlike the base class, do not synchronise an accelerator on a CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -117,15 +117,15 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
             return
         block = shared_memory.SharedMemory(update_info.handle)
         try:
-            # Copied, because the layerwise reload may keep a tensor until finish, when the block is gone.
+            # Copied, because the layerwise reload may keep a tensor until finish, after the block was unlinked.
             buffer = np.ndarray(block.size, np.uint8, block.buf).copy()
         finally:
             block.close()
         self.model.load_weights(unpack(WeightBundle(update_info.version, tuple(update_info.specs), buffer)))
 
     def finish_weight_update(self) -> None:
-        """Close the layers and pack tied heads anew."""
-        # It warns of each layer without a tensor of its own: rotary caches, tied heads. The bundle was verified whole.
+        """Finish the reload and prepack tied heads again."""
+        # vLLM warns about layers without tensors of their own (rotary caches, tied heads); `verify` found none missing.
         _reload_log.addFilter(_is_news)
         try:
             finalize_layerwise_reload(self.model, self.model_config)
@@ -134,7 +134,7 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
         self.repack_heads()
 
     def repack_heads(self) -> None:
-        """Make the prepacked copy of each head anew, from the weight it shares with the embedding."""
+        """Prepack the weight of each head again, from the weight that it shares with the embedding."""
         if self.device.type != "cpu":
             return
         for layer in self.model.modules():
@@ -142,34 +142,34 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
                 layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
 class WorkerExtension:
-    """Methods vLLM adds to each of its workers, and the import that registers the backend there."""
+    """Methods that vLLM adds to each of its workers; importing it registers the backend there."""
 
     model_runner: Any  # vLLM's, as is `device`
     device: torch.device
 
     @torch.inference_mode()
     def fingerprint(self) -> dict[str, tuple[int, ...]]:
-        """Return digests of each linear layer's answer to a fixed input, and of each other parameter.
+        """Return digests of each linear layer's output for a fixed input, and of all parameters.
 
-        The answer is computed the way the model computes it, from the prepacked copy if there is one.
+        The output is computed as in the model, from the prepacked copy if there is one.
         """
         found = {}
         for name, layer in self.model_runner.get_model().named_modules():
-            # Rows that only pad the vocabulary belong to no tensor.
+            # Rows that pad the vocabulary belong to no tensor.
             rows = layer.shard_indices.num_org_elements if isinstance(layer, VocabParallelEmbedding) else None
             if isinstance(layer, LinearBase | ParallelLMHead):
                 found[f"{name} (answer)"] = digests(_answer(layer, self.device).T[:rows])
             for kind, parameter in layer.named_parameters(recurse=False):
-                if parameter.numel():  # a prepacked layer may have dropped its own
+                if parameter.numel():  # a prepacked layer may have dropped its parameter
                     found[f"{name}.{kind}"] = digests(parameter[:rows])
         return found
 
     def reseed(self, seed: int) -> None:
-        """Restart the generators this worker samples from."""
+        """Reseed the generators that this worker samples from."""
         torch.manual_seed(seed)
 
 

@@ -1,4 +1,4 @@
-"""The losses: every part a table of names, in fp32 log space, torch in, torch out.
+"""Compute the policy loss from parts chosen by name: pure torch functions in fp32 log space.
 
     ratio      = level(logp - anchor_logp)                         `ratio`        token, sequence, geometric
     surrogate  = rule(ratio, A)                                    `clip`         symmetric, higher, dual, ...
@@ -9,12 +9,12 @@
                  anchor_logp
     decoupled    prox_logp           prox = the learner at the start of the update
     bypass       behaviour_logp      behaviour = the engine that wrote the token
-    reused       as replay_reuse_correction says, see `corrections`
+    reused       set by replay_reuse_correction, see `corrections`
 
-`scale` is fixed before any sharding (`aggregation`), so that any number of learners and any micro-batches give the
-same gradient. `presets` names whole rows of this table, `settings` every setting, docs/losses.md each source and test.
+`scale` is fixed before any sharding (`batch/loss_weights.py`), so any number of learners and any micro-batches give the
+same gradient. `presets` holds named combinations, `settings` every setting; docs/losses.md lists sources and tests.
 
-Source: Schulman et al. 2017, arXiv 1707.06347 eq. 7; those of each part stand in its module.
+Source: Schulman et al. 2017, arXiv 1707.06347 eq. 7; each module lists the sources of its part.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""BAPO's bounds: how far the ratio may go in this step, so that positive tokens keep their share of it.
+"""Search BAPO's clip bounds for one step, so that tokens with positive advantage keep a target share of the loss.
 
-    bounds  first pair (low, high) on a fixed path at which measure(positive, negative) >= target, else the last pair
+    bounds  first pair (low, high) on a fixed path with measure(P, N) >= target, else the last pair
+            P, N = sums of token masses with positive and with negative advantage
 
-    mode        path                            a token counts                      measure, P and N their sums
+    mode        path                            mass of a token                     measure
     paper       upper to its end, then lower    pi |min(r A, clip(r) A)|            P / |P - N|
     released    lower to its end, then upper    |min(r A, clip(r) A)|               P / N
     active      upper to its end, then lower    |r A| if it still has a gradient    P / (P + N), in [0, 1]
 
-pi = exp(behaviour_logp). The sums for every pair are taken at once and added up over micro-batches and learners before
-the search, so that all learners get equal bounds. Bounds are first + step * count, rounded, never sums of steps.
+pi = exp(behaviour_logp). The sums for all pairs are computed in one pass and added over micro-batches and learners
+before the search, so all learners get equal bounds. Bounds are first + step * count, rounded, never accumulated steps.
 
-Where this differs from the paper: raising the lower bound *adds* to N in `paper` and `released` (a token held at the
-bound counts more than r, though it has lost its gradient), so that half of their search runs to its end; `active`
-counts only tokens that still have a gradient, for which the search does what the text says, and is the default.
+Differences from the paper:
+1. In `paper` and `released`, raising the lower bound *adds* to N: a token held at the bound counts with the bound,
+   more than r, although it has lost its gradient. That half of the search therefore runs to its end.
+2. `active`, the default, counts only tokens that still have a gradient; its search does what the paper describes.
 
 Source: Xi et al. 2025 (BAPO), arXiv 2510.18927 eq. 8 and algorithm 1, and its released code.
 """
@@ -28,7 +30,7 @@ Path = list[tuple[float, float]]
 
 
 def path_of(settings: LossSettings) -> Path:
-    """Return every pair (low, high) in the order of the search; it never holds more than steps of both, plus one."""
+    """Return the pairs (low, high) in search order; at most as many as the steps of both bounds, plus one."""
     lows, highs = _grid(settings.bapo_low), _grid(settings.bapo_high)
     if settings.bapo_mode == "released":
         return [(low, highs[0]) for low in lows] + [(lows[-1], high) for high in highs[1:]]
@@ -37,20 +39,20 @@ def path_of(settings: LossSettings) -> Path:
 
 def _grid(bound: tuple[float, float, float]) -> list[float]:
     first, last, step = bound
-    # Rounded, or 1.2 + 4 * 0.05 would lie above a ratio of 1.4.
+    # Rounded: in floating point 1.2 + 4 * 0.05 exceeds 1.4.
     return [round(first + step * count, 10) for count in range(int((last - first) / step + 1e-9) + 1)]
 
 
 def masses(
     settings: LossSettings, ratio_N: torch.Tensor, advantage_N: torch.Tensor, behaviour_logp_N: torch.Tensor
 ) -> torch.Tensor:
-    """Return for each pair of the path the positive and the negative sum over these tokens, float64 [K, 2].
+    """Return P and N over these tokens for each of the K pairs of the path, float64 [K, 2].
 
     Args:
-        settings: of BAPO.
-        ratio_N: of policy and anchor, without gradient.
-        advantage_N: of each token.
-        behaviour_logp_N: log-probs the engine reported, nats.
+        settings: loss settings.
+        ratio_N: ratio of policy to anchor, without gradient.
+        advantage_N: advantage of each token.
+        behaviour_logp_N: log-probs reported by the engine, nats.
     """
     ratio_N, advantage_N = ratio_N.double(), advantage_N.double()
     pi_N = behaviour_logp_N.double().exp() if settings.bapo_mode == "paper" else torch.ones_like(ratio_N)
@@ -65,11 +67,11 @@ def masses(
 
 
 def bounds_of(settings: LossSettings, masses_K2: torch.Tensor) -> tuple[tuple[float, float], int]:
-    """Return the bounds of this step, and how many pairs were passed over.
+    """Return the bounds (low, high) of this step and the number of pairs skipped before them.
 
     Args:
-        settings: of BAPO.
-        masses_K2: as of `masses`, summed over the whole batch.
+        settings: loss settings.
+        masses_K2: output of `masses`, summed over the whole batch.
     """
     path = path_of(settings)
     for k, (positive, negative) in enumerate(masses_K2.tolist()):

@@ -1,17 +1,17 @@
-"""Clip rules: ratio and advantage of each token -> its loss, and what its gradient is worth.
+"""Clip rules: compute the loss and the gradient weight of each token from its ratio and advantage.
 
     rule         loss                                                    bounds
     symmetric    -min(r A, clip(r) A)                                    1 -+ clip_low
     higher       the same                                                1 - clip_low, 1 + clip_high
     dual         higher, and with A < 0 at most -dual_clip A
     two_sided    higher of min(r, clip_delta)
-    cispo        -sg(clip(r)) A logp                                     cispo_bounds, the bounds themselves
+    cispo        -sg(clip(r)) A logp                                     cispo_bounds (absolute)
     sapo         -4/t sigmoid(t (r - 1)) A                               soft; t = sapo_taus by the sign of A
-    bapo         -min(r A, clip(r) A)                                    found anew for each step, see `bapo`
+    bapo         -min(r A, clip(r) A)                                    searched in each step, see `bapo`
     none         -r A
 
-`weight` is what -A grad(logp) is multiplied by, 0 where the rule took the gradient away.
-A user's own rule is one registered function: `CLIP_RULES["mine"] = rule`.
+The gradient weight is the factor of -A grad(logp); it is 0 where the rule removes the gradient. sg = stop gradient.
+To add a rule, register a function: `CLIP_RULES["mine"] = rule`.
 
 Sources: Schulman et al. 2017, arXiv 1707.06347 eq. 7 (symmetric);
 Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.1 (higher);
@@ -33,7 +33,7 @@ from rllib_srl.losses.settings import LossSettings
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a clip rule sees of N tokens. Invariant: `ratio_N` and `logp_N` carry the gradient."""
+    """Inputs of a clip rule for N tokens. Invariant: `ratio_N` and `logp_N` carry the gradient."""
 
     ratio_N: torch.Tensor
     advantage_N: torch.Tensor
@@ -105,9 +105,9 @@ CLIP_RULES: dict[str, Callable[[Tokens, LossSettings], Surrogate]] = {
 
 
 def shaped(tokens: Tokens, settings: LossSettings) -> Surrogate:
-    """Return the loss -f(r) A with f(r) = r / (r + reuse_shaping): rare tokens of a stored success learn fastest.
+    """Return the loss -f(r) A with f(r) = r / (r + reuse_shaping), and its gradient weight; nothing is clipped.
 
-    Its weight is r f'(r) = reuse_shaping r / (r + reuse_shaping)^2; nothing is clipped.
+    The weight is r f'(r) = reuse_shaping r / (r + reuse_shaping)^2, which favours rare tokens of stored successes.
 
     Source: Zhan et al. 2025 (ExGRPO), arXiv 2510.02245 (policy shaping with 0.1).
     """

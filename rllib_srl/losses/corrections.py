@@ -1,6 +1,6 @@
-"""What a token's loss is multiplied by because another policy wrote it: torch in, torch out, never with gradient.
+"""Compute off-policy corrections, the importance weights of tokens that another policy wrote: torch, without gradient.
 
-    rho_t = exp(prox_logp_t - behaviour_logp_t); of an episode R = prod_t rho_t, and M its geometric mean
+    rho_t = exp(prox_logp_t - behaviour_logp_t); for an episode R = prod_t rho_t and M = geometric mean of rho_t
 
     played           weight of a token
     none             1
@@ -15,10 +15,10 @@
     clip             behaviour_logp            1
     truncate         prox_logp                 min(rho_t, upper end of the window)
     mask             prox_logp                 rho_t inside the window, else 0
-    shape            behaviour_logp            1, and the loss is ExGRPO's (`clip.shaped`)
+    shape            behaviour_logp            1, with ExGRPO's loss (`clip.shaped`)
 
 prox = the learner at the start of the update, behaviour = the engine that wrote the token.
-A user's own correction is one registered function: `CORRECTIONS["mine"] = rule`.
+To add a correction, register a function: `CORRECTIONS["mine"] = rule`.
 
 Sources: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (tis);
 Ling Team 2025 (IcePop), arXiv 2510.18855 (mis); TRL's `vllm_importance_sampling_mode` (sequence_mask);
@@ -44,8 +44,8 @@ def importance_correction(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Ten
 
     Args:
         prox_logp_N: log-probs under the learner at the start of the update, nats.
-        behaviour_logp_N: log-probs the engine reported, nats.
-        truncation: upper bound, > 0; infinity leaves the ratio alone.
+        behaviour_logp_N: log-probs reported by the engine, nats.
+        truncation: upper bound, > 0; infinity means none.
     """
     log_ratio_N = (prox_logp_N - behaviour_logp_N).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio_N.exp().clamp(max=truncation)
@@ -92,10 +92,10 @@ def correction_of(
     """Return the weight of each played token, without gradient.
 
     Args:
-        settings: `correction` names the rule, see the table of the module.
+        settings: loss settings; `correction` names the rule, see the module's table.
         prox_logp_N: log-probs under the learner at the start of the update, nats.
-        behaviour_logp_N: log-probs the engine reported, nats.
-        episode_N: which episode a token belongs to; all tokens of an episode are here.
+        behaviour_logp_N: log-probs reported by the engine, nats.
+        episode_N: episode of each token; episodes must be whole.
     """
     prox_logp_N = prox_logp_N.detach()
     return CORRECTIONS[settings.correction](
@@ -111,12 +111,12 @@ Anchored = tuple[torch.Tensor, torch.Tensor]  # anchor_logp_N, weight_N
 def clip_around_behaviour(
     prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]
 ) -> Anchored:
-    """Return behaviour_logp and 1: the clip, or the shape, alone restrains how far a reused token has drifted.
+    """Return behaviour_logp as anchor and weight 1; only the clip (or "shape") limits the drift of a reused token.
 
     Args:
         prox_logp_N: log-probs under the learner at the start of the update, nats.
-        behaviour_logp_N: the stored log-probs of the engine that wrote the tokens, nats.
-        window: not used here.
+        behaviour_logp_N: stored log-probs of the engine that wrote the tokens, nats.
+        window: not used.
 
     Source: Li et al. 2025 (RePO), arXiv 2506.09340.
     """
@@ -126,9 +126,9 @@ def clip_around_behaviour(
 def truncated_weight(
     prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]
 ) -> Anchored:
-    """Return prox_logp and min(exp(prox_logp - behaviour_logp), upper end of the window), without gradient.
+    """Return prox_logp as anchor and weight min(exp(prox_logp - behaviour_logp), window[1]), without gradient.
 
-    Arguments as of `clip_around_behaviour`.
+    Arguments as for `clip_around_behaviour`, but `window` is used.
 
     Source: Fu et al. 2025 (AReaL), arXiv 2505.24298 section 5.2.
     """
@@ -138,9 +138,9 @@ def truncated_weight(
 def masked_weight(
     prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]
 ) -> Anchored:
-    """Return prox_logp and exp(prox_logp - behaviour_logp), 0 where that lies outside the window, without gradient.
+    """Return prox_logp as anchor and weight exp(prox_logp - behaviour_logp), 0 outside the window, without gradient.
 
-    Arguments as of `clip_around_behaviour`; both ends of the window belong to it.
+    Arguments as for `clip_around_behaviour`; `window` is closed: it includes both ends.
 
     Source: Ling Team 2025 (IcePop), arXiv 2510.18855.
     """
@@ -166,16 +166,16 @@ def is_on_policy(
     advantage_N: torch.Tensor,
     episode_N: torch.Tensor,
 ) -> torch.Tensor:
-    """Say which tokens stay: an episode goes if its advantage is negative and the policy has moved away from it.
+    """Return which tokens to keep, bool [N]; bad episodes that the policy has moved away from are masked.
 
-        goes iff mean_t A_t < 0 and mean_t (behaviour_logp_t - logp_t) > threshold
+        masked iff mean_t A_t < 0 and mean_t (behaviour_logp_t - logp_t) > threshold
 
     Args:
-        threshold: nats a token, > 0; None keeps all.
+        threshold: nats per token, > 0; None keeps all.
         logp_N: log-probs under the policy in training, nats.
-        behaviour_logp_N: log-probs the engine reported, nats.
-        advantage_N: of each token.
-        episode_N: which episode a token belongs to; all tokens of an episode are here.
+        behaviour_logp_N: log-probs reported by the engine, nats.
+        advantage_N: advantage of each token.
+        episode_N: episode of each token; episodes must be whole.
 
     Source: DeepSeek-AI 2025 (V3.2), arXiv 2512.02556 section 3.1.
     """

@@ -1,8 +1,8 @@
-"""Sums and means over the tokens of each episode, and windows that let no bad number through: torch in, torch out.
+"""Sum and average token values over episodes, and test values against a window without hiding NaN: pure torch.
 
-    value_N, episode_N  ->  one value an episode, given back at each of its tokens
+    value_N, episode_N  ->  one value per episode, broadcast to each of its tokens
 
-An episode of a micro-batch is always whole, so what is summed here is the whole episode.
+A micro-batch holds whole episodes only, so sums and means cover the whole episode.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def episode_mean(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor
 
 
 def inside(value_N: torch.Tensor, window: tuple[float, float]) -> torch.Tensor:
-    """Say which values lie in a window, its ends included; one that is not a number counts as inside.
+    """Return which values lie in the closed window; NaN counts as inside.
 
-    Left out it would weigh zero, and nobody would hear of it; inside it spoils the gradient, whose step is skipped
-    and counted.
+    A masked NaN would get weight 0 and pass unnoticed. Kept, it makes the gradient NaN, so the step is skipped and
+    counted.
     """
     return ~((value_N < window[0]) | (value_N > window[1]))

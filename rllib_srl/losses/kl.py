@@ -1,7 +1,7 @@
-"""KL estimators of policy against reference on tokens the policy wrote: torch in, torch out.
+"""Estimate the KL of policy and reference on policy-written tokens: pure torch.
 
     d = logp - ref_logp         value              gradient as a loss
-    k1                          d                  0 on average: for rewards only
+    k1                          d                  0 in expectation: for rewards only
     k2                          d^2 / 2            that of the reverse KL, on-policy
     k3                          exp(-d) + d - 1    not that of the reverse KL
     k3_k2                       as k3              as k2
@@ -19,12 +19,12 @@ from rllib_srl.losses.ratio import MAX_LOG_RATIO
 
 
 def k1(logp_N: torch.Tensor, ref_logp_N: torch.Tensor) -> torch.Tensor:
-    """Return log(pi / ref): unbiased, may be negative; for rewards only (as a loss its expected gradient is 0)."""
+    """Return log(pi / ref): unbiased, may be negative. For rewards only: as a loss its expected gradient is 0."""
     return logp_N - ref_logp_N
 
 
 def k2(logp_N: torch.Tensor, ref_logp_N: torch.Tensor) -> torch.Tensor:
-    """Return half the squared log ratio: on-policy its gradient is that of the reverse KL."""
+    """Return half the squared log ratio; on-policy its gradient is that of the reverse KL."""
     return 0.5 * (logp_N - ref_logp_N).square()
 
 

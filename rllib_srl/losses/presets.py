@@ -1,18 +1,18 @@
-"""Losses by name: what each preset fills in where the user has set nothing.
+"""Named losses: each preset fills in the settings that the user has not set.
 
     setting given by the user  >  preset named by `loss`  >  default
 
     SRLConfig().training(loss="gspo", clip_high=1e-3).loss_settings().clip_low   ->  3e-4
 
 `loss = None` is DAPO's token mean and clip-higher with a truncated correction for the engine's log-probs, without
-DAPO's resampling and length penalty. A user's own preset is one registered row: `PRESETS["mine"] = {...}`.
-No preset loads a reference for a KL, but mis_po: the others' papers give weights from 0 to 0.04, set `kl_coeff`.
+DAPO's resampling and length penalty. To add a preset, register a row: `PRESETS["mine"] = {...}`.
+Only mis_po loads a reference model for a KL. The papers of the others use KL weights from 0 to 0.04; set `kl_coeff`.
 
-Where presets differ from the papers:
-1. Every one without a correction of its own keeps the truncated one for engine against learner (`tis`).
+Differences from the papers:
+1. A preset that sets no correction uses the default: truncated importance sampling of learner against engine (`tis`).
 2. bapo's `active` mode counts only tokens that still have a gradient; `paper` and `released` are the originals.
 3. mis_po's trajectory window [0.996, 1.001] and KL weight are our reading of the report.
-4. rloo sums over an episode's tokens up to the constant `longest_answer`, which the learning rate absorbs.
+4. rloo divides the sum over an episode's tokens by the constant `longest_answer`; the learning rate absorbs the factor.
 
 Sources: Shao et al. 2024 (GRPO), arXiv 2402.03300; Liu et al. 2025 (Dr.GRPO), arXiv 2503.20783;
 Yu et al. 2025 (DAPO), arXiv 2503.14476; Zheng et al. 2025 (GSPO), arXiv 2507.18071;
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PRESET = "preset"  # the value of a setting that the user has left to the preset
+PRESET = "preset"  # value of a setting that the user leaves to the preset
 
 DEFAULTS: dict[str, Any] = {
     "advantage": "group",
@@ -72,11 +72,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def filled(given: dict[str, Any], preset: str | None) -> dict[str, Any]:
-    """Return `given` with a value in place of each `PRESET`: the preset's, else the default.
+    """Return `given` with each `PRESET` replaced by the preset's value, else by the default.
 
     Args:
         given: settings by name.
-        preset: a key of `PRESETS`; None, or one that is unknown (a fault of its own), stands for the defaults.
+        preset: a key of `PRESETS`; None means the defaults, as does an unknown name (validation reports it separately).
     """
     values = {**DEFAULTS, **PRESETS.get(preset or "", {})}
     return {name: values[name] if name in values and value == PRESET else value for name, value in given.items()}

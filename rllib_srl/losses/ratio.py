@@ -1,13 +1,13 @@
-"""The importance ratio of policy and anchor at three levels, in fp32 log space.
+"""Compute the importance ratio of policy to anchor per token, sequence or geometric mean, in fp32 log space.
 
-    d_t = logp_t - anchor_logp_t                                value at token t          gradient at token t
-    token         each token's own ratio                        exp(d_t)                  exp(d_t)
-    sequence      that of the whole episode                     exp(sum_t d_t)            the same
-    geometric     its geometric mean over the episode's tokens  exp(mean_t d_t)           the same
+    d_t = logp_t - anchor_logp_t                                value at token t          factor of grad(logp_t)
+    token         ratio of the token                            exp(d_t)                  exp(d_t)
+    sequence      product over the episode's tokens             exp(sum_t d_t)            the same
+    geometric     geometric mean over the episode's tokens      exp(mean_t d_t)           the same
 
-An episode's ratio is carried by each of its tokens with the gradient of that token's log-prob alone, so that the mean
-over its tokens has the gradient of the geometric ratio, and a sum over them that of the product.
-A user's own level is one registered function: `RATIO_LEVELS["mine"] = level`.
+With "sequence" and "geometric" each token carries the episode's ratio with the gradient of its own log-prob only. The
+mean over the tokens then has the gradient of the geometric ratio, and the sum that of the product.
+To add a level, register a function: `RATIO_LEVELS["mine"] = level`.
 
 Sources: Zheng et al. 2025 (GSPO), arXiv 2507.18071 section 4 (geometric, and its token form GSPO-token);
 Ahmadian et al. 2024 (RLOO), arXiv 2402.14740 section 2 (the whole answer as one action).
@@ -46,13 +46,15 @@ RATIO_LEVELS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 def ratio_of(
     level: str, logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, episode_N: torch.Tensor
 ) -> torch.Tensor:
-    """Return the ratio at a level, one value a token, with the gradient of `logp_N` if it has one.
+    """Return the ratio of each token [N], with gradient if `logp_N` has one.
+
+    The log ratio is clamped to +-`MAX_LOG_RATIO`.
 
     Args:
         level: a key of `RATIO_LEVELS`.
         logp_N: log-probs under the policy in training, nats.
-        anchor_logp_N: log-probs the ratio is taken against, nats.
-        episode_N: which episode a token belongs to; all tokens of an episode are here.
+        anchor_logp_N: log-probs in the denominator, nats.
+        episode_N: episode of each token; episodes must be whole.
     """
     log_ratio_N = RATIO_LEVELS[level](logp_N.float() - anchor_logp_N.float(), episode_N)
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

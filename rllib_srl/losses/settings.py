@@ -1,8 +1,8 @@
-"""Every setting of the loss, its default and its meaning; `SRLConfig.training` takes them by these names.
+"""Define every setting of the loss, its default and its meaning; `SRLConfig.training` takes them by these names.
 
     TABLE                               name -> (default, unit and meaning); "preset" leaves the value to `loss`
-    LossSettings.of(config)             every value as it is used
-    LossSettings.of(config).reuse_ramp  ...
+    LossSettings.of(config)             every setting with its final value
+    LossSettings.of(config).reuse_ramp  one of them
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ from typing import Any
 from rllib_srl.losses.presets import PRESET, filled
 
 TABLE: dict[str, tuple[Any, str]] = {
-    "loss": (None, "a key of `PRESETS` that fills what is left at \"preset\"; None: the values in brackets below"),
-    # what the ratio is, and how it is held
-    "ratio_level": (PRESET, '"token", "sequence" (product over the episode) or "geometric" (its mean) (token)'),
-    "clip_rule": (PRESET, "a key of `CLIP_RULES`: symmetric higher dual two_sided cispo sapo bapo none (higher)"),
-    "clip_low": (PRESET, "the ratio may fall to 1 - clip_low (0.2)"),
-    "clip_high": (PRESET, "the ratio may rise to 1 + clip_high (0.28)"),
-    "dual_clip": (3.0, "dual: the loss of a bad token is at most this times -A, > 1"),
-    "clip_delta": (4.0, "two_sided: the ratio itself is at most this, > 1 + clip_high"),
-    "cispo_bounds": (PRESET, "cispo: bounds of the ratio themselves, not distances from 1 (0 and 5)"),
-    "sapo_taus": ((1.0, 1.05), "sapo: temperature with a positive and a negative advantage"),
-    "bapo_mode": ("active", '"active", "paper" or "released": what the search for bounds counts'),
-    "bapo_target": (0.4, "bapo: share of positive tokens the search is after, by the measure of its mode"),
-    "bapo_low": ((0.6, 0.9, 0.02), "bapo: lower bound: first, last, step"),
-    "bapo_high": ((1.2, 3.0, 0.05), "bapo: upper bound: first, last, step"),
-    # what a token counts
-    "aggregation": (PRESET, '"token_mean", "sequence_mean" or "constant" (Dr.GRPO), over the batch (token_mean)'),
+    "loss": (None, "preset: grpo dr_grpo dapo gspo cispo rloo bapo mis_po, see docs/losses.md; None: no preset"),
+    # ratio and clip rule
+    "ratio_level": (PRESET, '"token", "sequence" (product over an episode), "geometric" (mean) (token if no preset)'),
+    "clip_rule": (PRESET, "symmetric higher dual two_sided cispo sapo bapo none, docs/losses.md (higher if no preset)"),
+    "clip_low": (PRESET, "lower clip bound of the ratio is 1 - clip_low (0.2 if no preset)"),
+    "clip_high": (PRESET, "upper clip bound of the ratio is 1 + clip_high (0.28 if no preset)"),
+    "dual_clip": (3.0, "dual: cap on the loss of a token with a negative advantage, in units of |A|, > 1"),
+    "clip_delta": (4.0, "two_sided: cap on the ratio itself, > 1 + clip_high"),
+    "cispo_bounds": (PRESET, "cispo: bounds of the ratio itself, not distances from 1 (0 and 5 if no preset)"),
+    "sapo_taus": ((1.0, 1.05), "sapo: temperatures for a positive and for a negative advantage"),
+    "bapo_mode": ("active", 'bapo: "active", "paper" or "released", the measure that sets the bounds (docs/losses.md)'),
+    "bapo_target": (0.4, "bapo: target share of tokens with a positive advantage, by the measure of bapo_mode"),
+    "bapo_low": ((0.6, 0.9, 0.02), "bapo: search range of the lower bound: first, last, step"),
+    "bapo_high": ((1.2, 3.0, 0.05), "bapo: search range of the upper bound: first, last, step"),
+    # weight of a token
+    "aggregation": (PRESET, 'loss of a batch: "token_mean", "sequence_mean" or "constant" (token_mean if no preset)'),
     "longest_answer": (None, "tokens an episode may write, for constant and overlong; None: max_turns*max_turn_tokens"),
-    "turn_mask": ("all", '"all", "first" or "last": turns of an episode that are trained on'),
-    # who wrote it
-    "old_policy": (PRESET, 'ratio to "decoupled" (the learner before the update) or "bypass" (the engine) (decoupled)'),
-    "correction": (PRESET, "of `CORRECTIONS`: none tis sequence_tis mis sequence_mask geometric_mask mis_po (tis)"),
-    "is_truncation": (PRESET, "upper bound of the engine-mismatch correction; None switches tis off (2)"),
-    "correction_window": (PRESET, "ratios that mis, sequence_mask and mis_po keep (0.5 and 5)"),
-    "sequence_window": (PRESET, "geometric mean ratios that geometric_mask and mis_po keep (0.999 and 1.002)"),
-    "off_policy_mask": (None, "nats a token from which an episode with negative advantage is left out; None keeps all"),
-    "cov_clip_ratio": (0.0, "share of tokens left out at random among those of high covariance; 0: none"),
-    "cov_clip_window": ((1.0, 40.0), "covariances of advantage and log-prob among which they are drawn"),
-    # what is added to it
-    "entropy_coeff": (0.0, "weight of the entropy bonus"),
-    "kl_coeff": (PRESET, "weight of the KL to the reference; 0 loads none (0)"),
-    "kl_estimator": (PRESET, '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss) (k3)'),
-    "kl_reference": ("base", '"base" (the starting model), "last_good" or "ema": what the KL is taken against'),
-    "kl_on_reused": ("off", '"off" or "weighted" (by the ratio): KL on reused tokens'),
-    "reference_every": (100, "iterations between two looks at, or updates of, the reference"),
-    "reference_rate": (1.0, "ema: share of the policy in the new reference; 1 copies it"),
-    # whom an episode is compared with
-    "recalibration_window": (10_240, "group means whose median \"recalibrated\" subtracts"),
-    "gae_lambda": (1.0, 'of advantage "gae", in [0, 1]'),
-    "use_critic": (False, 'a value head, for advantage "gae"'),
+    "turn_mask": ("all", 'turns of an episode that are trained on: "all", "first" or "last"'),
+    # off-policy correction and masks
+    "old_policy": (PRESET, 'ratio to "decoupled" (learner at the start) or "bypass" (engine) (decoupled if no preset)'),
+    "correction": (PRESET, "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po (tis if no preset)"),
+    "is_truncation": (PRESET, "cap on weights of tis, sequence_tis and geometric_mask; None: no tis (2 if no preset)"),
+    "correction_window": (PRESET, "range of ratios kept by mis, sequence_mask and mis_po (0.5 to 5 if no preset)"),
+    "sequence_window": (PRESET, "range of mean ratios kept by geometric_mask and mis_po (0.999 to 1.002 if no preset)"),
+    "off_policy_mask": (None, "maximum mean log-ratio of episodes with advantage < 0, nats per token; None: no mask"),
+    "cov_clip_ratio": (0.0, "share of tokens, drawn at random from cov_clip_window, that lose their gradient; 0: none"),
+    "cov_clip_window": ((1.0, 40.0), "range of the covariance of advantage and log-prob for cov_clip_ratio"),
+    # entropy and KL terms
+    "entropy_coeff": (0.0, "weight of the entropy bonus; 0: none"),
+    "kl_coeff": (PRESET, "weight of the KL to the reference policy; 0 loads no reference (0 if no preset)"),
+    "kl_estimator": (PRESET, '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss) (k3 if no preset)'),
+    "kl_reference": ("base", 'reference policy of the KL: "base" (the starting model), "last_good" or "ema"'),
+    "kl_on_reused": ("off", 'KL on reused tokens: "off", or "weighted" by the importance ratio'),
+    "reference_every": (100, "iterations between updates (ema) or checks (last_good) of the reference policy"),
+    "reference_rate": (1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy"),
+    # advantage estimation and reward shaping
+    "recalibration_window": (10_240, "number of recent group means whose median is the baseline of recalibrated"),
+    "gae_lambda": (1.0, "advantage gae: lambda, in [0, 1]"),
+    "use_critic": (False, "train a value head, for advantage gae"),
     "critic_lr": (1e-3, "learning rate of the value head"),
-    "overlong_penalty": (PRESET, "taken off the reward of an episode that fills longest_answer; 0: none (0)"),
-    "overlong_share": (0.2, "share of longest_answer over which the penalty rises"),
-    "tool_reward": (0.0, "reward of each tool call, up to 1 together; 0: none"),
-    "tool_reward_iterations": (200, "iterations over which tool_reward decays to nothing"),
-    "dynamic_sampling_tries": (PRESET, "rounds of fresh prompts in place of groups without signal; 0: none (0)"),
+    "overlong_penalty": (PRESET, "maximum length penalty, reached at longest_answer tokens; 0: none (0 if no preset)"),
+    "overlong_share": (0.2, "share of longest_answer over which the length penalty rises, in (0, 1]"),
+    "tool_reward": (0.0, "reward per tool call, at most 1 per episode; 0: none"),
+    "tool_reward_iterations": (200, "iterations over which tool_reward decays to 0"),
+    "dynamic_sampling_tries": (PRESET, "rounds of fresh prompts in place of groups without signal (0 if no preset)"),
     # stored groups
-    "reuse_shaping": (0.1, 'beta of w / (w + beta), for replay_reuse_correction "shape"'),
-    "reuse_normalisation": ("split", '"split" (played and reused tokens each by their own number) or "joint"'),
-    "reuse_advantage": (None, "rule of reused groups, None: that of played ones"),
-    "reuse_positive_only": (False, "train on stored episodes with a positive advantage only"),
-    "reuse_ramp": (0, "iterations over which the weight of reused tokens rises from 0 along a cosine; 0: none"),
-    "rescue": ("none", '"none", "arpo" (a stored success in a dead group) or "rlep" (some in every group)'),
-    "rescue_episodes": (2, "rlep: stored successes of a group, at most"),
+    "reuse_shaping": (0.1, 'replay_reuse_correction "shape": beta in w / (w + beta)'),
+    "reuse_normalisation": ("split", '"split" (played and reused tokens are averaged separately) or "joint"'),
+    "reuse_advantage": (None, "advantage rule of reused groups; None: that of played groups"),
+    "reuse_positive_only": (False, "train only on reused episodes with a positive advantage"),
+    "reuse_ramp": (0, "iterations over which the weight of reused tokens rises from 0 along a cosine; 0: no ramp"),
+    "rescue": ("none", 'mix in stored successes: "none", "arpo" (in failed groups) or "rlep" (in every group)'),
+    "rescue_episodes": (2, "rlep: maximum number of stored successes per group"),
 }
-REPLAY_NAMES = ("reuse_correction", "mask_window", "max_drift")  # of the memory's table, with the prefix `replay_`
+REPLAY_NAMES = ("reuse_correction", "mask_window", "max_drift")  # of the replay table, prefixed `replay_` there
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Every setting of the loss as it is used. Invariant: none is left to a preset."""
+    """Final values of all loss settings. Invariant: no value is `PRESET`."""
 
     advantage: str
     ratio_level: str
@@ -130,7 +130,7 @@ class LossSettings:
 
     @classmethod
     def of(cls, config: Any) -> LossSettings:
-        """Return the settings of an `SRLConfig`, each "preset" filled in; not checked."""
+        """Return the settings of an `SRLConfig` with every "preset" filled in, without validation."""
         given = {name: getattr(config, name) for name in (*TABLE, "advantage")}
         values = filled(given, given["loss"])
         values |= {name: getattr(config, f"replay_{name}") for name in REPLAY_NAMES}
@@ -149,17 +149,17 @@ class LossSettings:
 
     @property
     def truncation(self) -> float:
-        """Upper bound of a correction; infinity where there is none."""
+        """Upper bound of the correction; infinity if there is none."""
         return math.inf if self.is_truncation is None else self.is_truncation
 
     @property
     def needs_reference(self) -> bool:
-        """Say whether a KL term asks for a reference model."""
+        """Return whether a KL term needs the reference model."""
         return bool(self.kl_coeff)
 
     @property
     def needs_survey(self) -> bool:
-        """Say whether a step looks at the whole batch before its gradient (`survey`)."""
+        """Return whether each step needs whole-batch statistics before its gradient (`survey`)."""
         return self.clip_rule == "bapo" or self.cov_clip_ratio > 0
 
     def changed(self, **values: Any) -> LossSettings:

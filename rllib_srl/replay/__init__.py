@@ -1,4 +1,4 @@
-"""The memory: which prompts to play again and which groups to train on again."""
+"""Replay memory: schedules stored prompts for revisits and stored groups for reuse."""
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings

@@ -1,10 +1,10 @@
-"""The buffer as an actor behind RLlib's `ReplayBufferInterface`: it fetches and hands out, and has no logic of its own.
+"""Wraps the buffer as a Ray actor behind RLlib's `ReplayBufferInterface`; it moves data and holds no replay logic.
 
-    runner --Group--> object store --reference--> driver --reference--> actor.add: fetches the tokens itself
-    actor.sample_apart: answers with metadata, and apart from it with the groups, which stay in the object store
+    runner --Groups--> object store --reference--> driver --reference--> actor.add: fetches the tokens itself
+    actor.sample_apart: returns two objects, the metadata and the groups; the groups stay in the object store
 
-The second answer belongs to the driver, as all answers do, and outlives the actor; what the actor puts there itself
-would die with it. The same class serves in the driver's process where everything runs in one.
+Ray makes the driver the owner of return values, so the second object outlives the actor. An object that the actor put
+into the store itself would be lost with it. In local mode the same class runs in the driver's process.
 """
 
 from __future__ import annotations
@@ -19,49 +19,62 @@ from typing import Any
 import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
-from rllib_srl.columns import ColumnarList
-from rllib_srl.planner.shares import DomainShares
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.parcels import Parcel
-from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.journal.codec import ColumnarList, Parcel
+from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.successes import stored_successes
 from rllib_srl.replay.visits import Visit
-from rllib_srl.types import Group, GroupMeta, Prompt
+from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
 
 
 class ReplayBufferActor(ReplayBufferInterface):
     """One shard of the memory.
 
-    Invariant: whatever a call has answered is in the journal, so that a restart loses nothing.
+    Invariant: the effect of every call that has returned is in the journal, so a restart loses nothing.
     """
 
     def __init__(
         self,
         settings: ReplaySettings,
+        rules: Any = None,
         **arguments: Any,
     ) -> None:
-        """Open the buffer; what goes wrong is kept for `check_started`, because Ray would lose the reason.
+        """Open the buffer.
+
+        An exception is kept for `check_started`, because Ray would lose its message.
 
         Args:
-            settings: of the memory.
-            arguments: of `SRLReplayBuffer`.
+            settings: replay settings.
+            rules: rules that the driver has registered, as `settings.users_rules` returns them, or a list that holds
+                one reference to them.
+            arguments: passed to `SRLReplayBuffer`.
         """
         self._busy_s, self._fault = 0.0, None
         try:
+            register_rules(settings, _fetched_rules(rules))
             self._buffer = SRLReplayBuffer(settings, **arguments)
-        except Exception as error:  # any: it is raised again, in the driver
+        except Exception as error:  # of any type: `check_started` raises it in the driver
             self._fault = error
 
     def check_started(self) -> None:
-        """Raise what the constructor ran into, if anything."""
+        """Raise the exception of the constructor, if there was one."""
         if self._fault is not None:
             raise self._fault
 
     @property
     def buffer(self) -> SRLReplayBuffer:
-        """The buffer; after a restart that failed, raise why, whatever is asked."""
+        """Return the buffer, or raise the exception of the constructor."""
         self.check_started()
         return self._buffer
+
+    def __bool__(self) -> bool:
+        """Return True.
+
+        After a failed call Ray takes the truth value of the actor, for which Python would call `__len__`, which may
+        raise again. That error would end the worker, and Ray would restart it in an endless loop.
+        """
+        return True
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -80,10 +93,10 @@ class ReplayBufferActor(ReplayBufferInterface):
             batch: groups, or references to them.
             now: the training iteration.
             request: name of the call, unique in the run.
-            fetch_timeout_s: how long to wait for the object store.
+            fetch_timeout_s: timeout of the fetch from the object store, in seconds.
 
         Returns:
-            The visits, and the positions in `batch` of groups that no longer exist (their runner died).
+            The visits, and the positions in `batch` of lost groups (the node that held them died).
         """
         begin = time.perf_counter()
         groups, lost = _fetched(batch, fetch_timeout_s)
@@ -100,7 +113,7 @@ class ReplayBufferActor(ReplayBufferInterface):
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Prompt]:
-        """Draw prompts to be played again; see `SRLReplayBuffer.due`."""
+        """Draw prompts to revisit; see `SRLReplayBuffer.due`."""
         begin = time.perf_counter()
         prompts = self.buffer.due(num, now, request, slots, without, shares)
         self._busy_s += time.perf_counter() - begin
@@ -115,7 +128,7 @@ class ReplayBufferActor(ReplayBufferInterface):
         shares: DomainShares | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
-        """Draw stored groups to train on again, in this process; see `SRLReplayBuffer.sample`."""
+        """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw`."""
         begin = time.perf_counter()
         drawn = self.buffer.draw(num_items or 0, now, request, without, shares)
         metas = [replace(one.meta, ref=one.group) for one in drawn]
@@ -131,7 +144,7 @@ class ReplayBufferActor(ReplayBufferInterface):
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
-        """Draw as `sample`; return metadata whose `ref` is None, and the groups as another object."""
+        """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
         drawn = self.buffer.draw(num_items, now, request, without, shares)
         answer = ColumnarList(one.meta for one in drawn), Parcel(drawn)
@@ -139,17 +152,17 @@ class ReplayBufferActor(ReplayBufferInterface):
         return answer
 
     def successes(self, keys: Sequence[str], now: int) -> list[GroupMeta]:
-        """Return stored groups of these prompts that hold a success; see `successes.stored_successes`."""
+        """Return stored groups of these prompts that contain a success; see `successes.stored_successes`."""
         return [GroupMeta.of(group, group) for group in stored_successes(self.buffer, keys, now).values()]
 
     @ray.method(num_returns=2)
     def successes_apart(self, keys: Sequence[str], now: int) -> tuple[list[GroupMeta], list[Group]]:
-        """Answer as `successes`, metadata and groups apart, as `sample_apart` does."""
+        """Return the result of `successes` as two objects, metadata and groups, as `sample_apart` does."""
         metas = self.successes(keys, now)
         return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
-        """Grade items by people's ratings; see `SRLReplayBuffer.rate`."""
+        """Grade items by human ratings; see `SRLReplayBuffer.rate`."""
         return self.buffer.rate(ratings, now, request)
 
     def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
@@ -157,11 +170,11 @@ class ReplayBufferActor(ReplayBufferInterface):
         return self.buffer.rehearse(changes, now, request)
 
     def embed(self, vectors: Sequence[Any], keys: Mapping[str, str], now: int, request: str = "") -> int:
-        """Take hidden states as embeddings; see `SRLReplayBuffer.embed`.
+        """Store hidden states as embeddings; see `SRLReplayBuffer.embed`.
 
         Args:
-            vectors: for each learner group id -> float32 [G, D], or a reference to that.
-            keys: id of each group this shard keeps -> key of its prompt.
+            vectors: one mapping a learner, group id -> float32 [G, D], or a reference to one.
+            keys: group id -> prompt key, for the groups of this shard.
             now: the training iteration.
             request: name of the call.
         """
@@ -170,11 +183,11 @@ class ReplayBufferActor(ReplayBufferInterface):
         return self.buffer.embed(found, now, request)
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
-        """Forget groups that are too far from the policy; see `SRLReplayBuffer.drop`."""
+        """Remove groups that have drifted too far from the policy; see `SRLReplayBuffer.drop`."""
         return self.buffer.drop(group_ids, request)
 
     def stats(self, now: int) -> dict[str, float]:
-        """Return gauges and lifetime counts, and `busy_s`: seconds worked since the last call."""
+        """Return gauges, lifetime counts, and `busy_s`: seconds of work since the last call of `stats`."""
         begin = time.perf_counter()
         stats = self.buffer.stats(now)
         stats["busy_s"] = self._busy_s + time.perf_counter() - begin
@@ -182,7 +195,7 @@ class ReplayBufferActor(ReplayBufferInterface):
         return stats
 
     def tidy(self) -> None:
-        """Do what would stall a commit later."""
+        """Run journal maintenance; see `SRLReplayBuffer.tidy`."""
         self.buffer.tidy()
 
     def snapshot(self, path: Path) -> dict[str, Any]:
@@ -190,7 +203,7 @@ class ReplayBufferActor(ReplayBufferInterface):
         return self.buffer.snapshot(path)
 
     def restore(self, path: Path) -> int:
-        """Go back to a snapshot; return the number of orphans. See `SRLReplayBuffer.restore`."""
+        """Restore a snapshot; return the number of orphans. See `SRLReplayBuffer.restore`."""
         return self.buffer.restore(path)
 
     def check_valid(self) -> None:
@@ -198,11 +211,11 @@ class ReplayBufferActor(ReplayBufferInterface):
         self.buffer.check_valid()
 
     def get_state(self) -> dict[str, Any]:
-        """Return a description of the journal; its contents travel as a snapshot file, never through the driver."""
+        """Return a description of the journal; its contents are copied as a snapshot file, never through the driver."""
         return self.buffer.describe()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse: use `restore`, which reads a snapshot file.
+        """Raise; use `restore`, which reads a snapshot file.
 
         Raises:
             NotImplementedError: always.
@@ -215,17 +228,37 @@ class ReplayBufferActor(ReplayBufferInterface):
             self.buffer.close()
 
 
-def _fetched(batch: Sequence[Any], timeout_s: float) -> tuple[list[Group], list[int]]:
-    if not any(isinstance(ref, ray.ObjectRef) for ref in batch):
+def _fetched_rules(rules: Any) -> Mapping[str, Any]:
+    if not isinstance(rules, list):
+        return rules or {}
+    try:
+        found: Mapping[str, Any] = ray.get(rules[0], timeout=60.0)
+    except ray.exceptions.RaySystemError as error:  # a module that the rules need cannot be imported here
+        raise ValueError(
+            f"rules registered in the script cannot be loaded in the buffer's process: {error}; expected rules that "
+            'need nothing it cannot import, or "module:rule"'
+        ) from error
+    return found
+
+
+def _fetched(batch: Sequence[Any], timeout_s: float) -> tuple[list[Any], list[int]]:
+    objects = [ref.ref if isinstance(ref, ListedRef) else ref for ref in batch]
+    if not any(isinstance(ref, ray.ObjectRef) for ref in objects):
         return list(batch), []
-    groups, lost = [], []
+    found = _objects(list(dict.fromkeys(objects)), timeout_s)
+    lost = [at for at, ref in enumerate(objects) if ref not in found]
+    there = [(ref, found[whole]) for ref, whole in zip(batch, objects, strict=True) if whole in found]
+    return [whole[ref.index] if isinstance(ref, ListedRef) else whole for ref, whole in there], lost
+
+
+def _objects(refs: list[ray.ObjectRef], timeout_s: float) -> dict[ray.ObjectRef, Any]:
+    """Return reference -> object for the objects that still exist."""
+    found: dict[ray.ObjectRef, Any] = {}
     deadline = time.monotonic() + timeout_s
     with suppress(ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
-        return ray.get(list(batch), timeout=timeout_s), []
-    # Some are gone: those that are there are found one by one.
-    for at, ref in enumerate(batch):
-        try:
-            groups.append(ray.get(ref, timeout=max(0.0, deadline - time.monotonic())))
-        except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
-            lost.append(at)
-    return groups, lost
+        return dict(zip(refs, ray.get(refs, timeout=timeout_s), strict=True))
+    # One lost object fails the whole `ray.get`, so fetch one by one.
+    for ref in refs:
+        with suppress(ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
+            found[ref] = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+    return found

@@ -1,41 +1,42 @@
-"""The memory without Ray: items scheduled by spaced repetition, weighed by diversity, with their groups, on disk.
+"""Stores items and their groups on disk, and draws them by spaced repetition and diversity; runs without Ray.
 
     buffer = SRLReplayBuffer(capacity=10_000, directory=path)
-    visits = buffer.add(groups, now)          stored, graded, rescheduled        one commit, then acknowledged
-    prompts = buffer.due(4, now)              to be played again (revisit)       a draw is committed too, so that
-    groups = buffer.sample(4, now)            to be trained on again (reuse)     no restart repeats it
-    buffer.rate({key: 0.8}, now)              people's grades
+    visits = buffer.add(groups, now)          store, grade, reschedule           one commit, then acknowledged
+    prompts = buffer.due(4, now)              play again (revisit)               draws are committed too, so a
+    groups = buffer.sample(4, now)            train again (reuse)                restart does not repeat them
+    buffer.rate({key: 0.8}, now)              human ratings
 
-Every call takes the training iteration as `now` and, from other processes, the name of the request: a request that
-has been answered is answered the same again and changes nothing. A call that fails changes nothing either.
+Every call takes the training iteration as `now` and, from other processes, a request name. Calls are idempotent by
+request name: a repeated request returns its stored answer and changes nothing. A call that raises changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from rllib_srl.planner.shares import DomainShares
-from rllib_srl.replay.codec import prompt_fields, prompt_of
-from rllib_srl.replay.grading import GRADES, Evidence
-from rllib_srl.replay.growth import revisited
-from rllib_srl.replay.journal import Stored
-from rllib_srl.replay.journal_schema import FIRST_ORPHAN
-from rllib_srl.replay.ledger import Change
-from rllib_srl.replay.look import facts_of_item, gauges
-from rllib_srl.replay.orphans import orphan_id
-from rllib_srl.replay.parcels import Opened
+from rllib_srl.replay.buffer_metrics import facts_of_item, gauges
+from rllib_srl.replay.journal.codec import Opened, prompt_fields, prompt_of
+from rllib_srl.replay.journal.journal import Stored
+from rllib_srl.replay.journal.orphans import orphan_id
+from rllib_srl.replay.journal.schema import FIRST_ORPHAN
+from rllib_srl.replay.journal.transaction import Change
 from rllib_srl.replay.persistent import OVERFLOW, PersistentBuffer
+from rllib_srl.replay.schedule.grading import GRADES, Evidence
+from rllib_srl.replay.selection.growth import revisited
+from rllib_srl.replay.selection.sampler import drawn_in
+from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, Prompt
 
 
 class SRLReplayBuffer(PersistentBuffer):
-    """Items, their groups, and when to see them again.
+    """Replay buffer of items, their groups and their schedule.
 
-    Invariant: `check_valid`; whatever a call has returned is in the journal.
+    Invariant: `check_valid` passes; the effect of every call that has returned is in the journal.
     """
 
     def __len__(self) -> int:
@@ -45,23 +46,24 @@ class SRLReplayBuffer(PersistentBuffer):
     def _load(self, stored: Stored) -> None:
         super()._load(stored)
         self.store.groups_per_item = self.settings.groups_per_item
-        if len(self.store) > self.settings.capacity or self._surplus_groups():  # written with more room than there is
+        if len(self.store) > self.settings.capacity or self._surplus_groups():  # written under larger limits
             with self._transaction("") as change:
                 change.removed_groups += [self.store.remove_group(group) for group in self._surplus_groups()]
                 self._evict(int(self.store.items["last_review"].max()), change)
 
-    # --- what an iteration asks ------------------------------------------------------------------
+    # --- calls of an iteration -------------------------------------------------------------------
 
     def add(self, groups: Sequence[Group], now: int, request: str = "", is_played: bool = True) -> list[Visit]:
-        """Take played groups in: store and grade each, and reschedule its item.
+        """Store and grade played groups, and reschedule their items.
 
         A refused group is not stored, but still grades an item that exists.
 
         Args:
-            groups: in the order in which they are to be taken in.
+            groups: processed in this order.
             now: the training iteration.
             request: name of the call.
-            is_played: whether today's policy played them; else they test nothing, and grade only items never visited.
+            is_played: whether the current policy played them. If not, they are no recall test and grade only items
+                that were never visited.
 
         Raises:
             JournalError: nothing was stored.
@@ -85,26 +87,26 @@ class SRLReplayBuffer(PersistentBuffer):
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Prompt]:
-        """Draw `num` prompts to be played again, fewer only if fewer have passed their minimum recall interval.
+        """Draw `num` prompts to revisit, fewer only if fewer have passed their minimum recall interval.
 
         Args:
             num: prompts wanted.
             now: the training iteration.
             request: name of the call.
-            slots: revisits an iteration has room for on average, which new items must fit; None: `num`.
-            without: keys of prompts that this batch has already.
-            shares: of domains, as a planner has them; None: `domain_quotas`.
+            slots: average number of revisits an iteration, the budget of load control; None: `num`.
+            without: keys of prompts that are already in this batch.
+            shares: domain shares of a planner; None: `domain_quotas` applies.
         """
         if (answer := self._answered(request)) is not None:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
             self.recall.slots = float(num if slots is None else slots)
             domains = self.draws.domains(shares)
-            self.counts["num_admitted"] += self.recall.admit(now, domains)
+            self.counts["num_admitted"] += self.recall.admit(now, domains, wanted=self.draws.entry_filter)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
             drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
             missing = num - len(drawn) if self.settings.early else 0
-            if missing and (forced := self.recall.admit(now, domains, missing)):
+            if missing and (forced := self.recall.admit(now, domains, missing, self.draws.entry_filter)):
                 self.counts["num_admitted"] += forced
                 drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
             prompts = [self._asked(int(slot)) for slot in drawn]
@@ -123,7 +125,7 @@ class SRLReplayBuffer(PersistentBuffer):
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Group]:
-        """Draw `num` stored groups as `draw` does, as groups."""
+        """Draw `num` stored groups as `draw` does, and return the groups without their weights."""
         return [drawn.group for drawn in self.draw(num, now, request, without, shares)]
 
     def draw(
@@ -134,40 +136,41 @@ class SRLReplayBuffer(PersistentBuffer):
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Opened]:
-        """Draw `num` stored groups to be trained on again, fewer only if fewer are young and unused enough.
+        """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
         Args:
             num: groups wanted.
             now: the training iteration.
             request: name of the call.
-            without: ids of groups that this batch has already, drawn by the call before.
-            shares: of domains, as a planner has them; None: `domain_quotas`.
+            without: ids of groups that are already in this batch, drawn by the previous call.
+            shares: domain shares of a planner; None: `domain_quotas` applies.
 
         Returns:
             Groups with `origin` "reuse".
 
         Raises:
-            JournalError: nothing was drawn; or the request is an old one, and groups that it drew are gone since.
+            JournalError: nothing was drawn; or the request is a repeated one, and groups it drew have been removed.
         """
         if (answer := self._answered(request)) is not None:
-            return [self._reused(seq) for seq in answer]
+            return [self._reused(*drawn) for drawn in zip(*drawn_in(answer), strict=True)]
         with self._transaction(request) as change:
             taken = {group_id: self.drawn[group_id] for group_id in without if group_id in self.drawn}
-            drawn = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()), shares)
+            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()), shares)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
             seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()), shares)
-            groups = [self._reused(seq) for seq in seqs]
+            weights = weight_N.tolist() + [1.0] * (len(seqs) - len(weight_N))
+            groups = [self._reused(*drawn) for drawn in zip(seqs, weights, strict=True)]
             self.drawn = taken | {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.counts["num_reuses"] += len(seqs)
-            change.answer = seqs
+            change.answer = seqs if set(weights) <= {1.0} else {"seqs": seqs, "weights": weights}
         return groups
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
-        """Grade items by people's ratings, on the scale of `rating_scale`; return how many items were graded.
+        """Grade items by human ratings, on the scale of `rating_scale`; return the number of items graded.
 
         Args:
-            ratings: key of a prompt -> rating; keys of items that are gone are counted, not graded.
+            ratings: prompt key -> rating; keys without an item are counted, not graded.
             now: the training iteration.
             request: name of the call.
 
@@ -179,10 +182,10 @@ class SRLReplayBuffer(PersistentBuffer):
         return self._review_all(dict(zip(ratings, grades, strict=True)), now, request, "num_rated")
 
     def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
-        """Grade items of reused groups by how likely their successes still are; return how many were graded.
+        """Grade items of reused groups by the likelihood of their stored successes; return the number graded.
 
         Args:
-            changes: key of a prompt -> mean of logp now - behaviour_logp over the tokens of its successes, nats.
+            changes: prompt key -> mean of logp - behaviour_logp over the tokens of its successes, in nats.
             now: the training iteration.
             request: name of the call.
         """
@@ -191,10 +194,10 @@ class SRLReplayBuffer(PersistentBuffer):
         return self._review_all(dict(zip(changes, grades, strict=True)), now, request, "num_rehearsed")
 
     def embed(self, vectors: Mapping[str, np.ndarray], now: int, request: str = "") -> int:
-        """Take the learner's hidden states as embeddings; return how many items they were of.
+        """Store the learner's hidden states as embeddings; return the number of items embedded.
 
         Args:
-            vectors: key of a prompt -> float32 [G, D], the episodes' of its newest group.
+            vectors: prompt key -> float32 [G, D], one row for each episode of its newest group.
             now: the training iteration.
             request: name of the call.
         """
@@ -208,7 +211,7 @@ class SRLReplayBuffer(PersistentBuffer):
         return len(found)
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
-        """Forget groups of the last draw, which the learner found too far from its policy; return how many."""
+        """Remove groups of the last draw that the learner found too far from its policy; return their number."""
         if (answer := self._answered(request)) is not None:
             return answer
         with self._transaction(request) as change:
@@ -219,7 +222,7 @@ class SRLReplayBuffer(PersistentBuffer):
         return num
 
     def stats(self, now: int) -> dict[str, float]:
-        """Return gauges and lifetime counts; see `look.gauges`."""
+        """Return gauges and lifetime counts; see `buffer_metrics.gauges`."""
         return gauges(self, now)
 
     # --- parts -----------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ class SRLReplayBuffer(PersistentBuffer):
             grade_N = np.array(list(reviewed.values()), np.int64)
             review = self.recall.review(list(reviewed), grade_N, now, np.zeros(len(reviewed), bool))
             for slot, graded in zip(reviewed, review, strict=True):
-                # One opinion is one episode: right from Hard upwards, as the rules have it.
+                # A rating counts as one episode: a success from grade 2 (Hard) upwards, as for the spacing rules.
                 self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
             num = len(reviewed)
             self.counts["num_reviews_of_nothing"] += len(grades) - num
@@ -242,18 +245,19 @@ class SRLReplayBuffer(PersistentBuffer):
         return num
 
     def _asked(self, slot: int) -> Prompt:
-        """Return how an item is played: as it is, or with task growth from a random turn or as another step."""
+        """Return the prompt to play for an item: its own, or with task growth a random prefix or another step."""
         prompt = self.store.prompt_of(slot)
         return revisited(prompt, self.generators["grow"], self.settings.p_div) if self.settings.task_growth else prompt
 
-    def _reused(self, seq: int) -> Opened:
+    def _reused(self, seq: int, weight: float) -> Opened:
         found = self.ledger.payloads.open(seq)
+        found = found if weight == found.weight else replace(found, weight=weight)
         return found.renamed(orphan_id(found.group.group_id, seq)) if seq >= FIRST_ORPHAN else found
 
     def _drawn_orphans(
         self, num: int, now: int, change: Change, without: set[int], shares: DomainShares | None
     ) -> list[int]:
-        is_wanted = partial(self.draws.is_wanted, shares=shares, are_groups=True)
+        is_wanted = partial(self.draws.is_orphan_wanted, now=now, shares=shares)
         return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, without)
 
     def _surplus_groups(self) -> list[int]:
@@ -263,7 +267,7 @@ class SRLReplayBuffer(PersistentBuffer):
         return [group for slot in crowded for group in self.store.groups_of(slot)[:-most]]
 
     def _evict(self, now: int, change: Change) -> None:
-        """Let items go until there are no more than `capacity`."""
+        """Evict items until at most `capacity` are left."""
         while (num := len(self.store) - self.settings.capacity) > 0:
             for slot in self.draws.evicted(num, now, self.generators["evict"]).tolist():
                 self.remove(slot, change)
@@ -286,7 +290,7 @@ class SRLReplayBuffer(PersistentBuffer):
 
 
 def _apart(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Cut groups, in order, into parts without two of one prompt, none larger than the table's overflow."""
+    """Split groups, in order, into parts of distinct prompts, each at most half of `OVERFLOW` long."""
     part: dict[str, Group] = {}
     for group in groups:
         key = group.prompt.key

@@ -1,49 +1,53 @@
-"""The memory as the driver calls it: shares and shards, deadlines and restarts; tokens never pass here.
+"""Client of the memory on the driver: computes replay shares, routes calls to shards, handles timeouts and restarts.
 
     memory.due(P, now)      revisits for P slots        memory.add(groups, now)     visits by group id
     memory.sample(P, now)   groups to reuse             memory.snapshot / restore   one file a shard
 
-A shard that dies is restarted by Ray, reads its journal, and is asked again under the same request name:
-it gives the answer it had committed, or does the work now.
+Tokens never pass through the driver. Ray restarts a shard that dies; the shard reads its journal, and the call is
+repeated under the same request name. The shard returns the committed answer if there is one, else it does the work.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import sysconfig
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rllib_srl.deadlines import ActorFailure, Failure, gather
-from rllib_srl.planner.shares import DomainShares
+from rllib_srl.common.remote_calls import ActorFailure, Failure, gather
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.grading import GRADES, Evidence
-from rllib_srl.replay.journal_file import holder_of
-from rllib_srl.replay.ledger import JOURNAL
-from rllib_srl.replay.load import Share, reuse_share
-from rllib_srl.replay.look import merged
-from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.buffer_metrics import merged
+from rllib_srl.replay.journal.file import holder_of
+from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.schedule.grading import GRADES, Evidence
+from rllib_srl.replay.schedule.load import Share, reuse_share
+from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.settings import ReplaySettings, users_rules
 from rllib_srl.replay.visits import Visit
-from rllib_srl.types import GroupMeta, ListedRef, Prompt
+from rllib_srl.types import GroupMeta, Prompt, listed
 
 RETRY_S = 0.2
 COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short", "num_groups_lost")
-TIDY_EVERY = 8  # iterations; while prompts are played, nobody waits for the journal
+TIDY_EVERY = 8  # iterations; run before the rollout, when no call waits for the journal
 
 
 class Memory:
-    """Calls to the shards of one run's memory.
+    """Client of the shards of one run's memory.
 
-    Invariant: no call waits longer than `timeout_s` times two, and none is carried out twice.
+    Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 20 `timeout_s`), and its effect is
+    applied at most once.
     """
 
     def __init__(
@@ -52,14 +56,15 @@ class Memory:
         """Wrap shards that have been created.
 
         Args:
-            settings: of the memory.
+            settings: replay settings.
             shards: actor handles, or one `ReplayBufferActor` of this process.
-            is_local: which of the two.
-            journals: of the shards.
+            is_local: True for a `ReplayBufferActor` of this process.
+            journals: paths of the shards' journals.
         """
         self._journals = journals
         self.settings, self._shards, self._is_local = settings, list(shards), is_local
         self._revisits, self._reuses = Share(settings.revisit_fraction), reuse_share(settings.reuse_fraction)
+        self._rules: Any = None
         self.num_items = 0
         self.num_restarts = 0
         self.counts: Counter = Counter(dict.fromkeys(COUNTS, 0))
@@ -80,18 +85,20 @@ class Memory:
         """Start one actor a shard, on this node, and wait until each has opened its journal.
 
         Args:
-            settings: of the memory.
-            directory: of the journals.
-            seed: of the first shard.
-            run: names the run.
-            is_local: one buffer in this process, without actors.
-            timeout_s: for starting.
-            arguments: of `SRLReplayBuffer`, beside these.
+            settings: replay settings.
+            directory: parent of the journals' directories.
+            seed: of the first shard; shard i gets seed + i.
+            run: name of the run.
+            is_local: use one buffer in this process, without actors.
+            timeout_s: timeout of the start, in seconds.
+            arguments: further arguments of `SRLReplayBuffer`.
 
         Raises:
             ActorFailure: a shard did not start in time.
-            Exception: what a shard's constructor raised.
+            ValueError: a user-defined rule cannot be sent to another process.
+            Exception: raised by a shard's constructor.
         """
+        arguments["rules"] = users_rules(settings) if is_local else _sent(users_rules(settings))
         shards = []
         for index in range(settings.num_shards):
             given = {"directory": directory / f"shard_{index}", "seed": seed + index, "run": run, **arguments}
@@ -101,16 +108,17 @@ class Memory:
                 else _remote_class(f"rllib_srl.memory.{run}.{index}").remote(settings, **given)
             )
         memory = cls(settings, shards, is_local, [directory / f"shard_{i}" / JOURNAL for i in range(len(shards))])
+        memory._rules = arguments["rules"]  # keep the reference alive: a restarted actor fetches the rules again
         memory._call("check_started", dict.fromkeys(range(len(shards)), ()), "starting", timeout_s)
         return memory
 
     # --- an iteration ----------------------------------------------------------------------------
 
     def due(self, num_prompts: int, now: int, shares: DomainShares | None = None) -> list[Prompt]:
-        """Draw what is played again in an iteration of `num_prompts` prompts, at most its exact share.
+        """Draw the revisits of an iteration of `num_prompts` prompts, at most `revisit_fraction` of them.
 
-        What is missing for want of items is counted in `num_revisits_short`, and owed to nobody. With `shares` a
-        planner says from which domains; else `domain_quotas` does.
+        Slots without an available item are counted in `num_revisits_short` and not carried over. `shares` are a
+        planner's domain shares; without them `domain_quotas` applies.
         """
         if self.num_items < self.settings.min_buffer_size:
             return []
@@ -125,7 +133,7 @@ class Memory:
         return prompts
 
     def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
-        """Store and grade what was played; return the visits by group id."""
+        """Store and grade played groups; return the visits by group id."""
         parts: dict[int, list[GroupMeta]] = {}
         for group in groups:
             parts.setdefault(self._shard_of(group.prompt.key), []).append(group)
@@ -136,7 +144,7 @@ class Memory:
         return {visit.group_id: visit for visits, _ in answers.values() for visit in visits}
 
     def sample(self, num_played: int, now: int, shares: DomainShares | None = None) -> list[GroupMeta]:
-        """Draw stored groups to train on beside `num_played` played prompts, at most their exact share; see `due`."""
+        """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`; see `due`."""
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
@@ -146,7 +154,7 @@ class Memory:
         return groups
 
     def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
-        """Change the shares that the memory has from now on; None leaves one as it is, and what is carried stays."""
+        """Change the replay fractions from now on; None leaves one unchanged. Carried remainders are kept."""
         settings = self.settings
         if revisit is not None and revisit != settings.revisit_fraction:
             self._revisits = self._revisits.carried_into(Share(revisit))
@@ -159,7 +167,7 @@ class Memory:
         )
 
     def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
-        """Return by prompt key an older stored group that holds a success, of those played groups that have one."""
+        """Return prompt key -> an older stored group with a success, for those played groups that have one."""
         parts: dict[int, list[str]] = {}
         for key in dict.fromkeys(group.prompt.key for group in groups):
             parts.setdefault(self._shard_of(key), []).append(key)
@@ -168,11 +176,11 @@ class Memory:
         return {meta.prompt.key: meta for answer in answers.values() for meta in answer}
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
-        """Hand the learners' hidden states to the shards that keep the groups; they do not pass here.
+        """Send references to the learners' hidden states to the shards that store the groups.
 
         Args:
-            vectors: for each learner group id -> float32 [G, D], or a reference to that.
-            groups: that were played.
+            vectors: one mapping a learner, group id -> float32 [G, D], or a reference to one.
+            groups: the played groups.
             now: the training iteration.
         """
         keys: dict[int, dict[str, str]] = {}
@@ -183,10 +191,12 @@ class Memory:
         self._call("embed", calls, "taking embeddings")
 
     def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
-        """Take what the learners found about reused groups: drop what has drifted, grade what is rehearsed.
+        """Apply the learners' feedback on reused groups: drop drifted groups; with `grade_reuse`, grade items.
+
+        A group has drifted if all its episodes were left out of the update.
 
         Args:
-            reused: that were trained on.
+            reused: the stored groups that were trained on.
             told: `reuse_report` of the learners, by group id.
             now: the training iteration.
         """
@@ -205,10 +215,10 @@ class Memory:
             self._call("rehearse", calls, "grading reused groups")
 
     def rate(self, ratings: Mapping[str, float], now: int) -> int:
-        """Grade items by people's ratings; return how many were graded.
+        """Grade items by human ratings; return the number graded.
 
         Args:
-            ratings: key of a prompt -> rating, on the scale of `replay_rating_scale`.
+            ratings: prompt key -> rating, on the scale of `replay_rating_scale`.
             now: the training iteration.
 
         Raises:
@@ -237,7 +247,7 @@ class Memory:
         self._call("snapshot", calls, "writing a snapshot", 10 * self.settings.timeout_s)
 
     def restore(self, directory: Path) -> int:
-        """Go back to the snapshots in `directory`; return the number of orphans."""
+        """Restore the snapshots in `directory`; return the number of orphans."""
         calls = {i: (directory / f"shard_{i}.sqlite",) for i in range(len(self._shards))}
         orphans = self._call("restore", calls, "restoring a snapshot", 10 * self.settings.timeout_s)
         self.num_items = sum(self._call("size", dict.fromkeys(calls, ()), "counting").values())
@@ -262,7 +272,7 @@ class Memory:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return the carries and counts; the rest is in the snapshots."""
+        """Return carried remainders and counts; everything else is in the snapshots."""
         return {
             "revisits": self._revisits.get_state(),
             "reuses": self._reuses.get_state(),
@@ -272,7 +282,7 @@ class Memory:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `get_state` was called."""
+        """Restore the state that `get_state` returned."""
         self._revisits.set_state(state["revisits"])
         self._reuses.set_state(state["reuses"])
         self.counts, self.num_items = Counter({**dict.fromkeys(COUNTS, 0), **state["counts"]}), state["num_items"]
@@ -288,7 +298,7 @@ class Memory:
     # --- calls -----------------------------------------------------------------------------------
 
     def _drawn(self, method: str, num: int, now: int, shares: DomainShares | None, *arguments: Any) -> list[Any]:
-        """Draw `num` from all shards: equal parts first, then what is missing from whoever has more."""
+        """Draw `num` from all shards: equal parts first, then the missing ones from shards that have more."""
         num_shards, name = len(self._shards), method.removesuffix("_apart")
         request = self._request(now, name)
         parts = {i: (num + (i - now) % num_shards) // num_shards for i in range(num_shards)}
@@ -302,7 +312,7 @@ class Memory:
         return drawn
 
     def _request(self, now: int, method: str) -> str:
-        """Return a new name for a request; one iteration asks twice if it is tried again after an error."""
+        """Return a new request name; the suffix keeps names unique if an iteration is retried after an error."""
         self._asked[f"{now}.{method}"] += 1
         num = self._asked[f"{now}.{method}"]
         return f"{now}.{method}" + (f".{num}" if num > 1 else "")
@@ -313,13 +323,13 @@ class Memory:
     def _call(
         self, method: str, calls: Mapping[int, tuple], what: str, timeout_s: float | None = None
     ) -> dict[int, Any]:
-        """Call `method` on some shards; a shard that died or fell silent is asked again once it is back.
+        """Call `method` on some shards; retry a shard that died or timed out after its restart.
 
         Returns:
             The answers, in the order of the shards.
 
         Raises:
-            ActorFailure: naming the shard and `what` it was asked for.
+            ActorFailure: a shard gave no answer in time; the message names the shard and `what` it was doing.
         """
         if self._is_local:
             return {i: getattr(self._shards[i], method)(*arguments) for i, arguments in calls.items()}
@@ -332,7 +342,7 @@ class Memory:
             first = {i: ref[0] if i in apart else ref for i, ref in refs.items()}
             for i, answer in gather(first, min(limit_s, left_s)):
                 if not isinstance(answer, Failure):
-                    answers[i] = _joined(answer, apart[i]) if i in apart else answer
+                    answers[i] = listed(answer, apart[i]) if i in apart else answer
                     del pending[i]
                     continue
                 if i not in failures:
@@ -348,7 +358,10 @@ class Memory:
         return dict(sorted(answers.items()))
 
     def _end(self, shard: int) -> None:
-        """End a silent process, for Ray to start another; a stopped one would not hear what Ray has to say."""
+        """Kill an unresponsive shard, so that Ray restarts it.
+
+        SIGKILL goes to the process that holds the journal: a stopped (SIGSTOP) process ignores `ray.kill`.
+        """
         holder = holder_of(self._journals[shard]) if self._journals else None
         if holder is None:
             ray.kill(self._shards[shard], no_restart=False)
@@ -357,13 +370,53 @@ class Memory:
             os.kill(holder, signal.SIGKILL)
 
 
-def _joined(metas: Sequence[GroupMeta], groups: ray.ObjectRef) -> list[GroupMeta]:
-    """Return metadata with references into the list of groups, which is not fetched here."""
-    return [replace(meta, ref=ListedRef(groups, at)) for at, meta in enumerate(metas)]
+def _sent(rules: Mapping[str, Any]) -> list[ray.ObjectRef] | None:
+    """Return a reference to the rules, in a list so that only an actor's constructor fetches it; None without rules.
+
+    Ray passes it again to every restarted actor. Functions and classes of user modules are pickled by value, because
+    another process may be unable to import them.
+
+    Raises:
+        ValueError: a rule cannot be pickled; the message names it and the reason.
+    """
+    for name, rule in rules.items():
+        with _by_value(rule):
+            try:
+                ray.cloudpickle.dumps(rule)
+            except Exception as error:  # of any type: pickling runs user-defined `__reduce__` methods
+                fault = f"expected a rule that can be pickled, or an import path: {type(error).__name__}: {error}"
+                raise ValueError(f"replay_{name} = {rule!r}; {fault}") from error
+    with ExitStack() as stack:
+        for rule in rules.values():
+            stack.enter_context(_by_value(rule))
+        return [ray.put(dict(rules))] if rules else None
+
+
+@contextmanager
+def _by_value(rule: Any) -> Iterator[None]:
+    """Context in which functions and classes of a rule's modules are pickled by value, not by name."""
+    parts = [rule, getattr(rule, "func", None), *(() if isinstance(rule, type) else vars(rule).values())]
+    found = [sys.modules.get(str(getattr(part, "__module__", None))) for part in parts if callable(part)]
+    known = ray.cloudpickle.list_registry_pickle_by_value()
+    users = [one for one in dict.fromkeys(found) if one and one.__name__ not in known and _is_users(one)]
+    for module in users:
+        ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in users:
+            ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Return whether a module is the user's: neither installed nor ours. `__main__` is pickled by value anyway."""
+    name, file = module.__name__, getattr(module, "__file__", None) or ""
+    is_installed = any(file.startswith(path) for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")))
+    return not is_installed and name != "__main__" and name.partition(".")[0] not in ("builtins", "rllib_srl", "ray")
 
 
 def _remote_class(name: str) -> Any:
-    """Return the actor class: on this node (its files are ours), restarted as often as it dies."""
+    """Return the actor class, pinned to this node (its journal is a local file) and restarted without limit."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(ReplayBufferActor).options(
         name=name, num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=here

@@ -1,4 +1,4 @@
-"""What a run without a memory has in its place."""
+"""Null object in place of the memory client, for runs without replay."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.planner.shares import DomainShares
+from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
 
 
 class NoMemory:
-    """What a run without a memory has in its place. Invariant: it draws nothing and keeps nothing."""
+    """Null replacement of `client.Memory`. Invariant: it draws nothing and stores nothing."""
 
     num_shards = 0
 
@@ -29,7 +29,7 @@ class NoMemory:
         return []
 
     def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
-        """Do nothing: `validate` refuses fractions that adapt without a memory."""
+        """Do nothing; `validate` refuses adaptive fractions without a memory."""
 
     def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
         """Return nothing."""
@@ -42,7 +42,7 @@ class NoMemory:
         """Do nothing."""
 
     def rate(self, ratings: Mapping[str, float], now: int) -> int:
-        """Refuse: there is nothing to grade.
+        """Raise: there is nothing to grade.
 
         Raises:
             ValueError: always.
@@ -61,10 +61,10 @@ class NoMemory:
         return 0
 
     def check_fits(self, num_shards: int) -> None:
-        """Refuse a checkpoint that has a memory.
+        """Check that a checkpoint has no memory.
 
         Raises:
-            ValueError: it has.
+            ValueError: it has one.
         """
         if num_shards:
             raise ValueError(
@@ -73,11 +73,11 @@ class NoMemory:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return that there is none."""
+        """Return a state without shards."""
         return {"num_shards": 0}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def stop(self) -> None:
         """Do nothing."""

@@ -1,8 +1,9 @@
-"""The part of a buffer that opens, commits, copies and restores: everything but what its calls mean.
+"""Persistence of a buffer: opens, commits, snapshots and restores its journal.
 
     journal --load--> store, generators, counts, calibrators --calls--> transaction --commit--> journal
 
-What a buffer is consists of the journal's rows (items, groups, vectors, reviews) and its state (plain values by name).
+The content of a buffer is the journal's rows (items, groups, vectors, reviews) and its state (plain values by name).
+The replay calls are in `buffer.py`.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.draws import Draws
-from rllib_srl.replay.intake import Intake
-from rllib_srl.replay.journal import Stored
-from rllib_srl.replay.ledger import Change, Ledger
-from rllib_srl.replay.memory import MemoryStore
-from rllib_srl.replay.orphans import Orphans
-from rllib_srl.replay.recall import Recall
-from rllib_srl.replay.records import Header, pack_item
-from rllib_srl.replay.review_log import RECENT, Reviews
+from rllib_srl.replay.diversity.tracker import Variety
+from rllib_srl.replay.ingest import Intake
+from rllib_srl.replay.journal.journal import Stored
+from rllib_srl.replay.journal.orphans import Orphans
+from rllib_srl.replay.journal.transaction import Change, Ledger
+from rllib_srl.replay.schedule.recall import Recall
+from rllib_srl.replay.schedule.review_log import RECENT, Reviews
+from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.variety import Variety
+from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.records import Header, pack_item
 
-OVERFLOW = 256  # items above capacity that the table holds until the end of a call, so that newcomers may go as well
+OVERFLOW = 256  # items above capacity held until the end of a call, so that new items are candidates of eviction too
 STREAMS = ("revisit", "reuse", "orphan", "grow", "evict")
 
 
 class PersistentBuffer:
-    """Opens a journal and keeps to it.
+    """Buffer state that is kept in step with a journal.
 
-    Invariant: outside a call, memory and journal agree; a call that raises leaves both as they were.
+    Invariant: outside a call, memory and journal agree; a call that raises leaves both unchanged.
     """
 
     def __init__(
@@ -50,21 +51,22 @@ class PersistentBuffer:
         temperature: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        """Open the buffer, with what its journal holds.
+        """Open the buffer and load its journal.
 
         Args:
-            settings: all of them; or some as keyword arguments.
-            directory: of the journal; None keeps it in a temporary place, for buffers that need not last.
+            settings: replay settings; None builds them from `kwargs`.
+            directory: of the journal; None uses a temporary directory.
             seed: of all draws.
-            run: names the run; a journal of the same run is continued, another's set aside. "" continues any.
+            run: name of the run; a journal of the same run is continued, that of another run is set aside. ""
+                continues any.
             model_dir: of the policy, for its tokenizer.
             decode: token ids -> text, in place of that tokenizer.
-            max_prompt_tokens: longest history that becomes an item, in tokens; None: any.
-            temperature: that groups are sampled at, for the log of reviews.
+            max_prompt_tokens: longest history that becomes an item, in tokens; None: no limit.
+            temperature: sampling temperature of the groups, written to the review log.
             kwargs: fields of `ReplaySettings`.
 
         Raises:
-            ValueError: naming all faults of the settings at once.
+            ValueError: settings out of range, all at once.
             JournalError: the journal is in use, damaged or of another version.
         """
         self.settings = (settings or ReplaySettings(**kwargs)).checked()
@@ -82,7 +84,7 @@ class PersistentBuffer:
 
     def _load(self, stored: Stored) -> None:
         settings = self.settings
-        self._seed = stored.state.get("seed", self._seed)  # a restored run goes on with its own
+        self._seed = stored.state.get("seed", self._seed)  # a restored run keeps its seed
         items = zip(stored.slots.tolist(), stored.items, stored.prompts, strict=True)
         own = [at for at, seq in enumerate(stored.seqs.tolist()) if seq not in stored.orphans]
         self.store = (
@@ -115,12 +117,12 @@ class PersistentBuffer:
     # --- a call ----------------------------------------------------------------------------------
 
     def _answered(self, request: str) -> Any | None:
-        """Return what this request was answered, None if it was not."""
+        """Return the stored answer of this request, or None."""
         return self.ledger.journal.answer(request) if request else None
 
     @contextmanager
     def _transaction(self, request: str) -> Iterator[Change]:
-        """Commit what happens inside; on an error put everything back."""
+        """Commit the changes made inside the context; roll back on an error."""
         before = self.ledger.agreed or self._state()
         with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
             yield change
@@ -135,7 +137,7 @@ class PersistentBuffer:
         self.recall.rebuild()
 
     def _state(self) -> dict[str, Any]:
-        """Return everything that is not in rows, as JSON types."""
+        """Return all state that is not in rows, as JSON types."""
         return {
             "store": self.store.header.to_json(),
             "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
@@ -162,33 +164,33 @@ class PersistentBuffer:
     # --- copies ----------------------------------------------------------------------------------
 
     def snapshot(self, path: Path) -> dict[str, Any]:
-        """Write a consistent copy of the journal to `path`, whole or not at all, in bounded memory.
+        """Write a consistent copy of the journal to `path` atomically, in bounded memory; return its position.
 
         Raises:
-            JournalError: no room, or the place cannot be written.
+            JournalError: the disk is full, or `path` cannot be written.
         """
         position = self.ledger.journal.snapshot(path)
         return {"position": position, "num_items": len(self.store), "num_groups": self.store.num_groups}
 
     def restore(self, path: Path) -> int:
-        """Go back to a snapshot; return how many groups, committed after it, are kept as orphans.
+        """Restore a snapshot; return the number of groups committed after it, which are kept as orphans.
 
         Raises:
             JournalError: the snapshot cannot be read; nothing has changed.
         """
         restored = self.ledger.restore(path)
         self._load(self.ledger.stored())
-        with self._transaction(""):  # so that the journal is this run's
+        with self._transaction(""):  # writes this run's name into the journal
             self.counts["num_orphans_taken_over"] += restored.num_orphans
         return restored.num_orphans
 
     def describe(self) -> dict[str, Any]:
-        """Return where the journal lies and at which position it is."""
+        """Return the path, position and lineage of the journal."""
         journal = self.ledger.journal
         return {"path": str(journal.path), "position": journal.position, "lineage": journal.lineage}
 
     def tidy(self) -> None:
-        """Do what would stall a commit later; for moments when nobody waits."""
+        """Run journal maintenance that would otherwise delay a commit; call when idle."""
         self.ledger.journal.tidy()
 
     def close(self) -> None:
@@ -199,7 +201,7 @@ class PersistentBuffer:
         """Check every invariant: the tables and their indexes, the load, the vectors, the journal.
 
         Raises:
-            ValueError: naming what is broken.
+            ValueError: naming every broken invariant.
         """
         faults: list[str] = []
         for check in (self.store.check_valid, self.recall.check, lambda: self.variety.check(self.store)):
@@ -219,7 +221,7 @@ class PersistentBuffer:
         slots_N = self.store.slots()
         if stored.slots.tolist() != slots_N.tolist() or stored.items.tobytes() != self.store.items[slots_N].tobytes():
             yield "the journal has exactly the items of the table"
-        held = self.store.groups[self.store.groups["size"] > 0]  # a free row is zero
+        held = self.store.groups[self.store.groups["size"] > 0]  # size 0 marks a free row
         rows = {int(row["seq"]): row.tobytes() for row in held}
         rows |= {seq: row.tobytes() for seq, row in self.orphans.rows.items()}
         if {int(seq): row.tobytes() for seq, row in zip(stored.seqs, stored.groups, strict=True)} != rows:
@@ -228,7 +230,7 @@ class PersistentBuffer:
             yield f"every group can be read: not so for {missing[:5]}"
         if [slot for slot, _ in journal.vectors()] != slots_N[self.store.items[slots_N]["has_vector"]].tolist():
             yield "the journal has exactly the vectors of the items with has_vector"
-        # A fit of the index goes with the commit after the one that had it fitted, settings with the next one.
+        # Both lag behind: a fit of the index is written with the following commit, new settings with the next one.
         kept = {name: value for name, value in self._state().items() if name not in ("fitted", "settings")}
         if journal.position and (wrong := [name for name, value in kept.items() if stored.state.get(name) != value]):
             yield f"the journal has the state of memory: not so for {wrong}"

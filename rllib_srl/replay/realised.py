@@ -1,6 +1,6 @@
-"""What share of an iteration came from the memory, intended against realised; and how its visits fell.
+"""Computes the realised replay shares of an iteration, and the timing of its visits.
 
-Three ways to count the same thing, because each can hide what another shows:
+Shares are counted in three units, because each can hide a shift that another shows:
     prompts played (revisits cost generation)    groups with signal (only they train)    loss tokens (what trains)
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rllib_srl.advantages import has_signal
+from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
 
@@ -19,12 +19,12 @@ AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 
 def counts_of(groups: Iterable[GroupMeta]) -> Counter:
-    """Count groups, groups with signal and loss tokens of the latter, by origin."""
+    """Count by origin: groups, groups with signal, loss tokens of groups with signal, and generated tokens."""
     whats = ("groups", "signal", "tokens", "generated")
     counts: Counter = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
     for group in groups:
         counts[f"num_groups_{group.origin}"] += 1
-        counts[f"num_generated_{group.origin}"] += int(group.num_loss_tokens_G.sum())  # of reuse: once, long ago
+        counts[f"num_generated_{group.origin}"] += int(group.num_loss_tokens_G.sum())  # reuse: at the time of play
         if has_signal(group.rewards_G):
             counts[f"num_signal_{group.origin}"] += 1
             counts[f"num_tokens_{group.origin}"] += int(group.num_loss_tokens_G.sum())
@@ -32,9 +32,9 @@ def counts_of(groups: Iterable[GroupMeta]) -> Counter:
 
 
 def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the shares that revisits and reuses have, of counts of any span; nan where nothing was counted.
+    """Return the shares of revisits and reuses in counts over any period; nan where nothing was counted.
 
-    The revisit share is of what was played; the reuse share of what was trained on, or for prompts of all groups.
+    The revisit share is revisit / (fresh + revisit); the reuse share is reuse / (fresh + revisit + reuse).
     """
 
     def share(part: float, whole: float) -> float:
@@ -49,7 +49,7 @@ def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def visit_counts(visits: Iterable[Visit]) -> Counter:
-    """Count graded visits by timing, and lapses; the memory itself counts over its lifetime what it refused."""
+    """Count graded visits by timing, and lapses. Refusals are lifetime counts of the memory (`buffer_metrics.py`)."""
     counts: Counter = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS} | {"num_lapses": 0})
     for visit in visits:
         counts[f"num_visits_{visit.timing}"] += bool(visit.grade)
@@ -58,9 +58,9 @@ def visit_counts(visits: Iterable[Visit]) -> Counter:
 
 
 def age_counts(reused: Sequence[GroupMeta], now: int) -> dict[str, int]:
-    """Count reused groups by age in iterations: up to 1, 2, 4, ..., and more.
+    """Count reused groups by age in iterations, in bins up to 1, 2, 4, ..., 32, and above.
 
-    An orphan may be of an iteration that has not come again yet: it counts as young.
+    An orphan may come from an iteration after `now`, which a restored run has not reached again; its age counts as 1.
     """
     ages = [max(1, now - born_of(group)) for group in reused]
     counts, low = {}, 0
@@ -72,5 +72,5 @@ def age_counts(reused: Sequence[GroupMeta], now: int) -> dict[str, int]:
 
 
 def born_of(group: GroupMeta) -> int:
-    """Return the iteration a group was played in: the first part of its id."""
+    """Return the iteration in which a group was played: the first part of its id."""
     return int(group.group_id.split(".", 1)[0])

@@ -1,4 +1,4 @@
-"""Every setting of the memory, its default and its meaning; SRLConfig has them with the prefix `replay_`.
+"""Defines and validates the settings of the memory; SRLConfig has them with the prefix `replay_`.
 
     ReplaySettings(spacing="sm2", capacity=1000).faults() -> ["name = value; expected ...", ...]
 """
@@ -6,19 +6,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-from rllib_srl.replay.diversity import BONUSES, PARTS
-from rllib_srl.replay.embedding import EMBEDDINGS
-from rllib_srl.replay.eviction import EVICTIONS
-from rllib_srl.replay.grading import GRADES, RATING_SCALES
-from rllib_srl.replay.load import LOAD_CONTROLS
-from rllib_srl.replay.selection import SELECTIONS, make_settings
-from rllib_srl.replay.spacing import SPACINGS, make_spacing
-from rllib_srl.setting_tables import setting, table_of
+from rllib_srl.common.rules import Rules
+from rllib_srl.common.setting_tables import setting, table_of
+from rllib_srl.replay.admission.secrets import DETECTORS
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS
+from rllib_srl.replay.diversity.measures import BONUSES, PARTS
+from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
+from rllib_srl.replay.schedule.load import LOAD_CONTROLS
+from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
+from rllib_srl.replay.selection.candidates import SETTING_NAMES
+from rllib_srl.replay.selection.eviction import EVICTIONS
+from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
+from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, make_settings
 
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
 ON_SECRET = ("refuse", "mask", "keep")
@@ -27,75 +30,102 @@ DIVERSITY_ON = ("interval", "draw")
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """Settings of the memory. Invariant: plain values only, so that they travel to any process."""
+    """Settings of the memory. Invariant: plain values only, so that they can be sent to any process."""
 
-    revisit_fraction: float = setting(0.25, "share of played prompts that come from the memory, in [0, 1]")
-    reuse_fraction: float = setting(0.25, "share of trained groups that are stored ones, in [0, 1)")
-    capacity: int = setting(65_536, "items (prompts) kept, at most; 0 runs without a memory")
-    groups_per_item: int = setting(2, "newest groups kept of each item")
-    max_bytes: int = setting(2 << 30, "bytes of groups held in memory; older ones are read back from disk")
-    min_buffer_size: int = setting(16, "items below which nothing is revisited or reused")
-    spacing: str = setting("fsrs", "a key of `spacing.SPACINGS`: when an item is due again")
+    revisit_fraction: float = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]")
+    reuse_fraction: float = setting(0.25, "share of trained groups drawn from the memory, in [0, 1)")
+    capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory")
+    groups_per_item: int = setting(2, "number of newest groups kept per item")
+    max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk")
+    min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused")
+    spacing: str = setting("fsrs", 'when items are due: fsrs sm2 leitner fixed expanding srl1 none or "module:rule"')
     spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name")
-    desired_retention: float = setting(0.9, "recall at which an item becomes due, in (0, 1)")
-    iterations_per_day: float = setting(1.0, "iterations that count as one of the rule's days, > 0")
-    domain_half_life: float = setting(0.0, "iterations in which a review's say about its domain halves; 0: no say")
-    early: bool = setting(True, "slots that nothing is due for go to items due later; False: to fresh prompts")
-    min_recall_interval: int = setting(1, "iterations between two visits of an item, at least")
-    load_control: str = setting("intake", '"intake" (new items wait until reviews fit), "stretch" (longer) or "none"')
-    grade: str = setting("pass_rate", '"pass_rate", "reward" or "rating" (people only): what grades a visit')
-    grade_reuse: bool = setting(False, "a reuse grades its item, by how likely the stored success still is")
-    rating_scale: str = setting("normalised", '"ordinal" (1 to 5), "binary" or "normalised" (0 to 1): of ratings')
-    pass_reward: float = setting(0.9, "reward from which an episode counts as recalled")
-    min_graded: int = setting(2, "valid episodes below which a visit grades nothing")
-    selection: str = setting("srl", "a key of `selection.SELECTIONS`: which items are revisited")
-    reuse_selection: str = setting("srl", "a key of `selection.SELECTIONS`: which groups are reused")
+    desired_retention: float = setting(0.9, "predicted recall at which an item becomes due, in (0, 1)")
+    iterations_per_day: float = setting(1.0, "training iterations per day of the spacing rule, > 0")
+    domain_half_life: float = setting(
+        0.0, "half-life of a review's weight in the recall of its domain, iterations; 0: disabled"
+    )
+    early: bool = setting(True, "if too few items are due, revisit items before they are; False: play fresh prompts")
+    min_recall_interval: int = setting(1, "minimum iterations between two visits of an item")
+    load_control: str = setting(
+        "intake", '"intake" (new items wait until their reviews fit), "stretch" (longer intervals) or "none"'
+    )
+    grade: str = setting("pass_rate", 'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"')
+    grade_reuse: bool = setting(False, "also grade an item on reuse, by the change in likelihood of stored successes")
+    rating_scale: str = setting(
+        "normalised", 'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)'
+    )
+    pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
+    min_graded: int = setting(2, "minimum number of valid episodes for a visit to be graded")
+    selection: str = setting("srl", 'rule that selects items to revisit (docs/memory.md), or "module:rule"')
+    reuse_selection: str = setting("srl", 'rule that selects groups to reuse (docs/memory.md), or "module:rule"')
     selection_config: Mapping[str, Any] = setting({}, "parameters of both selection rules, by name")
-    candidate_pool: int = setting(4096, "items or groups a rule chooses among; it is exact up to that many")
-    domains: Any = setting("all", '"all", "last" (but one), "earlier" (than the newest), a list, "module:predicate"')
-    domain_quotas: Any = setting(None, 'share of draws by domain: None, "equal" or domain -> weight')
-    leech_failures: int = setting(8, "failed visits in a row that make an item a leech; 0 knows no leeches")
-    leech_share: float = setting(0.1, "share of revisits that leeches may take, in [0, 1]")
-    leech_interval: int = setting(32, "iterations until a leech is tested again")
-    max_age: int = setting(32, "iterations after which a group is not reused")
-    max_uses: int = setting(4, "times a group is reused, at most")
-    reuse_coeff: float = setting(1.0, "weight of the reused groups' loss beside the played ones'")
-    reuse_correction: str = setting("clip", '"clip", "shape" (both around stored log-probs), "truncate" or "mask"')
-    mask_window: tuple[float, float] = setting((0.5, 2.0), 'ratios "mask" keeps; "truncate" cuts at the upper one')
-    max_drift: float | None = setting(1.0, "mean |log ratio| from which a reused episode is left out; None keeps all")
-    diversity_coeff: float = setting(0.5, "how much diversity shortens effective intervals and weighs in draws")
-    diversity_parts: tuple[str, ...] = setting(("variance", "novelty"), "some of `diversity.PARTS`")
-    diversity_on: tuple[str, ...] = setting(DIVERSITY_ON, "where diversity acts: some of interval, draw")
-    diversity_bonus: str | None = setting(None, 'advantages times distance: None, "paper", "minmax" or "mean1"')
-    neighbours: int = setting(8, "k of novelty: neighbours in the memory")
-    exact_neighbours: int = setting(20_000, "items up to which neighbours are exact; above, an index finds them")
-    index_device: str = setting("cpu", '"cpu" or "gpu": where that index searches')
-    embedding: str = setting("ngram", '"ngram", "sentence" (packaged MiniLM) or "policy" (hidden states)')
-    eviction: str = setting("lowest_value", "a key of `eviction.EVICTIONS`: which items go when the memory is full")
-    max_episode_tokens: int | None = setting(None, "tokens of an episode above which a group is refused; None: any")
-    near_duplicate: float | None = setting(None, "cosine from which a new prompt is a duplicate; None: hashes only")
-    degenerate_share: float | None = setting(0.5, "share of an episode one token may take; None admits all")
-    on_secret: str = setting("refuse", '"refuse", "mask" (out of the loss, redacted in exports) or "keep"')
-    task_growth: bool = setting(False, "partial histories become items (ExIt)")
-    growth_depth: int = setting(8, "turns of the longest history that becomes an item")
-    p_div: float = setting(0.2, "probability that a revisit asks for a different answer, where a world can")
-    num_shards: int = setting(1, "buffer actors; items are shared out by prompt hash")
-    timeout_s: float = setting(60.0, "seconds one call to the memory may take")
+    candidate_pool: int = setting(4096, "number of candidates of a rule; exact if the memory holds no more")
+    domains: Any = setting(
+        "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a predicate'
+    )
+    domain_quotas: Any = setting(None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas')
+    leech_failures: int = setting(8, "failed visits in a row that make an item a leech; 0: no leeches")
+    leech_share: float = setting(0.1, "maximum share of leeches among revisits, in [0, 1]")
+    leech_interval: int = setting(32, "iterations between two visits of a leech")
+    max_age: int = setting(32, "maximum age of a reused group, iterations")
+    max_uses: int = setting(4, "maximum number of times a group is reused")
+    reuse_coeff: float = setting(1.0, "weight of the loss of reused groups; that of played groups is 1")
+    reuse_correction: str = setting(
+        "clip", 'off-policy correction of reused groups: "clip", "shape", "truncate" or "mask" (docs/losses.md)'
+    )
+    mask_window: tuple[float, float] = setting(
+        (0.5, 2.0), '"mask": range of ratios that are kept; "truncate": the upper end caps the ratio'
+    )
+    max_drift: float | None = setting(
+        1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum"
+    )
+    diversity_coeff: float = setting(0.5, "strength of diversity in intervals and draws, at least 0; 0: no effect")
+    diversity_parts: tuple[str, ...] = setting(
+        ("variance", "novelty"), "measures in diversity: some of variance, novelty, centroid, rarity, episodic"
+    )
+    diversity_on: tuple[str, ...] = setting(
+        DIVERSITY_ON, "effects of diversity: interval (shorter intervals), draw (drawn more often)"
+    )
+    diversity_bonus: str | None = setting(
+        None, 'factor of advantages from the distance to the group\'s centre: "paper", "minmax", "mean1"; None: off'
+    )
+    neighbours: int = setting(8, "number of nearest neighbours (k) for novelty")
+    exact_neighbours: int = setting(
+        20_000, "number of items up to which neighbour search is exact; above it, an index is used"
+    )
+    index_device: str = setting("cpu", 'device of the neighbour index: "cpu" or "gpu"')
+    embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
+    eviction: str = setting(
+        "lowest_value", 'rule that evicts items from a full memory (docs/memory.md), or "module:rule"'
+    )
+    max_episode_tokens: int | None = setting(None, "maximum tokens of a stored episode, prompt included; None: any")
+    near_duplicate: float | None = setting(
+        None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check"
+    )
+    degenerate_share: float | None = setting(0.5, "maximum share of one token or loop in an episode; None: no check")
+    on_secret: str = setting("refuse", '"refuse" the group, "mask" it (no loss, redacted exports) or "keep" it')
+    secret_detector: str = setting("default", '"default", "credentials" (no personal data) or "module:function"')
+    task_growth: bool = setting(False, "add partial histories of played episodes as new items (ExIt)")
+    growth_depth: int = setting(8, "task_growth: maximum number of turns in a history")
+    p_div: float = setting(0.2, "task_growth: probability that a revisit asks for a different answer, in [0, 1]")
+    num_shards: int = setting(1, "number of buffer actors; items are assigned by prompt hash")
+    timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds")
 
     @property
     def is_on(self) -> bool:
-        """Say whether there is a memory at all."""
+        """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
 
     def faults(self, prefix: str = "") -> list[str]:
-        """Return every fault as "name = value; expected ...", [] if there is none."""
+        """Return all validation errors, each as "name = value; expected ..."; [] if there are none."""
         return [f"{prefix}{line}" for check in (_ranges, _choices, _parts, _rules, _together) for line in check(self)]
 
     def checked(self) -> ReplaySettings:
         """Return these settings.
 
         Raises:
-            ValueError: naming all faults at once.
+            ValueError: settings are invalid; the message lists all errors.
         """
         if faults := self.faults():
             raise ValueError("ReplaySettings has faults:\n  " + "\n  ".join(faults))
@@ -107,13 +137,24 @@ class ReplaySettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
-        """Return the settings whose `as_dict` this is, not checked; names of another version are left out."""
+        """Return the settings whose `as_dict` this is, without validation; names of other versions are left out."""
         is_tuple = {name for name, (default, _) in TABLE.items() if isinstance(default, tuple)}
         known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items() if n in TABLE}
         return cls(**known)
 
 
 TABLE = table_of(ReplaySettings)
+RULES: dict[str, Rules] = {
+    "spacing": SPACINGS,
+    "grade": GRADES,
+    "selection": SELECTIONS,
+    "reuse_selection": SELECTIONS,
+    "domains": PREDICATES,
+    "embedding": EMBEDDINGS,
+    "eviction": EVICTIONS,
+    "secret_detector": DETECTORS,
+}
+NOT_CHOSEN = {"grade": ("likelihood",)}  # grades reused groups (`grade_reuse`), not visits
 
 _AT_LEAST = {
     "capacity": 0,
@@ -176,22 +217,19 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
     choices: dict[str, tuple] = {
-        "spacing": tuple(SPACINGS),
         "load_control": tuple(LOAD_CONTROLS),
-        "grade": tuple(name for name in GRADES if name != "likelihood"),
         "rating_scale": tuple(RATING_SCALES),
-        "selection": tuple(SELECTIONS),
-        "reuse_selection": tuple(SELECTIONS),
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),
-        "embedding": tuple(EMBEDDINGS),
-        "eviction": tuple(EVICTIONS),
         "on_secret": ON_SECRET,
         "index_device": ("cpu", "gpu"),
     }
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
             yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
+    for name, rules in RULES.items():
+        if name != "domains" and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
+            yield f"{name} = {getattr(settings, name)!r}; {fault}"
 
 
 def _parts(settings: ReplaySettings) -> Iterator[str]:
@@ -216,16 +254,35 @@ def _rules(settings: ReplaySettings) -> Iterator[str]:
     if "desired_retention" in settings.spacing_config:
         yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
         return
-    if settings.selection in SELECTIONS and settings.reuse_selection in SELECTIONS:
+    rules = (settings.selection, settings.reuse_selection)
+    if not any(map(SELECTIONS.fault, rules)):
         try:
             make_settings(settings.selection, dict(settings.selection_config), [settings.reuse_selection])
         except (TypeError, ValueError) as error:
             yield f"selection_config = {settings.selection_config!r}; {error}"
-    if settings.spacing in SPACINGS and _is_number(settings.desired_retention) and 0 < settings.desired_retention < 1:
+        else:
+            yield from _weights(settings)
+    retention = settings.desired_retention
+    if not SPACINGS.fault(settings.spacing) and _is_number(retention) and 0 < retention < 1:
         try:
-            make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+            make_spacing(settings.spacing, retention, **settings.spacing_config)
         except (TypeError, ValueError) as error:
             yield f"spacing_config = {settings.spacing_config!r}; {error}"
+
+
+def _weights(settings: ReplaySettings) -> Iterator[str]:
+    """Yield errors for importance-weight exponents that `reuse_selection` does not read.
+
+    Only reused groups have importance weights: revisits are played by the current policy.
+    """
+    read = SETTINGS_OF.get(settings.reuse_selection, SETTING_NAMES)
+    for name in ("per_beta", "pier_beta"):
+        if name in settings.selection_config and name not in read:
+            rules = " or ".join(repr(rule) for rule, names in SETTINGS_OF.items() if name in names)
+            yield (
+                f"selection_config = {settings.selection_config!r}; {name} weighs the loss of reused groups: expected "
+                f"reuse_selection = {rules}, not {settings.reuse_selection!r}"
+            )
 
 
 def _together(settings: ReplaySettings) -> Iterator[str]:
@@ -246,29 +303,33 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
         )
 
 
-def domain_filter(domains: Any) -> Any:
-    """Return what `domains` asks for: None (all), "last", "earlier", a frozenset of names, or a predicate of a name.
+def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
+    """Refuse settings from a file whose rules are import paths, because loading them runs arbitrary code.
+
+    Args:
+        settings: as read from the file.
+        names: settings whose rules will be called; empty: all of them.
 
     Raises:
-        ValueError: it is none of these, or a predicate that cannot be imported.
+        ValueError: naming these rules.
     """
-    if domains == "all":
-        return None
-    if domains in ("last", "earlier"):
-        return domains
-    if isinstance(domains, list | tuple | set | frozenset) and domains and all(isinstance(d, str) for d in domains):
-        return frozenset(domains)
-    if isinstance(domains, str) and ":" in domains:
-        module, _, name = domains.partition(":")
-        try:
-            predicate = getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"domains = {domains!r}; expected an importable predicate: {error}") from error
-        if callable(predicate):
-            return predicate
-    if callable(domains):
-        return domains
-    raise ValueError(f"domains = {domains!r}; expected 'all', 'last', 'earlier', a list of names or 'module:function'")
+    chosen = {name: getattr(settings, name) for name in names or RULES}
+    named = {name: rule for name, rule in chosen.items() if isinstance(rule, str) and ":" in rule}
+    if named := {name: rule for name, rule in named.items() if rule not in RULES[name]}:
+        listed = ", ".join(f"{name} = {rule!r}" for name, rule in named.items())
+        raise ValueError(f"the memory has rules of somebody's own: {listed}; expected --trust-rules, to run their code")
+
+
+def users_rules(settings: ReplaySettings) -> dict[str, Any]:
+    """Return setting -> rule for the chosen rules that were registered in this process only."""
+    chosen = {name: getattr(settings, name) for name in RULES}
+    return {name: RULES[name][rule] for name, rule in chosen.items() if RULES[name].is_users(rule)}
+
+
+def register_rules(settings: ReplaySettings, rules: Mapping[str, Any]) -> None:
+    """Register the rules that `users_rules` returned in another process."""
+    for name, rule in rules.items():
+        RULES[name][getattr(settings, name)] = rule
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Stored successes of given prompts, for the rescue of played groups (`compose`): a reading that changes nothing.
+"""Finds stored successes of given prompts, which are mixed into played groups (`batch/mixing.py`); read-only.
 
-    keys of played prompts -> the newest older group of each that holds a success
+    keys of played prompts -> the newest older group of each that contains a success
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def stored_successes(buffer: SRLReplayBuffer, keys: Sequence[str], now: int) -> dict[str, Group]:
-    """Return by prompt key the newest group that holds a success, if it is older than `now` and within `max_age`.
+    """Return prompt key -> the newest group with a success whose age is in (0, `max_age`] iterations.
 
-    It is neither counted as a use nor drawn: what it teaches, it teaches inside the group of today.
+    The lookup is not a draw and does not count as a use: the success is trained on as part of a played group.
 
     Args:
-        buffer: where they are stored.
-        keys: of prompts; those without such a group are left out.
+        buffer: the buffer to search.
+        keys: prompt keys; those without such a group are left out of the result.
         now: the training iteration.
     """
     store, rows = buffer.store, buffer.store.groups

@@ -1,6 +1,6 @@
-"""What a played group says about its item: the numbers a visit leaves behind, and what became of it.
+"""Summarises a played group for its item's row (`GroupFacts`), and reports the outcome to the driver (`Visit`).
 
-    Group -> GroupFacts (numbers only) -> buffer -> Visit (what the driver hears)
+    Group -> GroupFacts (numbers only) -> buffer -> Visit -> driver
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.advantages import EPSILON
+from rllib_srl.batch.estimators import EPSILON
 from rllib_srl.types import Group
 
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """The numbers of one group that its row and its item's row keep."""
+    """Summary numbers of one group, stored in its row and in its item's row."""
 
     size: int
     num_success: int
     reward: float  # mean
     variance: float  # population variance of the rewards: ExIt's score S
     abs_advantage: float  # mean |advantage| of the group rule
-    nll: float  # mean -log-prob of what the policy wrote, nats
+    nll: float  # mean -log-prob of the policy's tokens, nats
     num_tokens: int
     num_loss_tokens: int
-    version: int  # the oldest that wrote any of it
+    version: int  # oldest policy version that wrote any of its tokens
 
     @property
     def trained_tokens(self) -> int:
-        """Return how many tokens training will see: none where all rewards are equal."""
+        """Return the number of tokens that are trained on: 0 where all rewards are equal."""
         return self.num_loss_tokens if self.variance > 0 else 0
 
 
 def facts_of(group: Group, pass_reward: float) -> GroupFacts:
-    """Sum a group up.
+    """Compute the summary numbers of a group.
 
     Args:
         group: of at least one episode.
-        pass_reward: reward from which an episode counts as recalled.
+        pass_reward: lowest reward of a success, used where the environment defines none.
     """
     rewards_G = group.rewards_G.astype(np.float64)
     reward = float(rewards_G.sum() / group.size)
@@ -48,11 +48,13 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
     squares = float(centred_G @ centred_G)
     deviation = math.sqrt(squares / (group.size - 1)) if group.size > 1 else 0.0
     num_loss_tokens = int(np.count_nonzero(group.loss_mask_N))
+    # The setting is compared in double precision: a float32 reward of 0.7 is below a pass_reward of 0.7.
+    is_success_G = rewards_G >= pass_reward if group.pass_reward is None else group.is_success_G(pass_reward)
     return GroupFacts(
         size=group.size,
-        num_success=int(np.count_nonzero(rewards_G >= pass_reward)),
+        num_success=int(np.count_nonzero(is_success_G)),
         reward=reward,
-        # As `advantages.has_signal` judges: rounding errors of equal rewards are no variance.
+        # Same threshold as `batch.estimators.has_signal`: rounding errors of equal rewards are no variance.
         variance=squares / group.size if np.ptp(rewards_G) > 1e-8 else 0.0,
         abs_advantage=float(np.abs(centred_G).sum() / group.size / (deviation + EPSILON)),
         nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
@@ -64,7 +66,7 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
 
 @dataclass(frozen=True)
 class Visit:
-    """What became of one played group.
+    """Outcome of adding one played group.
 
     Invariant: `refused` is empty exactly if the group was stored.
     """
@@ -75,11 +77,11 @@ class Visit:
     is_new: bool = False  # the item did not exist before
     timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
     grade: int = 0  # 1 to 4; 0 where nothing was graded
-    predicted: float = float("nan")  # recall the spacing rule expected, nan at a first visit
+    predicted: float = float("nan")  # recall predicted by the spacing rule, nan at a first visit
     pass_rate: float = 0.0
     is_lapse: bool = False
     diversity: float = 0.0
-    bonus_G: tuple[float, ...] = ()  # factors of the episodes' advantages; () leaves them alone
+    bonus_G: tuple[float, ...] = ()  # factors of the episodes' advantages; () leaves them unchanged
     num_grown: int = 0  # items added from partial histories
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,17 +91,17 @@ class Visit:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
-        """Undo `as_dict`."""
+        """Return the visit whose `as_dict` this is."""
         predicted = float("nan") if values["predicted"] is None else values["predicted"]
         return cls(**{**values, "predicted": predicted, "bonus_G": tuple(values["bonus_G"])})
 
 
 def timing_of(now: int, due: float, interval: float) -> str:
-    """Say whether a visit was early, on time or late: on time is from the due date to a quarter interval later.
+    """Return "early", "on_time" or "late"; on time is from the due date to max(1, interval / 4) iterations later.
 
     Args:
         now: the iteration of the visit.
-        due: when the item was due, in iterations.
+        due: due date of the item, in iterations.
         interval: its effective interval, in iterations.
     """
     if now < due:

@@ -1,16 +1,18 @@
-"""Playing: prompts become episodes, episodes become groups.
+"""Rollout: play prompts to episodes and collect the episodes of a prompt in a group.
 
     play(requests, engine, worlds, ...) -> episodes in order of completion -> settle -> to_group -> Group
 
-`calls` are the threads environments run in, `pool` their idle instances, `replies` what they may answer,
-`transcript` text <-> tokens, `live` one episode under way, `settling` rewards that a whole group decides.
+`player`        the event loop of `play`, and the episode in progress
+`env_calls`     the threads that environments run in, and the pool of idle instances
+`replies`       validation of an environment's replies
+`transcript`    text <-> tokens, control tokens
+`groups`        episodes <-> groups, rewards that depend on the whole group
+`env_runner`    the EnvRunner with an engine; `runner_group` the calls to a group of runners
 """
 
-from rllib_srl.rollout.calls import EnvCalls, FinishedCall, TooManyHangingCallsError
-from rllib_srl.rollout.groups import flatten, to_episodes, to_group
-from rllib_srl.rollout.live import PlayRequest
-from rllib_srl.rollout.play import Limits, play
-from rllib_srl.rollout.settling import settle
+from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, TooManyHangingCallsError
+from rllib_srl.rollout.groups import answers_of, flatten, settle, to_episodes, to_group
+from rllib_srl.rollout.player import Limits, PlayRequest, play
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, Transcript, make_transcript
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "RawTranscript",
     "TooManyHangingCallsError",
     "Transcript",
+    "answers_of",
     "flatten",
     "make_transcript",
     "play",

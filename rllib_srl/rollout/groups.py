@@ -1,23 +1,37 @@
-"""The G episodes of a prompt become one `Group`, and for export back again.
+"""Collect the G episodes of a prompt in a `Group`, convert it back for export, and settle group-level rewards.
 
-The tokens keep their order, and the mask says who wrote them:
+The tokens keep their order; the loss mask is 1 on tokens of the policy:
 
     episode g:   obs_0  act_0  obs_1  act_1  ...         (the observation after the last turn is empty)
-    stream g:    obs_0  act_0  obs_1  act_1  ...         laid end to end
+    stream g:    obs_0  act_0  obs_1  act_1  ...         concatenated
     loss mask:   0 0 0  1 1 1  0 0 0  1 1 1
 
-A group keeps what training needs: texts, turn rewards and environment infos stay with the episodes, unless
-`keep_turns` asks for the policy's texts, from which new prompts may grow.
+A group keeps the data for training. Texts, turn rewards and environment infos stay with the episodes; with
+`keep_turns` the group also keeps the policy's texts, for task growth. If the environment defines its own pass reward,
+it is in `extra["pass_reward"]`.
+
+Group-level rewards depend on all episodes of a group and are computed once all have ended (`settle`):
+
+    play -> G episodes of a prompt -> env.settle_group(prompt_id, turns) -> G rewards, which replace those of the turns
+
+`settle_group` is an optional method of an environment. `turns` holds, for each valid episode of one group, the
+policy's texts in order. It returns the reward of each whole episode, which is assigned to its last turn. Evaluation
+does not settle: it uses the environment's own rewards.
+
+If `settle_group` fails or times out, the episodes of the group end as if the environment had failed during play.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall
+from rllib_srl.rollout.replies import BadReplyError, Constructed, attribute, construct
 from rllib_srl.types import Group, Prompt, StopReason
 
 _MIN_EPISODES = 2  # below that no episode can be compared with another
@@ -35,14 +49,14 @@ def to_group(
     """Collect the episodes of one prompt, in order of their index.
 
     Args:
-        prompt: what they are episodes of.
-        group_id: the id they were played under.
-        episodes: all of them, in any order, those included that infrastructure ended; these are counted in
-            `num_dropped` and left out.
+        prompt: the prompt of the episodes.
+        group_id: the group id of the episodes.
+        episodes: all episodes of the group, in any order; those ended by infrastructure are counted in
+            `num_dropped` and omitted.
         origin: "fresh" or "revisit".
-        at_least: valid episodes that make a group; 1 in evaluation, where nothing is compared.
-        keep_turns: put what the policy wrote into `extra["turns"]`, a list of texts for each valid episode, and
-            whether the world can iterate on it into `extra["can_iterate"]` where the world says so.
+        at_least: minimum number of valid episodes; 1 in evaluation, which computes no advantages.
+        keep_turns: store the policy's texts in `extra["turns"]`, a list for each valid episode, and the
+            environment's `can_iterate`, if its infos have it, in `extra["can_iterate"]`.
 
     Returns:
         The group, or None if fewer than `at_least` valid episodes remain.
@@ -80,10 +94,15 @@ def to_group(
         stop_reasons=tuple(episode.custom_data["stop_reason"] for episode in valid),
         num_dropped=len(episodes) - len(valid),
         origin=origin,
-        extra=_turns_of(valid) if keep_turns else {},
+        extra={**_mark_of(valid), **(_turns_of(valid) if keep_turns else {})},
     )
     group.check_valid()
     return group
+
+
+def _mark_of(episodes: list[SingleAgentEpisode]) -> dict[str, float]:
+    mark = episodes[0].custom_data.get("pass_reward")
+    return {} if mark is None else {"pass_reward": mark}
 
 
 def _turns_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
@@ -91,6 +110,13 @@ def _turns_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
     said = [episode.get_infos(0).get("can_iterate") for episode in episodes]
     is_said = all(isinstance(value, bool) for value in said)
     return {"turns": turns, **({"can_iterate": all(said)} if is_said else {})}
+
+
+def answers_of(episodes: Iterable[SingleAgentEpisode]) -> tuple[str, ...]:
+    """Return the policy's last turn in each valid episode of a prompt, in the order of `to_group`."""
+    episodes = sorted(episodes, key=lambda episode: episode.custom_data["index"])
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    return tuple(turns[-1] if turns else "" for turns in _turns_of(valid)["turns"])
 
 
 def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,10 +132,10 @@ def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def to_episodes(group: Group) -> list[SingleAgentEpisode]:
-    """Turn a group back into episodes, for export: `to_group` of them is the same group.
+    """Convert a group back into episodes, for export: `to_group` of them is the same group.
 
-    What a group does not keep cannot come back: the reward stands at the last turn, texts are
-    empty, and two turns with nothing between them are one.
+    Data that a group does not keep is lost: the whole reward is at the last turn, texts are
+    empty, and two turns without an observation between them are one.
     """
     return [_to_episode(group, g) for g in range(group.size)]
 
@@ -144,9 +170,115 @@ def _to_episode(group: Group, g: int) -> SingleAgentEpisode:
         versions=tuple(int(version) for version in group.versions_G2[g]),
         text=[],
         error="",
+        pass_reward=group.pass_reward,
     )
     return episode
 
 
 def _zeros(ids: np.ndarray) -> np.ndarray:
     return np.zeros(len(ids), np.float32)
+
+
+def settle(
+    episodes: Sequence[SingleAgentEpisode],
+    *,
+    worlds: Mapping[str, Callable[[], Any]],
+    calls: EnvCalls,
+    deadline_s: float,
+) -> None:
+    """Replace the rewards of every group whose environment has `settle_group`; leave the others unchanged.
+
+    Args:
+        episodes: of whole groups, all ended, in any order; changed in place.
+        worlds: environment id -> a function that makes an instance.
+        calls: the threads environments run in; no call may be open.
+        deadline_s: seconds from now after which the remaining groups end as ENV_TIMEOUT.
+    """
+    end = time.monotonic() + deadline_s
+    by_world: dict[str, dict[str, list[SingleAgentEpisode]]] = {}
+    for episode in sorted(episodes, key=lambda episode: episode.custom_data["index"]):
+        if not episode.custom_data["stop_reason"].is_infrastructure:
+            env_id = episode.custom_data["prompt"].env_id
+            by_world.setdefault(env_id, {}).setdefault(episode.custom_data["group_id"], []).append(episode)
+    for env_id, groups in by_world.items():
+        _settle_world(env_id, worlds[env_id], groups, calls, end)
+
+
+def _settle_world(
+    env_id: str,
+    creator: Callable[[], Any],
+    groups: Mapping[str, list[SingleAgentEpisode]],
+    calls: EnvCalls,
+    end: float,
+) -> None:
+    instance: Constructed | None = None
+    for episodes in groups.values():
+        if instance is None:
+            instance = calls.pool.take(env_id, creator)
+        if instance is None:
+            made = _answer(calls, end, construct, creator)
+            if made.error:
+                _fail(episodes, made)
+                continue
+            instance = made.value
+        assert instance is not None
+        if attribute(instance.env, "settle_group", None) is None:
+            break
+        prompt_id = episodes[0].custom_data["prompt"].prompt_id
+        texts = [_policy_texts(one) for one in episodes]
+        settled = _answer(calls, end, settled_rewards, instance.env, prompt_id, texts)
+        if not settled.error:
+            for episode, reward in zip(episodes, settled.value, strict=True):
+                _pay(episode, reward)
+            continue
+        _fail(episodes, settled)
+        if not settled.timed_out:  # after a timeout a hung thread may still be executing in the instance
+            calls.discard(instance)
+        instance = None
+    if instance is not None:
+        calls.pool.put(env_id, instance)
+
+
+def settled_rewards(env: Any, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
+    """Return the environment's group-level rewards, one for each episode of the group.
+
+    Raises:
+        BadReplyError: they are not one finite number per episode.
+    """
+    rewards = np.asarray(attribute(env, "settle_group", None)(prompt_id, [list(one) for one in turns]), np.float64)
+    if rewards.shape != (len(turns),) or not np.isfinite(rewards).all():
+        raise BadReplyError(
+            f"settle_group returned rewards of shape {rewards.shape}; expected {len(turns)} finite numbers, one for "
+            "each episode"
+        )
+    return rewards.tolist()
+
+
+def _answer(calls: EnvCalls, end: float, function: Callable[..., Any], *args: Any) -> FinishedCall:
+    """Run one call until it ends or until the time `end`."""
+    call_id = object()
+    calls.submit(call_id, function, *args)
+    while (left := end - time.monotonic()) > 0:
+        for finished in calls.poll(left):
+            if finished.call_id is call_id:
+                return finished
+    calls.abandon([call_id])
+    return FinishedCall(call_id, error="the runner's time was up before it returned", timed_out=True)
+
+
+def _policy_texts(episode: SingleAgentEpisode) -> list[str]:
+    return [text for role, text in episode.custom_data["text"] if role == "policy"]
+
+
+def _pay(episode: SingleAgentEpisode, reward: float) -> None:
+    num_turns = len(episode)
+    if num_turns:
+        episode.set_rewards(new_data=[0.0] * (num_turns - 1) + [reward], at_indices=slice(0, num_turns))
+
+
+def _fail(episodes: Sequence[SingleAgentEpisode], call: FinishedCall) -> None:
+    reason = StopReason.ENV_TIMEOUT if call.timed_out else StopReason.ENV_CRASHED
+    for episode in episodes:
+        prompt = episode.custom_data["prompt"]
+        where = f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, settle_group"
+        episode.custom_data.update(stop_reason=reason, error=f"{where}: {call.error}")

@@ -1,10 +1,10 @@
-"""What an environment answers, read and checked inside the worker thread, where a hostile object can hurt nobody else.
+"""Call an environment and validate its reply, inside the worker thread, where a faulty object affects no other episode.
 
     construct(creator)   -> Constructed(creator, env, stop_strings)
     reset(env, prompt)   -> Reply(observation, info)
     step(env, text)      -> Reply(observation, reward, is_terminated, is_truncated, stop_reason, info)
 
-An answer that breaks the contract raises `BadReplyError`; the episode then ends as if the
+A reply that breaks the contract raises `BadReplyError`; the episode then ends as if the
 environment had crashed.
 """
 
@@ -18,53 +18,55 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.common.environments import SEED_PREFIX
 from rllib_srl.types import Prompt, StopReason
-from rllib_srl.worlds import SEED_PREFIX
 
 ROLES = ("user", "tool")
 
 _PLAIN = (str, int, float, bool, type(None), np.number, np.bool_)
-# What an environment may say of itself: how the policy ended an episode, or that whoever grades it did not in time.
+# The stop reasons an environment may report: those caused by the policy, and a grader's timeout.
 _ENDINGS = {r.value: r for r in StopReason if not r.is_infrastructure or r is StopReason.ENV_TIMEOUT}
 
 
 class BadReplyError(ValueError):
-    """An environment answered something that the contract does not allow."""
+    """An environment's reply breaks the contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constructed:
-    """An environment instance, what made it, and the strings that end a turn in it."""
+    """An environment instance, its creator, and the strings that end a turn in it."""
 
     creator: Callable[[], Any]
     env: Any
     stop_strings: tuple[str, ...]
 
     def close(self) -> None:
-        """Close the environment, if it knows how."""
+        """Close the environment, if it has a `close` method."""
         if hasattr(self.env, "close"):
             self.env.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One checked answer.
+    """One validated reply.
 
-    Invariant: `observation` is a plain str that UTF-8 can hold, `reward` is finite.
+    Invariant: `observation` is a plain str that can be encoded as UTF-8, `reward` is finite.
     """
 
     observation: str
     reward: float = 0.0
     is_terminated: bool = False
     is_truncated: bool = False
-    stop_reason: StopReason | None = None  # the special ending named in the info of the last step
+    stop_reason: StopReason | None = None  # from the info of the last step, if it names one
     info: dict[str, Any] = field(default_factory=dict)
-    tools: str = ""  # of a reset: the JSON of the tool schemas that the chat template is to show; empty if none
-    role: str = "user"  # who speaks in a chat: the user, or the tool whose result this is
+    tools: str = ""  # of a reset: JSON of the tool schemas for the chat template; empty if none
+    role: str = "user"  # role of the observation in a chat: "user", or "tool" for a tool's result
+    system: str = ""  # of a reset: the system prompt of the episode; empty if none
+    pass_reward: float | None = None  # of a reset: the environment's own lowest reward that counts as a pass
 
 
 def construct(creator: Callable[[], Any]) -> Constructed:
-    """Make an environment and read its `stop_strings`, empty if it has none."""
+    """Construct an environment and read its `stop_strings`, empty if it has none."""
     env = creator()
     stop = attribute(env, "stop_strings", ())
     if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
@@ -73,10 +75,10 @@ def construct(creator: Callable[[], Any]) -> Constructed:
 
 
 def reset(env: Any, prompt: Prompt) -> Reply:
-    """Start `prompt`: by its id where the environment knows prompt ids, else its id is the seed.
+    """Reset the environment to `prompt`: by prompt id if it has `prompt_ids`, else with the id as seed.
 
-    The info says whether the answer can be iterated on (`can_iterate`) where the environment says so, in its info or,
-    for all episodes alike, as an attribute.
+    The reply's info has `can_iterate` (whether the policy can improve its answer) if the environment defines it, in
+    the info of the reset or, for all episodes alike, as an attribute.
     """
     if attribute(env, "prompt_ids", None) is not None:
         options = {"prompt_id": prompt.prompt_id, "history": list(prompt.history)}
@@ -89,11 +91,17 @@ def reset(env: Any, prompt: Prompt) -> Reply:
     can_iterate = attribute(env, "can_iterate", None)
     if isinstance(can_iterate, bool):
         info.setdefault("can_iterate", can_iterate)
-    return Reply(_observation(answer[0]), info=info, tools=_tools(attribute(env, "tool_schemas", ())))
+    return Reply(
+        _observation(answer[0]),
+        info=info,
+        tools=_tools(attribute(env, "tool_schemas", ())),
+        system=_system(attribute(env, "system_prompt", "")),
+        pass_reward=_pass_reward(attribute(env, "pass_reward", None)),
+    )
 
 
 def step(env: Any, text: str) -> Reply:
-    """Hand one turn to the environment."""
+    """Pass one turn of the policy to the environment."""
     answer = env.step(text)
     if not isinstance(answer, tuple) or len(answer) != 5:
         raise BadReplyError(
@@ -113,7 +121,7 @@ def step(env: Any, text: str) -> Reply:
 
 
 def attribute(env: Any, name: str, default: Any) -> Any:
-    """Look `name` up on `env` and, since gymnasium's wrappers hide attributes, on what it wraps."""
+    """Return attribute `name` of `env`, else of its `unwrapped` environment: gymnasium's wrappers hide attributes."""
     return getattr(env, name, getattr(getattr(env, "unwrapped", env), name, default))
 
 
@@ -161,6 +169,22 @@ def _tools(schemas: Any) -> str:
         return json.dumps(schemas) if schemas else ""
     except (TypeError, ValueError) as error:
         raise BadReplyError(f"tool_schemas cannot be written as JSON: {error}") from None
+
+
+def _system(prompt: Any) -> str:
+    try:
+        return _observation(prompt)
+    except BadReplyError as error:
+        raise BadReplyError(f"system_prompt: {error}") from None
+
+
+def _pass_reward(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        return _reward(value)
+    except BadReplyError as error:
+        raise BadReplyError(f"pass_reward: {error}") from None
 
 
 def _role(info: Any) -> str:

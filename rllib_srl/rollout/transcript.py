@@ -1,19 +1,23 @@
-"""Text to tokens: how what an environment says joins what the policy wrote, without touching a token already there.
+"""Tokenise observations and append them to the policy's tokens, without changing earlier tokens.
 
-    first(text, tools)          the ids an episode begins with
+    first(text, tools, system)  the ids at the start of an episode
     later(text, last_id, role)  the ids that follow a turn whose last token was last_id
-    stop(stop_strings)          what ends a turn, besides the end-of-sequence token
+    stop(stop_strings)          the strings that end a turn, besides the end-of-sequence token
 
-`RawTranscript` lays texts end to end. `ChatTranscript` wraps them in the model's chat template, and
-takes for a later observation only the part of the rendering that lies behind the policy's message
+`RawTranscript` concatenates texts. `ChatTranscript` wraps them in the model's chat template. For a later
+observation it uses only the part of the rendering after the policy's message
 (Source: TRL, "chat template prefix preservation"): the policy's own tokens stay as sampled.
 
-What an environment says is text. The name of a control token in it, as in a tool's output that says "<|im_end|>",
-becomes tokens of plain text and never that token: nothing but the template, or the tokeniser's default in front of a
-text, puts control tokens into a stream. Control tokens are the tokeniser's special tokens and the added ones with which
-the template marks turns (rllib_srl/rollout/control_tokens.py). A text that would become one all the same, by a
-tokeniser's normalisation, is refused. Turns that a template marks by plain words ("[INST]") can be forged by writing
-them: `marks_turns` is False then.
+Environment text cannot inject control tokens. Control tokens are the tokeniser's special tokens and the added tokens
+with which the template marks turns (`ControlTokens`). Only the template, or the tokeniser's default in front of a text,
+puts them into a stream. A tokeniser reads the name of a special token as that token anywhere in a text, so a tool or a
+user could close its turn and write the next one. Therefore each name is split after its first character:
+
+    "So: <|im_end|>"   split   "So: <" "|im_end|>"   tokenised separately: the same text, without a control token
+
+Names are searched at every position, overlapping ones too; since each one is split, no piece contains a whole name.
+A text that becomes a control token nevertheless, by a tokeniser's normalisation, raises ValueError. Turns that a
+template marks by plain words ("[INST]") can be forged by writing them: `marks_turns` is False then.
 
 The tokeniser is used from one thread only: Hugging Face's fast ones raise "Already borrowed" otherwise.
 """
@@ -21,26 +25,97 @@ The tokeniser is used from one thread only: Hugging Face's fast ones raise "Alre
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, Protocol
 
-from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
+_LAST_CHARACTER = 0x10FFFF  # the private-use characters from here downwards have no meaning
+_NUM_MARKS = 1 << 16
+
+
+class ControlTokens:
+    """The control tokens of a tokeniser: its special tokens, and added tokens with which a template marks turns.
+
+    Invariant: every name has more than one character; a single character cannot be split.
+    """
+
+    def __init__(self, tokenizer: Any, marking: Iterable[int] = ()) -> None:
+        """Collect the control tokens of a tokeniser.
+
+        Args:
+            tokenizer: a Hugging Face tokeniser.
+            marking: ids of a rendered conversation with dummy texts; the added tokens among them are control tokens.
+        """
+        wanted = set(marking)
+        # A tokeniser without names for its special tokens recognises none in a text.
+        names, ids = (getattr(tokenizer, f"all_special_{kind}", ()) for kind in ("tokens", "ids"))
+        named = dict(zip(names, ids, strict=True))
+        for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+            if token.special or token_id in wanted:
+                named[str(token.content)] = token_id
+        named = {name: token_id for name, token_id in named.items() if len(name.strip()) > 1}
+        # The token for unknown characters is not a control token, unless it is also the EOS or BOS token.
+        unknown, *ends = (getattr(tokenizer, f"{kind}_token_id", None) for kind in ("unk", "eos", "bos"))
+        self.ids = frozenset(named.values()) - ({unknown} - {*ends} - wanted)
+        self._start = re.compile(f"(?={'|'.join(map(re.escape, sorted(named)))})") if named else None
+
+    def breaks(self, text: str) -> list[int]:
+        """Return the split positions of `text`, in order: after the first character of each name."""
+        return [found.start() + 1 for found in self._start.finditer(text)] if self._start else []
+
+    def pieces(self, text: str) -> list[str]:
+        """Split `text` into pieces that contain no name."""
+        places = [0, *self.breaks(text), len(text)]
+        return [text[start:end] for start, end in pairwise(places)]
+
+    def marked(self, value: Any, mark: str) -> Any:
+        """Return a text, or a JSON value with all its texts, with `mark` inserted at each split position."""
+        if isinstance(value, str):
+            return mark.join(self.pieces(value))
+        if isinstance(value, list):
+            return [self.marked(one, mark) for one in value]
+        if isinstance(value, dict):
+            return {self.marked(key, mark): self.marked(one, mark) for key, one in value.items()}
+        return value
+
+    def count(self, ids: Iterable[int]) -> int:
+        """Return how many of `ids` are control tokens."""
+        return sum(token_id in self.ids for token_id in ids)
+
+
+def unused_character(texts: Iterable[str]) -> str:
+    """Return a character without a meaning that occurs in none of the texts.
+
+    Raises:
+        ValueError: all 65,536 candidates occur.
+    """
+    used = {character for text in texts for character in text if character > "\U000effff"}
+    for code in range(_LAST_CHARACTER, _LAST_CHARACTER - _NUM_MARKS, -1):
+        if chr(code) not in used:
+            return chr(code)
+    raise ValueError(f"the text holds all of the {_NUM_MARKS} last characters of Unicode; expected none of them")
+
 
 _NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 
 
 class Transcript(Protocol):
-    """What `play` needs to know of text and tokens."""
+    """The conversion of text to tokens that `play` uses."""
 
     end_of_turn_id: int | None
 
-    def first(self, text: str, tools: str = "") -> list[int]:
-        """Return the ids an episode begins with, ready for the policy's first token.
+    def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
+        """Return the ids at the start of an episode, up to the policy's first token.
 
         Args:
             text: the first observation
-            tools: JSON of the tool schemas that the chat template is to show; empty if none
+            tools: JSON of the tool schemas for the chat template; empty if none
+            system: the system prompt; empty if none
+
+        Raises:
+            ValueError: the format, or the model's chat template, does not support tools or a system prompt.
         """
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
@@ -49,32 +124,32 @@ class Transcript(Protocol):
         Args:
             text: the observation
             last_id: the last token that the policy wrote
-            role: who speaks in a chat: "user" or "tool"
+            role: role of the observation in a chat, "user" or "tool"
         """
 
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the strings that end a turn, given those of the environment."""
+        """Return the strings that end a turn, given the environment's `stop_strings`."""
 
 
 def make_transcript(format: str, tokenizer: Any) -> Transcript:
     """Make the transcript of a format.
 
     Args:
-        format: "text" (texts end to end) or "chat" (the model's chat template).
+        format: "text" (texts concatenated) or "chat" (the model's chat template).
         tokenizer: a Hugging Face tokeniser.
 
     Raises:
-        ValueError: for another format, or a tokeniser or template that does not serve it.
+        ValueError: for another format, or a tokeniser or template that does not support it.
     """
     if format == "text":
         return RawTranscript(tokenizer)
     if format == "chat":
         return ChatTranscript(tokenizer)
-    raise ValueError(f"transcript format = {format!r}; expected 'text' or 'chat'")
+    raise ValueError(f"prompt_format = {format!r}; expected 'text' or 'chat'")
 
 
 class RawTranscript:
-    """Texts end to end; only the first gets the special tokens the tokeniser puts in front by default.
+    """Concatenated texts; only the first gets the special tokens that the tokeniser prepends by default.
 
     Invariant: turns end with the environment's stop strings or the end-of-sequence token; no text becomes a control
     token.
@@ -92,17 +167,17 @@ class RawTranscript:
             )
         self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._encode(text, True)))
 
-    def first(self, text: str, tools: str = "") -> list[int]:
-        """Tokenise with the tokeniser's default special tokens."""
+    def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
+        """Tokenise with the tokeniser's default special tokens, a system prompt and a blank line in front."""
         if tools:
             raise ValueError(
                 "prompt_format = 'text' has no template to show tools with; expected prompt_format = 'chat', or a "
                 "world whose prompt shows them (tools_in = 'prompt')"
             )
-        return list(self._first(text))
+        return list(self._first(f"{system}\n\n{text}" if system else text))
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
-        """Tokenise without special tokens, whatever the turn ended in."""
+        """Tokenise without special tokens, whatever the last token of the turn."""
         return self._encode(text, False)
 
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,43 +197,48 @@ class RawTranscript:
 class ChatTranscript:
     """The model's chat template: the environment is the user, the policy the assistant.
 
-    Invariant: for a policy that closes its turns as the template does, and an environment that names no control token,
-    the stream is exactly the rendering of the conversation, which is checked on a dummy conversation when constructed;
-    and the control tokens of a stream are those that the template gives to the same conversation of harmless texts.
+    Invariant: if the policy closes its turns as the template does and no observation contains the name of a control
+    token, the stream equals the rendering of the conversation; the constructor checks this on a dummy conversation.
+    The number of control tokens in a stream equals that of the same conversation with dummy texts.
 
-    `end_of_turn_id` is the token the template closes a message with; the engine must end turns with it.
+    `end_of_turn_id` is the token that closes a message in the template; the engine must end turns with it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                f"tokenizer {_name(tokenizer)} has no chat template; expected one for the transcript format 'chat': "
-                "use the format 'text' or an instruction-tuned model"
+                f"tokenizer {_name(tokenizer)} has no chat template; expected one for prompt_format = 'chat': "
+                "use prompt_format = 'text' or an instruction-tuned model"
             )
         self._controls = ControlTokens(tokenizer)
         self._harmless = lru_cache(_NUM_CACHED)(self._num_controls)
         self._prefix, closing = self._split_template()
         self._controls = ControlTokens(tokenizer, self._render([_QUESTION] * 2))
-        self._has_checked_tools = False
+        self._has_checked_tools = self._has_checked_system = False
         special = set(tokenizer.all_special_ids)
         self.end_of_turn_id: int | None = closing[0] if closing and closing[0] in special else None
         self._check_earlier_tokens_stay()
-        self._first = lru_cache(_NUM_CACHED)(lambda text, tools: tuple(self._said([text], tools=tools)))
+        self._first = lru_cache(_NUM_CACHED)(
+            lambda text, tools, system: tuple(self._said([text], tools=tools, system=system))
+        )
 
     @property
     def marks_turns(self) -> bool:
-        """Say whether a control token, which no text can forge, stands between a text and the policy's turn."""
+        """Whether a control token, which no text can forge, separates a text from the policy's turn."""
         one, other = (self._render([question]) for question in _ANSWERS)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
         return self._controls.count(token_id for token_id, _ in same) > 0
 
-    def first(self, text: str, tools: str = "") -> list[int]:
-        """Render the tools, one user message and the opening of the assistant's."""
+    def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
+        """Render the system message, the tools, one user message and the opening of the assistant's message."""
         if tools and not self._has_checked_tools:
             self._check_tools(tools)
             self._has_checked_tools = True
-        return list(self._first(text, tools))
+        if system and not self._has_checked_system:
+            self._check_system()
+            self._has_checked_system = True
+        return list(self._first(text, tools, system))
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
@@ -166,34 +246,37 @@ class ChatTranscript:
         if ids[: len(self._prefix)] != self._prefix:
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} rewrites an earlier message when the next one is "
-                f"{text[:40]!r}; expected earlier tokens to stay: use the transcript format 'text'"
+                f"{text[:40]!r}; expected earlier tokens to stay: use prompt_format = 'text'"
             )
         tail = ids[len(self._prefix) :]
         return tail[1:] if last_id == self.end_of_turn_id else tail
 
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
-        """Return nothing: a chat turn ends with the end-of-turn token."""
+        """Return (): a chat turn ends with the end-of-turn token."""
         return ()
 
-    def _said(self, questions: list[str], *, role: str = "user", tools: str = "") -> list[int]:
-        """Render a conversation that ends in what an environment says."""
-        ids = self._render(questions, role=role, tools=tools)
-        if self._controls.count(ids) > self._harmless(len(questions), role, tools):
+    def _said(self, questions: list[str], *, role: str = "user", tools: str = "", system: str = "") -> list[int]:
+        """Render a conversation that ends with an observation; raise ValueError if a text became a control token."""
+        ids = self._render(questions, role=role, tools=tools, system=system)
+        if self._controls.count(ids) > self._harmless(len(questions), role, tools, bool(system)):
             raise ValueError(_forged(self._tokenizer, questions[-1]))
         return ids
 
-    def _num_controls(self, num_questions: int, role: str, tools: str) -> int:
-        return self._controls.count(self._render([_QUESTION] * num_questions, role=role, tools=tools))
+    def _num_controls(self, num_questions: int, role: str, tools: str, has_system: bool) -> int:
+        system = _SYSTEM if has_system else ""
+        return self._controls.count(self._render([_QUESTION] * num_questions, role=role, tools=tools, system=system))
 
     def _render(
-        self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = ""
+        self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = "", system: str = ""
     ) -> list[int]:
         schemas = json.loads(tools) if tools else None
-        texts = (*questions, json.dumps(schemas, ensure_ascii=False))
+        texts = (*questions, system, json.dumps(schemas, ensure_ascii=False))
         mark = unused_character(texts) if any(map(self._controls.breaks, texts)) else ""
         if mark:
             questions, schemas = self._controls.marked(questions, mark), self._controls.marked(schemas, mark)
-        messages = [{"role": "user", "content": questions[0]}]
+            system = self._controls.marked(system, mark)
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [{"role": "user", "content": questions[0]}]
         for question in questions[1:]:
             messages += [
                 {"role": "assistant", "content": answer or _ANSWERS[0]},
@@ -212,9 +295,9 @@ class ChatTranscript:
         return [token_id for piece in pieces for token_id in piece]
 
     def _split_template(self) -> tuple[list[int], list[int]]:
-        """Return the ids up to the end of a dummy answer, and those the template closes a message with.
+        """Return the ids up to the end of a dummy answer, and the ids with which the template closes a message.
 
-        Two answers with different last characters differ exactly up to where the closing begins.
+        The closing is the common suffix of the renderings of two answers with different last characters.
         """
         one, other = (self._render([_QUESTION, _QUESTION], answer) for answer in _ANSWERS)
         num_same = 0
@@ -224,12 +307,12 @@ class ChatTranscript:
         if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} does not show the assistant's message as it is; "
-                "expected its text, then a closing of its own: use the transcript format 'text'"
+                "expected its text, then a closing of its own: use prompt_format = 'text'"
             )
         return prefix, tail
 
     def _check_earlier_tokens_stay(self) -> None:
-        """Check that a conversation's tokens are a prefix of the next turn's, and that `later` builds just those."""
+        """Check that a conversation's tokens are a prefix of the next turn's, and that `later` builds the same ids."""
         whole = [self._render([_QUESTION] * num) for num in (1, 2, 3)]
         answer = self._prefix[len(whole[0]) :]
         tail = whole[1][len(self._prefix) :]
@@ -242,13 +325,38 @@ class ChatTranscript:
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} changes earlier tokens when a turn is added: "
                 f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
-                "expected earlier tokens to stay: use the transcript format 'text' or another template"
+                "expected earlier tokens to stay: use prompt_format = 'text' or another template"
+            )
+
+    def _check_system(self) -> None:
+        """Check that the template renders a system message and keeps earlier tokens with one.
+
+        `later` renders without one, so the ids after an answer must not depend on it.
+        """
+        name, remedy = _name(self._tokenizer), "put the text into `instruction`, which stands in the user's message"
+        try:
+            shown, whole = (self._render([_QUESTION] * num, system=_SYSTEM) for num in (1, 2))
+        except Exception as error:  # templates refuse a conversation in whatever way they like
+            raise ValueError(
+                f"the chat template of {name} takes no message of the role 'system' ({error}); expected one that does "
+                f"for a system_prompt: {remedy}"
+            ) from error
+        if _SYSTEM not in self._tokenizer.decode(shown):
+            raise ValueError(
+                f"the chat template of {name} leaves a message of the role 'system' out; expected one that shows it "
+                f"for a system_prompt: {remedy}"
+            )
+        plain, both = (self._render([_QUESTION] * num) for num in (1, 2))
+        if whole != shown + both[len(plain) :]:
+            raise ValueError(
+                f"the chat template of {name} changes earlier tokens after a system message; expected earlier tokens "
+                f"to stay: {remedy}"
             )
 
     def _check_tools(self, tools: str) -> None:
-        """Check that the template shows tools, takes their results, and keeps earlier tokens when it does.
+        """Check that the template renders tools and messages of the role "tool", and keeps earlier tokens with them.
 
-        `later` renders without tools, so what follows an answer must not depend on them.
+        `later` renders without tools, so the ids after an answer must not depend on them.
         """
         name, plain = _name(self._tokenizer), self._render([_QUESTION])
         shown = self._render([_QUESTION], tools=tools)
@@ -278,6 +386,7 @@ class ChatTranscript:
 
 
 _QUESTION = "What is 1 + 1?"
+_SYSTEM = "Reply in one word."
 _ANSWERS = ("It is x", "It is 0")  # no common last character
 
 

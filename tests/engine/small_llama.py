@@ -40,7 +40,7 @@ def save_random_llama(path: Path, *, seed: int = 0, tied: bool = True) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         initializer_range=0.12,  # so that the policy is far from uniform, and every tensor matters
         tie_word_embeddings=tied,
         eos_token_id=tokenizer.eos_token_id,

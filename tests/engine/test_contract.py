@@ -361,7 +361,7 @@ def test_score_is_that_of_the_learner_and_leaves_running_turns_alone(engine: Eng
     ("settings", "words"),
     [
         ({"dtype": "float16"}, "dtype = 'float16'"),
-        ({"context_length": 4096}, "at most 512, the max_position_embeddings"),
+        ({"context_length": 4096}, "at most 1024, the max_position_embeddings"),
         ({"context_length": 2}, "at least 8"),
     ],
 )

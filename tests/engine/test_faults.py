@@ -196,7 +196,7 @@ def test_every_module_of_the_engine_is_in_its_fingerprint(engine: Engine, learne
 def test_one_stale_matrix_of_the_real_model_escapes_the_bf16_canary_not_the_self_test(monkeypatch) -> None:
     from transformers import AutoTokenizer
 
-    from rllib_srl.models import local_model
+    from rllib_srl.engine.models import local_model
 
     model_dir = local_model("smollm2-135m")
     learner = Learner(model_dir, "bfloat16")

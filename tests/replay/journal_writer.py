@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from rllib_srl.replay import snapshots
-from rllib_srl.replay.journal import Journal, JournalError
+from rllib_srl.replay.journal import snapshots
+from rllib_srl.replay.journal.journal import Journal, JournalError
 from tests.replay.stored import GROUP, ITEM, a_visit
 
 STEPS = ("os.replace", "os.link", "os.fsync", "os.unlink", "shutil.copyfile", "transaction", "_to_one_file")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_srl.replay.codec import encode
-from rllib_srl.replay.journal import REVIEW, Commit
+from rllib_srl.replay.journal.codec import encode
+from rllib_srl.replay.journal.journal import REVIEW, Commit
 from rllib_srl.types import Group, Prompt, StopReason
 
 ITEM = np.dtype([("key", "u8"), ("due", "f8"), ("status", "i1"), ("domain", "i4")], align=True)

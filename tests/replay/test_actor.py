@@ -11,6 +11,7 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import ListedRef
 from tests.replay.groups import a_group, a_prompt
 from tests.replay.stored import assert_same
 
@@ -74,6 +75,25 @@ def test_groups_whose_owner_died_are_lost_and_the_others_stored(ray_here, monkey
     visits, lost = actor.add(refs, 1, "1.add", 20.0)
     assert [visit.group_id for visit in visits] == ["1.1", "1.2"] and lost == [0, 3] and len(actor) == 2
     actor.check_valid()
+    actor.close()
+
+
+@pytest.mark.slow
+def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here, monkeypatch):
+    groups, actor, get, asked = [a_group(index, 1, index) for index in range(4)], an_actor(), ray.get, []
+    objects = [ray.put(groups[:2]), ray.put(groups[2:])]
+    refs = [ListedRef(objects[index // 2], index % 2) for index in (3, 0, 2, 1)]
+
+    def losing(wanted, timeout):
+        asked.append(wanted)
+        if objects[0] in (wanted if isinstance(wanted, list) else [wanted]):
+            raise ray.exceptions.ObjectLostError("00", "", "")
+        return get(wanted, timeout=timeout)
+
+    monkeypatch.setattr(ray, "get", losing)
+    visits, lost = actor.add(refs, 1, "1.add", 20.0)
+    assert [visit.group_id for visit in visits] == ["1.3", "1.2"] and lost == [1, 3]
+    assert asked == [[objects[1], objects[0]], objects[1], objects[0]]
     actor.close()
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay import admission
-from rllib_srl.replay.admission import (
+from rllib_srl.replay.admission import admission
+from rllib_srl.replay.admission.admission import (
     AdmissionSettings,
     Nearest,
     Reason,
@@ -155,20 +155,6 @@ def test_loops_by_hand():
     assert longest_loops(streams, 1).tolist() == [0, 0, 0, 3]
 
 
-@pytest.mark.parametrize(
-    ("drift", "bound", "reason"),
-    [
-        (0.5, 0.5, None),
-        (0.51, 0.5, Reason.OFF_POLICY),
-        (float("nan"), 0.5, Reason.OFF_POLICY),
-        (None, 0.5, None),
-        (9.0, None, None),
-    ],
-)
-def test_drift_is_bounded_where_it_is_known(drift, bound, reason):
-    assert reason_of(GOOD, replace(KEEP, max_drift=bound), drift=drift) is reason
-
-
 def test_a_near_duplicate_is_of_another_prompt():
     settings = replace(KEEP, near_duplicate=0.9)
     other = Prompt("world", "r").key
@@ -208,17 +194,24 @@ def test_a_group_of_nothing_but_secrets_is_refused():
     assert (verdict.reason, verdict.num_masked) == (Reason.SECRET, 0)
 
 
+def finds_nothing(text):
+    """Find no secret: a detector that settings can name."""
+    return []
+
+
 def test_a_detector_of_ones_own_is_asked(monkeypatch):
     monkeypatch.setitem(admission.DETECTORS, "none", lambda text: [])
-    assert admit(LEAKY, AdmissionSettings(detector="none"), decode=decode).is_admitted
+    assert admit(LEAKY, AdmissionSettings(secret_detector="none"), decode=decode).is_admitted
+    named = AdmissionSettings(secret_detector=f"{__name__}:finds_nothing")
+    assert named.faults() == [] and admit(LEAKY, named, decode=decode).is_admitted
 
 
 def test_the_first_reason_is_the_cheapest_and_decodes_nothing():
     def refuse(ids):
         raise AssertionError
 
-    settings = AdmissionSettings(max_episode_tokens=41, max_drift=0.1)
-    assert admit(group_of(STUCK, EVEN), settings, drift=1.0, decode=refuse).reason is Reason.TOO_LONG
+    settings = AdmissionSettings(max_episode_tokens=41)
+    assert admit(group_of(STUCK, EVEN), settings, decode=refuse).reason is Reason.TOO_LONG
 
 
 def test_the_table_of_reasons_is_complete_and_in_order():
@@ -228,7 +221,7 @@ def test_the_table_of_reasons_is_complete_and_in_order():
 
 def test_settings_are_checked_all_at_once():
     assert AdmissionSettings().faults() == []
-    bad = AdmissionSettings(0, 1.5, 1, 0, -1.0, 2.0, "hide", "mine")
+    bad = AdmissionSettings(0, 1.5, 1, 0, 2.0, "hide", "mine")
     with pytest.raises(ValueError) as caught:
         admit(GOOD, bad)
     for name in vars(bad):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.baselines import importance_weights
-from rllib_srl.replay.candidates import Candidates, SelectionSettings
-from rllib_srl.replay.selection import SELECTIONS, make_settings
+from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
+from rllib_srl.replay.selection.literature import importance_weights
+from rllib_srl.replay.selection.rules import SELECTIONS, make_settings
 from tests.replay.frequencies import fits
 
 DEFAULT = SelectionSettings()

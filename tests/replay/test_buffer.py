@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal import JournalError
-from rllib_srl.replay.records import key_of
+from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.store.records import key_of
 from tests.replay.groups import (
     a_buffer,
     a_group,

@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from rllib_srl.replay.load import Share, reuse_share
-from rllib_srl.replay.records import LEECH, SCHEDULED, key_of
-from rllib_srl.replay.spacing import SPACINGS
+from rllib_srl.replay.schedule.load import Share, reuse_share
+from rllib_srl.replay.schedule.spacing import SPACINGS
+from rllib_srl.replay.store.records import LEECH, SCHEDULED, key_of
 from tests.replay.frequencies import fits
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
@@ -56,7 +56,8 @@ def test_draws_are_as_frequent_as_they_should_be(rule, kind):
         probabilities[order] = chance
     generator, counts = np.random.default_rng(5), Counter()
     for _ in range(times):
-        counts[tuple(table["seq"][draw(size, 30, generator)].tolist())] += 1
+        drawn = draw(size, 30, generator)
+        counts[tuple(table["seq"][drawn if kind == "items" else drawn.groups_N].tolist())] += 1
     assert counts.total() == times and set(counts) <= set(probabilities)
     assert fits(np.array([counts[order] for order in probabilities]), np.array(list(probabilities.values())))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal import JournalError
+from rllib_srl.replay.journal.journal import JournalError
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
 
 ALL_PARTS = ("variance", "novelty", "centroid", "rarity", "episodic")

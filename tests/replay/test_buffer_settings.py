@@ -11,13 +11,15 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import TABLE, ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, hidden_of, rewards_of
 
-OF_THE_DRIVER = {"revisit_fraction", "reuse_fraction", "min_buffer_size", "grade_reuse", "num_shards", "timeout_s"}
-OF_THE_DRIVER |= {"reuse_coeff", "reuse_correction", "mask_window", "max_drift"}
-
 
 def is_of_words(domain):
     """Say whether a domain is that of words: a predicate that settings can name."""
     return domain == "words"
+
+
+def finds_nothing(text):
+    """Find no secret: a detector that settings can name."""
+    return []
 
 
 def words(token_ids):
@@ -109,18 +111,20 @@ ACTS = {
     "near_duplicate": ({"near_duplicate": 0.9}, {}),
     "degenerate_share": ({"degenerate_share": None}, {}),
     "on_secret": ({"on_secret": "mask"}, {}),
+    "secret_detector": ({"secret_detector": f"{__name__}:finds_nothing"}, {}),
     "task_growth": ({"task_growth": True}, {}),
     "growth_depth": ({"growth_depth": 1}, {"task_growth": True}),
     "p_div": ({"p_div": 1.0}, {"task_growth": True, "capacity": 400, "load_control": "none"}),
 }
 
 
-def test_every_setting_is_the_buffers_or_the_drivers():
-    assert (
-        set(ACTS) | OF_THE_DRIVER | {"exact_neighbours", "index_device"}
-        == set(TABLE)
-        == {f.name for f in fields(ReplaySettings)}
-    )
+def test_every_setting_has_a_check_that_it_acts():
+    """Those of the driver and the learners are checked in test_acting_settings; a GPU's is asked for below."""
+    from tests.algorithm.test_acting_settings import ACTS_ELSEWHERE
+
+    apart = set(ACTS_ELSEWHERE) | {"exact_neighbours", "index_device"}
+    assert not apart & set(ACTS)
+    assert set(ACTS) | apart == set(TABLE) == {f.name for f in fields(ReplaySettings)}
 
 
 @pytest.mark.slow
@@ -213,6 +217,7 @@ BAD = {
     "near_duplicate": (0.0, 1.1),
     "degenerate_share": (0.0, 2.0),
     "on_secret": ("burn",),
+    "secret_detector": ("defaults", None, f"{__name__}:BAD"),
     "task_growth": (1,),
     "growth_depth": (0,),
     "p_div": (-0.1, 2.0),

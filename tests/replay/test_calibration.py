@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.calibration import (
+from rllib_srl.replay.schedule.calibration import (
     COLUMNS,
     ReviewLog,
     brier,

@@ -12,9 +12,9 @@ from subprocess import PIPE, Popen
 import pytest
 import ray
 
-from rllib_srl.deadlines import ActorFailure
+from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.replay.client import COUNTS, Memory
-from rllib_srl.replay.journal_file import holder_of
+from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
@@ -297,7 +297,7 @@ def test_the_process_that_has_a_journal_is_found(start, tmp_path):
     assert path.exists() and holder_of(path) == os.getpid() == holder_of(path)
     elsewhere = tmp_path / "elsewhere/journal.db"
     assert holder_of(elsewhere) is None
-    script = "import sys; from pathlib import Path; from rllib_srl.replay.journal_file import JournalLock\n"
+    script = "import sys; from pathlib import Path; from rllib_srl.replay.journal.file import JournalLock\n"
     script += "lock = JournalLock(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
     with Popen([sys.executable, "-c", script, str(elsewhere)], stdin=PIPE, stdout=PIPE, cwd=ROOT) as other:
         assert other.stdout.readline() == b"here\n"

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.codec import decode, encode, prompt_of, read_header
+from rllib_srl.replay.journal.codec import decode, encode, prompt_of, read_header
 from rllib_srl.types import Group, Prompt, StopReason
 from tests.replay.stored import a_group, assert_same
 

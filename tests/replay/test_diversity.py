@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay import diversity
-from rllib_srl.replay.diversity import Calibrator
-from rllib_srl.replay.neighbours import Neighbours
-from rllib_srl.replay.spacing import SpacingState, make_spacing
+from rllib_srl.replay.diversity import measures as diversity
+from rllib_srl.replay.diversity.measures import Calibrator
+from rllib_srl.replay.diversity.neighbours import Neighbours
+from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
 
 
 def unit_vectors(num: int, dim: int, seed: int = 0) -> np.ndarray:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.domain_recall import DomainRecall
-from rllib_srl.replay.explain import find, why
-from rllib_srl.replay.readings import readings
+from rllib_srl.replay.journal.reader import readings
+from rllib_srl.replay.schedule.recall import DomainRecall
+from rllib_srl.replay.tools.explain import find, why
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
 WRONG, RIGHT = (0.0,) * 4, (1.0,) * 4

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay import due_queue, slot_order
-from rllib_srl.replay.due_queue import DueQueue
-from rllib_srl.replay.slot_order import SlotOrder
-from rllib_srl.replay.tables import Table
+from rllib_srl.replay.store import due_queue
+from rllib_srl.replay.store import due_queue as slot_order
+from rllib_srl.replay.store.due_queue import DueQueue, SlotOrder
+from rllib_srl.replay.store.tables import Table
 
 ROW = np.dtype([("seq", "u8"), ("due", "f8")])
 

@@ -10,9 +10,16 @@ import time
 import numpy as np
 import pytest
 
-from rllib_srl.replay import sentences
-from rllib_srl.replay.embedding import EMBEDDINGS, NgramEmbedder, PolicyEmbedder, SentenceEncoder, make_embedder
-from rllib_srl.replay.token_embedding import PromptHeaders, normalised
+from rllib_srl.replay.diversity import embedders as sentences
+from rllib_srl.replay.diversity.embedders import (
+    EMBEDDINGS,
+    NgramEmbedder,
+    PolicyEmbedder,
+    PromptHeaders,
+    SentenceEncoder,
+    make_embedder,
+    normalised,
+)
 from rllib_srl.types import Group, Prompt, StopReason
 
 HEADER = list(range(100, 160))  # few-shot examples
@@ -143,7 +150,7 @@ def test_answers_are_mixed_in_where_asked_for():
 
 def test_ngrams_are_the_same_in_every_process():
     code = (
-        "import numpy as np; from rllib_srl.replay.ngrams import NgramEmbedder; "
+        "import numpy as np; from rllib_srl.replay.diversity.embedders import NgramEmbedder; "
         "print(NgramEmbedder(dim=16).vectors([np.array([7, 11, 13], np.int32)])[0].tolist())"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -263,7 +270,7 @@ def test_names_are_a_closed_list_that_can_be_extended(monkeypatch):
         "ngram": "NgramEmbedder",
         "policy": "PolicyEmbedder",
     }
-    with pytest.raises(ValueError, match=r"embedding = 'bert'; expected one of \['ngram', 'policy', 'sentence'\]"):
+    with pytest.raises(ValueError, match=r"embedding = 'bert'; expected one of 'ngram', 'policy', 'sentence', 'mod"):
         make_embedder("bert")
     with pytest.raises(ValueError, match=r"dim = 1; .*orders = \(0,\).*answer_weight = 2"):
         make_embedder("ngram", dim=1, orders=(0,), answer_weight=2)

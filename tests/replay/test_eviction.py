@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.candidates import Candidates, SelectionSettings
-from rllib_srl.replay.eviction import EVICTIONS, evict, replaced_by, value_of
+from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
+from rllib_srl.replay.selection.eviction import EVICTIONS, evict, replaced_by, value_of
 from tests.replay.frequencies import fits
 
 DEFAULT = SelectionSettings()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rllib_srl.replay.export import Exported, export_groups, import_groups
+from rllib_srl.replay.tools.export import Exported, export_groups, import_groups
 from rllib_srl.types import Prompt
 from tests.replay.stored import ITEM, a_group, an_item, assert_same
 

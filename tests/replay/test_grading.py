@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.grading import (
+from rllib_srl.replay.schedule.grading import (
     GRADES,
     Evidence,
     by_likelihood,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.growth import (
+from rllib_srl.replay.selection.growth import (
     STEPS,
     Visited,
     children,

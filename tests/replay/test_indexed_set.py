@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.indexed_set import IndexedSet
+from rllib_srl.replay.store.tables import IndexedSet
 
 
 def test_the_gap_and_the_ranks_of_a_set_worked_by_hand():

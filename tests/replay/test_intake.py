@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.replay.look import REASONS
-from rllib_srl.replay.records import key_of
+from rllib_srl.replay.buffer_metrics import REASONS
+from rllib_srl.replay.store.records import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
 SECRET = "AKIAQWERTYUIOPASDFGH"

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.replay import journal as journal_module
-from rllib_srl.replay import memory
-from rllib_srl.replay.codec import decode, encode
-from rllib_srl.replay.journal import REVIEW, Commit, Journal, JournalError
-from rllib_srl.replay.journal_file import PAGE_BYTES
+from rllib_srl.replay.journal import journal as journal_module
+from rllib_srl.replay.journal.codec import decode, encode
+from rllib_srl.replay.journal.file import PAGE_BYTES
+from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, JournalError
+from rllib_srl.replay.store import items as memory
 from rllib_srl.types import Prompt
 from scripts.kill_loop import GROUP as KILL_GROUP
 from scripts.kill_loop import ITEM as KILL_ITEM
@@ -370,6 +370,7 @@ def test_a_torn_page_is_noticed(path):
 # Kills ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_fifty_kills_lose_nothing_acknowledged():
     command = [sys.executable, "scripts/kill_loop.py", "--kills", "50", "--seed", "1"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal import Journal, JournalError
-from rllib_srl.replay.ledger import EARLIER, JOURNAL, Ledger
-from rllib_srl.replay.memory import MemoryStore
-from rllib_srl.replay.records import GROUP, ITEM, key_of
+from rllib_srl.replay.journal.journal import Journal, JournalError
+from rllib_srl.replay.journal.transaction import EARLIER, JOURNAL, Ledger
+from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.records import GROUP, ITEM, key_of
 from rllib_srl.types import Prompt
 from tests.replay.groups import a_group, a_prompt
 

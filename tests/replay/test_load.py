@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.candidates import Candidates, SelectionSettings
-from rllib_srl.replay.load import LoadControl, Share, reuse_share, whole
-from rllib_srl.replay.selection import select
-from rllib_srl.replay.spacing import SpacingState, make_spacing
+from rllib_srl.replay.schedule.load import LoadControl, Share, reuse_share, whole
+from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
+from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
+from rllib_srl.replay.selection.rules import select
 
 # Shares
 

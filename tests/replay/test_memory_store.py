@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from rllib_srl.replay import due_queue, slot_order, tables
-from rllib_srl.replay.indexed_set import IndexedSet
-from rllib_srl.replay.memory import MemoryStore
-from rllib_srl.replay.records import GROUP, ITEM, LEECH, SCHEDULED, WAITING, Header, key_of
-from rllib_srl.replay.tables import KeyMap, Table
+from rllib_srl.replay.store import due_queue, tables
+from rllib_srl.replay.store import due_queue as slot_order
+from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.records import GROUP, ITEM, LEECH, SCHEDULED, WAITING, Header, key_of
+from rllib_srl.replay.store.tables import IndexedSet, KeyMap, Table
 from rllib_srl.types import Prompt
 
 DOMAINS = ("sums", "products", "proofs")

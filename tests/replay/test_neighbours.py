@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay import clusters, inverted_lists
-from rllib_srl.replay.neighbours import Neighbours
+from rllib_srl.replay.diversity import neighbours
+from rllib_srl.replay.diversity.neighbours import Neighbours
 
 
 class NaiveNeighbours:
@@ -234,24 +234,24 @@ def test_a_vector_is_as_rare_as_its_cluster_is_small():
 
 def test_a_cluster_does_not_depend_on_the_vectors_assigned_with_it():
     vectors = mixture(500, 384, seed=9)
-    centroids = clusters.fit(vectors, 16, seed=0)
+    centroids = neighbours.fit_centroids(vectors, 16, seed=0)
     # A vector half way between two centroids, up to rounding: a matrix product may say either.
     ties = centroids[:15] + centroids[1:]
     queries = np.concatenate([vectors, (ties / np.linalg.norm(ties, axis=1, keepdims=True)).astype(np.float32)])
-    together = clusters.assign(queries, centroids)
-    alone = np.concatenate([clusters.assign(queries[i : i + 1], centroids) for i in range(len(queries))])
+    together = neighbours.nearest_centroids(queries, centroids)
+    alone = np.concatenate([neighbours.nearest_centroids(queries[i : i + 1], centroids) for i in range(len(queries))])
     assert np.array_equal(together, alone)
 
 
 def test_clusters_are_those_of_the_mixture():
     vectors = mixture(2000, 64, seed=10)
-    centroids = clusters.fit(vectors, 20, seed=0)
+    centroids = neighbours.fit_centroids(vectors, 20, seed=0)
     naive = (vectors.astype(np.float64) @ centroids.T.astype(np.float64)).argmax(axis=1)
-    assert np.array_equal(clusters.assign(vectors, centroids), naive)
+    assert np.array_equal(neighbours.nearest_centroids(vectors, centroids), naive)
     assert np.linalg.norm(centroids, axis=1) == pytest.approx(np.ones(20), abs=1e-6)
     assert np.bincount(naive, minlength=20).min() > 0
     own = (vectors * centroids[naive]).sum(axis=1).mean()
-    start = clusters.fit(vectors, 20, seed=0, num_rounds=0)
+    start = neighbours.fit_centroids(vectors, 20, seed=0, num_rounds=0)
     assert own > (vectors @ start.T).max(axis=1).mean() + 0.05
 
 
@@ -259,7 +259,7 @@ def test_a_centroid_without_vectors_becomes_the_vector_least_like_its_own():
     # The first three centroids are equal for most seeds: two of them get nothing, and then the two odd vectors.
     vectors = np.repeat(np.eye(3, dtype=np.float32), [40, 1, 1], axis=0)
     for seed in range(5):
-        assert sorted(clusters.fit(vectors, 3, seed).argmax(axis=1).tolist()) == [0, 1, 2]
+        assert sorted(neighbours.fit_centroids(vectors, 3, seed).argmax(axis=1).tolist()) == [0, 1, 2]
 
 
 def test_faiss_keeps_its_number_of_threads():
@@ -278,7 +278,7 @@ def test_what_is_missing_is_named(monkeypatch):
     if not hasattr(faiss, "StandardGpuResources"):
         with pytest.raises(ValueError, match="device = 'gpu'; expected faiss-gpu"):
             Neighbours(8, device="gpu")
-    monkeypatch.setattr(inverted_lists, "find_spec", lambda name: None)
+    monkeypatch.setattr(neighbours, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="faiss is not installed.*exact_up_to = None"):
         Neighbours(8)
     Neighbours(8, exact_up_to=None)

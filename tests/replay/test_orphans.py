@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_srl.replay.journal_schema import FIRST_ORPHAN
-from rllib_srl.replay.orphans import orphan_id
+from rllib_srl.replay.journal.orphans import orphan_id
+from rllib_srl.replay.journal.schema import FIRST_ORPHAN
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
 
 

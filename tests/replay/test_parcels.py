@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.codec import encode
-from rllib_srl.replay.parcels import Opened, Parcel
+from rllib_srl.replay.journal.codec import Opened, Parcel, encode
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import a_group
 

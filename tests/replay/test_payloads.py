@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.codec import encode
-from rllib_srl.replay.journal import Commit, Journal, JournalError
-from rllib_srl.replay.payloads import Payloads
+from rllib_srl.replay.journal.codec import encode
+from rllib_srl.replay.journal.journal import Commit, Journal, JournalError
+from rllib_srl.replay.journal.payloads import Payloads
 from tests.replay.stored import GROUP, ITEM, a_group, a_row, assert_same
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.quotas import quotas
+from rllib_srl.replay.selection.quotas import quotas
 
 
 def generator(seed: int = 0) -> np.random.Generator:

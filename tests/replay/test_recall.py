@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.grading import posterior
-from rllib_srl.replay.records import LEECH, SCHEDULED, WAITING, key_of
-from rllib_srl.replay.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.schedule.grading import posterior
+from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.store.records import LEECH, SCHEDULED, WAITING, key_of
 from rllib_srl.replay.visits import timing_of
 from tests.replay.groups import a_buffer, a_group, a_prompt
 

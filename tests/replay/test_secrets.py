@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.secrets import (
+from rllib_srl.replay.admission.secrets import (
     DETECTORS,
     Span,
     detect,
     detect_credentials,
     mask_spans,
     redact,
+    redact_turns,
     token_spans,
 )
 from rllib_srl.types import Group, Prompt, StopReason
@@ -30,6 +31,22 @@ JWT = "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0In0" + ".dozjgNryP4J3
 CUT_PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow+/9" * 7 + "\\n" + "AAAA" * 8
 PEM = CUT_PEM + "\nA=\n-----END RSA PRIVATE KEY-----"
 CARD = "4111 1111 1111 1111"  # the industry's test number
+
+
+@pytest.mark.parametrize(
+    ("turns", "redacted"),
+    [
+        ([], []),
+        (["", "a", ""], ["", "a", ""]),
+        ([f"id {AWS}. ", "seen"], ["id [aws_key]. ", "seen"]),
+        ([f"id {AWS[:7]}", AWS[7:] + " seen"], ["id [aws_key]", " seen"]),  # one turn begins it, the next ends it
+        ([f"id {AWS[:7]}", AWS[7:11], AWS[11:]], ["id [aws_key]", "", ""]),
+        (["word", AWS], ["word", "[aws_key]"]),  # laid end to end no word begins there
+        ([f"{AWS} and {AWS}", "."], ["[aws_key] and [aws_key]", "."]),
+    ],
+)
+def test_turns_are_redacted_as_one_text_and_each_by_itself(turns: list[str], redacted: list[str]) -> None:
+    assert redact_turns(turns) == redacted
 
 
 @pytest.mark.parametrize(

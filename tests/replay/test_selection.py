@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.candidates import COLUMNS, SETTING_NAMES, Candidates, SelectionSettings, first, weighted
-from rllib_srl.replay.selection import SELECTIONS, SETTINGS_OF, Carry, make_settings, select, srl
+from rllib_srl.replay.selection.candidates import COLUMNS, SETTING_NAMES, Candidates, SelectionSettings, first, weighted
+from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, Carry, make_settings, select, srl
 from tests.replay.frequencies import fits
 
 GREEDY = SelectionSettings(temperature=0)

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.replay import snapshots
-from rllib_srl.replay.codec import decode, encode
-from rllib_srl.replay.journal import Commit, Journal, JournalError
-from rllib_srl.replay.snapshots import descends, restore
+from rllib_srl.replay.journal import snapshots
+from rllib_srl.replay.journal.codec import decode, encode
+from rllib_srl.replay.journal.journal import Commit, Journal, JournalError
+from rllib_srl.replay.journal.snapshots import descends, restore
 from rllib_srl.types import Prompt
 from tests.replay.stored import GROUP, ITEM, a_group, a_row, a_visit, assert_same
 from tests.replay.test_journal import contents, helper

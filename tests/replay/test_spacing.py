@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
 
 FAITHFUL = ("srl1", {"faithful": True})
 RULES = [
@@ -206,7 +206,7 @@ def test_parameters_make_the_rule_again(name, parameters) -> None:
 
 
 def test_faults_are_named_all_at_once() -> None:
-    with pytest.raises(ValueError, match=r"spacing = 'anki'; expected one of \['expanding', 'fixed', 'fsrs'"):
+    with pytest.raises(ValueError, match=r"spacing = 'anki'; expected one of 'expanding', 'fixed', 'fsrs'"):
         make_spacing("anki")
     with pytest.raises(ValueError, match=r"spacing 'sm2' has no parameters \['boxes', 'w'\]; expected some of"):
         make_spacing("sm2", w=(), boxes=())

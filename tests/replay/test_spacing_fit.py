@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.calibration import ReviewLog, log_loss, report
-from rllib_srl.replay.spacing import SpacingState, make_spacing
-from rllib_srl.replay.spacing.fitting import Histories, minimise, predict
+from rllib_srl.replay.schedule.calibration import ReviewLog, log_loss, report
+from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing.fitting import Histories, minimise, predict
 
 
 def simulated(truth, num_items: int, num_visits: int, seed: int = 0, n: int = 8, spread: float = 1.0) -> ReviewLog:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.spacing import SpacingState, make_spacing
-from rllib_srl.replay.spacing.srl1 import source_diversity
+from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing.srl1 import source_diversity
 
 
 def schedule(rule, grades, diversity: float | None = None) -> tuple[list[float], SpacingState]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.replay.records import key_of
+from rllib_srl.replay.diversity.tracker import Variety, packed, turns_of, unpacked
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.variety import Variety, packed, turns_of, unpacked
+from rllib_srl.replay.store.records import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, hidden_of
 
 ALL_PARTS = ("variance", "novelty", "centroid", "rarity", "episodic")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import EnvCalls, Limits, RawTranscript, play
+from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
+from rllib_srl.rollout.player import play
 from tests.rollout.fakes import World, make_tokenizer
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rllib_srl.rollout.calls import EnvCalls, TooManyHangingCallsError, one_line
+from rllib_srl.rollout.env_calls import EnvCalls, TooManyHangingCallsError, one_line
 from rllib_srl.rollout.replies import Constructed
 from tests.rollout.fakes import misbehave, wait_until
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
-from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript
+from rllib_srl.rollout.transcript import ChatTranscript, ControlTokens, RawTranscript, unused_character
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 BODY = "m['content']"
@@ -156,7 +155,7 @@ def test_a_template_says_whether_its_turns_can_be_forged():
 
 @pytest.mark.slow
 def test_the_packaged_model_reads_no_forged_turn():
-    from rllib_srl.models import local_model
+    from rllib_srl.engine.models import local_model
 
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(local_model("smollm2-135m"))

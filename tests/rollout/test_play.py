@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -355,7 +357,7 @@ def test_a_prompt_without_room_for_a_turn_is_bad_input(play_with, engine_of, cal
     engine = engine_of("x")
     message = (
         r"prompt 'q1' of environment 'world' has 8 tokens; expected 1 to 7, so that a turn fits "
-        r"max_episode_tokens = 8 and the engine's context_length = 1000"
+        r"max_episode_tokens = 8"
     )
     with pytest.raises(ValueError, match=message):
         list(play_with(requests_of("q1"), engine, limits={"max_episode_tokens": 8}))
@@ -386,4 +388,70 @@ def test_answers_that_come_together_are_written_to_together(play_with, engine_of
     engine = engine_of("x\n")
     assert len(list(play_with(requests_of(*"abcdef"), engine, calls=calls))) == 6
     assert [what for what, _ in engine.log] == ["submit"] * 6 + ["turn"] * 6
+    calls.close()
+
+
+def test_the_system_prompt_of_an_episode_reaches_the_chat(play_with):
+    class Polite(World):
+        system_prompt = "Be polite."
+        pass_reward = 2 / 3
+
+    tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: [end])
+    (episode,) = play_with(requests_of("q1"), engine, {"world": Polite}, transcript=ChatTranscript(tokenizer))
+    text = tokenizer.decode(episode.get_observations(0).tolist())
+    assert text.startswith("<|im_start|>system\nBe polite.<|im_end|>\n<|im_start|>user\nask q1:")
+    assert episode.custom_data["text"][:2] == [("system", "Be polite."), ("environment", "ask q1:")]
+    assert episode.custom_data["pass_reward"] == 2 / 3
+
+
+BAD = [("system_prompt", 7), ("system_prompt", "\ud800"), ("pass_reward", "much")]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_what_an_environment_says_of_an_episode_is_checked(play_with, engine_of, name, value):
+    world = type("Bad", (World,), {name: value})
+    (episode,) = play_with(requests_of("q1"), engine_of("x"), {"world": world})
+    assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED and name in episode.custom_data["error"]
+
+
+@pytest.mark.parametrize("is_reproducible", [True, False])
+def test_the_clock_decides_nothing_where_an_engine_is_reproducible(play_with, engine_of, is_reproducible):
+    delays = random.Random(1)
+
+    class Late(World):
+        """Takes its time, another one in each call."""
+
+        def reset(self, **kwargs: Any):
+            time.sleep(delays.uniform(0, 0.02))
+            return super().reset(**kwargs)
+
+        def step(self, action: str):
+            time.sleep(delays.uniform(0, 0.02))
+            return super().step(action)
+
+    happened, used, worlds = [], EnvCalls(4, 5.0), {"world": lambda: Late(num_turns=2)}
+    list(play_with(requests_of("a", "b"), engine_of("xy\n"), worlds, calls=used))  # two instances are idle afterwards
+    for calls in (used, EnvCalls(4, 5.0)):
+        engine = engine_of("xy\n")
+        engine.is_reproducible = is_reproducible
+        episodes = list(play_with(requests_of(*"abcdef"), engine, worlds, calls=calls))
+        calls.close()
+        happened.append((engine.log, engine.num_steps, [episode.custom_data["index"] for episode in episodes]))
+    if is_reproducible:
+        first = [*(("submit", f"g/{n}/0") for n in range(6)), *(("turn", f"g/{n}/0") for n in range(6))]
+        assert happened[0] == happened[1] and happened[0][0][:12] == first and happened[0][1:] == (6, [*range(6)])
+    else:
+        assert happened[0] != happened[1]
+
+
+def test_a_reproducible_engine_waits_for_a_hanging_environment_no_longer_than_its_timeout(play_with, engine_of):
+    engine = engine_of("x\n")
+    engine.is_reproducible = True
+    calls, start = EnvCalls(2, 0.3), time.monotonic()
+    episodes = list(play_with(requests_of("q1", "sleep-step", "q2"), engine, calls=calls))
+    reasons = {e.custom_data["index"]: e.custom_data["stop_reason"] for e in episodes}
+    assert reasons == {0: StopReason.TERMINATED, 1: StopReason.ENV_TIMEOUT, 2: StopReason.TERMINATED}
+    assert time.monotonic() - start < 2
     calls.close()

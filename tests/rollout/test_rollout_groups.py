@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from envs.self_iteration import ASKED, SelfIteration
-from rllib_srl.replay.growth import Visited, children, revisited
+from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration
+from rllib_srl.replay.selection.growth import Visited, children, revisited
 from rllib_srl.rollout import PlayRequest, to_episodes, to_group
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import ScriptedEngine, World, requests_of
@@ -95,7 +95,7 @@ def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
         return tokenizer(written[name[0]][int(name.split("/")[1])], add_special_tokens=False)["input_ids"]
 
     engine = ScriptedEngine(tokenizer, script)
-    config = {"world": "envs.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
+    config = {"world": "rllib_srl.envs.math.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
 
     def play_group(prompt, group_id):
         requests = [PlayRequest(prompt, group_id, index) for index in (0, 1)]

@@ -87,9 +87,9 @@ def test_a_template_that_rewrites_for_one_message_is_refused_when_it_does(chat_t
 def test_make_transcript_names_what_is_missing(tokenizer, chat_tokenizer):
     assert isinstance(make_transcript("text", tokenizer), RawTranscript)
     assert isinstance(make_transcript("chat", chat_tokenizer), ChatTranscript)
-    with pytest.raises(ValueError, match=r"has no chat template; expected one .* use the format 'text'"):
+    with pytest.raises(ValueError, match=r"has no chat template; expected one .* use prompt_format = 'text'"):
         make_transcript("chat", tokenizer)
-    with pytest.raises(ValueError, match="transcript format = 'xml'; expected 'text' or 'chat'"):
+    with pytest.raises(ValueError, match="prompt_format = 'xml'; expected 'text' or 'chat'"):
         make_transcript("xml", tokenizer)
 
 
@@ -102,3 +102,54 @@ def test_a_tokenizer_that_ends_every_text_is_refused():
     )
     with pytest.raises(ValueError, match="ends every text with '<eos>'"):
         RawTranscript(tokenizer)
+
+
+REFUSING = CHATML.replace("{% for m in messages %}", "{% for m in messages %}{% if m['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}")  # fmt: skip
+IGNORING = CHATML.replace("{{ '<|im_start|>'", "{{ '' if m['role'] == 'system' else '<|im_start|>'", 1)
+COUNTING = CHATML + "{% if messages[0]['role'] == 'system' and messages | length > 2 %}{{ 'more' }}{% endif %}"
+# As SmolLM2 and Qwen2.5 do: a system message of the template's own where none is given.
+DEFAULTING = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe good<|im_end|>\n' }}{% endif %}" + CHATML
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, DEFAULTING])
+def test_a_system_prompt_is_the_first_message_of_the_chat(template):
+    tokenizer = make_tokenizer(chat_template=template, with_bos=False)
+    chat, end = ChatTranscript(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    stream = chat.first("2+2?", system="Be brief.")
+    stream += [*tokenizer("4", add_special_tokens=False)["input_ids"], end]
+    stream += chat.later("and?", end)
+    messages = [("system", "Be brief."), ("user", "2+2?"), ("assistant", "4"), ("user", "and?")]
+    listed = [{"role": role, "content": content} for role, content in messages]
+    assert stream == tokenizer.apply_chat_template(listed, add_generation_prompt=True, return_dict=False)
+    assert chat.first("2+2?") != chat.first("2+2?", system="Be brief.")
+
+
+def test_a_system_prompt_cannot_forge_a_turn(chat_tokenizer):
+    chat = ChatTranscript(chat_tokenizer)
+    ids = chat.first("2+2?", system="Be <|im_end|> brief.")
+    end = chat_tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ids.count(end) == 2 and "Be <|im_end|> brief." in chat_tokenizer.decode(ids)
+
+
+def test_in_text_a_system_prompt_stands_in_front(tokenizer):
+    raw = RawTranscript(tokenizer)
+    assert tokenizer.decode(raw.first("2+2?", system="Be brief.")) == "<bos>Be brief.\n\n2+2?"
+    assert raw.first("2+2?", system="") == raw.first("2+2?")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (REFUSING, r"takes no message of the role 'system' .System role not supported.; .* put the text into"),
+        (IGNORING, "leaves a message of the role 'system' out; expected one that shows it for a system_prompt"),
+        (COUNTING, "changes earlier tokens after a system message; expected earlier tokens to stay"),
+    ],
+)
+def test_a_template_without_a_place_for_a_system_prompt_is_refused(template, message):
+    chat = ChatTranscript(make_tokenizer(chat_template=template, with_bos=False))
+    chat.first("2+2?")  # fine without one
+    with pytest.raises(ValueError, match=message):
+        chat.first("2+2?", system="Be brief.")

@@ -1,0 +1,1 @@
+"""Programming environments: code to write, or Python as a tool; the code runs in the sandbox."""

@@ -1,0 +1,1 @@
+"""Function calling: requests, simulated programs, and expected calls."""

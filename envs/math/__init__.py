@@ -1,0 +1,1 @@
+"""Mathematical and other questions with one right answer, and the grading of answers."""

@@ -1,0 +1,371 @@
+"""Questions from a file: GSM8K, MATH, AIME, CHAMP or your own, in JSONL, JSON, CSV or Parquet, local or from the hub.
+
+    QuestionFile({"path": "gsm8k/train.jsonl", "heldout_path": "gsm8k/test.jsonl", "num_shots": 4})
+
+    Question: A robe takes 2 bolts of blue fiber and half that much white fiber. How many bolts in total does it take?
+    Answer: 3                                       reward 1; "3.0" and "\\boxed{3}" as well; 4: 0; nothing: unparsable
+
+    with style = "reasoned" a turn may have any length, and its last answer counts:
+    Answer: It takes 2/2=1 bolt of white fiber. So the total is 2+1=3 bolts.
+    #### 3
+
+    with prompt_template = "Topic: {topic}\\nQ: {question}\\nA:", instruction and system_prompt:
+    Work it out.                                    the instruction; the system prompt is the chat's system message
+
+    Topic: sewing
+    Q: A robe takes ...
+    A: 3
+
+envs/math/question_rows.py describes the fields of a row, docs/grading.md the grading.
+
+The reward is (1 - format_weight) x content + format_weight x format, where content is 1 for a right answer and format
+is 1 for an answer marked as `answer_format` requires; the info has both. With `needs_format` an answer marked
+otherwise has content 0.
+
+The last step's info holds the answer as read and the expected answer (`parsed`, `expected`). If no solved question
+shows how to mark the answer, the prompt explains it.
+
+Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.envs import text
+from rllib_srl.envs.math.final_answers import graded, read, shown
+from rllib_srl.envs.math.grading import KINDS, choice_in, final_answer, grade, numbers_in, plain, sort_of, with_unit
+from rllib_srl.envs.math.pool import symbolic_pool
+from rllib_srl.envs.math.prompt_template import DEFAULT, QUESTION, PromptTemplate
+from rllib_srl.envs.math.question_rows import (
+    ANSWER_FIELDS,
+    LETTERS,
+    SOLUTION_FIELDS,
+    SUFFIXES,
+    Problem,
+    RowFault,
+    problem_of,
+    rows_of,
+)
+from rllib_srl.envs.question import Listed, Question, QuestionSettings, QuestionWorld
+
+STYLES = ("direct", "reasoned")
+BAD_ROWS = ("refuse", "skip")
+# Template of a stated answer for each `answer_format`.
+_STATED = {
+    "any": "{}",
+    "boxed": "\\boxed{{{}}}",
+    "tags": "<answer>{}</answer>",
+    "hashes": "#### {}",
+    "phrase": "The answer is {}.",
+}
+# Patterns that show that the user's text already explains how to mark the answer.
+_MARKS = {"boxed": "\\boxed", "tags": "<answer>", "hashes": "####", "phrase": "answer is"}
+_MAX_INFO_CHARS = 200  # most characters of an answer in the info
+_ASKS = {
+    "boxed": "Write the final answer as \\boxed{...}.",
+    "tags": "Write the final answer as <answer>...</answer>.",
+    "hashes": "Write #### and then the final answer.",
+    "phrase": 'Write "The answer is" and then the final answer.',
+}
+_MAX_FAULTS_SHOWN = 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuestionFileSettings(QuestionSettings):
+    """Settings of `QuestionFile`. Invariant: as in `QuestionSettings`."""
+
+    path: str = ""  # the data file
+    heldout_path: str = ""  # a second one, whose questions are the held-out ones
+    hub_id: str = ""  # a data set of the Hugging Face hub, within which the paths are then
+    question_field: str = ""  # where it is none of those that are known
+    answer_field: str = ""
+    bad_rows: str = "refuse"  # or "skip": use the rest, and log what was left out
+    domain: str = ""  # what continual learning counts; "": the name of the file
+    kind: str = "auto"  # which answers count: see `rllib_srl.envs.math.grading.grade`
+    style: str = "direct"  # one line, or "reasoned"
+    prompt_template: str = DEFAULT  # of a question, with {question} and other fields of its row
+    answer_format: str = "any"  # required mark of the answer: "any", "boxed", "tags", "hashes" or "phrase"
+    format_weight: float = 0.0  # share of the reward that is for the format
+    needs_format: bool = False  # an answer in another format is no answer
+    deadline_s: float = 2.0  # of symbolic grading
+
+    def faults(self) -> list[str]:
+        """Return one error message for each setting out of its range."""
+        faults = super().faults()
+        if not self.path:
+            faults.append(f"path is not set; expected a file that ends in {', '.join(SUFFIXES)}")
+        known = {"bad_rows": BAD_ROWS, "kind": KINDS, "style": STYLES, "answer_format": tuple(_STATED)}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(values)}")
+        template = PromptTemplate(self.prompt_template)
+        faults += template.faults
+        told = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
+        if given := [name for name in template.fields if name.casefold() in told]:
+            faults.append(f"prompt_template names {{{given[0]}}}, which would give the answer away; expected others")
+        if not 0 <= self.format_weight <= 1:
+            faults.append(f"format_weight = {self.format_weight}; expected 0 to 1")
+        if (self.format_weight or self.needs_format) and self.answer_format == "any":
+            faults.append(f"answer_format = 'any' is always kept; expected {', '.join(list(_STATED)[1:])} to pay for")
+        if not 0 < self.deadline_s <= 60:
+            faults.append(f"deadline_s = {self.deadline_s}; expected more than 0, at most 60")
+        return faults
+
+
+class QuestionFile(Listed, QuestionWorld):
+    """Questions with a mathematical answer, read from a file.
+
+    Invariant: a prompt id is a hash of the question's text, so it names the same question in every file.
+    """
+
+    settings_class = QuestionFileSettings
+    settings: QuestionFileSettings
+
+    @property
+    def num_questions(self) -> int:
+        """Return the exact number of distinct questions, without the shots."""
+        return len(self._ids) - len(self._shot_texts)
+
+    def _prepare(self) -> None:
+        settings = self.settings
+        self._template = PromptTemplate(settings.prompt_template)
+        # Text with which a base model begins a question of its own: the template's first label, if any.
+        label, *_ = self._template.start.splitlines() or [""]
+        self._next_one = f"\n{label}" if label.endswith(":") else "\nQuestion:"
+        self.stop_strings = ("\n",) if settings.style == "direct" else (self._next_one,)
+        self.domain = settings.domain or Path(settings.path).stem
+        self.num_skipped = self.num_repeated = 0
+        self._problems = self._read(settings.path)
+        self._heldout = self._read(settings.heldout_path) if settings.heldout_path else {}
+        self._problems |= self._heldout
+        self._ids = list(self._problems)
+        self._parts: dict[str, Any] = {}
+
+    def _read(self, path: str) -> dict[str, Problem]:
+        """Return the problems of a file by prompt id.
+
+        Raises:
+            ValueError: names the broken rows, or a file without a usable row.
+        """
+        local = local_file(self.settings.hub_id, path)
+        about = local.stat()
+        others = tuple(name for name in self._template.fields if name != QUESTION)
+        held = _problems_in(
+            local, about.st_mtime_ns, about.st_size, self.settings.question_field, self.settings.answer_field, others
+        )
+        if held.names and (unknown := [name for name in others if name.casefold() not in held.names]):
+            known, named = ", ".join(sorted(held.names)), ", ".join(f"{{{name}}}" for name in unknown)
+            raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
+        if held.faults and (self.settings.bad_rows == "refuse" or not held.problems):
+            raise ValueError(f"file {path!r}: {_told(held.faults)}; mend them, or set bad_rows = 'skip'")
+        if not held.problems:
+            raise ValueError(f"file {path!r} has no rows; expected questions")
+        self.num_skipped += len(held.faults)
+        self.num_repeated += held.num_repeated
+        return dict(held.problems)
+
+    def _shot_ids(self) -> list[str]:
+        order = text.shuffled(len(self._ids), f"shots:{self.settings.shots_seed}")
+        usable = (self._ids[number] for number in order if self._ids[number] not in self._heldout)
+        return [prompt_id for _, prompt_id in zip(range(self.settings.num_shots), usable)]
+
+    def split_of(self, prompt_id: str) -> str:
+        """Return "train", "heldout" or "shots"; if there is a held-out file, it alone decides what is held out."""
+        split = super().split_of(prompt_id)
+        if split == "shots" or not self._heldout:
+            return split
+        return "heldout" if prompt_id in self._heldout else "train"
+
+    def question(self, prompt_id: str) -> Question:
+        """Return the question of `prompt_id`."""
+        problem = self._problem(prompt_id)
+        return FileQuestion(
+            text=problem.question,
+            request=self._template.filled({**problem.fields, QUESTION: problem.question}),
+            answer=self._written(problem, problem.answer),
+            wrong=self._written(problem, _wrong(problem)) if self.settings.style == "direct" else _wrong(problem),
+            canonical=problem.question,
+        )
+
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return the turn that earns reward 1."""
+        return [f" {self.question(prompt_id).answer}{self.stop_strings[0]}"]
+
+    def answer_in(self, turn: str) -> str:
+        """Return a turn's text up to the next question; in a chat it may have many lines in any style."""
+        return turn.split(self._next_one, 1)[0].strip()
+
+    def grade(self, prompt_id: str, answer: str) -> float | None:
+        """Return the weighted sum of content and format; None for an answer that cannot be read."""
+        problem, wanted = self._problem(prompt_id), self.settings.answer_format
+        verdict = graded(
+            problem.answer, answer, wanted, self._kind(problem), self.settings.deadline_s, question=problem.question
+        )
+        content, has_format = verdict.grade, wanted in ("any", verdict.reading.marker)
+        if self.settings.needs_format and not has_format:
+            content = None if content is None else 0.0
+        self._parts = {
+            "content_reward": content or 0.0,
+            "format_reward": float(has_format and content is not None),
+            "parsed": shown(verdict.reading.answers)[:_MAX_INFO_CHARS],
+            "expected": self._written(problem, problem.answer, is_short=True)[:_MAX_INFO_CHARS],
+        }
+        if content is None:
+            return None
+        weight = self.settings.format_weight
+        return (1 - weight) * content + weight * has_format
+
+    def vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
+        """Return the answer that an episode states, right or wrong; None for none."""
+        if not turns:
+            return None
+        problem = self._problem(prompt_id)
+        sort = sort_of(problem.answer, self._kind(problem))
+        answers = read(self.answer_in(turns[-1]), sort, self.settings.answer_format, problem.question).answers
+        return plain(answers[0]) or None if len(answers) == 1 else None
+
+    def is_same_vote(self, prompt_id: str, vote: str, other: str) -> bool:
+        """Return whether two answers mean the same."""
+        kind = self._kind(self._problem(prompt_id))
+        return grade(vote, other, kind, self.settings.deadline_s) == 1.0
+
+    def _begin_episode(self) -> None:
+        symbolic_pool().warm()
+
+    def _graded(self, action: str, answer: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super()._graded(action, answer)
+        return observation, reward, terminated, truncated, {**info, **self._parts}
+
+    def _problem(self, prompt_id: str) -> Problem:
+        if prompt_id not in self._problems:
+            raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {len(self._ids)} of this file")
+        return self._problems[prompt_id]
+
+    def _kind(self, problem: Problem) -> str:
+        return "choice" if problem.is_choice else self.settings.kind
+
+    def _instruction(self) -> str:
+        """Return the instruction and, unless it is shown elsewhere, how to mark the answer."""
+        settings = self.settings
+        said = settings.instruction
+        mark = _MARKS.get(settings.answer_format, "")
+        told = "".join((said, settings.system_prompt, settings.prompt_template)).casefold()
+        if not mark or settings.num_shots or mark in told:
+            return said
+        return f"{said}\n{_ASKS[settings.answer_format]}".lstrip("\n")
+
+    def _request_of(self, question: Question) -> str:
+        assert isinstance(question, FileQuestion)
+        return question.request
+
+    def _written(self, problem: Problem, answer: str, is_short: bool = False) -> str:
+        """Return a turn that states an answer as the settings require, without its solution if it must be short."""
+        marked = _STATED[self.settings.answer_format].format(answer)
+        if self.settings.style == "direct" or is_short:
+            return " ".join(marked.split())
+        solved = final_answer(problem.solution, self.settings.answer_format)
+        is_marked = solved.marker in _STATED and self.settings.answer_format in ("any", solved.marker)
+        if is_marked and plain(solved.answer) == plain(answer) and self._states(problem, problem.solution):
+            return problem.solution
+        marked = _STATED["hashes"].format(answer) if self.settings.answer_format == "any" else marked
+        whole = f"{problem.solution}\n{marked}"
+        # A solution with a second final answer would earn 0, so it is not shown.
+        return whole if problem.solution and (answer != problem.answer or self._states(problem, whole)) else marked
+
+    def _states(self, problem: Problem, turn: str) -> bool:
+        """Return whether a turn states the right answer and no other."""
+        sort = sort_of(problem.answer, self._kind(problem))
+        answers = read(turn, sort, self.settings.answer_format, problem.question).answers
+        right = with_unit(problem.answer)[0]
+        values = set(numbers_in(right))
+        return bool(answers) and all(plain(each) == right or values & set(numbers_in(plain(each))) for each in answers)
+
+
+@dataclass(frozen=True)
+class FileQuestion(Question):
+    """A question of a file. Invariant: as in `Question`; `request` is the filled template."""
+
+    request: str = ""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The content of a data file. Invariant: `problems` is read-only: all environments of a process share it."""
+
+    problems: Mapping[str, Problem]  # by prompt id
+    faults: tuple[str, ...]  # a line for each broken row
+    num_repeated: int  # rows that ask and answer what an earlier one does
+    names: frozenset[str]  # of the fields that any row has, without case
+
+
+@lru_cache(maxsize=16)
+def _problems_in(
+    path: Path, mtime_ns: int, num_bytes: int, question_field: str, answer_field: str, others: tuple[str, ...] = ()
+) -> _Read:
+    """Read a data file once for all environments of a runner; time and size are cache keys that detect changes."""
+    problems: dict[str, Problem] = {}
+    faults, num_repeated, names = [], 0, set()
+    for number, row in rows_of(path):
+        names |= {str(name).casefold() for name in row} if isinstance(row, Mapping) else set()
+        try:
+            problem = problem_of(row, question_field, answer_field, others)
+            first = problems.setdefault(_id(problem.question), problem)
+            if first.answer != problem.answer:
+                raise RowFault("answer", "is not that of an earlier row which asks the same")
+            num_repeated += first is not problem
+        except RowFault as fault:
+            faults.append(f"row {number}, {fault}")
+    if faults:
+        logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _told(faults))
+    return _Read(problems, tuple(faults), num_repeated, frozenset(names))
+
+
+def local_file(hub_id: str, path: str) -> Path:
+    """Return the path of a data file, downloaded from the hub if `hub_id` is given.
+
+    Raises:
+        ValueError: there is no such file, or the hub cannot be reached; the message suggests a remedy.
+    """
+    if not hub_id:
+        local = Path(path).expanduser()
+        if not local.is_file():
+            raise ValueError(f"path = {path!r} is no file; expected one that ends in {', '.join(SUFFIXES)}")
+        return local
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub_id, path, repo_type="dataset"))
+    except Exception as error:  # the hub's client raises those of several HTTP libraries
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        raise ValueError(
+            f"hub_id = {hub_id!r}, path = {path!r} cannot be fetched ({reason}); expected a data set with that file "
+            "and a network, or download it elsewhere and set path to the local file alone"
+        ) from error
+
+
+def _wrong(problem: Problem) -> str:
+    letter = choice_in(problem.answer) if problem.is_choice else None
+    if letter is not None:
+        return LETTERS[(LETTERS.index(letter) + 1) % 2]
+    numbers = numbers_in(plain(problem.answer))
+    if not numbers:
+        return "unknown"
+    return str(numbers[0] + 1)
+
+
+def _id(question: str) -> str:
+    return hashlib.blake2b(" ".join(question.split()).encode(), digest_size=12).hexdigest()
+
+
+def _told(faults: Sequence[str]) -> str:
+    more = f"; and {len(faults) - _MAX_FAULTS_SHOWN} more rows" if len(faults) > _MAX_FAULTS_SHOWN else ""
+    return "; ".join(faults[:_MAX_FAULTS_SHOWN]) + more

@@ -1,0 +1,99 @@
+"""Grade answers by a rubric: grades 1 to 4 on each criterion, given by a rule, a function or a judge model.
+
+    Question: Write one sentence of 8 to 12 words with: lamp, river, cloud.
+    Answer: The lamp and the river are below the cloud.     info  grade_words=4 grade_length=4 grade_form=4 grade=4
+                                                                  passed=True; reward 1
+    The grade of an answer is the mean over its criteria, and 3 or more is a pass.
+        reward "graded": (grade - 1) / 3        reward "pass": 1 for a pass, else 0
+In the replay memory, too, grade 3 is a pass (`pass_reward`: 2/3 if graded), regardless of `replay_pass_reward`.
+
+Without settings it runs offline: the task and its rules are in envs/people/sentences.py. With a judge model:
+
+    Rubric({"world": "question_file", "world_config": {...}, "criteria": {"clarity": "says it in plain words"},
+            "judge": "http://localhost:8000/v1", "judge_model": "judge-8b"})
+
+A judge on another machine, or one with a key, must be on the user's list: RLLIB_SRL_JUDGES="https://host/v1=KEY_NAME",
+see envs/people/judge.py. Settings alone, which may come from a checkpoint, cannot send anything.
+
+An empty answer, or one longer than `max_characters`, gets grade 1 and is not sent to the judge. No grade within
+`deadline_s` ends the episode as `env_timeout`. A judge that fails or returns no valid grade raises, and the episode
+ends as `env_crashed`. Neither carries information about the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllib_srl.envs.people.judge import GRADES, PASS, Criterion, JudgeTimeoutError, checked, make_judge
+from rllib_srl.envs.people.outside import GradedOutside
+from rllib_srl.envs.people.sentences import CRITERIA
+from rllib_srl.envs.question import read_settings
+
+REWARDS = ("graded", "pass")
+
+
+@dataclass(frozen=True)
+class RubricSettings:
+    """Settings of `Rubric`. Invariant: `faults` is empty for the settings of an environment that was built."""
+
+    world: str = "rllib_srl.envs.people.sentences:Sentences"  # an entry point, or "package.module:Class"
+    world_config: dict = field(default_factory=dict)
+    criteria: dict = field(default_factory=lambda: {each.name: each.text for each in CRITERIA})  # name -> full grade
+    judge: str = "rllib_srl.envs.people.sentences:grades"  # a function, or an endpoint "http://host:8000/v1"
+    judge_model: str = ""  # at the endpoint
+    judge_key_variable: str = ""  # environment variable with its key, allowed for it by the user
+    deadline_s: float = 8.0  # for an endpoint to answer
+    max_characters: int = 20_000  # of an answer that is shown to the judge
+    reward: str = "graded"
+
+    def faults(self) -> list[str]:
+        """Return one error message for each setting out of its range."""
+        faults = []
+        named = isinstance(self.criteria, dict) and [*self.criteria, *self.criteria.values()]
+        if not named or not all(isinstance(text, str) and text for text in named):
+            faults.append(f"criteria = {self.criteria!r}; expected a mapping from a name to what a full grade takes")
+        if self.reward not in REWARDS:
+            faults.append(f"reward = {self.reward!r}; expected one of {', '.join(REWARDS)}")
+        if not 0 < self.deadline_s <= 3600:
+            faults.append(f"deadline_s = {self.deadline_s}; expected above 0, at most 3600")
+        if self.max_characters < 1:
+            faults.append(f"max_characters = {self.max_characters}; expected at least 1")
+        return faults
+
+
+class Rubric(GradedOutside):
+    """An environment whose answers a judge grades. Invariant: every reward is a function of the judge's grades."""
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        settings: RubricSettings = read_settings(RubricSettings, env_config, type(self).__name__)
+        super().__init__(settings.world, settings.world_config)
+        self.settings = settings
+        self.criteria = tuple(Criterion(name, text) for name, text in settings.criteria.items())
+        # Grade 3 of 1 to 4 is a pass for every reward scheme.
+        low, high = GRADES
+        self.pass_reward = 1.0 if settings.reward == "pass" else (PASS - low) / (high - low)
+        self.judge = make_judge(
+            settings.judge, settings.judge_model, settings.deadline_s, settings.judge_key_variable
+        )
+
+    def graded(self, prompt_id: str, prompt: str, answer: str) -> tuple[float, dict[str, Any]] | None:
+        """Request the judge's grades.
+
+        Raises:
+            JudgeError: the judge failed, or its reply is not a valid grade.
+        """
+        low, high = GRADES
+        try:
+            grades = (
+                checked(self.judge(prompt, answer, self.criteria), self.criteria)
+                if 0 < len(answer) <= self.settings.max_characters
+                else {criterion.name: low for criterion in self.criteria}
+            )
+        except JudgeTimeoutError:
+            return None
+        grade = sum(grades.values()) / len(grades)
+        reward = float(grade >= PASS) if self.settings.reward == "pass" else (grade - low) / (high - low)
+        each = {f"grade_{name}": value for name, value in grades.items()}
+        return reward, {"grade": grade, "passed": grade >= PASS, **each}

@@ -1,0 +1,1 @@
+"""Retrieval environments: search a corpus before answering."""

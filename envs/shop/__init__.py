@@ -1,0 +1,1 @@
+"""Customer service environment: requests of a shop's customers."""

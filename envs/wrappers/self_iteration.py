@@ -1,0 +1,201 @@
+"""Self-iteration: a wrapper in which an episode improves an earlier answer, or departs from it.
+
+    SelfIteration({"world": "compare", "world_config": {"num_shots": 0}})
+
+    reset(options={"prompt_id": "17, 93, 40"})                     the base task, as the inner environment asks it
+        Question: Which is largest: 17, 93 or 40?
+        Answer: 40
+    reset(options={"prompt_id": ..., "history": [" 40\n"], "step": "improve"})      one self-iteration step
+        Question: Which is largest: 17, 93 or 40?
+        Answer: 40
+        That answer can be improved. Keep what is right in it, correct what is wrong, and answer again.
+        Answer: 93                                                 graded by the inner environment: reward 1
+
+A history holds the policy's earlier answers to the request, oldest first. Only the last one is shown, so prompts do
+not grow with depth. One episode is one step: a chain of K steps is K episodes, each on the history of the last one.
+
+The transcript keeps the inner environment's style, which a base model continues; no other answer format is requested.
+Both steps state the request and the current answer. "diverge" also asks for an answer that differs greatly, in the
+order: approach so far, another approach, new answer. The text after the last "Answer:" of such a turn is graded, or
+the whole turn if there is none, so that a model that answers at once is graded as well.
+
+Source: Jiang, Lupu and Bachrach 2025, arXiv 2509.04575v1, sections on reward and divergence, appendix B. The wording
+is our own. Where an answer with the full reward cannot be improved, the paper's ratio is 0/0; here it is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllib_srl.envs import text
+from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.wrappers.around import Around, known_worlds
+
+REWARDS = ("plain", "improvement")
+CUE = "Answer:"
+ASKED = {
+    "improve": (
+        f"That answer can be improved. Keep what is right in it, correct what is wrong, and answer again.\n{CUE}"
+    ),
+    "diverge": (
+        "Answer again, by an approach that is very different from that of the answer above. First say in a few words "
+        "how the answer above was reached, then name a different way to go about it, and last write "
+        f"'{CUE}' and the answer it leads to.\n{CUE}"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SelfIterationSettings:
+    """Settings of `SelfIteration`. Invariant: `faults` is empty for the settings of an environment that was built."""
+
+    world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
+    world_config: dict = field(default_factory=dict)  # env_config of that environment
+    num_steps: int = 16  # self-iteration steps on one request; after them the info has can_iterate = False
+    reward: str = "plain"  # "plain": the inner environment's; "improvement": `improvement`, on improve steps
+
+    def faults(self) -> list[str]:
+        """Return one error message for each setting out of its range."""
+        faults = []
+        if not self.world:
+            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}')
+        if not 1 <= self.num_steps <= 1024:
+            faults.append(f"num_steps = {self.num_steps}; expected 1 to 1024")
+        if self.reward not in REWARDS:
+            faults.append(f"reward = {self.reward!r}; expected one of {', '.join(REWARDS)}")
+        return faults
+
+
+class SelfIteration(Around):
+    """One self-iteration step on a request of another environment.
+
+    Invariant: as in `Around`; without a history its texts and rewards are those of the inner environment.
+    """
+
+    can_iterate = True
+
+    @property
+    def pass_reward(self) -> float | None:
+        """Return the inner environment's lowest reward of a pass if its rewards are used unchanged."""
+        return getattr(self.world, "pass_reward", None) if self._settings.reward == "plain" else None
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        self._settings: SelfIterationSettings = read_settings(SelfIterationSettings, env_config, type(self).__name__)
+        super().__init__(self._settings.world, self._settings.world_config)
+        if getattr(self.world, "can_iterate", False):
+            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the world inside it")
+        if hasattr(self.world, "settle_group"):
+            raise ValueError(
+                f"world = {self._settings.world!r} is paid by its group; expected it around self_iteration, not inside"
+            )
+        is_plain = self._settings.reward == "plain"
+        self.max_graded_steps = self._settings.num_steps if is_plain else 0  # same reward scale as a first answer
+        self._history: tuple[str, ...] = ()
+        self._before: float | None = None  # reward of the current answer, if improvements are rewarded
+        self._earned = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """State a request and, with a history, the current answer and the instruction of the step.
+
+        Args:
+            seed: of the generator that draws a training prompt when no prompt id is given
+            options: "prompt_id", and with it "history": earlier answers; and with that "step": "improve" (the default)
+                or "diverge"
+
+        Raises:
+            ValueError: unknown option, prompt id or step; a history without a prompt id, or a step without a history.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        prompt_id, history = options.pop("prompt_id", None), _checked(options.pop("history", None) or ())
+        step = options.pop("step", "")
+        if options:
+            raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history, or step")
+        if history and prompt_id is None:
+            raise ValueError("reset got a history without the prompt_id it belongs to")
+        if step and (step not in ASKED or not history):
+            raise ValueError(
+                f"step = {step!r} on a history of {len(history)} answers; expected {' or '.join(ASKED)}, and an answer"
+            )
+        step = step or "improve"
+        is_paid_for_more = bool(history) and step == "improve" and self._settings.reward == "improvement"
+        self._history, self._earned = history, 0.0
+        self._before = self._reward_of_current(prompt_id) if is_paid_for_more else None
+        request, info = self.world.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
+        if history:
+            request += history[-1] + text.reply(history[-1], ASKED[step])
+        return request, {**info, "can_iterate": len(history) < self._settings.num_steps}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Pass the answer to the inner environment; an improvement is rewarded once the whole reward is known."""
+        observation, reward, terminated, truncated, info = self.world.step(self._answer_in(action, len(self._history)))
+        if self._before is not None:
+            self._earned += float(reward)
+            is_over = terminated or truncated
+            reward = improvement(self._earned, self._before) if is_over else 0.0
+        return observation, reward, terminated, truncated, info
+
+    def _reward_of_current(self, prompt_id: str) -> float:
+        """Grade the current answer with the inner environment, as a turn of its own."""
+        self.world.reset(options={"prompt_id": prompt_id})
+        return float(self.world.step(self._answer_in(self._history[-1], len(self._history) - 1))[1])
+
+    def _answer_in(self, turn: Any, depth: int) -> Any:
+        """Return the part of a turn that the inner environment grades; `depth` is the number of answers before it."""
+        return turn.rpartition(CUE)[2] if depth and isinstance(turn, str) else turn
+
+
+def improvement(reward: float, before: float) -> float:
+    """Return max(0, (r_k - r_(k-1)) / (1 - r_(k-1))): the share of the missing reward that the answer adds, in [0, 1].
+
+    Args:
+        reward: r_k, of the new answer, in [0, 1]
+        before: r_(k-1), of the answer it improves, in [0, 1]; at 1 the result is 0
+    """
+    return max(0.0, (reward - before) / (1.0 - before)) if before < 1.0 else 0.0
+
+
+def _checked(history: Any) -> tuple[str, ...]:
+    if isinstance(history, str) or not isinstance(history, Sequence) or not all(isinstance(y, str) for y in history):
+        raise ValueError(f"history = {history!r}; expected a list of texts")
+    return tuple(history)
+
+
+def chain(
+    world: SelfIteration, prompt_id: str, policy: Callable[[str], str], num_steps: int, step: str = "improve"
+) -> list[float]:
+    """Answer a request and iterate on the answer K times; return the rewards of all K + 1 answers.
+
+    Rewards of A chains, [A, K + 1], are the input of `rllib_srl.algorithm.answers`: `corrections(rewards >= 0.999).net`
+    counts wrong answers corrected minus right answers spoilt, `iteration_gain` the mean gain after k steps.
+
+    Args:
+        world: with the plain reward, whose inner environment ends an episode after one turn
+        prompt_id: of the request
+        policy: writes a turn, given a transcript
+        num_steps: K, 0 or more
+        step: "improve" or "diverge"
+
+    Raises:
+        ValueError: K is beyond `num_steps` of the environment, improvements are rewarded, or a turn ends no episode.
+
+    Source: Jiang, Lupu and Bachrach 2025, arXiv 2509.04575v1, section 5 (evaluation over K steps).
+    """
+    settings = world._settings
+    if settings.reward != "plain" or not 0 <= num_steps <= settings.num_steps:
+        raise ValueError(
+            f"reward = {settings.reward!r}, num_steps = {num_steps}; expected 'plain' and 0 to {settings.num_steps}"
+        )
+    history: list[str] = []
+    rewards = []
+    for depth in range(num_steps + 1):
+        asked = {"prompt_id": prompt_id, "history": history, **({"step": step} if depth else {})}
+        transcript, _ = world.reset(options=asked)
+        history.append(policy(transcript))
+        _, reward, terminated, truncated, _ = world.step(history[-1])
+        if not (terminated or truncated):
+            raise ValueError(f"prompt_id = {prompt_id!r} goes on after answer {depth}; expected a world of one turn")
+        rewards.append(float(reward))
+    return rewards

@@ -1,0 +1,147 @@
+"""Label-free training: a wrapper that rewards an episode for agreeing with the majority of its group.
+
+    SelfLabel({"world": "compare", "world_config": {"num_shots": 0}})
+
+    Question: Which is largest: 17, 93 or 40?
+    Answer: 93                          the group answers 93, 93, 40, 93  ->  rewards 1, 1, 0, 1, whatever is right
+
+The episodes of a group end at different times. Each is played as in the inner environment, and when the group is
+complete the runner calls `settle_group`, which sets the rewards from the policy's turns alone. The inner environment's
+own reward, from the right answers, is reported in evaluation and never used in training.
+
+Majority vote:
+- each episode votes with its answer; the inner environment decides which votes are equal (`vote`, `is_same_vote`), by
+  default those with the same text;
+- an answer that cannot be read is no vote and earns 0;
+- the answer with the most votes wins, if it has at least `min_votes` of them (2: one vote is not a majority) and at
+  least `min_share` of the episodes of the group, those without a vote included;
+- `ties` decides between answers with equally many votes: "none" (all earn 0: no gradient), "first" (the answer of the
+  earliest episode), "share" (each earns 1 / number of tied answers). If all answers differ, all are tied.
+
+Source: Zuo et al. 2025, arXiv 2504.16084 (TTRL: majority vote as the label at inference time). There ties go to the
+first answer, and one vote is enough: min_votes = 1, ties = "first".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.wrappers.around import Around, known_worlds
+
+TIES = ("none", "first", "share")
+_CUE = "Answer:"
+
+
+@dataclass(frozen=True)
+class SelfLabelSettings:
+    """Settings of `SelfLabel`. Invariant: `faults` is empty for the settings of an environment that was built."""
+
+    world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
+    world_config: dict = field(default_factory=dict)  # env_config of that environment
+    ties: str = "none"
+    min_votes: int = 2  # fewest votes of a majority
+    min_share: float = 0.0  # smallest share of the group's episodes that is a majority
+
+    def faults(self) -> list[str]:
+        """Return one error message for each setting out of its range."""
+        faults = []
+        if not self.world:
+            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}')
+        if self.ties not in TIES:
+            faults.append(f"ties = {self.ties!r}; expected one of {', '.join(TIES)}")
+        if not 1 <= self.min_votes <= 1024:
+            faults.append(f"min_votes = {self.min_votes}; expected 1 to 1024")
+        if not 0 <= self.min_share <= 1:
+            faults.append(f"min_share = {self.min_share}; expected 0 to 1")
+        return faults
+
+
+class SelfLabel(Around):
+    """The inner environment with unchanged texts, whose groups are rewarded by majority vote.
+
+    Invariant: as in `Around`; `settle_group` depends on the policy's turns and on no right answer.
+    """
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        self._settings: SelfLabelSettings = read_settings(SelfLabelSettings, env_config, type(self).__name__)
+        name = self._settings.world
+        super().__init__(name, self._settings.world_config)
+        if hasattr(self.world, "settle_group"):
+            raise ValueError(f"world = {name!r} settles its groups already; expected the world inside it")
+        if _gives_feedback(self.world):
+            raise ValueError(
+                f"world_config of {name!r} sets feedback_turns, and feedback tells what is right; expected 0"
+            )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Reset the inner environment."""
+        super().reset(seed=seed)
+        return self.world.reset(seed=seed, options=options)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Pass a turn to the inner environment; its reward is used in evaluation only."""
+        return self.world.step(action)
+
+    def settle_group(self, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
+        """Return the reward of each episode of a group: 1 for the majority's answer, 0 for another.
+
+        Args:
+            prompt_id: of the group
+            turns: the policy's turns of each episode
+        """
+        votes = [self._vote(prompt_id, episode) for episode in turns]
+        is_same = getattr(self.world, "is_same_vote", None)
+        same = (lambda a, b: is_same(prompt_id, a, b)) if is_same is not None else str.__eq__
+        least = max(self._settings.min_votes, self._settings.min_share * len(votes))
+        return agreement(votes, same, least, self._settings.ties)
+
+    def _vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
+        if hasattr(self.world, "vote"):
+            return self.world.vote(prompt_id, turns)
+        return plain_vote(turns, self.stop_strings)
+
+
+def _gives_feedback(world: Any) -> bool:
+    inside = [*getattr(world, "worlds", {}).values(), *([world.world] if hasattr(world, "world") else [])]
+    return getattr(getattr(world, "settings", None), "feedback_turns", 0) > 0 or any(map(_gives_feedback, inside))
+
+
+def plain_vote(turns: Sequence[str], stop_strings: Sequence[str]) -> str | None:
+    """Return the text after the last "Answer:" of the last turn, up to a stop string, without case and spacing."""
+    said = turns[-1].rpartition(_CUE)[2] if turns else ""
+    for stop in stop_strings:
+        said = said.lstrip().split(stop, 1)[0]
+    return " ".join(said.casefold().split()).removesuffix(".") or None
+
+
+def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], least: float, ties: str) -> list[float]:
+    """Return for each vote whether it is the majority's: 1, 0, or the share of a tie.
+
+    Args:
+        votes: one for each episode; None is no vote
+        is_same: returns whether two different texts are the same answer; called with the first vote of each answer
+        least: fewest votes of a majority
+        ties: a name of `TIES`
+    """
+    firsts: list[str] = []
+    members: list[list[int]] = []
+    for index, vote in enumerate(votes):
+        if vote is None:
+            continue
+        at = next((at for at, first in enumerate(firsts) if vote == first or is_same(first, vote)), len(firsts))
+        if at == len(firsts):
+            firsts.append(vote)
+            members.append([])
+        members[at].append(index)
+    most = max(map(len, members), default=0)
+    winners = [one for one in members if len(one) == most and most >= least]
+    if len(winners) > 1 and ties != "share":
+        winners = winners[:1] if ties == "first" else []
+    rewards = [0.0] * len(votes)
+    for winner in winners:
+        for index in winner:
+            rewards[index] = 1.0 / len(winners)
+    return rewards

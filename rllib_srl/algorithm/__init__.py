@@ -1,0 +1,1 @@
+"""The algorithm `SRL` and its settings: configuration, validation, checkpointing, metrics, evaluation, resources."""

@@ -1,0 +1,271 @@
+"""Saves and restores SRL: RLlib's checkpoint files, SRL's own beside them, and one signed manifest over all.
+
+    checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/shard_0.sqlite, manifest.json
+                  learner_group/learner/rl_module/default_policy/weights.safetensors
+                  with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`sharded_files.py`)
+
+Restoring syncs the restored weights to every engine and resets the memory to the snapshot's journal position.
+RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
+only checkpoints sealed with this user's key; `restore_weights` reads arrays only and accepts any checkpoint.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_LEARNER_GROUP,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
+from ray.tune import Checkpoint
+from ray.tune.result import SHOULD_CHECKPOINT
+
+from rllib_srl.algorithm.metrics import Report
+from rllib_srl.batch.advantage_estimator import Comparison
+from rllib_srl.curriculum.controller import Controller
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
+from rllib_srl.learner.learner_group import call_learners, num_asked
+from rllib_srl.learner.reference import ReferenceClock
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.storage import checkpoints
+from rllib_srl.storage.disk import writing
+from rllib_srl.storage.seal_key import make_key
+from rllib_srl.storage.weight_file import WEIGHTS, read_weights
+from rllib_srl.weights.sync import WeightSync
+
+SNAPSHOTS = "memory"  # path within a checkpoint
+MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)  # likewise
+TUNES_PICKLE = "_dict_checkpoint.pkl"  # if present, Tune unpickles it before it calls `restore_from_path`
+
+
+class SavedAlgorithm(Algorithm):
+    """Base class of `SRL` with its checkpointing.
+
+    Invariant: after `restore_from_path` or `set_state` a run continues as if it had never stopped.
+    """
+
+    source: PromptSource
+    memory: Memory | NoMemory
+    comparison: Comparison
+    reference_clock: ReferenceClock
+    controller: Controller
+    report: Report
+    weight_sync: WeightSync
+    version: int
+    seed: int
+    _is_saving = False
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration; every `checkpoint_every` iterations write a checkpoint, or request one from Tune."""
+        results = super().step()
+        every = self.config.checkpoint_every
+        if every and (self.iteration + 1) % every == 0:
+            if self._storage is not None:
+                results[SHOULD_CHECKPOINT] = True
+                return results
+            self._iteration += 1  # Trainable increments after step(); the checkpoint must contain the new count
+            self.save_to_path(checkpoints.place_for(Path(self.logdir), self._iteration))
+            self._iteration -= 1
+            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
+        return results
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return RLlib's state and SRL's: version, seed, prompt source, memory, estimator, reference and planner."""
+        own: dict[str, Any] = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
+        own["memory"], own["comparison"] = self.memory.get_state(), self.comparison.get_state()
+        own["reference_clock"] = self.reference_clock.get_state()
+        own["planning"] = self.controller.get_state()
+        if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
+            self._gather_learners()
+            own["snapshot"] = str(Path(self.logdir) / "replay" / f"state_{uuid.uuid4().hex[:12]}")
+            self.memory.snapshot(Path(own["snapshot"]))
+        return {**super().get_state(*args, **kwargs), "srl": own}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a state and, if it contains weights, sync them to every engine.
+
+        Raises:
+            ValueError: the state has other environments or another number of memory shards; nothing was changed.
+        """
+        if "srl" in state:
+            self.source.check_worlds(state["srl"]["prompts"]["drawn"])
+            self.memory.check_fits(state["srl"]["memory"]["num_shards"])
+        super().set_state(state)
+        if "srl" in state:
+            self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
+            self.source.set_state(state["srl"]["prompts"])
+            self.memory.set_state(state["srl"]["memory"])
+            self.comparison.set_state(state["srl"]["comparison"])
+            self.reference_clock.set_state(state["srl"]["reference_clock"])
+            self.controller.set_state(state["srl"]["planning"])
+            if "snapshot" in state["srl"]:
+                self._restore_memory(Path(state["srl"]["snapshot"]))
+        if COMPONENT_LEARNER_GROUP in state:
+            self._restore_runners(self.weight_sync.sync(self.version)[1])
+
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        """Write a checkpoint with the memory's snapshot and seal it; a failed write is removed.
+
+        Raises:
+            SealKeyError: the seal key cannot be used; nothing was written.
+            DiskFull: the disk is full; earlier checkpoints are unchanged.
+        """
+        key = make_key(self.config.seal_key_file)
+        if path is None:
+            return self._save_to(path, key, **kwargs)
+        with checkpoints.written_whole(Path(path)):
+            return self._save_to(path, key, **kwargs)
+
+    def _save_to(self, path: Any, key: bytes, **kwargs: Any) -> str:
+        self._is_saving = True
+        if self.config.fsdp:
+            self._ask_all("leave_to_shards", (), "preparing a checkpoint")
+        try:
+            saved = super().save_to_path(path, **kwargs)
+        finally:
+            self._is_saving = False
+        have_saved = self._ask_all("take_saved", (), "writing a checkpoint")
+        if "state" not in kwargs and not any(have_saved):
+            raise RuntimeError(f"no learner wrote its part of checkpoint {saved}")
+        if self.config.fsdp:
+            shards = Path(saved).absolute() / SHARDS
+            self._ask_all("save_shards", (str(shards),), "writing shards")
+            ShardedFiles(shards)  # raises if a learner wrote to a disk that this process cannot read
+        self.memory.snapshot(Path(saved) / SNAPSHOTS)
+        about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
+        about |= {"has_learner_shards": self.config.fsdp, "iteration": self.iteration}
+        checkpoints.seal(Path(saved), about, key)
+        return saved
+
+    def _gather_learners(self) -> None:
+        """With `fsdp`, let all learners gather the full state that RLlib then reads from one of them."""
+        if self.config.fsdp:
+            self._ask_all("gather", (), "gathering weights")
+
+    def _ask_all(self, method: str, arguments: tuple, what: str) -> list[Any]:
+        everyone = [arguments] * max(1, self.config.num_learners)
+        return call_learners(self.learner_group, method, everyone, self.config.sync_timeout_s, what)
+
+    def _restore_memory(self, directory: Path) -> None:
+        self.report.count("num_orphan_groups", self.memory.restore(directory))
+
+    def restore_from_path(
+        self, path: Any, *args: Any, component: str | None = None, trust: bool = False, **kwargs: Any
+    ) -> None:
+        """Verify signature and files of a checkpoint, restore it, and sync its weights to every engine.
+
+        Args:
+            path: a checkpoint written by `save_to_path`, or with `component` the path of that part of it.
+            args: RLlib's.
+            component: RLlib's path of the part to restore, such as "learner_group/learner/rl_module"; None for all.
+            trust: accept a checkpoint that another user sealed; its pickles can run any code.
+            kwargs: RLlib's.
+
+        Raises:
+            CheckpointError: another user sealed it, or a file is missing, damaged or unlisted; nothing was changed.
+            ValueError: the checkpoint has other environments (nothing was changed) or another model.
+        """
+        if component is None:
+            about = _verified(Path(path), self.config.seal_key_file, trust)
+            self.source.check_worlds(about["worlds"])
+            self.memory.check_fits(about["memory_shards"])
+        elif not trust:
+            checkpoints.verify_own(_whole(Path(path), component), self.config.seal_key_file)
+        super().restore_from_path(path, *args, component=component, **kwargs)
+        if component is None:
+            if about.get("has_learner_shards"):
+                self._ask_all("load_shards", (str(Path(path).absolute() / SHARDS),), "reading shards")
+            self._restore_memory(Path(path) / SNAPSHOTS)
+        self._restore_runners(self.weight_sync.sync(self.version)[1])
+
+    def restore_weights(self, path: Any) -> None:
+        """Load only the weights of a checkpoint and sync them to every engine; no pickle is opened.
+
+        Any user's checkpoint is accepted. Optimiser, memory, environments and prompt source are not restored.
+
+        Args:
+            path: a checkpoint written by `save_to_path`; with `fsdp`, on a disk that all learners share.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or unlisted; nothing was changed.
+            ValueError: the weights belong to another model.
+        """
+        place = Path(path).absolute()
+        about = checkpoints.verify_sealed(place)
+        everyone = max(1, self.config.num_learners)
+        arguments: list[tuple[Any, ...]]
+        if about.get("has_learner_shards"):
+            arguments, method = [(str(place / SHARDS), True)] * everyone, "load_shards"
+        else:
+            weights: Any = read_weights(place / MODULE / WEIGHTS)
+            weights = weights if self.learner_group.is_local else ray.put(weights)
+            arguments, method = [(weights,)] * everyone, "take_weights"
+        call_learners(self.learner_group, method, arguments, self.config.sync_timeout_s, "taking weights")
+        self.version, self._iteration = int(about.get("version", 0)), int(about.get("iteration", 0))
+        self._restore_runners(self.weight_sync.sync(self.version)[1])
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Restore a checkpoint that Tune passes; see `restore_from_path`.
+
+        Raises:
+            CheckpointError: as there, or it contains a pickle that Tune would open before any check.
+        """
+        found = getattr(checkpoint_path, "checkpoint", checkpoint_path)
+        found = Checkpoint.from_directory(found) if isinstance(found, str) else found
+        if found.filesystem.get_file_info(f"{found.path}/{TUNES_PICKLE}").type.name != "NotFound":
+            raise checkpoints.CheckpointError(
+                f"checkpoint {found.path} holds {TUNES_PICKLE}, which SRL never writes; use another checkpoint"
+            )
+        super().restore(checkpoint_path)
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: Any, *args: Any, trust: bool = False, seal_key_file: str | Path | None = None, **kwargs: Any
+    ) -> SavedAlgorithm:
+        """Build an algorithm from a checkpoint.
+
+        Args:
+            path: a checkpoint written by `save_to_path`.
+            args: RLlib's.
+            trust: as in `restore_from_path`.
+            seal_key_file: the setting of that name; the checkpoint's own settings cannot be read before the check.
+            kwargs: RLlib's.
+
+        Raises:
+            CheckpointError: another user sealed it, or a file is missing, damaged or unlisted.
+        """
+        _verified(Path(path), seal_key_file, trust)
+        return super().from_checkpoint(path, *args, trust=True, **kwargs)  # the seal was checked one line above
+
+    def export_to_huggingface(self, directory: str | Path) -> Path:
+        """Write model and tokenizer as a Hugging Face directory, fp32.
+
+        Raises:
+            FileExistsError: the directory exists and is not empty.
+        """
+        target = Path(directory).absolute()
+        if target.exists() and any(target.iterdir()):
+            raise FileExistsError(f"export directory {target} is not empty; expected a new one")
+        arguments = [(str(target),)] * num_asked(self.learner_group)
+        with writing(target):
+            call_learners(self.learner_group, "export", arguments, self.config.sync_timeout_s, "exporting")
+        return target
+
+
+def _verified(path: Path, key_file: str | Path | None, trust: bool) -> dict[str, Any]:
+    """Verify a checkpoint before its pickles are opened; return the `about` entry of its manifest."""
+    return checkpoints.verify_sealed(path) if trust else checkpoints.verify_own(path, key_file)
+
+
+def _whole(path: Path, component: str) -> Path:
+    """Return the checkpoint that contains a component's path; the path itself if it is not a component's."""
+    parts = Path(component).parts
+    return path.parents[len(parts) - 1] if path.parts[-len(parts) :] == parts else path

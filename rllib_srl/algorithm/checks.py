@@ -1,0 +1,255 @@
+"""Checks that the environments, the model and the packages named by the settings exist and work, before a run starts.
+
+    faults_of(config)      checks the values                               on every call
+    early_faults(config)   checks environments, model and packages         success is cached per process and settings
+
+Each environment is created, its prompts are listed, and it is reset once and closed; each call has the timeout
+`env_timeout_s`. Of the model only config.json and tokenizer are read, no weights. transformers takes seconds to import
+and is loaded only for `prompt_format = "chat"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.common.environments import lacks
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import ModelError, cache_root, context_of, described_model
+from rllib_srl.replay.diversity.embedders import packaged_sentence_model
+from rllib_srl.replay.diversity.neighbours import check_faiss
+from rllib_srl.rollout import EnvCalls, make_transcript
+from rllib_srl.rollout.replies import reset
+from rllib_srl.types import Prompt
+
+HUB_DEADLINE_S = 30.0  # timeout for a hub model's config and tokenizer, all files together
+
+_passed: set[str] = set()  # keys of environment checks without error, see `_key`
+
+
+# Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
+MODEL_NAMES = ("model_config", "max_episode_tokens", "prompt_format")
+ENVIRONMENT_NAMES = ("env", "worlds", "mixture", "stream", "seed", "evaluation_", "planner_probe", *MODEL_NAMES[1:])
+
+
+def early_faults(config: Any, known: Sequence[str]) -> list[str]:
+    """Return all errors of the packages, the model and the environments that the settings name, [] if there is none.
+
+    Args:
+        config: an SRLConfig.
+        known: the errors that `faults_of` found.
+    """
+    faults = list(_of_packages(config))
+    directory = None
+    if not any(line.startswith(MODEL_NAMES) for line in known):
+        name = config.model_config["model"]
+        try:
+            directory = _described(name, str(cache_root()))
+            faults += _of_model(config, directory)
+        except ModelError as error:
+            faults.append(f"model_config['model'] = {name!r}; {error}")
+    if any(line.startswith(ENVIRONMENT_NAMES) for line in known) or (key := _key(config, directory)) in _passed:
+        return faults
+    found = _of_environments(config, directory)
+    if not found:
+        _passed.add(key)
+    return faults + found
+
+
+# --- packages and model ---------------------------------------------------------------------------
+
+
+def _of_packages(config: Any) -> Iterator[str]:
+    if config.engine == "vllm" and find_spec("vllm") is None:
+        yield (
+            "engine = 'vllm'; expected the package vllm (pip install 'rllib_srl[cpu]', on GPUs 'rllib_srl[gpu]'), "
+            "or engine = 'transformers'"
+        )
+    settings = config.replay_settings()
+    if not settings.is_on:
+        return
+    try:
+        check_faiss("cpu")  # only the memory's own process can check for its GPU
+    except ValueError:
+        yield (
+            f"replay_capacity = {settings.capacity!r}; expected the package faiss (pip install 'rllib_srl[cpu]'), "
+            "or replay_capacity = 0 with both fractions 0"
+        )
+    if settings.embedding == "sentence":
+        try:
+            packaged_sentence_model()
+        except ValueError as error:
+            yield f"replay_{error}"
+
+
+@lru_cache(maxsize=64)  # exceptions are not cached
+def _described(name: str, root: str) -> Path | None:
+    """Return the directory of a model's config and tokenizer, None if the model is not unpacked yet.
+
+    Raises:
+        ModelError: there is no such model, or the hub does not answer in time.
+    """
+    (answer,) = _in_turn(HUB_DEADLINE_S, partial(_caught, ModelError, partial(described_model, name, root)))
+    if isinstance(answer, _Fault):
+        reason = f"did not answer within {HUB_DEADLINE_S:g} s" if answer.is_late else answer.text
+        raise ModelError(f"model {name!r} could not be looked up: it {reason}")
+    if isinstance(answer, ModelError):
+        raise answer
+    return answer
+
+
+def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
+    if directory is None:
+        return
+    name, tokens = config.model_config["model"], config.max_episode_tokens
+    longest = context_of(directory)
+    if longest is not None and isinstance(tokens, int) and tokens > longest:
+        yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model {name!r}"
+    if config.prompt_format == "chat" and (fault := _chat_fault(directory)):
+        yield f"prompt_format = 'chat'; {fault}"
+
+
+@lru_cache(maxsize=64)
+def _chat_fault(directory: Path) -> str:
+    """Return why a model cannot be used with a chat template, "" if it can."""
+    try:
+        make_transcript("chat", load_tokenizer(directory))
+    except Exception as error:  # transformers raises many kinds of errors for unreadable tokenizers
+        return " ".join(str(error).split())
+    return ""
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+def _key(config: Any, directory: Path | None) -> str:
+    """Return all settings that `_of_environments` reads, as text."""
+    planner = config.planner_settings()
+    return repr(
+        (
+            *(config.world_configs(), config.world_creators(), config.mixture, config.stream, directory),
+            *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s),
+            *(config.evaluation_interval, config.evaluation_duration),
+            *(planner.probe_every, planner.probe_first, planner.probe_prompts),
+        )
+    )
+
+
+def _of_environments(config: Any, directory: Path | None) -> list[str]:
+    """Create each environment, list its prompts and reset it to the first one; return error messages."""
+    creators, configs = config.world_creators(), config.world_configs()
+    makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
+    made = dict(zip(configs, _in_turn(config.env_timeout_s, *makers), strict=True))
+    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, _Fault)}
+    faults = [f"{_setting_of(config, name)}; {env.text}" for name, env in made.items() if isinstance(env, _Fault)]
+    looks = [partial(_fault_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
+    for env_id, found in zip(envs, _in_turn(config.env_timeout_s, *looks), strict=True):
+        text = found.text if isinstance(found, _Fault) else found
+        faults += [f"{_setting_of(config, env_id)}; {text}"] if text else []
+    _in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
+    return faults
+
+
+def _setting_of(config: Any, env_id: str) -> str:
+    """Return the setting that names an environment, for error messages."""
+    if config.stream:
+        return f"stream: environment {env_id!r}"
+    return f"worlds: environment {env_id!r}" if config.worlds else f"env = {env_id!r}"
+
+
+def _made(creator: Callable[[dict], Any], env_config: dict) -> Any:
+    """Return an environment, or a `_Fault` with the reason why it cannot be used."""
+    try:
+        env = creator(env_config)
+    except Exception as error:  # user code can raise anything
+        return _Fault(_said(error, "it cannot be made"))
+    if faults := lacks(env):
+        return _Fault("it cannot be played: " + "; ".join(faults))
+    return env
+
+
+def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None) -> str:
+    """Return the error message for an environment's prompts, "" if they are valid."""
+    try:
+        source = PromptSource({env_id: lambda _: env}, {}, {env_id: 1.0}, config.seed or 0, config.task_stream())
+        prompt = source.first(env_id)
+        if config.evaluation_interval and not source.heldout(1):
+            return "it has no held-out prompts; expected some, or evaluation_interval = None"
+        planner = config.planner_settings()
+        if (planner.probe_every or planner.probe_first) and not hasattr(env.unwrapped, "domain_of"):
+            for domain in source.domains_of(env_id):
+                share = -(-config.evaluation_duration // len(config.world_configs()))
+                source.probes(domain, planner.probe_prompts, share)
+    except Exception as error:  # user code can raise anything
+        return _said(error, "its prompts cannot be listed")
+    try:
+        observation = reset(env, prompt).observation
+    except Exception as error:  # likewise
+        return f"its prompt {prompt.prompt_id!r}: {_said(error, 'reset failed')}"
+    return _fault_of_length(config, prompt, observation, directory)
+
+
+def _fault_of_length(config: Any, prompt: Prompt, observation: str, directory: Path | None) -> str:
+    if config.prompt_format != "text" or directory is None or not (directory / "tokenizer.json").is_file():
+        return ""
+    num = len(_tokenizer(directory).encode(observation).ids)
+    if num < config.max_episode_tokens:
+        return ""
+    return (
+        f"its prompt {prompt.prompt_id!r} has {num} tokens; expected fewer than max_episode_tokens = "
+        f"{config.max_episode_tokens}, which holds the answer too"
+    )
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(directory: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def _said(error: Exception, what: str) -> str:
+    """Return an error on one line: only its message if that is written for users, else `what`, type and message."""
+    message = " ".join(str(error).split())
+    is_for_users = isinstance(error, ValueError | ImportError) and message
+    return message if is_for_users else f"{what}: {type(error).__name__}: {message}"
+
+
+# --- calls with a timeout -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """An error in place of a return value. Invariant: `text` is one line."""
+
+    text: str
+    is_late: bool = False
+
+
+def _caught(kind: type[Exception], function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except kind as error:
+        return error
+
+
+def _in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
+    """Call functions one after the other; return their values, a `_Fault` for each that fails or times out."""
+    if not functions:
+        return []
+    calls = EnvCalls(num_workers=1, timeout_s=timeout_s)
+    answers: dict[Any, Any] = {}
+    try:
+        for number, function in enumerate(functions):
+            calls.submit(number, function)
+        while calls.num_open:
+            for call in calls.poll(timeout_s):
+                answers[call.call_id] = _Fault(call.error, call.timed_out) if call.error else call.value
+    finally:
+        calls.close()
+    return [answers[number] for number in range(len(functions))]

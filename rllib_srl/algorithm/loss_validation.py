@@ -1,0 +1,203 @@
+"""Validates the settings of the loss; returns error messages "name = value; expected ..."."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
+from rllib_srl.losses.bapo import BAPO_MODES
+from rllib_srl.losses.clip import CLIP_RULES
+from rllib_srl.losses.corrections import CORRECTIONS
+from rllib_srl.losses.kl import KL_ESTIMATORS
+from rllib_srl.losses.presets import DEFAULTS, PRESET, PRESETS
+from rllib_srl.losses.ratio import RATIO_LEVELS
+from rllib_srl.losses.settings import LossSettings
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
+OLD_POLICIES = ("decoupled", "bypass")
+REFERENCES = ("base", "last_good", "ema")
+RESCUES = ("none", "arpo", "rlep")
+TURN_MASKS = ("all", "first", "last")
+_TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
+_USES_CLIP_HIGH = ("higher", "dual", "two_sided")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the message)
+    "clip_low": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+    "clip_high": (lambda x: x > 0, "a number above 0"),
+    "dual_clip": (lambda x: x > 1, "a number above 1"),
+    "clip_delta": (lambda x: x > 1, "a number above 1"),
+    "bapo_target": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+    "cov_clip_ratio": (lambda x: 0 <= x <= 1, "a number in [0, 1]"),
+    "entropy_coeff": (lambda x: x >= 0, "a number of at least 0"),
+    "kl_coeff": (lambda x: x >= 0, "a number of at least 0"),
+    "reference_rate": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+    "gae_lambda": (lambda x: 0 <= x <= 1, "a number in [0, 1]"),
+    "critic_lr": (lambda x: x > 0, "a number above 0"),
+    "overlong_penalty": (lambda x: x >= 0, "a number of at least 0"),
+    "overlong_share": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+    "tool_reward": (lambda x: x >= 0, "a number of at least 0"),
+    "reuse_shaping": (lambda x: x > 0, "a number above 0"),
+}
+_OR_NONE = ("is_truncation", "off_policy_mask")
+_INTEGERS = {
+    "reference_every": 1,
+    "recalibration_window": 1,
+    "tool_reward_iterations": 1,
+    "dynamic_sampling_tries": 0,
+    "reuse_ramp": 0,
+    "rescue_episodes": 1,
+}
+_PAIRS = {"cispo_bounds": 0.0, "sapo_taus": None, "correction_window": 0.0, "sequence_window": 0.0}
+
+
+def faults_of_loss(config: Any) -> Iterator[str]:
+    """Yield all errors of the loss settings of an `SRLConfig`; contradictions only if each setting alone is valid."""
+    faults = [line for check in (_choices, _numbers, _bounds) for line in check(config)]
+    yield from faults
+    limits = (config.max_turns, config.max_turn_tokens, config.max_episode_tokens)
+    if not faults and all(isinstance(limit, int) for limit in limits):  # `validation.py` reports invalid limits
+        yield from _contradictions(LossSettings.of(config), config)
+
+
+def _given(config: Any, name: str) -> Any:
+    """Return the user's value, or the default if the value is left to the preset."""
+    value = getattr(config, name)
+    return DEFAULTS[name] if name in DEFAULTS and _is_preset(value) else value
+
+
+def _is_preset(value: Any) -> bool:
+    return isinstance(value, str) and value == PRESET
+
+
+def _choices(config: Any) -> Iterator[str]:
+    choices: dict[str, tuple] = {
+        "loss": (None, *PRESETS),
+        "advantage": tuple(ADVANTAGES),
+        "reuse_advantage": (None, *ADVANTAGES),
+        "ratio_level": tuple(RATIO_LEVELS),
+        "clip_rule": tuple(CLIP_RULES),
+        "bapo_mode": BAPO_MODES,
+        "aggregation": AGGREGATIONS,
+        "turn_mask": TURN_MASKS,
+        "old_policy": OLD_POLICIES,
+        "correction": tuple(CORRECTIONS),
+        "kl_estimator": tuple(KL_ESTIMATORS),
+        "kl_reference": REFERENCES,
+        "kl_on_reused": ("off", "weighted"),
+        "reuse_normalisation": ("split", "joint"),
+        "rescue": RESCUES,
+        "use_critic": (False, True),
+        "reuse_positive_only": (False, True),
+    }
+    for name, allowed in choices.items():
+        value = _given(config, name)
+        is_allowed = any(value == one and type(value) is type(one) for one in allowed)
+        if not is_allowed:
+            yield f"{name} = {value!r}; expected one of {', '.join(map(repr, allowed))}"
+
+
+def _numbers(config: Any) -> Iterator[str]:
+    for name, (is_right, expected) in _NUMBERS.items():
+        value = _given(config, name)
+        if not _is_number(value) or not is_right(value):
+            yield f"{name} = {value!r}; expected {expected}"
+    for name in _OR_NONE:
+        value = _given(config, name)
+        if value is not None and (not _is_number(value) or value <= 0):
+            yield f"{name} = {value!r}; expected a number above 0, or None"
+    for name, least in _INTEGERS.items():
+        value = _given(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            yield f"{name} = {value!r}; expected an integer of at least {least}"
+    longest = config.longest_answer
+    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+        yield f"longest_answer = {longest!r}; expected an integer of at least 1, or None"
+
+
+def _bounds(config: Any) -> Iterator[str]:
+    for name in ("cispo_bounds", "correction_window", "sequence_window", "cov_clip_window"):
+        value = _given(config, name)
+        if not _are_numbers(value, 2) or not value[0] < value[1] or (name != "cov_clip_window" and value[0] < 0):
+            least = "" if name == "cov_clip_window" else "0 <= "
+            yield f"{name} = {value!r}; expected two numbers, {least}lower < upper"
+    if not _are_numbers(config.sapo_taus, 2) or min(config.sapo_taus) <= 0:
+        yield f"sapo_taus = {config.sapo_taus!r}; expected two numbers above 0"
+    for name, (low, high) in {"bapo_low": (0, 1), "bapo_high": (1, math.inf)}.items():
+        value = getattr(config, name)
+        if not _are_numbers(value, 3) or not low <= value[0] <= value[1] <= high or value[2] <= 0:
+            yield f"{name} = {value!r}; expected first <= last in [{low}, {high}] and a step above 0"
+
+
+def _are_numbers(value: Any, num: int) -> bool:
+    return isinstance(value, tuple | list) and len(value) == num and all(map(_is_number, value))
+
+
+def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
+    is_clip_high_set = not _is_preset(config.clip_high)
+    if settings.clip_rule == "symmetric" and is_clip_high_set and settings.clip_high != settings.clip_low:
+        yield (
+            f"clip_high = {settings.clip_high!r} with clip_rule = 'symmetric'; expected clip_low = "
+            f"{settings.clip_low!r}, or clip_rule = 'higher'"
+        )
+    if settings.clip_rule == "two_sided" and settings.clip_delta <= 1 + settings.clip_high:
+        yield f"clip_delta = {settings.clip_delta!r}; expected more than 1 + clip_high = {1 + settings.clip_high!r}"
+    if settings.ratio_level != "token" and settings.correction in _TOKEN_CORRECTIONS:
+        yield (
+            f"correction = {settings.correction!r} with ratio_level = {settings.ratio_level!r}; expected 'none', "
+            "'sequence_tis' or 'sequence_mask': the unit of the ratio is an episode, a token's weight would tear it"
+        )
+    if settings.old_policy == "bypass" and settings.correction not in ("none", "mis_po"):
+        yield (
+            f"correction = {settings.correction!r} with old_policy = 'bypass'; expected 'none' or 'mis_po': the ratio "
+            "to the engine's log-probs is the correction already, a weight would count it twice"
+        )
+    if settings.is_truncation is None and not _is_preset(config.correction) and "tis" in settings.correction:
+        yield f"is_truncation = None with correction = {settings.correction!r}; expected a number above 0"
+    if settings.kl_estimator == "k1" and settings.kl_on_reused == "weighted":
+        estimators = "'k2', 'k3' or 'k3_k2'"
+        yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1 as a loss is noise"
+    yield from _together(settings, config)
+
+
+def _together(settings: LossSettings, config: Any) -> Iterator[str]:
+    if settings.use_critic and settings.advantage in GROUP_NORMALISED:
+        yield (
+            f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae': the group is a "
+            "baseline already, and its advantages say nothing of what a token is worth"
+        )
+    elif settings.use_critic and settings.advantage != "gae":
+        yield f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae'"
+    if settings.advantage == "gae" and settings.reuse_advantage not in (None, "gae"):
+        yield f"reuse_advantage = {settings.reuse_advantage!r} with advantage = 'gae'; expected None"
+    if settings.reuse_advantage == "gae" and settings.advantage != "gae":
+        yield "reuse_advantage = 'gae'; expected it with advantage = 'gae' only"
+    if settings.advantage == "gae" and (settings.rescue != "none" or settings.reuse_positive_only):
+        yield "advantage = 'gae' with rescue or reuse_positive_only; expected an advantage relative to a group"
+    if settings.advantage == "gae" and settings.dynamic_sampling_tries:
+        yield (
+            f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: groups "
+            "of equal rewards have a signal there"
+        )
+    if settings.kl_reference != "base" and config.lora_rank:
+        yield (
+            f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
+            "reference is the model without its adapters, which never moves"
+        )
+    if settings.kl_reference != "base" and not settings.kl_coeff:
+        yield f"kl_reference = {settings.kl_reference!r} with kl_coeff = 0; expected kl_coeff above 0"
+    if settings.rescue == "arpo" and config.replay_embedding == "policy":
+        yield (
+            "rescue = 'arpo' with replay_embedding = 'policy'; expected another embedding, or rescue = 'rlep': the "
+            "episode whose place is taken has no hidden states"
+        )
+    if settings.rescue != "none" and not config.replay_capacity:
+        yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory that keeps the successes"
+    if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
+        yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"

@@ -1,0 +1,231 @@
+"""Logs each iteration: metrics to RLlib, transcripts to files.
+
+All metrics are explained in docs/metrics.md. The counts of groups add up:
+    prompts played = groups with signal + groups without signal + groups dropped
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_LEN_MEAN,
+    EPISODE_RETURN_MEAN,
+    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES_LIFETIME,
+)
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_srl.batch.estimators import has_signal
+from rllib_srl.engine.canary import CanaryGap
+from rllib_srl.replay.admission.secrets import DETECTORS, redact_turns
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
+from rllib_srl.replay.visits import Visit
+from rllib_srl.rollout.env_runner import MAX_SHOWN_ANSWERS, RunnerBatch
+from rllib_srl.storage.disk import append
+from rllib_srl.storage.event_file import EventFile
+from rllib_srl.types import GroupMeta, StopReason
+
+logger = logging.getLogger(__name__)
+
+REPLAY_RESULTS = "replay"
+# Number of batches without any reward at the start of a run after which a warning shows sample answers. One such batch
+# may be chance; a wrong answer format or a broken grader should be visible before hours are spent.
+NUM_SILENT_BATCHES = 2
+TRANSCRIPTS = "transcripts.jsonl"
+
+
+class Report:
+    """Writes metrics and transcripts of one run.
+
+    Invariant: each call to `iteration` logs every metric, so a count of zero is logged as zero, not left out.
+    """
+
+    def __init__(
+        self, metrics: MetricsLogger, directory: Path, on_secret: str = "refuse", secret_detector: str = "default"
+    ) -> None:
+        """Log to RLlib's `metrics`, and write files into `directory`.
+
+        Args:
+            metrics: the algorithm's metrics logger.
+            directory: an existing directory.
+            on_secret: the setting `replay_on_secret`; "keep" leaves secrets in transcripts, other values redact them.
+            secret_detector: the setting `replay_secret_detector`: a key of `secrets.DETECTORS`, or an import path.
+        """
+        self._metrics, self._directory, self._on_secret = metrics, directory, on_secret
+        self._detector = DETECTORS.named(secret_detector)
+        self._writer: EventFile | None = None
+        self._num_silent = 0  # batches without any reward
+
+    @property
+    def writer(self) -> EventFile:
+        """The only TensorBoard event file of this process: of several in a directory, some would be hidden."""
+        if self._writer is None:
+            self._writer = EventFile(self._directory)
+        return self._writer
+
+    def iteration(
+        self,
+        iteration: int,
+        batches: Sequence[RunnerBatch],
+        groups: Sequence[GroupMeta],
+        advantages: Sequence[np.ndarray],
+    ) -> None:
+        """Log the rollouts of one iteration and write its transcripts."""
+        for batch in batches:
+            if batch.metrics:
+                self._metrics.aggregate([batch.metrics], key=ENV_RUNNER_RESULTS)
+            for line in batch.errors:
+                self.warn(f"an episode was lost: {line}")
+        rewards = np.concatenate([group.rewards_G for group in groups]) if groups else np.zeros(0)
+        tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
+        with_signal = [has_signal(group.rewards_G) for group in groups]
+        self._value(EPISODE_RETURN_MEAN, float(rewards.mean()) if len(rewards) else float("nan"))
+        self._value(EPISODE_LEN_MEAN, float(np.mean([n for g in groups for n in g.lengths_G])) if groups else 0.0)
+        self._value("num_groups", len(groups))
+        self._value("num_groups_with_signal", sum(with_signal))
+        self._value("num_groups_without_signal", len(groups) - sum(with_signal))
+        self._value("num_groups_dropped", sum(batch.num_dropped_groups for batch in batches))
+        self._value("num_generated_tokens", tokens)
+        self._value("num_generated_tokens_lifetime", tokens, reduce="lifetime_sum")
+        for name in ("play_s", "engine_s", "environment_s"):
+            self._value(name, max((batch.seconds.get(name, 0.0) for batch in batches), default=0.0))
+        self._value("num_unparsed", sum(batch.num_unparsed for batch in batches))
+        self._warn_of_silence(iteration, rewards, batches)
+        self._reasons(batches)
+        self._lifetimes(len(rewards), sum(batch.num_turns for batch in batches))
+        self._age(groups, batches)
+        self._transcripts(iteration, batches, groups, advantages)
+
+    def memory(
+        self,
+        memory: Memory | NoMemory,
+        groups: Sequence[GroupMeta],
+        reused: Sequence[GroupMeta],
+        visits: Mapping[str, Visit],
+        now: int,
+    ) -> None:
+        """Log the memory's work in one iteration, with intended and realised shares."""
+        if isinstance(memory, NoMemory):
+            return
+        counts = counts_of([*groups, *reused])
+        memory.counts.update(counts)
+        grades = [visit.grade for visit in visits.values() if visit.grade]
+        values = {
+            **memory.stats(now),
+            **counts,
+            **shares_of(memory.counts),
+            **visit_counts(visits.values()),
+            **age_counts(reused, now),
+            "revisit_share_intended": memory.settings.revisit_fraction,
+            "reuse_share_intended": memory.settings.reuse_fraction,
+            "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
+            "grade_mean": float(np.mean(grades)) if grades else float("nan"),
+        }
+        for name, value in values.items():
+            self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
+
+    def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:
+        """Log a weight sync: the canary's log-prob gap between engines and learner (None: no answer) and timings."""
+        for name, value in seconds.items():
+            self._metrics.log_value(("weight_sync", name), value, reduce="mean", window=1)
+        if gap is not None:
+            self._metrics.log_value(("weight_sync", "canary_mean"), gap.mean, reduce="mean", window=1)
+            self._metrics.log_value(("weight_sync", "canary_max"), gap.max, reduce="mean", window=1)
+        self._metrics.log_value(("weight_sync", "version"), version, reduce="mean", window=1)
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a lifetime count."""
+        self._metrics.log_value(name, number, reduce="lifetime_sum")
+
+    def warn(self, line: str) -> None:
+        """Log a warning for the user."""
+        logger.warning(line)
+
+    def close(self) -> None:
+        """Close the event file if it is open."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _value(self, name: str, value: float, reduce: str | None = None) -> None:
+        how = {"reduce": reduce} if reduce else {"reduce": "mean", "window": 1}
+        self._metrics.log_value((ENV_RUNNER_RESULTS, name), value, **how)
+
+    def _warn_of_silence(self, iteration: int, rewards: np.ndarray, batches: Sequence[RunnerBatch]) -> None:
+        """Warn once, with sample answers, if no episode of the first `NUM_SILENT_BATCHES` batches has a reward."""
+        if len(rewards) and not (rewards > 0).any():
+            self._num_silent += 1
+        if not self._num_silent == iteration == NUM_SILENT_BATCHES:
+            return
+        answers = [answer for batch in batches for answer in batch.unpaid][:MAX_SHOWN_ANSWERS]
+        if answers:
+            lines = [f"said {a['answer']!r}: parsed {a['parsed']!r}, expected {a['expected']!r}" for a in answers]
+            told = "\n    ".join(lines)
+            self.warn(
+                f"no episode of the first {NUM_SILENT_BATCHES} iterations has earned a reward, so nothing is "
+                f"learned. {len(answers)} answers:\n    {told}\n  Do the prompt, max_turn_tokens and the expected "
+                "format fit the model? See docs/grading.md."
+            )
+
+    def _reasons(self, batches: Sequence[RunnerBatch]) -> None:
+        counts: Counter = Counter()
+        for batch in batches:
+            counts.update(batch.stop_reasons)
+        for reason in StopReason:
+            self._value(f"stop_reason/{reason.value}", counts.get(reason.value, 0))
+        self._value("num_episodes_lost", sum(n for name, n in counts.items() if StopReason(name).is_infrastructure))
+
+    def _lifetimes(self, num_episodes: int, num_steps: int) -> None:
+        self._metrics.log_value((ENV_RUNNER_RESULTS, NUM_EPISODES_LIFETIME), num_episodes, reduce="lifetime_sum")
+        self._metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED), num_steps, reduce="sum")
+        self._metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), num_steps, reduce="lifetime_sum")
+        per_agent = {"default_agent": num_steps}
+        for agent, steps in per_agent.items():
+            key = (ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME, agent)
+            self._metrics.log_value(key, steps, reduce="lifetime_sum")
+
+    def _age(self, groups: Sequence[GroupMeta], batches: Sequence[RunnerBatch]) -> None:
+        newest = max((batch.version for batch in batches), default=0)
+        ages = [newest - int(group.versions_G2.min()) for group in groups]
+        self._value("version_age_max", max(ages, default=0))
+
+    def _transcripts(
+        self,
+        iteration: int,
+        batches: Sequence[RunnerBatch],
+        groups: Sequence[GroupMeta],
+        advantages: Sequence[np.ndarray],
+    ) -> None:
+        by_group = {g.group_id: (g, a) for g, a in zip(groups, advantages, strict=True)}
+        lines = [self._line(iteration, t, by_group) for batch in batches for t in batch.transcripts]
+        if not lines:
+            return
+        append(self._directory / TRANSCRIPTS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        text = "".join(turn["text"] for turn in lines[0]["turns"])
+        self.writer.add_text("transcript", f"reward {lines[0]['reward']:g}\n\n```\n{text}\n```", iteration)
+        self.writer.flush()
+
+    def _line(self, iteration: int, transcript: dict[str, Any], by_group: dict[str, Any]) -> dict[str, Any]:
+        group, advantage_G = by_group.get(transcript["group_id"], (None, None))
+        # Dropped episodes are missing from the group, so the index would select another episode's advantage.
+        is_whole = group is not None and group.num_dropped == 0
+        advantage = float(advantage_G[transcript["index"]]) if is_whole else None
+        about = {"advantage": advantage, "origin": group.origin if group else None}
+        return {"iteration": iteration, **transcript, "turns": self._redacted(transcript["turns"]), **about}
+
+    def _redacted(self, turns: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+        if self._on_secret == "keep":
+            return list(turns)
+        texts = redact_turns([turn["text"] for turn in turns], self._detector)
+        return [{**turn, "text": text} for turn, text in zip(turns, texts, strict=True)]

@@ -1,0 +1,115 @@
+"""Resource checks before a run starts: number format, engine threads, and whether the cluster can hold the run.
+
+Without the cluster check, Ray would wait for missing resources without any message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+
+BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the processor's feature flags; empty if the system does not list them."""
+    if not cpuinfo.exists():
+        return frozenset()
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def best_dtype(num_gpus: float) -> str:
+    """Return "bfloat16" where it is native on the device that computes, else "float32".
+
+    Args:
+        num_gpus: GPUs of the process; 0 means that it computes on the CPU.
+    """
+    if num_gpus > 0:
+        return "bfloat16"  # every GPU vLLM 0.32 supports well (compute capability 8.0 and up) has it
+    return "bfloat16" if cpu_flags().intersection(BF16_CPU_FLAGS) else "float32"
+
+
+def engine_threads(num_engines: int) -> int:
+    """Return the number of CPU threads for each engine on this machine.
+
+    OMP_NUM_THREADS takes precedence; Ray sets it in Tune trials. Otherwise the engines share all cores. A learner in
+    the main process also uses all cores: engines and learner take turns, and waiting threads sleep.
+
+    Args:
+        num_engines: engines that share the cores; 0 counts as 1.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    return max(1, (os.cpu_count() or 1) // max(1, num_engines))
+
+
+ROUNDING = 1e-6  # tolerance for sums of fractional CPUs
+
+
+class PlacementError(ValueError):
+    """The cluster is too small for the run; the message lists the missing resources and the settings to lower."""
+
+
+def check_cluster_holds(request: Any, config: Any) -> None:
+    """Refuse a request that exceeds the cluster's total resources, in use or not.
+
+    Args:
+        request: Tune's PlacementGroupFactory: one bundle of resources per process.
+        config: the settings; `check_resources = False` skips the check, for clusters with an autoscaler.
+
+    Raises:
+        PlacementError: the bundles together exceed the cluster, or one bundle fits on no node.
+    """
+    if config.check_resources and ray.is_initialized():
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        _check(request, config, ray.cluster_resources(), nodes, "the cluster")
+
+
+def check_machine_holds(request: Any, config: Any) -> None:
+    """Refuse a request that exceeds this machine's resources, before Ray is started here.
+
+    Only CPUs and GPUs are checked: other resources are declared when Ray starts.
+
+    Args:
+        request: as in `check_cluster_holds`.
+        config: as in `check_cluster_holds`.
+
+    Raises:
+        PlacementError: as in `check_cluster_holds`.
+    """
+    if config.check_resources:
+        here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        asked = [{name: n for name, n in bundle.items() if name in here} for bundle in request.bundles]
+        _check(SimpleNamespace(bundles=asked), config, here, [here], "this machine")
+
+
+def _check(request: Any, config: Any, total: Mapping[str, float], nodes: Sequence[Mapping], where: str) -> None:
+    needed: Counter = Counter()
+    for bundle in request.bundles:
+        needed.update(bundle)
+    short = [
+        f"{n:g} {name} ({where} has {total.get(name, 0):g})"
+        for name, n in needed.items()
+        if n > total.get(name, 0) + ROUNDING
+    ]
+    for bundle in request.bundles:
+        if not any(all(node.get(name, 0) >= n for name, n in bundle.items()) for node in nodes):
+            amounts = " and ".join(f"{n:g} {name}" for name, n in sorted(bundle.items()))
+            short.append(f"{amounts} in one process (no node has that)")
+    if short:
+        raise PlacementError(
+            f"one run needs {', '.join(dict.fromkeys(short))}; expected less: "
+            f"lower num_env_runners = {config.num_env_runners}, num_learners = {config.num_learners} or the CPUs and "
+            "GPUs of each, or set check_resources = False if the cluster grows by itself"
+        )

@@ -1,0 +1,444 @@
+"""The algorithm SRL: GRPO with experience replay for language models on RLlib.
+
+    training_step
+      plan       due items (revisit) + fresh prompts
+      rollout    LLMEnvRunner.play_groups ──> groups (the driver gets metadata; tokens stay in the object store)
+      remember   the memory grades and stores the played groups, and draws stored groups (reuse)
+      batch      advantages, loss weights ──> one shard per learner
+      learn      one update of the learners
+      sync       verified weights to every engine
+      look_back  learner feedback to the memory, reference model, planner, callbacks
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from pyarrow.fs import LocalFileSystem
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    TIMERS,
+)
+
+from rllib_srl.algorithm.checkpointing import SavedAlgorithm
+from rllib_srl.algorithm.config import SRLConfig
+from rllib_srl.algorithm.evaluation import evaluate
+from rllib_srl.algorithm.metrics import Report
+from rllib_srl.algorithm.resources import check_cluster_holds
+from rllib_srl.batch.advantage_estimator import Compared, Comparison
+from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.shaping import ramp
+from rllib_srl.batch.shard import TrainingShard, build_shards
+from rllib_srl.common.callbacks import augmented, call_finished
+from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
+from rllib_srl.curriculum.controller import Controller, weighted
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.engine.canary import canary_sequences
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
+from rllib_srl.learner.learner_group import ask_learners, call_learners, update_learners
+from rllib_srl.learner.reference import ReferenceClock
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.replay.visits import Visit
+from rllib_srl.rollout.env_runner import RunnerBatch
+from rllib_srl.rollout.runner_group import Runners
+from rllib_srl.storage.local_paths import local_path
+from rllib_srl.storage.seal_key import make_key
+from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.weights.sync import WeightSync
+from rllib_srl.weights.transports import Direct, ObjectStore
+
+starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
+MAX_TRIES = 3  # attempts to play the same prompts when runners die
+
+
+class SRL(SavedAlgorithm):
+    """Algorithm that trains a language model on text environments.
+
+    Invariant: between iterations every engine holds the learner's weights of `version`, checked by the canary.
+    """
+
+    config: SRLConfig
+
+    @classmethod
+    def get_default_config(cls) -> SRLConfig:
+        """Return the default settings of SRL."""
+        return SRLConfig()
+
+    def setup(self, config: SRLConfig) -> None:
+        """Start runners, learners and memory, and verify that each engine holds the learner's weights."""
+        if self.config.checkpoint_every:
+            make_key(self.config.seal_key_file)  # fail now, not when the first checkpoint is written
+        if not ray.is_initialized():
+            ray.init()  # the resource check below needs a running Ray
+        if ray.util.get_current_placement_group() is None:
+            check_cluster_holds(super().default_resource_request(self.config), self.config)
+        starting.info("preparing the model")
+        model_dir = local_model(self.config.model_config["model"])  # once, before runners and learners start
+        starting.info("starting engine and learner")
+        super().setup(config)
+        self.version = 0
+        self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
+        worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
+        self.source = PromptSource(*worlds, self.seed, self.config.task_stream())
+        if self.config.evaluation_iterations:
+            self.source.iterating([], self.config.evaluation_iterations)
+        self.runners = Runners(self.env_runner_group)
+        self.runners.check_started(self.config.start_timeout_s)
+        starting.info("checking that the engine follows the learner")
+        self.weight_sync = self._make_weight_sync(model_dir)
+        self.weight_sync.start(self.version)
+        starting.info("opening the memory")
+        self.memory = self._start_memory(model_dir)
+        fractions = (self.config.replay_revisit_fraction, self.config.replay_reuse_fraction)
+        self.controller = Controller(
+            self.config.planner_settings(), self.seed, fractions, self.source, self.metrics
+        )
+        loss = self.config.loss_settings()
+        self.comparison = Comparison(loss, self.config.replay_pass_reward, self.seed)
+        self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
+        redaction = (self.config.replay_on_secret, self.config.replay_secret_detector)
+        self.report = Report(self.metrics, Path(self.logdir), *redaction)
+
+    def _start_memory(self, model_dir: Path) -> Memory | NoMemory:
+        settings = self.config.replay_settings()
+        if not settings.is_on:
+            return NoMemory()
+        return Memory.start(
+            settings,
+            directory=Path(self.logdir) / "replay",
+            seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
+            run=uuid.uuid4().hex[:12],
+            model_dir=model_dir,
+            max_prompt_tokens=self.config.max_episode_tokens - 2 * self.config.max_turn_tokens,
+            temperature=self.config.temperature,
+            is_local=self.config.num_env_runners == 0,
+            timeout_s=self.config.start_timeout_s,
+        )
+
+    def _make_weight_sync(self, model_dir: Path) -> WeightSync:
+        config, timeout_s = self.config, self.config.sync_timeout_s
+        sequences = canary_sequences(load_tokenizer(model_dir), config.max_episode_tokens)
+        both = (self.learner_group, self.runners, sequences, timeout_s)
+        carrier: ObjectStore | Direct = ObjectStore(*both)
+        if config.weight_transfer != "object_store":
+            carrier = Direct(*both, config.weight_transfer, config.engine_tensor_parallel_size)
+        return WeightSync(carrier, self.runners, sequences, config.compute_dtype, timeout_s)
+
+    def _setup_logdir(self) -> None:
+        """Create the log directory: under Tune the trial's own, else `log_directory`, else RLlib's default."""
+        if self._storage is not None:
+            super()._setup_logdir()
+            if isinstance(self._storage.storage_filesystem, LocalFileSystem):
+                self._logdir = self._storage.trial_fs_path  # Tune's working directory is not kept
+        elif self.config.log_directory:
+            self._logdir = str(local_path(self.config.log_directory).expanduser().absolute())
+        else:
+            super()._setup_logdir()
+        Path(self._logdir).mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds private transcripts and memory
+
+    def training_step(self) -> None:
+        """Run one iteration: plan, rollout, remember, batch, learn, sync, look back."""
+        now = self.iteration + 1
+        with self._timed("plan"):
+            plan = self.controller.begin(now, self.config.evaluation_duration, self._play_probes)
+            self.memory.set_fractions(plan.revisit_fraction, plan.reuse_fraction)
+            revisits = self.memory.due(self.config.num_prompts_per_batch, now, plan.stored)
+            fresh = self.source.draw(self.config.num_prompts_per_batch - len(revisits), plan.fresh)
+            prompts = augmented(self, revisits + fresh, now)
+        with self._timed("rollout"):
+            batches = list(self.play(prompts, num_revisits=len(revisits)))  # asynchronous rollouts would change this
+            batches += self._resampled(batches, len(prompts), plan.fresh)
+            groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
+        with self._timed("remember"):
+            visits = self.memory.add(groups, now)
+            reused = self.memory.sample(len(prompts), now, plan.stored)
+        with self._timed("batch"):
+            compared = weighted(self._compare(groups, visits, reused, now), plan.weights)
+            shards = self._shards(compared, now)
+        with self._timed("learn"), self._engines_at_rest():
+            is_updated = self._learn(shards)
+        with self._timed("sync"):
+            if is_updated:
+                self._sync_weights()
+        with self._timed("look_back"):
+            if is_updated:
+                self._look_back(groups, reused, now)
+            ended = self.controller.end(plan, groups, bool(reused), is_updated, self.config.replay_pass_reward, now)
+            call_finished(self, groups, reused, ended, now)
+        self.report.iteration(now, batches, groups, compared.played)
+        self.report.memory(self.memory, groups, reused, visits, now)
+
+    # --- the lines of training_step --------------------------------------------------------------
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        stream: str = "train",
+        num_revisits: int = 0,
+        first_slot: int = 0,
+        **arguments: Any,
+    ) -> Iterator[RunnerBatch]:
+        """Play prompts on all runners and yield each runner's batch as it arrives.
+
+        A runner that dies or times out is restarted with the current weights, and its prompts are played again.
+
+        Args:
+            prompts: the prompts to play.
+            stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
+            num_revisits: number of prompts, the first ones, that come from the memory.
+            first_slot: number of the first prompt within the iteration.
+            arguments: arguments of `LLMEnvRunner.play_groups` that replace those of training.
+
+        Raises:
+            ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
+        """
+        pending = [(f"{self.iteration + 1}.{slot}", prompt) for slot, prompt in enumerate(prompts, first_slot)]
+        arguments = {**arguments, "revisits": frozenset(group_id for group_id, _ in pending[:num_revisits])}
+        for attempt in range(MAX_TRIES):
+            shares = _deal(pending, self.runners.ids)
+            calls = {i: self._play_arguments(share, i, stream, attempt, arguments) for i, share in shares.items()}
+            lost: dict[int, Failure] = {}
+            for runner_id, answer in self.runners.play(calls, self.version, self.config.sample_timeout_s):
+                if isinstance(answer, Failure):
+                    lost[runner_id] = answer
+                else:
+                    yield answer
+            if not lost:
+                return
+            pending = [pair for runner_id in lost for pair in shares[runner_id]]
+            if attempt + 1 == MAX_TRIES:
+                culprit = min(lost)
+                raise ActorFailure(
+                    f"{len(pending)} prompts could not be played in {MAX_TRIES} tries: "
+                    f"runner {culprit} {lost[culprit].reason}"
+                )
+            self._restore_runners(lost)
+
+    def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
+        """Play prompts greedily, once each, with a separate random stream."""
+        batches = self.play(prompts, "probe", group_size=1, temperature=0.0, as_groups=False, num_transcripts=0)
+        return [group for batch in batches for group in batch.groups]
+
+    def _play_arguments(
+        self, share: list[tuple[str, Prompt]], runner_id: int, stream: str, attempt: int, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        words = [self.seed, sum(stream.encode()), self.iteration, runner_id, attempt]
+        seed = int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
+        defaults = {"group_size": self.config.group_size, "num_transcripts": self.config.num_transcripts}
+        return {"prompts": share, "seed": seed, **defaults, **arguments}
+
+    def _restore_runners(self, lost: dict[int, Failure]) -> None:
+        """Restart runners and sync the current weights to them; a runner that dies meanwhile is restarted again.
+
+        Raises:
+            ActorFailure: a runner did not come back, or died `MAX_TRIES` times.
+        """
+        for runner_id, failure in lost.items():
+            for attempt in range(MAX_TRIES):
+                self.report.warn(
+                    f"runner {runner_id} {failure.reason}; it is restarted, and what it lost is played again"
+                )
+                self.runners.revive(runner_id, failure, self.config.start_timeout_s)
+                self.report.count("num_runner_restarts", 1)
+                try:
+                    self.weight_sync.start(self.version, [runner_id])
+                    break
+                except RunnerFailure as error:
+                    if attempt + 1 == MAX_TRIES:
+                        raise
+                    failure = error.failure
+
+    def _resampled(
+        self, batches: Sequence[RunnerBatch], num_played: int, shares: Mapping[str, float] | None
+    ) -> list[RunnerBatch]:
+        """Dynamic sampling: play fresh prompts until `num_prompts_per_batch` groups have signal.
+
+        At most `dynamic_sampling_tries` rounds.
+        """
+        more: list[RunnerBatch] = []
+        num_slots = num_played
+        for attempt in range(1, self.comparison.settings.dynamic_sampling_tries + 1):
+            played = [group for batch in [*batches, *more] for group in batch.groups]
+            missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
+            if missing <= 0:
+                break
+            fresh = self.source.draw(missing, shares)
+            more += self.play(fresh, stream=f"train again {attempt}", first_slot=num_slots)
+            num_slots += missing
+        self.report.count("num_prompts_resampled", num_slots - num_played)
+        return more
+
+    def _compare(
+        self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], reused: Sequence[GroupMeta], now: int
+    ) -> Compared:
+        """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any."""
+        is_rescue = self.comparison.settings.rescue != "none"
+        compared = self.comparison.compare(
+            groups,
+            self.comparison.shaped_rewards(groups, now),
+            self._kl_in_reward(groups),
+            [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
+            reused,
+            self.memory.successes(groups, now) if is_rescue else {},
+        )
+        for name, number in compared.counts.items():
+            self.report.count(name, number)
+        return compared
+
+    def _shards(self, compared: Compared, now: int) -> list[TrainingShard]:
+        settings = self.comparison.settings
+        return build_shards(
+            compared.groups,
+            compared.advantages,
+            max(1, self.config.num_learners),
+            self.config.sync_timeout_s,
+            self.config.replay_reuse_coeff * ramp(now, settings.reuse_ramp),
+            settings.aggregation,
+            settings.longest_answer,
+            settings.reuse_normalisation,
+        )
+
+    def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
+        """Return kl_coeff times each episode's k1 estimate of the KL, None unless the KL is part of the reward."""
+        settings = self.comparison.settings
+        if not settings.kl_coeff or settings.kl_estimator != "k1" or not groups:
+            return None
+        rewards = [group.rewards_G.astype(np.float64) for group in groups]
+        shards = build_shards(groups, rewards, max(1, self.config.num_learners), self.config.sync_timeout_s)
+        arguments = [(shard,) for shard in shards]
+        timeout_s = self.config.update_timeout_s
+        answers = call_learners(self.learner_group, "episode_kl", arguments, timeout_s, "scoring the reference")
+        refs = [id(ref) for shard in shards for ref in shard.group_refs]
+        kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
+        return [settings.kl_coeff * kl_of[id(group.ref)] for group in groups]
+
+    def _learn(self, shards: Sequence[TrainingShard]) -> bool:
+        """Update the learners; return whether they were updated. A batch without any signal is skipped and counted."""
+        is_empty = not any(shard.group_refs for shard in shards)
+        self.report.count("num_empty_batches", int(is_empty))
+        if is_empty:
+            return False
+        steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+        results = update_learners(
+            self.learner_group,
+            shards,
+            {NUM_ENV_STEPS_SAMPLED_LIFETIME: steps},
+            self.config.num_epochs,
+            self.config.update_timeout_s,
+        )
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        return True
+
+    def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
+        """Pass learner feedback (drift of reused groups, hidden states) to the memory, and update the reference."""
+        if reused:
+            asked = [()] * max(1, self.config.num_learners)
+            told = call_learners(self.learner_group, "reuse_report", asked, self.config.sync_timeout_s, "reporting")
+            self.memory.look_back(reused, {name: row for one in told for name, row in one.items()}, now)
+        if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
+            rates = [(rate,)] * max(1, self.config.num_learners)
+            call_learners(self.learner_group, "follow_policy", rates, self.config.sync_timeout_s, "moving a reference")
+            self.report.count("num_reference_moves", 1)
+        if self.config.replay_embedding == "policy":
+            self.memory.embed(ask_learners(self.learner_group, "take_embeddings"), groups, now)
+
+    def _sync_weights(self) -> None:
+        self.version += 1
+        gap, lost = self.weight_sync.sync(self.version)
+        self._restore_runners(lost)
+        self.report.sync(gap, self.version, self.weight_sync.seconds)
+
+    @contextmanager
+    def _engines_at_rest(self) -> Iterator[None]:
+        """With `colocate`, put the engines to sleep while the learners use the shared GPU, and wake them up after."""
+        if not self.config.colocate:
+            yield
+            return
+        timeout_s, no_arguments = self.config.sync_timeout_s, [()] * max(1, self.config.num_learners)
+        if lost := self._asked_runners("rest"):
+            self._restore_runners(lost)
+            self.runners.all("rest", {runner_id: {} for runner_id in lost}, timeout_s, "going to sleep")
+        call_learners(self.learner_group, "take_room", no_arguments, timeout_s, "taking the card")
+        try:
+            yield
+            call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "making room on the card")
+        finally:
+            self._restore_runners(self._asked_runners("rise"))
+
+    def _asked_runners(self, method: str) -> dict[int, Failure]:
+        """Call `method` on all runners; return those that died or timed out."""
+        everyone: dict[int, dict] = {runner_id: {} for runner_id in self.runners.ids}
+        answers = self.runners.each(method, everyone, self.config.sync_timeout_s)
+        return {runner_id: answer for runner_id, answer in answers if isinstance(answer, Failure)}
+
+    # --- evaluation, resources, end ---------------------------------------------------------------
+
+    def rate(self, ratings: Mapping[str, float]) -> int:
+        """Grade items of the memory by people's ratings; return how many were graded. Call it between iterations.
+
+        Args:
+            ratings: key of a prompt (`srl memory ls` shows it) -> rating, on the scale `replay_rating_scale`.
+
+        Raises:
+            ValueError: a rating outside its scale, or there is no memory; nothing was graded.
+        """
+        return self.memory.rate(ratings, self.iteration)
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""
+        return evaluate(self)
+
+    @classmethod
+    def default_resource_request(cls, config: Any) -> Any:
+        """Return the resources of one Tune trial.
+
+        Raises:
+            PlacementError: the cluster cannot hold them.
+        """
+        request = super().default_resource_request(config)
+        settings = cls.get_default_config().update_from_dict(config if isinstance(config, dict) else config.to_dict())
+        check_cluster_holds(request, settings)
+        return request
+
+    @classmethod
+    def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
+        return False  # the training engines also evaluate; extra engines would need more memory
+
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """Do nothing: `play` and `_sync_weights` detect dead runners and restore them with verified weights."""
+        return []
+
+    def cleanup(self) -> None:
+        """Stop the memory, close the log files, and stop runners and learners."""
+        if hasattr(self, "memory"):
+            self.memory.stop()
+        if hasattr(self, "report"):
+            self.report.close()
+        super().cleanup()
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        with self.metrics.log_time((TIMERS, name), reduce="mean", window=1):
+            yield
+
+
+def _deal(pending: Sequence[tuple[str, Prompt]], runner_ids: Sequence[int]) -> dict[int, list[tuple[str, Prompt]]]:
+    """Split prompts evenly over runners; leave out runners that get none."""
+    shares = {runner_id: list(pending[at :: len(runner_ids)]) for at, runner_id in enumerate(runner_ids)}
+    return {runner_id: share for runner_id, share in shares.items() if share}
+
+
+def _slot(group_id: str) -> int:
+    return int(group_id.rsplit(".", 1)[1])

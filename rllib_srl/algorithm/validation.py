@@ -1,0 +1,352 @@
+"""Validates an SRLConfig: plain functions that take the settings and return error messages.
+
+Each message has the form "name = value; expected ...". Nothing here starts a process or loads a model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from rllib_srl.algorithm.loss_validation import faults_of_loss
+from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.curriculum.settings import PlannerSettings
+from rllib_srl.curriculum.streams import stream_faults
+from rllib_srl.engine.models import check_model_name
+from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.storage.local_paths import local_path
+
+# RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
+USED = frozenset(
+    """
+    env env_config num_env_runners create_local_env_runner env_runner_cls
+    num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner
+    validate_env_runners_after_construction sample_timeout_s
+    num_learners num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner local_gpu_idx
+    max_requests_in_flight_per_learner lr grad_clip grad_clip_by num_epochs learner_config_dict log_gradients
+    evaluation_interval evaluation_duration in_evaluation seed log_level log_sys_usage
+    placement_strategy num_cpus_for_main_process custom_resources_for_main_process
+    extra_python_environs_for_driver extra_python_environs_for_worker
+    restart_failed_env_runners max_num_env_runner_restarts delay_between_env_runner_restarts_s
+    env_runner_health_probe_timeout_s env_runner_restore_timeout_s
+    algo_class stats_cls_lookup keep_per_episode_custom_metrics metrics_num_episodes_for_smoothing
+    metrics_episode_collection_timeout_s disable_env_checking simple_optimizer
+    """.split()  # noqa: SIM905
+)
+# Replacements for the most used of the settings that are refused.
+INSTEAD = {
+    "train_batch_size": "num_prompts_per_batch and group_size",
+    "_train_batch_size_per_learner": "num_prompts_per_batch and group_size",
+    "minibatch_size": "num_epochs: each epoch is one step over the whole batch",
+    "shuffle_batch_per_epoch": "nothing: gradients are summed over the whole batch",
+    "gamma": "nothing: rewards of an episode are summed",
+    "rollout_fragment_length": "nothing: episodes are played to their end",
+    "batch_mode": "nothing: episodes are played to their end",
+    "num_envs_per_env_runner": "num_env_threads and engine_max_num_seqs",
+    "evaluation_num_env_runners": "nothing: evaluation plays on the training engines",
+    "evaluation_parallel_to_training": "nothing: evaluation plays on the training engines",
+    "evaluation_duration_unit": "nothing: evaluation_duration counts held-out prompts",
+    "evaluation_sample_timeout_s": "sample_timeout_s",
+    "evaluation_config": "evaluation_pass_k and the settings of training",
+    "custom_evaluation_function": "a subclass of SRL with its own evaluate()",
+    "num_aggregator_actors_per_learner": "nothing: learners fetch groups themselves",
+    "min_time_s_per_iteration": "nothing: an iteration is one batch",
+    "min_sample_timesteps_per_iteration": "num_prompts_per_batch: an iteration is one batch",
+    "min_train_timesteps_per_iteration": "num_prompts_per_batch: an iteration is one batch",
+    "torch_skip_nan_gradients": "nothing: non-finite gradients are always skipped and counted",
+    "compress_observations": "nothing: observations are token ids",
+    "clip_rewards": "the environment's own rewards in [0, 1]",
+    "explore": "temperature",
+    "model": "model_config={'model': ...}",
+    "optimizer": "optimizer_name",
+    "num_gpus": "num_gpus_per_learner",
+    "framework_str": "nothing: SRL is written in torch",
+    "_env_to_module_connector": "prompt_format",
+    "_module_to_env_connector": "prompt_format",
+    "_learner_connector": "a subclass of GRPOTorchLearner",
+}
+AT_LEAST = {
+    "num_prompts_per_batch": 1,
+    "group_size": 2,
+    "max_turns": 1,
+    "max_turn_tokens": 1,
+    "max_episode_tokens": 8,
+    "micro_batch_tokens": 1,
+    "lora_rank": 0,
+    "num_env_threads": 1,
+    "engine_max_num_seqs": 1,
+    "engine_tensor_parallel_size": 1,
+    "checkpoint_every": 0,
+    "checkpoints_kept": 1,
+    "num_transcripts": 0,
+    "evaluation_pass_k": 0,
+    "evaluation_iterations": 0,
+    "num_env_runners": 0,
+    "num_learners": 0,
+    "num_epochs": 1,
+    "evaluation_duration": 1,
+}
+ABOVE_ZERO = (
+    "env_timeout_s",
+    "sample_timeout_s",
+    "update_timeout_s",
+    "sync_timeout_s",
+    "start_timeout_s",
+    "engine_kv_cache_gib",
+)
+TRUE_OR_FALSE = ("colocate", "prefix_sharing", "activation_checkpointing", "fsdp", "check_resources")
+ONE_OF = {
+    "engine": ("auto", "vllm", "transformers"),
+    "weight_transfer": ("object_store", "nccl", "ipc"),
+    "prompt_format": ("text", "chat"),
+    "compute_dtype": ("auto", "float32", "bfloat16"),
+    "optimizer_name": OPTIMIZERS,
+}
+
+
+def faults_of(config: Any) -> list[str]:
+    """Return all error messages of the settings, [] if they are valid."""
+    own = (_unknown, _unused, _numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds)
+    return [line for check in (*own, _replay, _planner, faults_of_loss) for line in check(config)]
+
+
+def _unknown(config: Any) -> Iterator[str]:
+    known = set(vars(type(config)()))
+    for name in sorted(set(vars(config)) - known - {"class"}):  # RLlib's from_state leaves "class" behind
+        if not name.startswith("_"):
+            hint = in_place_of(name, {word for word in known if not word.startswith("_")})
+            yield f"{name} = {getattr(config, name)!r}; expected no setting of that name{f'; {hint}' if hint else ''}"
+
+
+def _unused(config: Any) -> Iterator[str]:
+    inherited = set(vars(AlgorithmConfig())) - USED
+    defaults = vars(type(config)())
+    for name in sorted(inherited):
+        is_watched = name in INSTEAD or not name.startswith(("_", "callbacks_", "policies", "policy_"))
+        value, default = getattr(config, name), defaults[name]
+        if is_watched and value != default:
+            use = f": use {INSTEAD[name]}" if name in INSTEAD else ""
+            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}, SRL does not use it{use}"
+    if config.is_multi_agent:
+        yield "policies of several agents; expected one: SRL trains a single policy"
+
+
+def _numbers(config: Any) -> Iterator[str]:
+    for name, least in AT_LEAST.items():
+        if not _is_integer(getattr(config, name), least):
+            yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}"
+    for name, least in {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1}.items():
+        if getattr(config, name) is not None and not _is_integer(getattr(config, name), least):
+            yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
+    for name in ABOVE_ZERO:
+        if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
+            yield f"{name} = {getattr(config, name)!r}; expected a number above 0"
+    utilization = config.engine_memory_utilization
+    if not _is_number(utilization) or not 0 < utilization <= 1:
+        yield f"engine_memory_utilization = {utilization!r}; expected a number in (0, 1]"
+    if not _is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
+        yield f"temperature = {config.temperature!r}; expected a number from 0.01 to 100"
+    if config.grad_clip is not None and (not _is_number(config.grad_clip) or config.grad_clip <= 0):
+        yield f"grad_clip = {config.grad_clip!r}; expected a number above 0, or None"
+    if not _is_number(config.weight_decay) or config.weight_decay < 0:
+        yield f"weight_decay = {config.weight_decay!r}; expected a number of at least 0"
+    if not isinstance(config.lr, list | tuple) and (not _is_number(config.lr) or config.lr < 0):
+        yield f"lr = {config.lr!r}; expected a number of at least 0, or a schedule [[turns, rate], ...]"
+    for name in TRUE_OR_FALSE:
+        if not isinstance(getattr(config, name), bool):
+            yield f"{name} = {getattr(config, name)!r}; expected True or False"
+
+
+def _places(config: Any) -> Iterator[str]:
+    if not isinstance(config.seal_key_file, str | Path | None):
+        yield f"seal_key_file = {config.seal_key_file!r}; expected the path of a file, or None"
+
+
+def _choices(config: Any) -> Iterator[str]:
+    for name, choices in ONE_OF.items():
+        if getattr(config, name) not in choices:
+            yield f"{name} = {getattr(config, name)!r}; expected one of {', '.join(map(repr, choices))}"
+
+
+def _paths(config: Any) -> Iterator[str]:
+    directory = config.log_directory
+    if directory is None:
+        return
+    if not isinstance(directory, str | os.PathLike):
+        yield f"log_directory = {directory!r}; expected a path, or None"
+        return
+    try:
+        local_path(os.fspath(directory))
+    except ValueError as error:
+        yield f"log_directory = {str(directory)!r}; {error}"
+
+
+def _pairs(config: Any) -> Iterator[str]:
+    turn, episode = config.max_turn_tokens, config.max_episode_tokens
+    if isinstance(turn, int) and isinstance(episode, int) and turn >= episode:
+        yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which holds the prompt too"
+    if config.optimizer_name == "sgd" and config.weight_decay:
+        yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
+    betas = config.adam_betas
+    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
+        yield f"adam_betas = {betas!r}; expected two numbers in [0, 1)"
+
+
+def _fitting(config: Any) -> Iterator[str]:
+    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner):
+        yield fault
+    names = config.lora_targets
+    if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
+        yield f"lora_targets = {names!r}; expected names of layers, such as ('q_proj', 'v_proj')"
+    alpha = config.lora_alpha
+    if alpha is not None and (not _is_number(alpha) or alpha <= 0):
+        yield f"lora_alpha = {alpha!r}; expected a number above 0, or None"
+    if config.lora_rank and find_spec("peft") is None:
+        yield f"lora_rank = {config.lora_rank}; expected the package peft: pip install 'rllib_srl[lora]'"
+    for name in ("lora_rank", "fsdp"):
+        value = getattr(config, name)
+        if value and config.weight_transfer != "object_store":
+            yield f"{name} = {value!r} with weight_transfer = {config.weight_transfer!r}; expected 'object_store'"
+        if value and config.kl_coeff and config.loss_settings().kl_reference != "base":
+            yield (
+                f"{name} = {value!r} with kl_reference = {config.loss_settings().kl_reference!r}; expected 'base': "
+                "a reference that moves copies whole weights"
+            )
+    if not config.fsdp:
+        return
+    if config.lora_rank:
+        yield "fsdp = True with lora_rank; expected one of the two: adapters leave nothing large that is trained"
+    if _is_integer(config.num_learners, 0) and config.num_learners < 2:
+        yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2 to spread over"
+    if config.colocate:
+        yield "fsdp = True with colocate = True; expected one of the two: shards are not moved off the card"
+    if config.grad_clip_by != "global_norm":
+        yield f"fsdp = True with grad_clip_by = {config.grad_clip_by!r}; expected 'global_norm'"
+    if config.optimizer_name not in TORCH:
+        yield f"fsdp = True with optimizer_name = {config.optimizer_name!r}; expected one of {', '.join(TORCH)}"
+    if config.loss_settings().needs_survey:
+        yield "fsdp = True with a loss that looks at the whole batch first (bapo, cov_clip); expected another"
+
+
+def _placement(config: Any) -> Iterator[str]:
+    num_gpus = config.num_gpus_per_env_runner
+    has_engine_gpu = num_gpus > 0
+    if config.num_env_runners == 0 and config.num_learners != 0:
+        yield f"num_env_runners = 0 (all in one process); expected num_learners = 0, not {config.num_learners}"
+    if config.weight_transfer != "object_store" and not (has_engine_gpu and config.num_gpus_per_learner > 0):
+        yield f"weight_transfer = {config.weight_transfer!r}; expected 'object_store' without GPUs on both sides"
+    if config.engine == "transformers" and config.weight_transfer != "object_store":
+        yield f"weight_transfer = {config.weight_transfer!r}; expected 'object_store' with engine = 'transformers'"
+    if num_gpus >= 1 and config.engine_tensor_parallel_size != num_gpus:
+        yield (
+            f"engine_tensor_parallel_size = {config.engine_tensor_parallel_size}; expected "
+            f"num_gpus_per_env_runner = {num_gpus:g}"
+        )
+    if config.colocate and has_engine_gpu and num_gpus + config.num_gpus_per_learner > 1:
+        yield (
+            f"colocate = True with {num_gpus:g} + {config.num_gpus_per_learner:g} GPUs; "
+            "expected fractions that sum to at most 1"
+        )
+
+
+def _model(config: Any) -> Iterator[str]:
+    if not isinstance(config._model_config, Mapping):
+        yield f"model_config = {config._model_config!r}; expected {{'model': ...}}"
+        return
+    try:
+        name = config.model_config["model"]
+        check_model_name(name)
+    except ValueError as error:
+        yield f"model_config['model'] = {name!r}; {error}"
+    extra = sorted(set(config.model_config) - {"model"})
+    if extra:
+        yield f"model_config has {extra}; expected only 'model'"
+
+
+def _worlds(config: Any) -> Iterator[str]:
+    if config.stream is not None:
+        yield from _stream(config)
+        return
+    if config.env is None and not config.worlds:
+        yield "env = None; expected an environment: .environment('compare') or .environment(worlds={...})"
+        return
+    if config.env is not None and config.worlds:
+        yield f"env = {config.env!r} and worlds = {sorted(config.worlds)}; expected one of the two"
+        return
+    if config.env is not None and not isinstance(config.env, str | type):
+        yield f"env = {config.env!r}; expected a name, 'package.module:Class' or a class"
+        return
+    for name in ("worlds", "mixture"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value)):
+            yield f"{name} = {value!r}; expected a mapping from the names of environments"
+            return
+    for name, env_config in {**(config.worlds or {}), "env": config.env_config}.items():
+        if not isinstance(env_config or {}, Mapping):
+            yield f"env_config of {name} = {env_config!r}; expected a mapping"
+            return
+    try:
+        config.world_creators()
+    except ValueError as error:
+        yield f"env: {error}" if not config.worlds else f"worlds: {error}"
+        return
+    weights = config.mixture or {}
+    if config.mixture is not None and (set(weights) - set(config.world_configs()) or not weights):
+        yield f"mixture = {weights!r}; expected weights of some of {sorted(config.world_configs())}"
+    elif any(not _is_number(weight) or weight <= 0 for weight in weights.values()):
+        yield f"mixture = {weights!r}; expected weights above 0"
+
+
+def _stream(config: Any) -> Iterator[str]:
+    for name in ("env", "env_config", "worlds", "mixture"):
+        if getattr(config, name):
+            yield f"{name} = {getattr(config, name)!r}; expected nothing beside stream, whose entries say it"
+    if faults := stream_faults(config.stream):
+        yield from faults
+        return
+    try:
+        config.world_creators()
+    except ValueError as error:
+        yield f"stream: {error}"
+
+
+def _replay(config: Any) -> Iterator[str]:
+    yield from config.replay_settings().faults(prefix="replay_")
+
+
+def _fractions(config: Any, settings: PlannerSettings) -> Iterator[str]:
+    low, high = settings.fraction_bounds
+    for name in settings.adapted:
+        fraction = getattr(config, f"replay_{name}_fraction")
+        if isinstance(fraction, int | float) and not low <= fraction <= high:
+            yield (
+                f"replay_{name}_fraction = {fraction!r}; expected {low} to {high}, the planner_fraction_bounds within "
+                f"which planner_adapt = {settings.adapt!r} moves it"
+            )
+
+
+def _planner(config: Any) -> Iterator[str]:
+    settings = config.planner_settings()
+    yield from (faults := settings.faults(prefix="planner_"))
+    yield from _fractions(config, settings) if not faults else ()
+    if settings.adapt != "none" and config.replay_capacity == 0:
+        yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
+    if settings.mode != "off" and config.replay_domain_quotas is not None:
+        yield (
+            f"replay_domain_quotas = {config.replay_domain_quotas!r}; expected None with planner_mode = "
+            f"{settings.mode!r}, which sets the quotas"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,160 @@
+"""Split a batch into one shard per learner: references to whole groups, their advantages and loss weights.
+
+    driver: GroupMeta (rewards, lengths, references) -> one TrainingShard per learner, without tokens
+    learner: shard.groups() fetches the token arrays from the object store
+
+The scale of each token's loss is fixed here for the whole batch over all shards (`batch/loss_weights.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+
+from rllib_srl.batch.layout import balanced_shards
+from rllib_srl.batch.loss_weights import Scale, token_scales
+from rllib_srl.batch.mixing import PartRef, part_of
+from rllib_srl.types import Group, GroupMeta, ListedRef
+
+REUSE = "reuse"  # origin of a stored group that is trained on again
+RESCUE = "rescue"  # origin of stored episodes that joined a played group; all other origins: played this iteration
+
+
+class TrainingShard(MultiAgentBatch):
+    """A `MultiAgentBatch` for one learner that holds references to groups instead of token columns.
+
+    Invariant: `num_tokens`, `num_reused_tokens`, `num_episodes` and the normalisation of `scales` cover the whole batch
+    over all learners, not this shard, so that sums over learners are sums over the batch. A shard may be empty.
+    """
+
+    def __init__(
+        self,
+        group_refs: Sequence[Any],
+        advantages: Sequence[np.ndarray],
+        num_tokens: int,
+        num_episodes: int,
+        fetch_timeout_s: float,
+        *,
+        origins: Sequence[str],
+        scales: Sequence[Scale],
+        num_reused_tokens: int,
+    ) -> None:
+        """Set one learner's groups.
+
+        Args:
+            group_refs: `GroupMeta.ref` of each group.
+            advantages: advantages [G] of each group's episodes.
+            num_tokens: policy-written tokens of the played groups of all shards together.
+            num_episodes: episodes of all shards together, including reused ones.
+            fetch_timeout_s: timeout of `groups`, seconds.
+            origins: "fresh", "revisit", "reuse" or "rescue" per group. They are passed separately because the `origin`
+                inside a stored group is the one it had when it was played.
+            scales: factor of the token loss for each group, either one number or one per episode [G].
+            num_reused_tokens: policy-written tokens of the stored groups of all shards together.
+        """
+        columns = SampleBatch({"advantage": np.concatenate([np.zeros(0), *advantages]).astype(np.float32)})
+        super().__init__({DEFAULT_MODULE_ID: columns}, env_steps=len(columns["advantage"]))
+        self.group_refs = list(group_refs)
+        self.advantages = list(advantages)
+        self.num_tokens = num_tokens
+        self.num_episodes = num_episodes
+        self.fetch_timeout_s = fetch_timeout_s
+        self.origins = list(origins)
+        self.scales = list(scales)
+        self.num_reused_tokens = num_reused_tokens
+
+    @property
+    def is_reused_P(self) -> np.ndarray:
+        """Return which groups come from the replay memory, bool [P]."""
+        return np.array([origin in (REUSE, RESCUE) for origin in self.origins], bool)
+
+    def groups(self) -> list[Group]:
+        """Fetch the groups.
+
+        Raises:
+            ray.exceptions.GetTimeoutError: the object store did not answer within `fetch_timeout_s`.
+        """
+        return fetched(self.group_refs, self.fetch_timeout_s)
+
+
+def fetched(refs: Sequence[Any], timeout_s: float) -> list[Group]:
+    """Return the groups behind `GroupMeta.ref`s, fetching each object once.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: the object store did not answer within `timeout_s`.
+    """
+    whole = [ref.ref if isinstance(ref, PartRef) else ref for ref in refs]
+    objects = [ref.ref if isinstance(ref, ListedRef) else ref for ref in whole]
+    remote = list(dict.fromkeys(ref for ref in objects if isinstance(ref, ray.ObjectRef)))
+    found = dict(zip(remote, ray.get(remote, timeout=timeout_s) if remote else [], strict=True))
+    groups = [found[ref] if isinstance(ref, ray.ObjectRef) else ref for ref in objects]
+    groups = [group[ref.index] if isinstance(ref, ListedRef) else group for ref, group in zip(whole, groups)]
+    return [part_of(group, ref.episodes) if isinstance(ref, PartRef) else group for ref, group in zip(refs, groups)]
+
+
+def build_shards(
+    groups: Sequence[GroupMeta],
+    advantages: Sequence[np.ndarray],
+    num_shards: int,
+    fetch_timeout_s: float,
+    reuse_coeff: float = 1.0,
+    aggregation: str = "token_mean",
+    longest: int = 1,
+    normalisation: str = "split",
+) -> list[TrainingShard]:
+    """Split whole groups into one shard per learner, balanced by tokens.
+
+    Played and reused groups are balanced separately, because learners synchronise between the two. Reused groups
+    therefore never move a played group to another learner.
+
+    The scale of a group is multiplied by its `weight`. Token and episode counts are not, so a weight scales only the
+    gradient of its own group.
+
+    Args:
+        groups: groups to train on, played and reused in any order.
+        advantages: one array [G] per group, computed before any sharding.
+        num_shards: number of learners; 1 for a local learner.
+        fetch_timeout_s: see `TrainingShard`.
+        reuse_coeff: weight of the reused groups' mean loss relative to the played groups', at least 0.
+        aggregation: rule of `loss_weights.token_scales`.
+        longest: see `loss_weights.token_scales`.
+        normalisation: see `loss_weights.token_scales`.
+    """
+    sides: dict[bool, list[int]] = {False: [], True: []}  # key: whether the group comes from the replay memory
+    for p, group in enumerate(groups):
+        sides[group.origin in (REUSE, RESCUE)].append(p)
+    num_tokens, num_reused_tokens = (_num_loss_tokens([groups[p] for p in sides[is_reused]]) for is_reused in sides)
+    scales = token_scales(
+        [group.num_loss_tokens_G for group in groups],
+        [group.origin == REUSE for group in groups],
+        aggregation,
+        longest,
+        reuse_coeff,
+        normalisation,
+    )
+    parts: list[list[int]] = [[] for _ in range(num_shards)]
+    for side in sides.values():
+        for part, own in zip(parts, balanced_shards([int(groups[p].lengths_G.sum()) for p in side], num_shards)):
+            part.extend(side[i] for i in own)
+    return [
+        TrainingShard(
+            [groups[p].ref for p in part],
+            [advantages[p] for p in part],
+            num_tokens,
+            sum(len(group.rewards_G) for group in groups),
+            fetch_timeout_s,
+            origins=[groups[p].origin for p in part],
+            scales=[scales[p] * groups[p].weight for p in part],
+            num_reused_tokens=num_reused_tokens,
+        )
+        for part in parts
+    ]
+
+
+def _num_loss_tokens(groups: Sequence[GroupMeta]) -> int:
+    return int(sum(group.num_loss_tokens_G.sum() for group in groups))

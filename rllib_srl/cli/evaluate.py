@@ -1,0 +1,156 @@
+"""Evaluate a checkpoint or a model on held-out prompts.
+
+    srl evaluate results/first --evaluation_duration 500      the newest checkpoint of a run
+    srl evaluate results/first/checkpoint_000010 --evaluation_pass_k 8
+    srl evaluate smollm2-135m --env compare --json accuracy.json
+
+Prints greedy accuracy with its 95 % interval (Wilson), by domain if there are several, pass@k with
+--evaluation_pass_k, and two baselines: always giving the most frequent answer of the training prompts, and guessing.
+A checkpoint is evaluated with the settings of its run; flags override them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.shared import baselines, runs
+from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
+from rllib_srl.cli.shared.display import Progress, show_warnings, table, with_interval
+from rllib_srl.cli.shared.settings import (
+    Parser,
+    SettingsError,
+    add_settings,
+    build_config,
+    check,
+    given_settings,
+    with_underscores,
+)
+from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        usage="%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]",
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
+    parser.add_argument("--json", type=Path, metavar="FILE", help='write all figures there; "-": print them only')
+    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser, without=("iterations", "grace_s", "model"))
+    return parser.parse_args(with_underscores(argv))
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluate and print."""
+    given = given_settings(arguments)
+    checkpoint = checkpoint_named(arguments.what)
+    if checkpoint:
+        verify_sealed(checkpoint)
+        earlier = runs.settings_of(checkpoint)
+        if not earlier and "env" not in given and "worlds" not in given:
+            raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected its settings by --config")
+        values = {**earlier, **given}
+    else:
+        values = {**given, "model": arguments.what}
+    figures = measured(values, checkpoint, arguments.verbose, is_silent=arguments.json == Path("-"))
+    if arguments.json == Path("-"):
+        print(json.dumps(figures, indent=1))
+        return 0
+    print(f"{figures['what']} on {', '.join(figures['worlds'])}")
+    print(table(list(rows_of(figures))))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def checkpoint_named(what: str) -> Path | None:
+    """Return the checkpoint at a path; None if `what` names a model.
+
+    Raises:
+        CheckpointError: the path is the directory of a run without a checkpoint.
+    """
+    path = Path(what).expanduser().absolute()
+    is_run = (path / runs.SETTINGS_FILE).is_file() or (path.is_dir() and bool(checkpoints_in(path)))
+    return runs.find_checkpoint(path) if is_run or runs.is_checkpoint(path) else None
+
+
+def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:
+    """Evaluate and return all metrics; leave no files behind."""
+    with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
+        config = build_config({**values, "log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1})
+        check(config)
+        progress = Progress(1, sys.stderr if is_silent else None)
+        show_warnings(progress)
+        try:
+            progress.begin("starting Ray ...")
+            start_ray(verbose)
+            with hushed_stderr(verbose):
+                algo = config.build_algo()
+        except BaseException:
+            progress.end()
+            raise
+        try:
+            if checkpoint:
+                algo.restore_weights(checkpoint)
+            progress.begin(f"playing {config.evaluation_duration} held-out prompts ...")
+            results = algo.evaluate()
+            prompts = algo.source.heldout(config.evaluation_duration)
+            found = baselines.baselines(config, prompts, algo.seed)
+            return {
+                "what": str(checkpoint or values["model"]),
+                "iteration": algo.iteration,
+                "worlds": list(config.world_configs()),
+                "dtype": algo.config.compute_dtype,
+                "pass_k": config.evaluation_pass_k,
+                "iterations": config.evaluation_iterations,
+                "baselines": baselines.as_json(found),
+                **{name: value for name, value in results.items() if name != "env_runners"},
+                "reward": results["env_runners"]["episode_return_mean"],
+            }
+        finally:
+            progress.end()
+            algo.stop()
+
+
+def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table."""
+    interval = with_interval(figures["accuracy"], figures["accuracy_low"], figures["accuracy_high"])
+    yield "greedy accuracy, 95 % interval", interval
+    if len(figures["by_domain"]) > 1:
+        for domain, found in figures["by_domain"].items():
+            yield f"  {domain}", f"{found['accuracy']:.3f}"
+    if figures["pass_k"]:
+        yield "pass@1, sampled", f"{figures['pass_at_1']:.3f}"
+        yield f"pass@{figures['pass_k']}", f"{figures['pass_at_k']:.3f}"
+        yield f"pass^{figures['pass_k']}, all right", f"{figures['pass_hat_k']:.3f}"
+        yield "two sampled answers differ", f"{figures['answer_diversity']:.3f}"
+    if figures["iterations"]:
+        after = f"after {figures['iterations']} further answers"
+        yield f"reward gained {after}", f"{figures['iteration_gain']:+.3f}"
+        yield f"net corrections {after}", f"{figures['net_corrections']:+.0f} of {figures['num_chains']}"
+    yield from baselines.rows_of(baselines.Baselines(**figures["baselines"]))
+    yield "held-out prompts", f"{figures['num_prompts']}" + lost(figures["num_lost"])
+    if not math.isclose(figures["reward"], figures["accuracy"], abs_tol=1e-9):
+        yield "mean reward", f"{figures['reward']:.3f}"
+
+
+def lost(num_lost: int) -> str:
+    """Return a note on the number of episodes ended by infrastructure, "" if there are none."""
+    return f" ({num_lost} lost to failures, not counted)" if num_lost else ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: evaluate(arguments), arguments.debug)
+

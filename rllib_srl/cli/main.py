@@ -1,0 +1,77 @@
+"""Entry point of the console command `srl`: import the module of the given subcommand and run it.
+
+    srl COMMAND ...          e.g. srl train --env compare --lr 3e-5
+    python -m rllib_srl.cli COMMAND ...
+
+A module of this folder is a subcommand if it is in `COMMANDS`; its `main(argv)` returns the exit status. This file
+imports only the standard library, so that `srl --help` is fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand. Invariant: `rllib_srl.cli.<name>` has a `main(argv)`."""
+
+    summary: str
+    starts_ray: bool = False  # the output of Ray, vLLM and transformers is suppressed, unless --verbose
+    is_paged: bool = False  # output often goes to `head` or `less`; ends without an error when the pipe closes
+
+
+COMMANDS = {
+    "quickstart": Command("train SmolLM2-135M on a CPU and show what it learned", starts_ray=True),
+    "train": Command("train a model, or go on with a run", starts_ray=True),
+    "evaluate": Command("measure the accuracy of a model or a checkpoint on held-out prompts", starts_ray=True),
+    "tune": Command("run a study or a search of settings", starts_ray=True),
+    "report": Command("write the report page of a study"),
+    "play": Command("play an environment in the terminal"),
+    "episodes": Command("read the transcripts of a run", is_paged=True),
+    "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
+    "upgrade": Command("teach a trained model a new domain, with gates on what it could do", starts_ray=True),
+    "tokens": Command("check a chat template against token-exact training", starts_ray=True),
+}
+
+
+def help_page() -> str:
+    """Return the text of `srl --help`."""
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: srl COMMAND ...", "", "GRPO with experience replay for language models on RLlib.", "", "commands:"]
+        + rows
+        + ["", "srl COMMAND --help lists the flags of a command."]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand.
+
+    Returns:
+        The exit status; 2 if the command is unknown.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help_page())
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"error: {name!r} is no command of srl{guess} (srl --help lists them)", file=sys.stderr)
+        return 2
+    sys.argv = [f"srl {name}", *rest]  # the program's name in usage lines
+    command = COMMANDS[name]
+    if command.starts_ray:
+        from rllib_srl.cli.shared.cluster import quiet
+
+        quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
+    if command.is_paged:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return int(import_module(f"rllib_srl.cli.{name}").main(rest) or 0)

@@ -1,0 +1,411 @@
+"""Look into the memory of a run: its items, the reasons for its draws, and the accuracy of its predictions.
+
+    srl memory ls results/first --sort recall --limit 20      items, most forgotten first
+    srl memory show results/first 4b9d                        one item: schedule, reviews, episodes
+    srl memory why results/first 4b9d                         why it was drawn, or not
+    srl memory stats results/first                            gauges and counts
+    srl memory plot results/first --out memory.png            forgetting curves, calibration, intervals
+    srl memory fit results/first                              the spacing rule, refitted to the reviews
+    srl memory export results/first groups.parquet            groups and items, for other programs
+    srl memory import results/first groups.jsonl              groups into a memory that no run is using
+    srl memory verify results/first                           every checksum and invariant
+
+DIR is a run's directory, a checkpoint, a buffer's directory or a journal file; shards are shown as one. ID is a prompt
+id, or the beginning of a key. The run may still be running: the subcommands read a copy of its journal (in TMPDIR).
+Only `import` writes into DIR; a run that is resumed from a checkpoint keeps groups stored after it for reuse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.shared.display import rounded, table
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.buffer_metrics import gauges, merged
+from rllib_srl.replay.ingest import decoder_of
+from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.journal.reader import Reading, copied, journals_in, readings
+from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.schedule.refit import config_of, refit, whole_log
+from rllib_srl.replay.settings import ReplaySettings, check_trusted
+from rllib_srl.replay.store.records import LEECH, WAITING
+from rllib_srl.replay.tools.exchange import export_journals, import_into
+from rllib_srl.replay.tools.explain import (
+    GRADE_NAMES,
+    STATUS_NAMES,
+    Decode,
+    Found,
+    all_items,
+    counted,
+    described,
+    find,
+    lateness,
+    turns,
+    why,
+)
+from rllib_srl.replay.tools.verify import opened_buffer, verify
+from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
+
+WIDEST_PROMPT = 36  # characters of a prompt in `ls`
+ORDERS: dict[str, Callable[[Found], float]] = {  # ascending; items without a value come last
+    "due": lambda item: math.inf if item.row["status"] == WAITING else float(item.row["due"]),
+    "recall": lambda item: item.recall if item.row["reps"] else math.inf,
+    "pass_rate": lambda item: float(item.row["pass_rate"]) if item.row["visits"] else math.inf,
+    "lapses": lambda item: -int(item.row["lapses"]),
+    "visits": lambda item: -int(item.row["visits"]),
+    "diversity": lambda item: -float(item.row["diversity"]),
+    "novelty": lambda item: -float(item.row["novelty"]),
+    "created": lambda item: -int(item.row["created"]),
+}
+HEADING = ["key", "prompt", "domain", "due", "recall", "pass rate", "visits", "lapses", "diversity", "groups"]
+
+
+def row_of(item: Found) -> list[str]:
+    """Return an item's row in `ls`."""
+    row, prompt = item.row, item.prompt
+    late = item.reading.now - float(row["due"])
+    due = "waiting" if row["status"] == WAITING else lateness(late).removeprefix("due ")
+    name = printable(f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else ""))
+    return [
+        item.key[:10],
+        name if len(name) <= WIDEST_PROMPT else name[: WIDEST_PROMPT - 1] + "…",
+        printable(prompt.domain),
+        f"leech, {due}" if row["status"] == LEECH else due,
+        rounded(item.recall),
+        rounded(float(row["pass_rate"]) if row["visits"] else None),
+        *(str(row[name]) for name in ("visits", "lapses")),
+        rounded(float(row["diversity"])),
+        str(row["num_groups"]),
+    ]
+
+
+def review_rows(reviews: Any) -> Iterator[list[str]]:
+    """Yield the table of an item's reviews, oldest first."""
+    yield ["iteration", "grade", "pass rate", "predicted recall", "after", "policy version", "tokens trained"]
+    for row in reviews:
+        is_first = math.isnan(row["predicted"])
+        yield [
+            str(row["now"]),
+            f"{row['grade']} {GRADE_NAMES[row['grade']]}",
+            f"{row['num_success'] / row['n']:.2f} ({row['num_success']} of {row['n']})",
+            "-" if is_first else f"{row['predicted']:.2f}",
+            "first" if is_first else counted(row["elapsed"], "iteration"),
+            str(row["version"]),
+            str(row["trained_tokens"]),
+        ]
+
+
+def group_lines(one: Reading, at: int, decode: Decode | None) -> Iterator[str]:
+    """Yield the lines of a stored group: its numbers, then each episode."""
+    row, seq = one.stored.groups[at], int(one.stored.seqs[at])
+    group = one.group(seq)
+    rewards = " ".join(f"{reward:g}" for reward in group.rewards_G)
+    age, uses = counted(one.now - row["born"], "iteration"), counted(row["uses"], "time")
+    yield (
+        f"\ngroup {group.group_id}: age {age}, version {row['version']}, reused {uses}, {row['num_tokens']} tokens "
+        f"({row['num_loss_tokens']} by the policy), rewards {rewards}"
+    )
+    for g in range(group.size if decode else 0):
+        yield f"── episode {g}  reward {group.rewards_G[g]:g}  stop {group.stop_reasons[g].value}"
+        assert decode is not None
+        for role, text in turns(group, g, decode, one.detector):
+            for number, line in enumerate(text.removesuffix("\n").split("\n")):
+                yield f"{role if number == 0 else '':>11} │ {printable(line)}".rstrip()
+
+
+SETTINGS_FILE = "settings.yaml"  # as rllib_srl.cli.shared.runs names it; importing that takes seconds
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def ls(arguments: argparse.Namespace) -> int:
+    """List items."""
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        items = all_items(shards)
+        wanted = [
+            item
+            for item in items
+            if arguments.domain in (None, item.prompt.domain)
+            and arguments.status in (None, STATUS_NAMES[int(item.row["status"])])
+        ]
+        wanted.sort(key=ORDERS[arguments.sort])
+        if wanted:
+            print(table([HEADING, *map(row_of, wanted[: arguments.limit])], indent=""))
+        shown = min(len(wanted), arguments.limit)
+        print(f"{shown} of {len(items)} items, iteration {shards[0].now}, sorted by {arguments.sort}")
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Show one item with its reviews, and its groups with what was said."""
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        item = find(shards, arguments.id)
+        print(table([(name, printable(value)) for name, value in described(item)], indent=""))
+        if len(reviews := item.reviews()):
+            print("\nreviews\n" + table(list(review_rows(reviews))))
+        decode = known_decoder(arguments)
+        if decode is None:
+            print("\n(" + NO_TOKENIZER + ")", file=sys.stderr)
+        for at in item.reading.groups_at(item.slot).tolist():
+            print("\n".join(group_lines(item.reading, at, decode)))
+    return 0
+
+
+def say_why(arguments: argparse.Namespace) -> int:
+    """Say why an item was drawn, or not."""
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        item = find(shards, arguments.id)
+        print(printable(f"{item.key}  {item.prompt.env_id} [{item.prompt.prompt_id}], iteration {item.reading.now}"))
+        print("\n".join(why(item, arguments.limit)))
+    return 0
+
+
+def stats(arguments: argparse.Namespace) -> int:
+    """Print gauges and counts."""
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        now, settings = shards[0].now, shards[0].settings
+        found = [_gauges(shard, now) for shard in shards]
+    names = [["", "all", *(f"shard {i}" for i in range(len(found)))][: 2 + len(found) * (len(found) > 1)]]
+    columns = [merged(found), *(found if len(found) > 1 else [])]
+    rows = [[name, *(f"{column[name]:.6g}" for column in columns)] for name in columns[0]]
+    print(
+        f"iteration {now}; spacing {settings.spacing}, desired retention {settings.desired_retention:g}, "
+        f"{counted(settings.iterations_per_day, 'iteration')} a day; selection {settings.selection}, "
+        f"reuse {settings.reuse_selection}, load control {settings.load_control}"
+    )
+    print(table([*(names if len(found) > 1 else []), *rows], indent=""))
+    return 0
+
+
+OF_A_PROCESS = ("num_bytes_in_memory", "num_spilled", "num_read_back")  # of the running process; not in the journal
+
+
+def _gauges(shard: Reading, now: int) -> dict[str, float]:
+    with copied(shard.path) as directory, closing(opened_buffer(directory, shard.settings)) as buffer:
+        return {name: value for name, value in gauges(buffer, now).items() if name not in OF_A_PROCESS}
+
+
+# --- judging --------------------------------------------------------------------------------------
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Draw the picture."""
+    from rllib_srl.cli.memory_plots import plot_memory
+
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        print(plot_memory(arguments.out, shards))
+    return 0
+
+
+def fit(arguments: argparse.Namespace) -> int:
+    """Refit the spacing rule, and say whether that helps."""
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        log, rule = whole_log(shards), shards[0].rule
+    found = refit(rule, log, arguments.min_reviews)
+    figures = [("parameter", "before", "after")]
+    figures += [(name, f"{before:g}", f"{after:g}") for name, (before, after) in found.turned.items()]
+    print(f"spacing {rule.name}, {found.after.num_reviews} reviews of {found.after.num_items} items that came back")
+    print(table(figures))
+    losses = [("log loss, nats an episode", ""), ("  rule as it is set", f"{found.before.log_loss:.4f}")]
+    losses += [("  rule as fitted", f"{found.after.log_loss:.4f}")]
+    held_out = "-  (too few reviews)" if found.held_out is None else f"{found.held_out.log_loss:.4f}"
+    losses += [("  fitted to half of the items, on the other half", held_out)]
+    losses += [("  constant: the pass rate of these reviews", f"{found.after.log_loss_constant:.4f}")]
+    print(table(losses))
+    judged = found.held_out or found.after
+    beats = "beats" if judged.beats_constant else "does not beat"
+    on = "items it did not see" if found.held_out else "the reviews it was fitted to"
+    print(f"on {on}, the fitted rule {beats} the constant: {judged.gain:+.4f} +- {judged.gain_error:.4f} nats (1 s.e.)")
+    print("settings to paste:")
+    print(f"replay_spacing_config: {json.dumps(config_of(found.fitted))}")
+    return 0
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Verify journals, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
+    num_faults = 0
+    if (arguments.directory / MANIFEST).is_file():
+        verify_sealed(arguments.directory)
+    for path in journals_in(arguments.directory):
+        found = verify(path, arguments.trust_rules)
+        num_faults += len(found.faults)
+        counts = f"{found.num_items} items, {found.num_groups} groups, {found.num_reviews} reviews"
+        print(*(found.faults or [f"ok  {path}: {counts}, position {found.position}"]), sep="\n")
+    return int(num_faults > 0)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write all groups to a file."""
+    with readings(arguments.directory, arguments.trust_rules) as shards:
+        decode = known_decoder(arguments)
+        num = export_journals(shards, arguments.file, decode, with_text=not arguments.no_text)
+        bare = sum(int((shard.stored.items["num_groups"] == 0).sum()) for shard in shards)
+    text = "" if decode and not arguments.no_text else " without their text"
+    print(f"{num} groups{text} in {arguments.file}; {bare} items without a stored group are not in it")
+    return 0
+
+
+def take_in(arguments: argparse.Namespace) -> int:
+    """Take the groups of a file into a memory that no run is using, or into a new one."""
+    settings, paths, now = place_for(arguments)
+    model_dir = None if settings.on_secret == "keep" else model_of(arguments)
+    if settings.on_secret != "keep" and model_dir is None:
+        raise ValueError(f"{NO_TOKENIZER}, to find secrets (on_secret = {settings.on_secret!r})")
+    with ExitStack() as stack:
+        buffers = [
+            stack.enter_context(closing(SRLReplayBuffer(settings, directory=path.parent, model_dir=model_dir)))
+            for path in paths
+        ]
+        now = now if arguments.now is None else arguments.now
+        taken = import_into(buffers, arguments.file, now, "skip" if arguments.skip_broken else "refuse")
+    refused = "".join(f", {num} {reason}" for reason, num in sorted(taken.refused.items()))
+    print(
+        f"{taken.num_stored} of {taken.num_read} groups stored, born in iteration {now}; "
+        f"{taken.num_new_items} new items; refused: {refused.removeprefix(', ') or 'none'}"
+    )
+    for fault in taken.faults:
+        print(f"left out: {fault}")
+    return 0
+
+
+def place_for(arguments: argparse.Namespace) -> tuple[ReplaySettings, list[Path], int]:
+    """Return settings, journals and iteration of the memory to write to; those of a new one if there is none.
+
+    Raises:
+        ValueError: the directory is a checkpoint, which is sealed, or holds other files.
+    """
+    directory: Path = arguments.directory
+    if (directory.is_dir() and not any(directory.iterdir())) or not directory.exists():
+        given = memory_settings(arguments.config) if arguments.config else {}
+        return ReplaySettings.from_dict(given).checked(), [directory / JOURNAL], 0
+    paths = journals_in(directory)
+    if faulty := [path for path in paths if path.name != JOURNAL]:
+        raise ValueError(f"{faulty[0]} is part of a checkpoint; expected a run's directory, or one that is new")
+    if arguments.config:
+        raise ValueError("--config with a memory that exists; expected none: it has its settings")
+    with readings(directory, arguments.trust_rules) as shards:
+        if not arguments.trust_rules:
+            check_trusted(shards[0].settings)
+        return shards[0].settings, paths, shards[0].now
+
+
+# --- beside a run ---------------------------------------------------------------------------------
+
+NO_TOKENIZER = f"the tokenizer is not known: no {SETTINGS_FILE} with a model is near; expected --model"
+
+
+def memory_settings(path: Path) -> dict[str, Any]:
+    """Return the memory's settings in a YAML file, without their prefix."""
+    values = settings_in(path)
+    return {name.removeprefix("replay_"): value for name, value in values.items() if name.startswith("replay_")}
+
+
+def settings_in(path: Path) -> dict[str, Any]:
+    """Return the settings in a YAML file.
+
+    Raises:
+        ValueError: the file is not a mapping of settings.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds {type(values).__name__}; expected lines of `name: value`")
+    return values
+
+
+def model_of(arguments: argparse.Namespace) -> Path | None:
+    """Return the directory of the model that wrote the tokens: --model, or the model in the run's settings."""
+    from rllib_srl.engine.models import local_model
+
+    name = arguments.model
+    for place in [arguments.directory, *arguments.directory.absolute().parents[:3]]:
+        if name is None and (place / SETTINGS_FILE).is_file():
+            name = settings_in(place / SETTINGS_FILE).get("model")
+    return None if name is None else local_model(name)
+
+
+def known_decoder(arguments: argparse.Namespace) -> Decode | None:
+    """Return a function token ids -> text, or None if no tokenizer is known."""
+    model_dir = model_of(arguments)
+    return None if model_dir is None else decoder_of(model_dir)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, action: Callable[[argparse.Namespace], int], *positional: str) -> argparse.ArgumentParser:
+        meaning = (action.__doc__ or "").strip()
+        added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
+        added.set_defaults(action=action)
+        added.add_argument("directory", type=Path, metavar="DIR", help="a run, a checkpoint, a buffer, or a journal")
+        for word in positional:
+            added.add_argument(word, type=Path if word == "file" else str, metavar=word.upper())
+        trusted = "import and run the rules that the memory names by module:rule"
+        added.add_argument("--trust-rules", action="store_true", help=trusted)
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        return added
+
+    listing = command("ls", ls)
+    listing.add_argument("--domain", help="only items of this domain")
+    listing.add_argument("--status", choices=sorted(STATUS_NAMES.values()), help="only items of this status")
+    listing.add_argument("--sort", choices=sorted(ORDERS), default="due", help="default: %(default)s")
+    listing.add_argument("--limit", type=positive, default=40, help="at most so many (default: %(default)s)")
+    showing = command("show", show, "id")
+    asking = command("why", say_why, "id")
+    asking.add_argument("--limit", type=positive, default=10, help="the last draws (default: %(default)s)")
+    command("stats", stats)
+    command("plot", plot).add_argument("--out", type=Path, default=Path("memory.png"), help="default: %(default)s")
+    command("fit", fit).add_argument("--min_reviews", type=positive, default=64, help="default: %(default)s")
+    exporting = command("export", export, "file")
+    exporting.add_argument("--no-text", action="store_true", help="leave the column `text` out")
+    importing = command("import", take_in, "file")
+    importing.add_argument("--config", type=Path, metavar="YAML", help="of a new memory: its replay_* settings")
+    importing.add_argument("--now", type=int, help="iteration that the groups are born in (default: the memory's)")
+    importing.add_argument("--skip-broken", action="store_true", help="leave broken rows out instead of taking nothing")
+    for added in (showing, exporting, importing):
+        added.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
+    command("verify", check)
+    return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number of at least 1")
+    return int(text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return arguments.action(arguments)
+    except (ValueError, OSError, JournalError) as error:  # the message is enough without a traceback
+        if arguments.debug:
+            raise
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 1

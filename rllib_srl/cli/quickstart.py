@@ -1,0 +1,281 @@
+"""Train SRL on a small model and evaluate it on held-out prompts before and after.
+
+    srl quickstart
+    srl quickstart --seed 2 --json quickstart.json
+
+All tuned settings are in `SETTINGS` of rllib_srl/cli/quickstart.py, by the names of srl train. The result is a run
+like any other: `srl train --resume`, `srl evaluate` and `srl episodes` take its directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.shared import baselines, runs
+from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
+from rllib_srl.cli.shared.display import Progress, duration, rounded, show_warnings, sparkline, table, with_interval
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.peak_memory import PeakMemory
+from rllib_srl.cli.shared.plot import plot_run
+from rllib_srl.cli.shared.run_log import PARTS, Iteration, RunLog
+from rllib_srl.cli.shared.settings import Parser, build_config, check
+from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
+from rllib_srl.cli.shared.training import start, train_until
+from rllib_srl.storage.checkpoints import place_for
+
+SETTINGS: dict[str, Any] = {
+    "env": "compare",
+    "env_config": {"num_numbers": 3, "num_shots": 4},
+    "model": "smollm2-135m",
+    "engine": "vllm",
+    "lr": 3e-5,
+    "num_prompts_per_batch": 16,
+    "group_size": 8,
+    "max_turn_tokens": 8,
+    "max_episode_tokens": 256,
+    "iterations": 10,
+    "evaluation_duration": 256,  # held-out prompts, before and after
+    "replay_revisit_fraction": 0.25,
+    "replay_reuse_fraction": 0.25,
+    "checkpoint_every": 0,  # one at the end
+    "seed": 1,
+}
+
+
+@dataclass
+class Outcome:
+    """The result of a quick-start. Invariant: `seconds` has disjoint time spans."""
+
+    plan: runs.RunPlan
+    world: str = ""
+    dtype: str = ""
+    iterations: list[Iteration] = field(default_factory=list)
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    baselines: baselines.Baselines | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # "start", "evaluation", "training", "checkpoint"
+    peak_bytes: int | None = None
+    checkpoint: Path | None = None
+    plot: Path | None = None
+
+    def timed(self, name: str, action: Callable[[], Any]) -> Any:
+        """Run `action`, add its time to the span `name` and return its result."""
+        begin = time.perf_counter()
+        result = action()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+        return result
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name, kind in (("seed", int), ("iterations", int), ("engine", str), ("model", str)):
+        parser.add_argument(f"--{name}", type=kind, default=SETTINGS[name], help="(default: %(default)s)")
+    where = "new directory of the run (default: under results/)"
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    arguments = parser.parse_args(argv)
+    if arguments.iterations < 1:
+        parser.error(f"--iterations = {arguments.iterations}; expected at least 1")
+    return arguments
+
+
+def quickstart(arguments: argparse.Namespace) -> int:
+    """Train, evaluate, print."""
+    names = ("seed", "iterations", "engine", "model")
+    values = {**SETTINGS, **{name: getattr(arguments, name) for name in names}}
+    if values["engine"] == "vllm" and importlib.util.find_spec("vllm") is None:
+        print("vLLM is not installed here: the TransformersEngine generates (plain, and slower).")
+        values["engine"] = "transformers"
+    out = (arguments.out or runs.new_directory("quickstart")).absolute()
+    runs.refuse_used(out)
+    outcome = measured(Outcome(runs.RunPlan(out, None, values)), arguments.verbose)
+    assert outcome.baselines is not None
+    outcome.plot = plot_run(
+        out / "quickstart.png",
+        outcome.iterations,
+        {"before": outcome.before, "after": outcome.after},
+        {"majority answer": outcome.baselines.majority, "chance": outcome.baselines.chance},
+    )
+    print("\n".join(lines_of(outcome)))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(as_json(outcome), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measured(outcome: Outcome, verbose: bool) -> Outcome:
+    """Fill an outcome: evaluate, train, evaluate, save."""
+    plan, last = outcome.plan, outcome.plan.values["iterations"]
+    config = build_config({**plan.values, "log_directory": str(plan.directory)})
+    check(config)
+    outcome.dtype, outcome.world = config.compute_dtype, ", ".join(config.world_configs())
+    print("Computing in bfloat16." if outcome.dtype == "bfloat16" else "No bf16 here: computing in fp32.")
+    progress = Progress(last)
+    show_warnings(progress)
+    with PeakMemory() as memory:
+        try:
+            progress.begin("starting Ray ...")
+            outcome.timed("start", lambda: start_ray(verbose))
+            algo = outcome.timed("start", lambda: start(config, plan, last, verbose))
+        except BaseException:
+            progress.end()
+            raise
+        WATCH.last_words = partial(runs.how_to_resume, plan.directory)
+        try:
+            log = RunLog(plan.directory, algo.report.writer)
+            progress.begin(f"playing {config.evaluation_duration} held-out prompts before training ...")
+            outcome.before = outcome.timed("evaluation", algo.evaluate)
+            log.evaluation(algo.iteration, outcome.before)
+            outcome.iterations = outcome.timed("training", lambda: _trained(algo, last, plan, progress))
+            progress.begin("playing the same held-out prompts after training ...")
+            outcome.after = outcome.timed("evaluation", algo.evaluate)
+            log.evaluation(algo.iteration, outcome.after)
+            outcome.checkpoint = place_for(plan.directory, algo.iteration)
+            outcome.timed("checkpoint", lambda: runs.save(algo, plan.directory))
+            prompts = algo.source.heldout(config.evaluation_duration)
+            outcome.baselines = baselines.baselines(config, prompts, algo.seed)
+        except (Exception, KeyboardInterrupt) as error:
+            error.add_note(WATCH.last_words())
+            raise
+        finally:
+            progress.end()
+            algo.stop()
+    outcome.peak_bytes = memory.peak_bytes
+    return outcome
+
+
+def _trained(algo: Any, last: int, plan: runs.RunPlan, progress: Progress) -> list[Iteration]:
+    """Train up to iteration `last`; after a stop request, write a checkpoint and raise."""
+    with stop_between_iterations(progress.note) as request:
+        done = train_until(algo, last, plan.directory, progress, request)
+        if request.is_made:
+            runs.save(algo, plan.directory)
+            raise request.interruption()
+    return done
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def lines_of(outcome: Outcome) -> Iterator[str]:
+    """Yield the lines of the closing table."""
+    plan, played = outcome.plan, outcome.iterations
+    values, num_prompts = plan.values, outcome.after["num_prompts"]
+    yield f"\n{values['model']} on {outcome.world}, seed {values['seed']}, {outcome.dtype}, engine {values['engine']}"
+    accuracies = [(name, accuracy(results)) for name, results in (("before", outcome.before), ("after", outcome.after))]
+    assert outcome.baselines is not None
+    yield f"held-out accuracy, greedy, {num_prompts} prompts, 95 % interval"
+    yield table([*accuracies, *baselines.rows_of(outcome.baselines)])
+    rewards = [iteration.reward for iteration in played]
+    yield f"reward by iteration  {sparkline(rewards)}"
+    yield "  " + " ".join(map(rounded, rewards))
+    tokens, training_s = sum(i.num_tokens for i in played), outcome.seconds["training"]
+    rollout_s = sum(i.seconds_by_part["rollout"] for i in played)
+    yield "generated tokens"
+    yield table(
+        [
+            ("per iteration", f"{tokens / len(played):.0f}"),
+            ("per second", f"{tokens / rollout_s:.0f} while playing, {tokens / training_s:.0f} over all of training"),
+        ]
+    )
+    yield from memory_lines(outcome)
+    yield "where the time went"
+    shares = seconds_by_part(outcome)
+    total = sum(shares.values())
+    yield "  " + "  ".join(f"{name} {share / total:.0%}" for name, share in shares.items())
+    if outcome.peak_bytes:
+        yield f"peak memory          {outcome.peak_bytes / 2**30:.1f} GiB, all processes"
+    yield f"training + evaluation took {duration(total)}, after {duration(outcome.seconds['start'])} of starting"
+    yield "where everything lies"
+    yield table(
+        [
+            ("checkpoint", str(outcome.checkpoint)),
+            ("TensorBoard", tensorboard(plan.directory)),
+            ("transcripts", command("episodes", plan.directory)),
+            ("plot", str(outcome.plot)),
+        ]
+    )
+
+
+def memory_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield the lines about the memory; none without a memory."""
+    last = outcome.iterations[-1].memory
+    if not last:
+        return
+    totals = {
+        name: int(sum(iteration.memory[f"num_groups_{name}"] for iteration in outcome.iterations))
+        for name in ("fresh", "revisit", "reuse")
+    }
+    num_played = totals["fresh"] + totals["revisit"]
+    num_late = sum(iteration.memory["num_visits_late"] for iteration in outcome.iterations)
+    yield "the memory"
+    yield table(
+        [
+            ("items", f"{last['num_items']:.0f} prompts, {last['num_scheduled']:.0f} of them in the schedule"),
+            ("due now", f"{last['num_due']:.0f}; {num_late:.0f} visits came late in all"),
+            ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),
+            ("reused", f"{totals['reuse']} groups trained on again ({last['reuse_share_tokens']:.0%} of tokens)"),
+            ("load ratio", f"{rounded(last['load_ratio'])} expected reviews for each slot"),
+            ("recall", _recall(last)),
+            ("look into it", command("memory", "ls", outcome.plan.directory)),
+        ]
+    )
+
+
+def _recall(last: Mapping[str, float]) -> str:
+    if not last["num_predicted_reviews"]:
+        return "no item came back yet"
+    predicted, observed = rounded(last["predicted_recall_mean"]), rounded(last["observed_recall_mean"])
+    return f"{predicted} predicted, {observed} observed over {last['num_predicted_reviews']:.0f} reviews"
+
+
+def accuracy(results: dict[str, Any]) -> str:
+    """Return an accuracy with its interval."""
+    return with_interval(results["accuracy"], results["accuracy_low"], results["accuracy_high"])
+
+
+def seconds_by_part(outcome: Outcome) -> dict[str, float]:
+    """Return the seconds of training and evaluation by part; "other" is training time outside its parts."""
+    parts = {name: sum(i.seconds_by_part[name] for i in outcome.iterations) for name in PARTS}
+    other = max(0.0, outcome.seconds["training"] - sum(parts.values()))
+    return {**parts, "evaluation": outcome.seconds["evaluation"], "other": other}
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return all metrics of a quick-start, as JSON types."""
+    assert outcome.baselines is not None
+    return {
+        "settings": outcome.plan.values,
+        "dtype": outcome.dtype,
+        "before": outcome.before,
+        "after": outcome.after,
+        "baselines": baselines.as_json(outcome.baselines),
+        "reward": [iteration.reward for iteration in outcome.iterations],
+        "num_tokens": [iteration.num_tokens for iteration in outcome.iterations],
+        "memory": [iteration.memory for iteration in outcome.iterations],
+        "seconds": outcome.seconds,
+        "seconds_by_part": seconds_by_part(outcome),
+        "peak_bytes": outcome.peak_bytes,
+        "directory": str(outcome.plan.directory),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: quickstart(arguments), arguments.debug)
+

@@ -1,0 +1,92 @@
+"""Baselines of an accuracy without a model: the majority answer and guessing.
+
+The majority answer is the most frequent gold answer among training prompts; it is played on the held-out
+prompts and graded by the environment itself. Chance is the environment's attribute `chance`, the expected accuracy of
+a well-formed guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from rllib_srl import SRLConfig
+from rllib_srl.common.environments import prompts_of
+from rllib_srl.rollout.replies import attribute
+from rllib_srl.types import RIGHT, Prompt, passed
+
+NUM_TRAINING_PROMPTS = 5000  # sample for counting the majority answer
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Accuracies on the same held-out prompts. Invariant: None if an environment does not provide one."""
+
+    majority: float | None
+    majority_answers: dict[str, str]  # environment id -> the answer
+    chance: float | None
+
+
+def baselines(config: SRLConfig, prompts: Sequence[Prompt], seed: int) -> Baselines:
+    """Play the majority answer of each environment on its held-out prompts, and average the environments' chances.
+
+    Args:
+        config: with the environments.
+        prompts: held-out prompts.
+        seed: of the order of training prompts.
+    """
+    creators, env_configs = config.world_creators(), config.world_configs()
+    worlds = {env_id: creators[env_id](env_configs[env_id]) for env_id in {prompt.env_id for prompt in prompts}}
+    answers = {env_id: majority_turns(world, seed) for env_id, world in worlds.items()}
+    chances = {env_id: getattr(world.unwrapped, "chance", None) for env_id, world in worlds.items()}
+    right = [_is_right(worlds[p.env_id], p, turns) for p in prompts if (turns := answers[p.env_id]) is not None]
+    known = [chance for p in prompts if (chance := chances[p.env_id]) is not None]
+    return Baselines(
+        majority=sum(right) / len(right) if prompts and len(right) == len(prompts) else None,
+        majority_answers={env_id: "".join(turns).strip() for env_id, turns in answers.items() if turns is not None},
+        chance=sum(known) / len(known) if prompts and len(known) == len(prompts) else None,
+    )
+
+
+def majority_turns(world: Any, seed: int) -> tuple[str, ...] | None:
+    """Return the most frequent gold turns among training prompts; None if the environment has no gold turns."""
+    plain = world.unwrapped
+    if not hasattr(plain, "gold_turns") or not hasattr(plain, "prompt_ids"):
+        return None
+    ids = islice(prompts_of(world, "train", seed), NUM_TRAINING_PROMPTS)
+    counts = Counter(tuple(plain.gold_turns(prompt_id)) for prompt_id in ids)
+    # Ties are broken by the text, so that every run returns the same.
+    return min(counts, key=lambda turns: (-counts[turns], turns)) if counts else None
+
+
+def _is_right(world: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
+    world.reset(options={"prompt_id": prompt.prompt_id, "history": list(prompt.history)})
+    total = 0.0
+    for turn in turns:
+        _, reward, is_terminated, is_truncated, _ = world.step(turn)
+        total += float(reward)
+        if is_terminated or is_truncated:
+            break
+    mark = attribute(world, "pass_reward", None)
+    return bool(passed(np.array([total], np.float32), mark, RIGHT)[0])
+
+
+def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a table: baseline, accuracy."""
+    named = ", ".join(repr(answer) for answer in found.majority_answers.values())
+    yield f"majority answer{f' ({named})' if named and len(named) < 30 else ''}", _shown(found.majority)
+    yield "chance", _shown(found.chance)
+
+
+def as_json(found: Baselines) -> Mapping[str, Any]:
+    """Return the baselines as JSON types, for --json."""
+    return {"majority": found.majority, "majority_answers": found.majority_answers, "chance": found.chance}
+
+
+def _shown(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.3f}"

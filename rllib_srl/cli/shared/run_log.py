@@ -1,0 +1,100 @@
+"""Log the metrics of each iteration: metrics.jsonl and TensorBoard scalars, beside the transcripts.
+
+    metrics.jsonl   one line per iteration: {"iteration": 3, "env_runners/episode_return_mean": 0.53, ...}, numbers only
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.storage.disk import append
+from rllib_srl.storage.event_file import EventFile
+
+METRICS = "metrics.jsonl"
+# Parts of an iteration that `SRL.training_step` times.
+PARTS = ("plan", "rollout", "remember", "batch", "learn", "sync", "look_back")
+LEFT_OUT = ("config", "perf", "timestamp", "pid", "date", "hostname", "node_ip", "trial_id", "fault_tolerance")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The metrics of one iteration that scripts show. Invariant: seconds by part sum to at most `seconds`."""
+
+    number: int
+    reward: float  # mean over its episodes, nan without any
+    num_tokens: int  # generated
+    seconds: float
+    seconds_by_part: dict[str, float]
+    memory: dict[str, float] = field(default_factory=dict)  # gauges and counts of the memory, {} without one
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Iteration:
+        """Extract the metrics from a result of `algo.train()`."""
+        timers, played = result["timers"], result["env_runners"]
+        return cls(
+            number=int(result["training_iteration"]),
+            reward=float(played["episode_return_mean"]),
+            num_tokens=int(played["num_generated_tokens"]),
+            seconds=float(result["time_this_iter_s"]),
+            seconds_by_part={name: float(timers[name]) for name in PARTS},
+            memory={name: float(value) for name, value in result.get("replay", {}).items()},
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the generated tokens per second of rollout."""
+        return self.num_tokens / self.seconds_by_part["rollout"] if self.seconds_by_part["rollout"] else 0.0
+
+
+class RunLog:
+    """The log of one run's metrics.
+
+    Invariant: only appends; a resumed run continues the log.
+    """
+
+    def __init__(self, directory: Path, writer: EventFile | None = None) -> None:
+        """Open the log in `directory`, which must exist.
+
+        Args:
+            directory: of the run.
+            writer: of the run's event file, closed by its owner; None opens one.
+        """
+        self._metrics = directory / METRICS
+        self._writer, self._is_owner = writer or EventFile(directory), writer is None
+
+    def write(self, iteration: int, result: Mapping[str, Any]) -> None:
+        """Append all numbers of a result, nested names joined by "/"."""
+        numbers = dict(numbers_of(result))
+        append(self._metrics, json.dumps({"iteration": iteration, **numbers}) + "\n")
+        for name, number in numbers.items():
+            self._writer.add_scalar(name, number, iteration)
+        self._writer.flush()
+
+    def evaluation(self, iteration: int, results: Mapping[str, Any]) -> None:
+        """Add an evaluation before the first or after the last iteration to the event file."""
+        for name, number in numbers_of({"evaluation": results}):
+            self._writer.add_scalar(name, number, iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._is_owner:
+            self._writer.close()
+
+
+def numbers_of(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (name, number) for every finite number in a nested result."""
+    for name, value in result.items():
+        if not prefix and name in LEFT_OUT:
+            continue
+        if isinstance(value, Mapping):
+            yield from numbers_of(value, f"{prefix}{name}/")
+        elif isinstance(value, bool | int | float | np.number) and math.isfinite(value):
+            yield f"{prefix}{name}", float(value)

@@ -1,0 +1,194 @@
+"""The directory of a run: its files, whether a new run may use it, and the checkpoint to resume from.
+
+    results/compare-20261121-055301/
+      settings.yaml        every setting of the run; `srl train --resume` and `srl evaluate` read it
+      checkpoint_000010/   the newest few
+      replay/shard_0/journal.db    the memory; srl memory reads it
+      transcripts.jsonl, metrics.jsonl, events.out.tfevents.*
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllib_srl.algorithm.metrics import TRANSCRIPTS
+from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.shared.run_log import METRICS
+from rllib_srl.cli.shared.settings import all_settings, flag_settings, read_values, read_yaml
+from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.storage.checkpoints import (
+    MANIFEST,
+    PREFIX,
+    CheckpointError,
+    checkpoints_in,
+    place_for,
+    prune,
+    verify_own,
+    verify_sealed,
+)
+from rllib_srl.storage.disk import writing
+
+SETTINGS_FILE = "settings.yaml"
+FIXED = ("env", "env_config", "worlds", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
+NOT_INHERITED = ("seal_key_file",)  # a directory must not choose the key that verifies it
+
+
+class RunError(ValueError):
+    """A directory or setting does not fit a run; the message contains the remedy."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The directory of a run, the checkpoint it resumes from, and its settings.
+
+    Invariant: `directory` has no files of another run and no checkpoint newer than `checkpoint`; `checkpoint` is sealed
+    with the user's key unless `is_trusted`.
+    """
+
+    directory: Path
+    checkpoint: Path | None
+    values: dict[str, Any]
+    is_trusted: bool = False
+
+
+def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], trust: bool = False) -> RunPlan:
+    """Choose the directory, the checkpoint and the settings of a run, without writing anything.
+
+    Args:
+        out: the directory given; None: a new one under results/, or that of the resumed run.
+        resume: a checkpoint or a run's directory; None starts a new run.
+        given: the settings given; in a resumed run they override the earlier ones, except `FIXED`.
+        trust: accept a checkpoint sealed with any key.
+
+    Raises:
+        RunError: `out` is in use, there is no checkpoint, or a fixed setting would change.
+        CheckpointError: the checkpoint is damaged, or sealed with another key.
+    """
+    if resume is None:
+        directory = out or new_directory(str(given.get("env") or "worlds"))
+        refuse_used(directory)
+        return RunPlan(directory.absolute(), None, dict(given))
+    checkpoint = find_checkpoint(resume)
+    if trust:
+        verify_sealed(checkpoint)
+    else:
+        verify_own(checkpoint, given.get("seal_key_file"))
+    earlier = settings_of(checkpoint)
+    changed = [name for name in FIXED if name in given and earlier and given[name] != earlier[name]]
+    if changed:
+        lines = [f"  {name} = {given[name]!r}; expected {earlier[name]!r}" for name in changed]
+        raise RunError("a resumed run keeps these settings; for others start a new run:\n" + "\n".join(lines))
+    directory = (out or checkpoint.parent).absolute()
+    if directory != checkpoint.parent:
+        refuse_used(directory)
+    elif (newest := checkpoints_in(directory)[-1]) != checkpoint:
+        raise RunError(
+            f"{checkpoint} is not the newest of its run ({newest.name} is), which would be overwritten; "
+            "give a new directory with --out"
+        )
+    return RunPlan(directory, checkpoint, {**earlier, **given}, trust)
+
+
+def new_directory(name: str) -> Path:
+    """Return a path under results/ with `name` and the current time."""
+    return Path("results") / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def refuse_used(directory: Path) -> None:
+    """Check that a directory holds no run.
+
+    Raises:
+        RunError: it holds one, or it is a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise RunError(f"--out {directory} is a file; expected a directory, or a name that is free")
+    names = (SETTINGS_FILE, TRANSCRIPTS, METRICS)
+    if any((directory / name).exists() for name in names) or any(directory.glob(PREFIX + "*")):
+        raise RunError(f"--out {directory} holds a run already; give another, or go on with it: --resume {directory}")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path is a checkpoint, complete or not, rather than the directory of a run."""
+    return path.name.startswith(PREFIX) or (path / MANIFEST).is_file()
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return `path` if it is a checkpoint, else the newest finished checkpoint of a run's directory.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = path.expanduser().absolute()
+    if is_checkpoint(path):
+        return path
+    finished = checkpoints_in(path)
+    if not finished:
+        reason = "has no finished checkpoint" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run that wrote one")
+    return finished[-1]
+
+
+def settings_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the settings of the run that wrote a checkpoint, without `NOT_INHERITED`; {} without a settings file."""
+    path = checkpoint.parent / SETTINGS_FILE
+    read = read_values(read_yaml(path)) if path.is_file() else {}
+    return {name: value for name, value in read.items() if name not in NOT_INHERITED}
+
+
+def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> None:
+    """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
+    chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
+    every = {setting.name: setting.default for setting in flag_settings()} | dict(values) | chosen
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in every.items() if name in all_settings()}
+    text = "# All settings of this run; `srl train --config` takes this file.\n"
+    text += yaml.safe_dump(plain, sort_keys=False)
+    with writing(directory / SETTINGS_FILE):
+        (directory / SETTINGS_FILE).write_text(text, encoding="utf-8")
+
+
+def save(algo: Any, directory: Path) -> Path:
+    """Return the checkpoint of the current iteration; write it if it does not exist."""
+    place = place_for(directory, algo.iteration)
+    if not (place / MANIFEST).is_file():
+        algo.save_to_path(place)
+        prune(directory, algo.config.checkpoints_kept)
+    return place
+
+
+@contextmanager
+def gone_if_it_fails(directory: Path) -> Iterator[None]:
+    """If the block fails, empty `directory` if it was new or empty before; leave other directories unchanged."""
+    is_ours = not directory.exists() or not any(directory.iterdir())
+    is_new = is_ours and not directory.exists()
+
+    def remove() -> None:
+        for path in directory.iterdir() if directory.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if is_new and directory.is_dir():
+            directory.rmdir()
+
+    WATCH.clean_up = remove if is_ours else bool
+    try:
+        yield
+    except BaseException:
+        if is_ours:
+            remove()
+        raise
+    finally:
+        WATCH.clean_up = bool
+
+
+def how_to_resume(directory: Path, *words: object) -> str:
+    """Return the command that resumes a run, with additional `words`; a note if there is no checkpoint."""
+    if not checkpoints_in(directory):
+        return f"no checkpoint was written yet (checkpoint_every); what there is lies in {directory}"
+    return f"continue with: {command('train', '--resume', directory, *words)}"

@@ -1,0 +1,86 @@
+"""Start an algorithm from a `RunPlan`, and train it with a progress line and logged metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rllib_srl import SRLConfig
+from rllib_srl.cli.shared.cluster import hushed_stderr
+from rllib_srl.cli.shared.display import Progress, with_interval
+from rllib_srl.cli.shared.run_log import Iteration, RunLog
+from rllib_srl.cli.shared.runs import RunPlan, gone_if_it_fails, write_settings
+from rllib_srl.cli.shared.settings import SettingsError
+from rllib_srl.cli.shared.stopping import StopRequest
+from rllib_srl.storage.seal_key import make_key
+
+
+def start(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
+    """Start the algorithm, restore the plan's checkpoint if it has one, write the run's settings; return it.
+
+    Raises:
+        SettingsError: the checkpoint is of iteration `last` or a later one.
+        SealKeyError: the key that seals checkpoints cannot be used.
+    """
+    make_key(config.seal_key_file)  # scripts write a checkpoint at the end or at Ctrl-C, even with checkpoint_every = 0
+    with gone_if_it_fails(plan.directory):
+        return _started(config, plan, last, verbose)
+
+
+def _started(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
+    with hushed_stderr(verbose):
+        algo = config.build_algo()
+    try:
+        if plan.checkpoint is not None:
+            algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
+        if algo.iteration >= last:
+            raise SettingsError(f"the run is at iteration {algo.iteration} already; expected --iterations above that")
+        write_settings(plan.directory, plan.values, algo)
+    except BaseException:
+        algo.stop()
+        raise
+    return algo
+
+
+def train_until(
+    algo: Any, last: int, directory: Path, progress: Progress, request: StopRequest | None = None
+) -> list[Iteration]:
+    """Train up to iteration `last`, or until a stop is requested; return the finished iterations."""
+    log = RunLog(directory, algo.report.writer)
+    done: list[Iteration] = []
+    try:
+        while algo.iteration < last and not (request and request.is_made):
+            if not done:
+                progress.begin(f"iteration {algo.iteration + 1}/{last} ...")
+            result = algo.train()
+            iteration = Iteration.of(result)
+            done.append(iteration)
+            log.write(iteration.number, result)
+            progress.iteration(iteration.number, iteration.reward, iteration.tokens_per_s, iteration.seconds)
+            if iteration.number == 1:
+                progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
+            if evaluation := result.get("evaluation"):
+                shown = with_interval(*(evaluation[name] for name in ("accuracy", "accuracy_low", "accuracy_high")))
+                progress.note(f"iteration {iteration.number}: held-out accuracy {shown}")
+    finally:
+        log.close()
+    return done
+
+
+def parsed_share(result: Mapping[str, Any]) -> str:
+    """Return a text with the number and share of an iteration's answers that could not be parsed."""
+    played = result["env_runners"]
+    endings = sum(number for name, number in played.items() if name.startswith("stop_reason/"))
+    num_unparsed, num = int(played["num_unparsed"]), int(endings - played["num_episodes_lost"])
+    return f"{num_unparsed} of {num} answers could not be parsed ({num_unparsed / max(num, 1):.0%})"
+
+
+def empty_or_new(directory: Path) -> None:
+    """Check before training that the export directory is new or empty.
+
+    Raises:
+        FileExistsError: it is not empty.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise FileExistsError(f"--export {directory} is not empty; expected a new directory")

@@ -1,0 +1,129 @@
+"""Train a language model with SRL.
+
+    srl train --env compare --lr 3e-5 --iterations 20
+    srl train --config run.yaml --out results/first
+    srl train --resume results/first --iterations 40
+    ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR
+
+A resumed run keeps its settings; flags given with --resume change them, except env, env_config, worlds, model, seed
+and optimizer_name. It continues exactly: same prompts, same order. Ctrl-C and SIGTERM stop after the current iteration,
+with a checkpoint; if it does not end within grace_s seconds of SIGTERM, the last checkpoint remains (exit status 130,
+143). As a job, give --out a path that outlives the job's working directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
+from rllib_srl.cli.shared.display import Progress, show_warnings
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.settings import (
+    ITERATIONS,
+    Parser,
+    add_settings,
+    add_trust,
+    build_config,
+    check,
+    given_settings,
+    grace_of,
+    with_underscores,
+)
+from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
+from rllib_srl.cli.shared.training import empty_or_new, start, train_until
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        usage="%(prog)s [--config YAML] [--out DIR | --resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]",
+        description=summary,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = "new directory of the run (default: under results/)"
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=False,  # not a str: argparse would convert it to a path
+        type=local_directory,
+        metavar="CHECKPOINT|DIR",
+        help="go on from a checkpoint, or from the newest finished one of a run; alone: of --out",
+    )
+    add_trust(parser)
+    text = "at the end write a Hugging Face directory"
+    parser.add_argument("--export", type=local_directory, metavar="DIR", help=text)
+    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser)
+    arguments = parser.parse_args(with_underscores(argv))
+    if arguments.resume is False and arguments.out is None:
+        parser.error("--resume needs a checkpoint or the directory of a run, here or as --out")
+    return arguments
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train, and print where the results are."""
+    resume = None if arguments.resume is None else Path(arguments.resume or arguments.out)
+    plan = runs.plan_run(arguments.out, resume, given_settings(arguments), arguments.trust_checkpoint)
+    last = plan.values.get(ITERATIONS.name, ITERATIONS.default)
+    is_count = isinstance(last, int) and last >= 1
+    faults = [] if is_count else [f"iterations = {last!r}; expected an integer of at least 1"]
+    WATCH.grace_s = grace_of(plan.values)
+    again: tuple[object, ...] = ()
+    if arguments.export:
+        empty_or_new(arguments.export)
+        again = ("--export", arguments.export.absolute())
+    config = build_config({**plan.values, "log_directory": str(plan.directory)})
+    check(config, faults)  # before anything starts
+    progress = Progress(last)
+    show_warnings(progress)
+    try:
+        progress.begin("starting Ray ...")
+        start_ray(arguments.verbose)
+        algo = start(config, plan, last, arguments.verbose)
+    except BaseException:
+        progress.end()
+        raise
+    WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
+    try:
+        return run(algo, plan, last, progress, arguments.export)
+    except (Exception, KeyboardInterrupt) as error:
+        error.add_note(WATCH.last_words())
+        raise
+    finally:
+        progress.end()
+        algo.stop()
+
+
+def run(algo: Any, plan: runs.RunPlan, last: int, progress: Progress, export: Path | None) -> int:
+    """Train up to iteration `last`, or until Ctrl-C or SIGTERM; return the exit status."""
+    with stop_between_iterations(progress.note) as request:
+        train_until(algo, last, plan.directory, progress, request)
+        progress.end()
+        if request.is_made or algo.config.checkpoint_every:
+            print(f"checkpoint  {runs.save(algo, plan.directory)}")
+    if request.is_made:
+        print(f"stopped after iteration {algo.iteration} of {last}; {WATCH.last_words()}")
+        return request.status
+    if export:
+        print(f"model       {algo.export_to_huggingface(export)}")
+    print(f"all files   {plan.directory}")
+    print(f"            TensorBoard: {tensorboard(plan.directory)}")
+    print(f"            transcripts: {command('episodes', plan.directory)}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: train(arguments), arguments.debug)
+

@@ -1,0 +1,112 @@
+"""Run a study of tune_configs with Ray Tune; without a name, list them.
+
+    srl tune
+    srl tune replay                                   its arms, paired by seed, at an equal budget
+    srl tune replay --resume                          after a kill: only what is not finished
+    srl tune replay --arms srl_diversity no_replay --seeds 1 2
+    srl tune replay --short                           two arms, two seeds, two short stages
+    srl tune learning_rate --model tiny --engine transformers --num_cpus_per_env_runner 0.5
+
+Flags change the study's settings for all trials. Results are under --storage, one directory per study, which is never
+overwritten; `srl report DIRECTORY` writes the report of a study with arms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from rllib_srl import tune_configs
+from rllib_srl.cli.shared.cluster import command, run_cleanly
+from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.shared.settings import (
+    GRACE,
+    Parser,
+    add_settings,
+    add_trust,
+    given_settings,
+    grace_of,
+    with_underscores,
+)
+from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.cli.tuning import search as study_search
+from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.studies.study import Study
+from rllib_srl.tune_configs import Search
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] "
+        "[--SETTING VALUE ...]",
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("study", nargs="?", help="a file of tune_configs/, without .py")
+    default = Path("results/tune")
+    parser.add_argument("--storage", type=local_directory, default=default, metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with the study that lies under --storage")
+    add_trust(parser)
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="run these arms now (all)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="run these of the study's seeds now (all)")
+    parser.add_argument("--budget", type=int, metavar="TOKENS", help="that a trial generates (as the study says)")
+    parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
+    parser.add_argument("--verbose", action="store_true", help="show what Ray, Tune, vLLM and transformers say")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser)
+    return parser.parse_args(with_underscores(argv))
+
+
+def studies() -> dict[str, str]:
+    """Return study name -> its question, the first line of the module's docstring."""
+    names = sorted(module.name for module in pkgutil.iter_modules(tune_configs.__path__))
+    modules = {name: module_of(name) for name in names}  # `arms` and `streams` are shared parts, not studies
+    asking = {name: module for name, module in modules.items() if hasattr(module, "study")}
+    return {name: (module.__doc__ or "").partition("\n")[0] for name, module in asking.items()}
+
+
+def module_of(name: str) -> Any:
+    """Return the module of a study."""
+    return importlib.import_module(f"rllib_srl.tune_configs.{name}")
+
+
+def load(name: str) -> Study | Search:
+    """Return a study.
+
+    Raises:
+        RunError: there is no such study.
+    """
+    known = studies()
+    if name not in known:
+        raise RunError(f"study {name!r} is unknown; expected one of {', '.join(known)}")
+    found: Study | Search = module_of(name).study()
+    return found
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a study, or list them; return the exit status."""
+    if arguments.study is None:
+        print(f"studies, for {command('tune')} STUDY:\n" + table(list(studies().items())))
+        return 0
+    study, given = load(arguments.study), given_settings(arguments)
+    WATCH.grace_s = grace_of(given)
+    given.pop(GRACE.name, None)
+    words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
+    WATCH.last_words = lambda: f"go on with: {command('tune', *words)}, and the flags it was started with"
+    if isinstance(study, Search):
+        return study_search.run(arguments.study, study_search.with_settings(study, given), arguments)
+    return study_run.run(study, given, arguments)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: run(arguments), arguments.debug)
+

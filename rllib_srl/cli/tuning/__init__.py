@@ -1,0 +1,1 @@
+"""Studies and searches, run through Ray Tune."""

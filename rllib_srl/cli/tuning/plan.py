@@ -1,0 +1,205 @@
+"""Plan and validate the trials of a study before they start: arms, seeds, settings and directory.
+
+    planned(study, given, ...)   the study with the flags applied, the arms and seeds to run now, its directory
+    config_of(plan, arm, seed)   the settings of one trial
+
+`--arms` and `--seeds` select trials of the same study; any other setting makes it another study, which an existing
+results directory refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.shared.settings import all_settings, build_config
+from rllib_srl.common.foreign_names import nearest
+from rllib_srl.studies.study import Primary, Study
+
+FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
+SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
+SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 600
+CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials to run. Invariant: arms and seeds are those of the study, in its order."""
+
+    study: Study
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    directory: Path
+
+    def trials(self) -> list[tuple[str, int]]:
+        """Return arm and seed of every trial, whole pairs first."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def planned(
+    study: Study,
+    given: Mapping[str, Any],
+    storage: Path,
+    arms: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    budget: int | None = None,
+    is_short: bool = False,
+) -> Plan:
+    """Return the plan, validated as far as possible without starting anything.
+
+    Args:
+        study: as defined in its file.
+        given: settings of all arms, which override the study's.
+        storage: parent directory of the studies' directories.
+        arms: the arms to run now; None: all.
+        seeds: the seeds to run now; None: all.
+        budget: generated tokens per trial, which overrides the study's.
+        is_short: two arms, two seeds and two short stages, under a name of its own.
+
+    Raises:
+        ValueError: all errors, one per line.
+    """
+    study = with_settings(shortened(study) if is_short else study, given)
+    if budget is not None:
+        study = with_budget(study, budget)
+    faults = study.faults()
+    faults += _unknown("arm", arms or (), [arm.name for arm in study.arms])
+    faults += _unknown("seed", seeds or (), study.seeds)
+    if not faults:
+        faults = faults_of_trials(study)
+    if faults:
+        raise RunError(f"study {study.name!r} cannot be run:\n" + "\n".join(f"  {fault}" for fault in faults))
+    chosen = tuple(arm.name for arm in study.arms if not arms or arm.name in arms)
+    return Plan(study, chosen, tuple(s for s in study.seeds if not seeds or s in seeds), storage / study.name)
+
+
+def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
+    """Return a study whose arms all have the given settings.
+
+    Raises:
+        RunError: the study fixes a given setting, or its arms differ in it.
+    """
+    values, faults = dict(given), []
+    for name in values:
+        own = [arm.name for arm in study.arms if name in arm.settings or name in arm.matched]
+        if name in FIXED:
+            faults.append(f"  {name}: the study decides it" + ("; expected --seeds" if name == "seed" else ""))
+        elif own:
+            faults.append(f"  {name}: is what arms differ in ({', '.join(own)}); expected other settings")
+    if faults:
+        raise RunError(f"study {study.name!r} does not take these settings:\n" + "\n".join(faults))
+    plain = {name: _plain(value) for name, value in from_anywhere(values).items()}
+    return replace(study, settings={**study.settings, **plain})
+
+
+def from_anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the model's directory as an absolute path: trials run in directories of their own."""
+    values = dict(given)
+    if "model" in values and Path(values["model"]).is_dir():
+        values["model"] = str(Path(values["model"]).absolute())
+    return values
+
+
+def with_budget(study: Study, budget: int) -> Study:
+    """Return a study whose trials have another budget, in stages of equal length, to a token."""
+    ends = [budget * stage // study.num_stages for stage in range(study.num_stages + 1)]
+    lengths = [end - start for start, end in pairwise(ends)]
+    stages = [{**stage, "tokens": n} for stage, n in zip(study.settings["stream"], lengths, strict=True)]
+    return replace(study, budget=budget, settings={**study.settings, "stream": stages})
+
+
+def shortened(study: Study) -> Study:
+    """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
+    primary = study.primary
+    kept = (primary.treatment, primary.controls[0])
+    stages = [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]
+    learned = {d.name: d.learned_at for d in study.domains if d.learned_at is not None and d.learned_at < len(stages)}
+    return replace(
+        study,
+        name=f"{study.name}_short",
+        arms=tuple(arm for arm in study.arms if arm.name in kept),
+        domains=tuple(domain for domain in study.domains if domain.name in learned),
+        num_stages=len(stages),
+        seeds=study.seeds[:SHORT_SEEDS],
+        budget=SHORT_TOKENS * len(stages),
+        primary=Primary(primary.treatment, kept[1:], primary.measures),
+        is_confirmation=False,
+        settings={**study.settings, **SHORT, "stream": stages},
+    )
+
+
+def faults_of_trials(study: Study) -> list[str]:
+    """Return the errors in the arms' settings, and an error for a budget below one iteration per stage."""
+    faults: dict[str, list[str]] = {}
+    for arm in study.arms:
+        config = build_config(study.settings_of(arm.name, study.seeds[0]))
+        try:
+            config.validate()
+        except (TypeError, ValueError) as error:
+            lines = str(error).splitlines()
+            for line in lines[1:] if len(lines) > 1 else lines:
+                faults.setdefault(line.strip(), []).append(arm.name)
+            continue
+        least = config.num_prompts_per_batch * config.group_size
+        if study.budget < least * study.num_stages:
+            what = f"budget = {study.budget}; expected at least {least * study.num_stages}: {study.num_stages} stages "
+            what += f"of an iteration of {config.num_prompts_per_batch} x {config.group_size} answers, a token each"
+            faults.setdefault(what, []).append(arm.name)
+    every = len(study.arms)
+    return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in faults.items()]
+
+
+def config_of(
+    plan: Plan, arm: str, seed: int, directory: Path, num_rehearsed: int = 0, trust: bool = False
+) -> dict[str, Any]:
+    """Return the config of a `StudyTrial`.
+
+    Args:
+        plan: the plan of the trial.
+        arm: one of its arms.
+        seed: one of its seeds.
+        directory: with study.json; the trial's rows are written there.
+        num_rehearsed: iterations of a dry run, which writes nothing; 0 runs the trial.
+        trust: accept a checkpoint of the trial sealed with any key.
+    """
+    values = plan.study.settings_of(arm, seed)
+    every = values.get("checkpoint_every", CHECKPOINT_EVERY)
+    config = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own, Tune none
+    shown = {setting.name: _plain(setting.default) for setting in all_settings().values()} | values
+    told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}
+    return config | {"_study": {**told, "checkpoint_every": every, "num_rehearsed": num_rehearsed, "trust": trust}}
+
+
+def check_directory(directory: Path, is_resumed: bool, is_resumable: bool) -> None:
+    """Check that a directory is free for a new run, or can be resumed.
+
+    Args:
+        directory: of the results.
+        is_resumed: whether to resume the run in the directory.
+        is_resumable: whether the directory has a run to resume.
+
+    Raises:
+        RunError: the directory is in use, or has nothing to resume; the message contains the remedy.
+    """
+    if is_resumed and not is_resumable:
+        raise RunError(f"{directory} holds no study to resume; leave --resume out to start it")
+    if not is_resumed and directory.exists():
+        raise RunError(f"{directory} holds this study already; give another --storage, or go on with it: --resume")
+
+
+def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]:
+    faults = []
+    for name in asked:
+        if name not in known:
+            near = nearest(name, known) if what == "arm" else ""
+            hint = f"; did you mean {near}?" if near else ""
+            faults.append(f"{what} {name!r} is unknown; expected some of {', '.join(map(str, known))}{hint}")
+    return faults
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

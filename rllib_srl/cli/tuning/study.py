@@ -1,0 +1,274 @@
+"""Run the trials of a study through Ray Tune, two or more at once, and show the results.
+
+    dry run    each arm for a few iterations, under the conditions of the trials, to estimate their duration
+    trials     whole pairs first; an arm that is matched to another starts after that one has finished
+    results    the table of `srl report`'s main figures, and whether the primary comparison holds
+
+Finished trials are recorded in the study's directory (`rllib_srl.studies`), not in Tune's: a killed study is resumed
+from there, finished trials are not run again, and the others continue from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from rllib_srl.cli.shared.cluster import command, message_of, start_ray
+from rllib_srl.cli.shared.display import duration, table
+from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
+from rllib_srl.cli.tuning.search import num_at_once
+from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
+from rllib_srl.studies.contrasts import BUDGET_TOLERANCE, curves_of, findings_of, verdict_of, warnings_of
+from rllib_srl.studies.measures import COSTS, MEASURES
+from rllib_srl.studies.recording import finished_trials, write_study
+from rllib_srl.studies.report.story import number, span
+from rllib_srl.studies.results import STUDY_FILE, read_results
+from rllib_srl.studies.study import Study
+from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
+
+NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
+REHEARSED = 3  # iterations of a dry run
+COLUMNS = ("average_accuracy", "retention_area", "forgetting", "plasticity")
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot be told yet"}
+
+
+def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -> int:
+    """Run a study; return the exit status: 1 if a requested trial is not finished."""
+    chosen = (arguments.arms, arguments.seeds, arguments.budget, arguments.short)
+    plan = planned(study, given, arguments.storage.absolute(), *chosen)
+    check_directory(plan.directory, arguments.resume, (plan.directory / STUDY_FILE).is_file())
+    done = finished_trials(plan.directory, plan.study) if arguments.resume else set()
+    missing = [trial for trial in plan.trials() if trial not in done]
+    if missing:
+        if not arguments.trust_checkpoint:
+            check_seals(plan, missing)
+        start_ray(arguments.verbose)
+        needed = needed_of(plan)
+        at_once = min(len(missing), num_at_once(needed, ray.cluster_resources()))
+        announce(plan, missing, at_once, needed)
+        expect(plan, missing, at_once, arguments.verbose)
+        write_study(plan.directory, plan.study)
+        errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint)
+    else:
+        print("every trial is finished", flush=True)
+        errors = []
+    show(plan)
+    for error in errors:
+        print(f"error: {message_of(error)}", file=sys.stderr)
+    left = set(plan.trials()) - finished_trials(plan.directory, plan.study)
+    if left:
+        print(f"{len(left)} trials are not finished; go on with them: --resume", file=sys.stderr)
+    return 1 if left else 0
+
+
+def check_seals(plan: Plan, missing: Sequence[tuple[str, int]]) -> None:
+    """Check, before anything starts, that the checkpoints to resume from are sealed with this user's key.
+
+    Raises:
+        CheckpointError: a checkpoint is sealed with another key, or damaged.
+    """
+    for arm, seed in missing:
+        if found := checkpoints_in(run_path(plan.directory, arm, seed)):
+            verify_own(found[-1], plan.study.settings_of(arm, seed).get("seal_key_file"))
+
+
+def needed_of(plan: Plan) -> dict[str, float]:
+    """Return the resources of one trial; if arms differ, the maximum of each.
+
+    Raises:
+        PlacementError: a trial needs more than the cluster has.
+    """
+    needed: dict[str, float] = {}
+    for arm in plan.arms:
+        request = StudyTrial.default_resource_request(config_of(plan, arm, plan.seeds[0], plan.directory))
+        for resource, amount in request.required_resources.items():
+            needed[resource] = max(needed.get(resource, 0.0), amount)
+    return needed
+
+
+def announce(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, needed: Mapping[str, float]) -> None:
+    """Print the trials to run and their resources."""
+    study, amounts = plan.study, ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+    print(f"{study.name}: {study.question}")
+    size = f"{study.budget:,} generated tokens in {study.num_stages} stages"
+    print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
+    print(f"each {size}, on {amounts}; {at_once} run at once", flush=True)
+
+
+# --- how long it will take -----------------------------------------------------------------------
+
+
+def expect(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, verbose: bool) -> None:
+    """Dry-run each arm, and print an ETA of the trials.
+
+    Raises:
+        RunError: a dry run failed, or an iteration generates more tokens than the budget of a stage.
+    """
+    arms = list(dict.fromkeys(arm for arm, _ in missing))
+    print(f"rehearsing each arm for {REHEARSED} iterations ...", flush=True)
+    with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
+        directory = Path(scratch)
+        write_study(directory, plan.study)
+        configs = [config_of(plan, arm, plan.seeds[0], directory, REHEARSED) for arm in arms]
+        begun = time.monotonic()
+        results = fit(configs, directory / "tune", "rehearsal", [], verbose)
+        took = (time.monotonic() - begun) * min(at_once, len(arms)) / len(arms)  # of one trial, its process included
+        if results.errors:
+            raise RunError(f"rehearsal: {message_of(results.errors[0])}")
+        told = {about["arm"]: about for about in (result.metrics["study"] for result in results)}
+    stage = plan.study.budget // plan.study.num_stages
+    rows, total = [("arm", "trials", "tokens an iteration, at most", "seconds", "hours")], 0.0
+    for arm in arms:
+        num = sum(name == arm for name, _ in missing)
+        tokens = max(told[arm]["num_generated_tokens"] / REHEARSED, told[arm]["largest_iteration"])
+        if tokens > stage:
+            raise RunError(
+                f"budget = {plan.study.budget}: an iteration of arm {arm!r} writes about {tokens:.0f} tokens; "
+                f"expected at least that many in each of the {plan.study.num_stages} stages, --budget "
+                f"{int(tokens + 1) * plan.study.num_stages} or more"
+            )
+        seconds = num * seconds_of(told[arm], plan.study, took)
+        total += seconds
+        each = told[arm]["seconds"] / REHEARSED
+        rows.append((arm, f"{num}", f"{tokens:.0f}", f"{each:.2f}", f"{seconds / 3600 / at_once:.2f}"))
+        if tokens > BUDGET_TOLERANCE * plan.study.budget:
+            print(f"warning: arm {arm!r} may overrun its budget by an iteration, {tokens:.0f} tokens")
+    print(table(rows))
+    hint = "judged by the seconds a token of the first domain takes"
+    print(f"expected: {duration(total / at_once)} in all, {at_once} at once ({hint})", flush=True)
+
+
+def seconds_of(told: Mapping[str, float], study: Study, took: float) -> float:
+    """Estimate the seconds of a trial: start, training time per token x budget, and an evaluation after each stage.
+
+    Args:
+        told: result of the dry run, with its seconds of training and of one evaluation.
+        study: with its budget.
+        took: seconds of the whole dry run; the part without training and evaluation is the start.
+    """
+    start = max(told["start_s"], took - told["seconds"] - told["probe_s"])
+    a_token = told["seconds"] / max(1, told["num_generated_tokens"])
+    return start + study.budget * a_token + (study.num_stages + 1) * told["probe_s"]
+
+
+# --- trials --------------------------------------------------------------------------------------
+
+
+class Lines(tune.Callback):
+    """Prints a line at the end of each stage of a trial, with the remaining time of all trials."""
+
+    def __init__(self, plan: Plan, missing: Sequence[tuple[str, int]]) -> None:
+        """Show progress through the trials in `missing`."""
+        self._study, self._num, self._start = plan.study, len(missing), time.monotonic()
+        self._tokens: dict[tuple[str, int], int] = {}
+        self._first: dict[tuple[str, int], int] = {}
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        """Print the end of a stage."""
+        about = result["study"]
+        key = (about["arm"], about["seed"])
+        self._first.setdefault(key, about["num_generated_tokens"])
+        self._tokens[key] = about["num_generated_tokens"]
+        if "accuracy" not in about:
+            return
+        done = sum(tokens >= self._study.budget for tokens in self._tokens.values())
+        text = f"{key[0]} seed {key[1]}: stage {about['stage'] + 1}/{self._study.num_stages}"
+        text += f"  average accuracy {about['accuracy']:.3f}  {about['num_generated_tokens']:,} tokens"
+        print(f"{text}  {done}/{self._num} trials  {self._left()}", flush=True)
+
+    def _left(self) -> str:
+        written = sum(tokens - self._first[key] for key, tokens in self._tokens.items())
+        ahead = self._num * self._study.budget - sum(min(n, self._study.budget) for n in self._tokens.values())
+        if not written or not ahead:
+            return "done" if not ahead else ""
+        return f"{duration((time.monotonic() - self._start) * ahead / written)} left"
+
+
+def play(plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: bool = False) -> list[Exception]:
+    """Run the trials, those matched to another arm after that arm's; return the errors.
+
+    With `trust`, they resume from checkpoints sealed with any key.
+    """
+    matched = {arm.name for arm in plan.study.arms if arm.matched}
+    lines, errors = Lines(plan, missing), list[Exception]()
+    for number_of_round, is_matched in enumerate((False, True)):
+        now = [(arm, seed) for arm, seed in missing if (arm in matched) == is_matched]
+        if now:
+            configs = [config_of(plan, arm, seed, plan.directory, trust=trust) for arm, seed in now]
+            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{number_of_round}"
+            errors += fit(configs, plan.directory / "tune", name, [lines], verbose).errors
+    return errors
+
+
+def fit(configs: Sequence[dict], storage: Path, name: str, callbacks: list, verbose: bool) -> tune.ResultGrid:
+    """Run one trial per config."""
+
+    def named(trial: Any) -> str:
+        told = trial.config[CONFIG]["_study"]
+        return f"{told['arm']}--{told['seed']}"
+
+    tuner = tune.Tuner(
+        StudyTrial,
+        param_space={CONFIG: tune.grid_search(list(configs))},
+        tune_config=tune.TuneConfig(trial_name_creator=named, trial_dirname_creator=named),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=str(storage),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            callbacks=callbacks,
+            verbose=int(verbose),
+        ),
+    )
+    with without_loggers():
+        return tuner.fit()
+
+
+@contextmanager
+def without_loggers() -> Iterator[None]:
+    """Disable Tune's loggers: the study's rows are the record, and Tune's logs would be megabytes per trial."""
+    before = os.environ.get(NO_LOGGERS)
+    os.environ[NO_LOGGERS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NO_LOGGERS]
+        else:
+            os.environ[NO_LOGGERS] = before
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def show(plan: Plan) -> None:
+    """Print the table, the verdict, and the command that writes the report."""
+    results = read_results(plan.directory)
+    findings = findings_of(curves_of(results))
+    titles = [MEASURES[name].title for name in COLUMNS] + [COSTS[name].title for name in COSTS]
+    rows = [("arm", "trials", *titles)]
+    for arm in results.study.arms:
+        cells = [f"{len(results.of(arm.name))}/{len(results.study.seeds)}"]
+        for name in COLUMNS:
+            found, unit = findings[arm.name][name], MEASURES[name].unit
+            cells.append(f"{number(found.mean, unit)} ({span(*found.interval, unit)})")
+        cells += [number(findings[arm.name][name].mean, COSTS[name].unit) for name in COSTS]
+        rows.append((arm.name, *cells))
+    print(table(rows))
+    verdict = verdict_of(results, findings)
+    primary = results.study.primary
+    against = f"{primary.treatment} against {', '.join(primary.controls)}"
+    print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
+    for line in [*verdict.reasons, *warnings_of(results, findings)]:
+        print(f"  {line}")
+    print(f"report: {command('report', plan.directory)}")

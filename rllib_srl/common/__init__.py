@@ -1,0 +1,1 @@
+"""Shared parts: environments by name, tables of settings and rules, callbacks, remote calls, statistics."""

@@ -1,0 +1,117 @@
+"""Callbacks of SRL beside RLlib's own: add prompts to a batch, run after an iteration, run after a stream's stage.
+
+    class Mine(SRLCallback):
+        def augment_batch(self, *, algorithm, prompts, now, metrics_logger, **kwargs):
+            return [old_prompt]                        played in this iteration, beside `prompts`
+    config.callbacks(Mine)
+
+`SRL.training_step` calls them on the driver, in the order of the list passed to `callbacks`. RLlib calls its own
+callback methods as usual. Like RLlib's callbacks, the classes are also instantiated in each env runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.callbacks.callbacks import RLlibCallback
+
+from rllib_srl.types import GroupMeta, Prompt
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm import Algorithm
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+
+class SRLCallback(RLlibCallback):
+    """RLlib's callbacks and three more; by default they do nothing."""
+
+    def augment_batch(
+        self,
+        *,
+        algorithm: Algorithm,
+        prompts: Sequence[Prompt],
+        now: int,
+        metrics_logger: MetricsLogger,
+        **kwargs: Any,
+    ) -> Sequence[Prompt]:
+        """Return additional prompts to play in this iteration.
+
+        Args:
+            algorithm: the algorithm.
+            prompts: the planned prompts, revisits first, then those added by earlier callbacks.
+            now: the training iteration.
+            metrics_logger: the algorithm's metrics logger.
+            kwargs: arguments that later versions may add.
+        """
+        return ()
+
+    def post_step(
+        self,
+        *,
+        algorithm: Algorithm,
+        groups: Sequence[GroupMeta],
+        reused: Sequence[GroupMeta],
+        now: int,
+        metrics_logger: MetricsLogger,
+        **kwargs: Any,
+    ) -> None:
+        """Run after the update and the weight sync of an iteration.
+
+        Args:
+            algorithm: the algorithm.
+            groups: groups that were played.
+            reused: stored groups that were drawn from the memory and trained on again.
+            now: the training iteration.
+            metrics_logger: the algorithm's metrics logger.
+            kwargs: arguments that later versions may add.
+        """
+
+    def post_domain(
+        self, *, algorithm: Algorithm, domain: str, now: int, metrics_logger: MetricsLogger, **kwargs: Any
+    ) -> None:
+        """Run after the last iteration of a domain's stage; never called for a stream without boundaries.
+
+        Args:
+            algorithm: the algorithm.
+            domain: domain whose stage ended.
+            now: the training iteration.
+            metrics_logger: the algorithm's metrics logger.
+            kwargs: arguments that later versions may add.
+        """
+
+
+def hooks(algorithm: Algorithm) -> list[SRLCallback]:
+    """Return the callbacks of an algorithm that are `SRLCallback`s."""
+    callbacks = algorithm.callbacks
+    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return [callback for callback in listed if isinstance(callback, SRLCallback)]
+
+
+def call_finished(
+    algorithm: Algorithm, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], ended: Sequence[str], now: int
+) -> None:
+    """Call `post_step` of all callbacks, and `post_domain` for each domain whose stage ended in this iteration."""
+    shared = {"algorithm": algorithm, "now": now, "metrics_logger": algorithm.metrics}
+    for callback in hooks(algorithm):
+        callback.post_step(groups=groups, reused=reused, **shared)
+        for domain in ended:
+            callback.post_domain(domain=domain, **shared)
+
+
+def augmented(algorithm: Algorithm, prompts: Sequence[Prompt], now: int) -> list[Prompt]:
+    """Return the planned prompts and those that callbacks add.
+
+    Raises:
+        TypeError: a callback returned anything but a list or tuple of prompts.
+    """
+    together = list(prompts)
+    for callback in hooks(algorithm):
+        more = callback.augment_batch(
+            algorithm=algorithm, prompts=tuple(together), now=now, metrics_logger=algorithm.metrics
+        )
+        if not isinstance(more, list | tuple) or not all(isinstance(one, Prompt) for one in more):
+            name = type(callback).__name__
+            raise TypeError(f"{name}.augment_batch returned {more!r:.200}; expected a list of Prompt, () for none")
+        together += more
+    return together

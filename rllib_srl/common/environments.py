@@ -1,0 +1,235 @@
+"""Resolves environments by name, checks them, and lists their prompts: `resolve`, `check_world`, `prompts_of`.
+
+    creator = resolve("chain_sum")        an entry point of the group "rllib_srl.envs"
+    creator = resolve("my.module:MyEnv")  an import path
+    creator = resolve(MyEnv)              a class, or any callable that takes the env_config
+    creator = resolve("compare#small")    the environment before the "#"; the part after it names a separate domain
+    env = creator({"num_shots": 4})
+
+An environment ("world" in identifiers) is an ordinary `gymnasium.Env` whose observations and actions are text.
+Optional attributes:
+
+    prompt_ids                                  prompts of a split; needs reset(options={"prompt_id", "history"})
+    domain, stop_strings, gold_turns
+    tool_schemas, system_prompt                 of the episode, for the chat template
+    pass_reward                                 lowest reward that counts as a pass
+    info["parsed"], info["expected"]            in the last step
+    info["role"] = "tool"                       if the observation is a tool's result
+
+Without `prompt_ids`, `reset(seed=...)` is the prompt and "seed:<number>" its prompt id.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import gymnasium
+
+from rllib_srl.common.foreign_names import nearest
+
+ENTRY_POINT_GROUP = "rllib_srl.envs"
+SPLITS = ("train", "heldout")
+SEED_PREFIX = "seed:"
+NAMED = "#"  # separates the environment and the domain in an environment id
+
+Creator = Callable[[Mapping[str, Any]], gymnasium.Env]
+Registry = Callable[[str], "Creator | None"]
+
+
+class WorldError(ValueError):
+    """An environment cannot be created or breaks the contract; the message explains the error and the fix."""
+
+
+def resolve(spec: str | Callable[..., gymnasium.Env], registry: Registry | None = None) -> Creator:
+    """Return a callable that creates environments from an env_config.
+
+    Args:
+        spec: the name of an entry point, "package.module:Class", a class, or a callable
+        registry: looks up other names (Tune's registry), None without one
+
+    Raises:
+        WorldError: `spec` is unknown, cannot be imported or is not callable.
+    """
+    if not isinstance(spec, str):
+        if callable(spec):
+            return _taking_config(spec, getattr(spec, "__name__", repr(spec)))
+        raise WorldError(f"environment {spec!r} is of type {type(spec).__name__}; expected {_WAYS}")
+    spec = spec.partition(NAMED)[0]
+    if ":" in spec:
+        return _imported(spec)
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if spec in found:
+        return _loaded(found[spec])
+    creator = registry(spec) if registry is not None else None
+    if creator is None:
+        known = known_worlds()
+        near = nearest(spec.casefold().replace("-", "_"), known)
+        raise WorldError(
+            f"environment {spec!r} is unknown; {f'did you mean {near}? ' if near else ''}"
+            f"known: {', '.join(known) or 'none'}; or give {_WAYS}"
+        )
+    return creator
+
+
+def environment_id(world: str, domain: str = "") -> str:
+    """Return the id of an environment, "world#domain" if `domain` is given."""
+    return f"{world}{NAMED}{domain}" if domain else world
+
+
+def named_domain(env_id: str) -> str:
+    """Return the domain in an environment id, "" if the id has none and the environment defines the domain."""
+    return env_id.partition(NAMED)[2]
+
+
+def known_worlds() -> list[str]:
+    """Return the names of the installed entry points, sorted."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def check_world(env: Any, name: str) -> None:
+    """Check the mandatory part of the contract; resets the environment once.
+
+    Raises:
+        WorldError: the message lists all violations.
+    """
+    faults = lacks(env)
+    if isinstance(env, gymnasium.Env):
+        faults += _faults_of_reset(env)
+    if faults:
+        raise WorldError(f"environment {name!r} cannot be played: " + "; ".join(faults))
+
+
+def lacks(env: Any) -> list[str]:
+    """Return the violations of the contract that can be found without a reset, [] if there is none."""
+    faults = []
+    if not isinstance(env, gymnasium.Env):
+        faults.append(f"it is a {type(env).__name__}; expected a gymnasium.Env")
+    for method in ("reset", "step"):
+        if not callable(getattr(env, method, None)):
+            faults.append(f"it has no method {method}")
+    if isinstance(env, gymnasium.Env) and hasattr(env.unwrapped, "prompt_ids") and not _takes_options(env):
+        faults.append("it has prompt_ids, but its reset takes no options to be given a prompt_id with")
+    stops = getattr(env, "stop_strings", ())
+    if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
+        faults.append(f"stop_strings = {stops!r}; expected a tuple of non-empty strings")
+    return faults
+
+
+def prompts_of(env: gymnasium.Env, split: str, seed: int) -> Iterator[str]:
+    """Yield the prompt ids of a split: the environment's own (each once), or an endless sequence of seeds.
+
+    Even seeds train and odd seeds are held out, so the splits are disjoint.
+
+    Args:
+        env: an environment
+        split: "train" or "heldout"
+        seed: seed of the order
+
+    Raises:
+        WorldError: `split` is unknown.
+    """
+    if split not in SPLITS:
+        raise WorldError(f"split = {split!r}; expected one of {', '.join(SPLITS)}")
+    plain = env.unwrapped
+    if hasattr(plain, "prompt_ids"):
+        yield from plain.prompt_ids(split, seed)
+        return
+    generator = random.Random(f"{split}:{seed}")
+    while True:
+        yield f"{SEED_PREFIX}{2 * generator.getrandbits(30) + SPLITS.index(split)}"
+
+
+def seed_of(prompt_id: str) -> int:
+    """Return the seed in a prompt id "seed:<number>", as `prompts_of` yields it for environments without prompt ids.
+
+    Raises:
+        WorldError: `prompt_id` does not have this form.
+    """
+    number = prompt_id.removeprefix(SEED_PREFIX)
+    if number == prompt_id or not (number.isascii() and number.isdigit()):
+        raise WorldError(f"prompt_id = {prompt_id!r}; expected '{SEED_PREFIX}<number>' for a world without prompt_ids")
+    return int(number)
+
+
+_EXPECTED_MODULE = "expected a module that is installed, or on PYTHONPATH, wherever environments run"
+_WAYS = '"package.module:Class", a class, a callable, or a name registered with ray.tune.register_env'
+
+
+def _imported(spec: str) -> Creator:
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise WorldError(f'environment {spec!r} is not an import path; expected "package.module:Class"')
+    return _loaded(EntryPoint(name=spec, value=spec, group=ENTRY_POINT_GROUP))
+
+
+def _loaded(point: EntryPoint) -> Creator:
+    module_name, _, attribute = point.value.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # user code can raise anything during import
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise WorldError(
+            f"environment {point.name!r}: module {module_name!r} cannot be imported ({reason}); "
+            f"{_moved(module_name, attribute) or _EXPECTED_MODULE}"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise WorldError(f"environment {point.name!r}: module {module_name!r} has no {attribute!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise WorldError(f"environment {point.name!r} is a {type(found).__name__}; expected a class or a callable")
+    return _taking_config(found, point.name)
+
+
+def _moved(module_name: str, attribute: str) -> str:
+    """Return a hint for an import path that earlier versions of this package used for an environment, else ""."""
+    if module_name.partition(".")[0] != "envs":
+        return ""
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    names = [point.name for point in points if point.value.startswith("rllib_srl.") and point.attr == attribute]
+    return f"the environments of this package have moved to rllib_srl.envs; use {names[0]!r}" if names else ""
+
+
+def _taking_config(make: Callable[..., gymnasium.Env], name: str) -> Creator:
+    """Return `make`, wrapped if it takes no arguments: many environments take no env_config."""
+    try:
+        inspect.signature(make).bind({})
+    except TypeError:
+        return partial(_make_plain, make, name)
+    except ValueError:  # builtins have no signature
+        return make
+    return make
+
+
+def _make_plain(make: Callable[..., gymnasium.Env], name: str, env_config: Mapping[str, Any]) -> gymnasium.Env:
+    if env_config:
+        given = dict(env_config)
+        raise WorldError(f"environment {name!r} takes no settings; expected an empty env_config, not {given!r}")
+    return make()
+
+
+def _faults_of_reset(env: gymnasium.Env) -> list[str]:
+    try:
+        result = env.reset(seed=0)
+    except Exception as error:  # user code can raise anything
+        return [f"reset(seed=0) raised {type(error).__name__}: {error}"]
+    if not isinstance(result, tuple) or len(result) != 2:
+        return [f"reset returned {type(result).__name__}; expected (observation, info)"]
+    observation, info = result
+    faults = []
+    if not isinstance(observation, str):
+        faults.append(f"its observation is a {type(observation).__name__}; expected text (str)")
+    if not isinstance(info, dict):
+        faults.append(f"its info is a {type(info).__name__}; expected a dict")
+    return faults
+
+
+def _takes_options(env: Any) -> bool:
+    parameters = inspect.signature(env.unwrapped.reset).parameters.values()
+    return any(p.name == "options" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,73 @@
+"""Looks up rules by name: the package's own, those registered by a user's script, and those given by import path.
+
+    SELECTIONS["mine"] = rule       in the script that starts the run      replay_selection="mine"
+    my_rules.py: def rule(...)      where every process can import it      replay_selection="my_rules:rule"
+
+A registered rule exists only in the process that registered it. When the driver starts the buffer's processes, it
+passes them the registered rules that its settings name. Registered rules are not saved in checkpoints or journals:
+register them again before resuming a run, and use an import path to read the memory from another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, TypeVar
+
+from rllib_srl.common.foreign_names import nearest
+
+R = TypeVar("R")
+
+
+class Rules(dict[str, R]):
+    """Rules of one kind, by name.
+
+    Invariant: `own` holds the package's rules; every other entry was registered by a user.
+    """
+
+    def __init__(self, kind: str, own: Mapping[str, R]) -> None:
+        """Start with the package's own rules; `kind` is the name of the setting that selects one."""
+        super().__init__(own)
+        self.kind, self.own = kind, dict(own)
+
+    def named(self, name: Any) -> R:
+        """Return a rule by its name or by its import path "module:rule".
+
+        Raises:
+            ValueError: the name is unknown, or the import path cannot be imported or is not callable.
+        """
+        if fault := self.fault(name):
+            raise ValueError(f"{self.kind} = {name!r}; {fault}")
+        return self[name] if name in self else _imported(name)
+
+    def fault(self, name: Any, without: tuple[str, ...] = ()) -> str:
+        """Return the error message "expected ..." for a name, "" if it is valid.
+
+        Args:
+            name: name of a rule, or its import path.
+            without: names that are not allowed here.
+        """
+        if isinstance(name, str) and name in self and name not in without:
+            return ""
+        if isinstance(name, str) and ":" in name:
+            try:
+                rule = _imported(name)
+            except Exception as error:  # the user's module can raise anything during import
+                return f"expected an importable rule: {type(error).__name__}: {error}"
+            return "" if callable(rule) else f"expected something to call; it is a {type(rule).__name__}"
+        known = sorted(set(self) - set(without))
+        near = nearest(name, known) if isinstance(name, str) else ""
+        listed = ", ".join([*map(repr, known), "'module:rule'"])
+        return f"expected one of {listed}" + (f"; did you mean {near!r}?" if near else "")
+
+    def is_users(self, name: Any) -> bool:
+        """Return whether a user registered this name or replaced the package's rule of this name."""
+        return isinstance(name, str) and name in self and self.own.get(name) is not self[name]
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

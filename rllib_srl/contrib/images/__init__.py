@@ -1,0 +1,1 @@
+"""Class-incremental image classification with the replay buffer of the package."""

@@ -1,0 +1,11 @@
+"""Plan each iteration of continual learning: shares of domains, replay fractions, loss weights and probes.
+
+    results by domain ──> Planner.observe ──> state of each domain ──> Planner.plan ──> Plan
+
+The planner does not use Ray; its state is a plain dictionary.
+"""
+
+from rllib_srl.curriculum.planner import Plan, Planner
+from rllib_srl.curriculum.settings import TABLE, PlannerSettings
+
+__all__ = ["TABLE", "Plan", "Planner", "PlannerSettings"]

@@ -1,0 +1,285 @@
+"""Draw fresh prompts on the driver, from a generator whose state is in the checkpoint.
+
+    environments -> endless passes over the prompt ids of each -> mixture, stream or plan -> Prompt, Prompt, ...
+
+Prompts are never drawn in a runner: an engine's seed call resets Python's global generator there, and
+every run would play the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rllib_srl.common.environments import named_domain, prompts_of
+from rllib_srl.curriculum.streams import Progress, Stages, Stream
+from rllib_srl.replay.selection.quotas import quotas
+from rllib_srl.types import Prompt
+
+MAX_REFUSED = 100_000  # limit on consecutive prompt ids that a filter rejects
+
+
+class PromptSource:
+    """An endless, seeded, restorable stream of training prompts, and a fixed list of held-out prompts.
+
+    Invariant: the prompts drawn after `set_state(s)` are those drawn after `get_state()` returned s.
+    """
+
+    def __init__(
+        self,
+        creators: Mapping[str, Callable[[dict], gym.Env]],
+        env_configs: Mapping[str, dict],
+        mixture: Mapping[str, float],
+        seed: int,
+        stream: Stream | None = None,
+    ) -> None:
+        """Construct one instance of each environment, for its prompt ids only.
+
+        Args:
+            creators: environment id -> creator.
+            env_configs: environment id -> settings for the creator.
+            mixture: environment id -> weight > 0; weights need not sum to 1.
+            seed: of the run.
+            stream: weights as a function of progress, for the same environment ids; replaces the mixture's weights.
+        """
+        self._stream = stream
+        self._progress = Progress()
+        self._carry: Mapping[int, float] = {}
+        self._domains: dict[str, dict[str, None]] = {}  # of each environment, in the order in which they were drawn
+        entries = stream.entries if stream else {}
+        self._filters = {env_id: entry.predicate() for env_id, entry in entries.items()}
+        self._envs = {env_id: creators[env_id](env_configs.get(env_id, {})) for env_id in mixture}
+        self._ids = list(mixture)
+        weights = np.array([mixture[env_id] for env_id in self._ids], float)
+        self._probabilities = weights / weights.sum()
+        self._seed = seed
+        self._start()
+
+    def draw(self, num_prompts: int, shares: Mapping[str, float] | None = None) -> list[Prompt]:
+        """Return the next prompts; an environment whose ids are exhausted starts its next pass.
+
+        Args:
+            num_prompts: number of prompts.
+            shares: domain -> share, exact in the long run; None draws by the current weights.
+        """
+        if shares is None:
+            worlds = self._generator.choice(len(self._ids), size=num_prompts, p=self._weights())
+            return [self._next(self._ids[index]) for index in worlds]
+        weights = dict(enumerate(self._by_world(shares)))
+        numbers = quotas(num_prompts, weights, dict.fromkeys(weights, num_prompts), self._generator, self._carry)
+        self._carry = numbers.carry
+        return [self._next(self._ids[index]) for index, num in numbers.num.items() for _ in range(num)]
+
+    def first(self, env_id: str) -> Prompt:
+        """Return the next training prompt of one environment; it counts as drawn.
+
+        Raises:
+            ValueError: the environment has no training prompts.
+        """
+        return self._next(env_id)
+
+    def advance(self, num_tokens: int) -> tuple[str, ...]:
+        """Advance the progress by one iteration; return the domains whose stage of the stream ended with it."""
+        before = self._progress
+        self._progress = Progress(before.iterations + 1, before.tokens + num_tokens)
+        if not isinstance(self._stream, Stages):
+            return ()
+        ended = range(self._stream.stage(before), self._stream.stage(self._progress))  # a short one may be skipped
+        return tuple(domain for stage in ended for domain in self.domains_of(self._stream.env_id_of(stage)))
+
+    @property
+    def progress(self) -> Progress:
+        """Return the progress of the run."""
+        return self._progress
+
+    def domains_of(self, env_id: str) -> tuple[str, ...]:
+        """Return the domains of an environment; if it mixes several, those drawn so far, else its id."""
+        return tuple(self._domains[env_id]) or (env_id,)
+
+    def domain_weights(self) -> dict[str, float]:
+        """Return domain -> current share of fresh prompts, for every domain, 0 included."""
+        weights: dict[str, float] = {}
+        for env_id, weight in zip(self._ids, self._weights().tolist(), strict=True):
+            domains = self.domains_of(env_id)
+            for domain in domains:
+                weights[domain] = weights.get(domain, 0.0) + weight / len(domains)
+        return weights
+
+    def _weights(self) -> np.ndarray:
+        if self._stream is None:
+            return self._probabilities
+        weights = self._stream.weights(self._progress)
+        return np.array([weights[env_id] for env_id in self._ids])
+
+    def _by_world(self, shares: Mapping[str, float]) -> list[float]:
+        """Divide the share of each domain among its environments, in proportion to their weights."""
+        totals = self.domain_weights()
+        parts = [
+            sum(
+                shares.get(domain, 0.0) * weight / len(self.domains_of(env_id)) / totals[domain]
+                for domain in self.domains_of(env_id)
+                if totals[domain]
+            )
+            for env_id, weight in zip(self._ids, self._weights().tolist(), strict=True)
+        ]
+        if not sum(parts):
+            raise ValueError(f"shares = {dict(shares)}; expected one of the domains with fresh prompts now: {totals}")
+        return parts
+
+    def heldout(self, num_prompts: int) -> list[Prompt]:
+        """Return the same held-out prompts at each call, equally many per environment; fewer if one has fewer."""
+        share = -(-num_prompts // len(self._ids))
+        prompts: list[Prompt] = []
+        for env_id in self._ids:
+            prompts += [self._made(env_id, prompt_id) for prompt_id in islice(self._heldout_ids(env_id), share)]
+        return prompts[:num_prompts]
+
+    def probes(self, domain: str, num_prompts: int, num_evaluated: int) -> list[Prompt]:
+        """Return the same held-out prompts of a domain at each call, disjoint from `heldout(num_evaluated)`.
+
+        The state does not change: no generator is used.
+
+        Raises:
+            ValueError: the domain has fewer than `num_prompts`.
+        """
+        skipped = -(-num_evaluated // len(self._ids))
+        found: list[Prompt] = []
+        for env_id in self._ids:
+            if domain in self.domains_of(env_id):
+                ids = islice(self._heldout_ids(env_id), skipped, skipped + MAX_REFUSED)
+                mine = (prompt for prompt in (self._made(env_id, i) for i in ids) if prompt.domain == domain)
+                found += islice(mine, num_prompts - len(found))
+        if len(found) < num_prompts:
+            raise ValueError(
+                f"domain {domain!r} has {len(found)} held-out prompts beside the {skipped} of evaluation; "
+                f"expected at least planner_probe_prompts = {num_prompts}"
+            )
+        return found
+
+    def iterating(self, prompts: Iterable[Prompt], num_iterations: int) -> list[Prompt]:
+        """Return the prompts whose environment can improve an answer `num_iterations` times, graded like a first one.
+
+        Raises:
+            ValueError: no environment can.
+        """
+        can = {
+            env_id
+            for env_id, env in self._envs.items()
+            if getattr(env.unwrapped, "can_iterate", False)
+            and getattr(env.unwrapped, "max_graded_steps", num_iterations) >= num_iterations
+        }
+        if not can:
+            raise ValueError(
+                f"evaluation_iterations = {num_iterations}; expected 0, or a world that can improve its answers so "
+                "often and pays each as the first: self_iteration with reward = 'plain' and num_steps"
+            )
+        return [prompt for prompt in prompts if prompt.env_id in can]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, for a checkpoint."""
+        return {
+            "generator": self._generator.bit_generator.state,
+            "passes": dict(self._passes),
+            "drawn": dict(self._drawn),
+            "seed": self._seed,
+            "progress": list(self._progress),
+            "domains": {env_id: list(domains) for env_id, domains in self._domains.items()},
+            "carry": dict(self._carry),
+        }
+
+    @property
+    def world_ids(self) -> list[str]:
+        """Return the environment ids that prompts come from."""
+        return list(self._ids)
+
+    def check_worlds(self, theirs: Iterable[str]) -> None:
+        """Check that a state with the environment ids `theirs` can be restored.
+
+        Raises:
+            ValueError: the state has other environments.
+        """
+        if sorted(theirs) != sorted(self._ids):
+            raise ValueError(f"the checkpoint's worlds are {sorted(theirs)}; this run's are {sorted(self._ids)}")
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a state of `get_state`.
+
+        Raises:
+            ValueError: the state has other environments.
+        """
+        self.check_worlds(state["drawn"])
+        self._seed = state["seed"]
+        self._start()
+        self._generator.bit_generator.state = state["generator"]
+        self._progress = Progress(*state["progress"])
+        self._domains = {env_id: dict.fromkeys(domains) for env_id, domains in state["domains"].items()}
+        self._carry = dict(state["carry"])
+        for env_id in self._ids:
+            self._passes[env_id] = state["passes"][env_id]
+            self._open(env_id)
+            for _ in range(state["drawn"][env_id]):
+                next(self._streams[env_id])
+            self._drawn[env_id] = state["drawn"][env_id]
+
+    def _start(self) -> None:
+        self._generator = np.random.default_rng(np.random.SeedSequence([self._seed, 1]))
+        self._passes = dict.fromkeys(self._ids, 0)
+        self._drawn = dict.fromkeys(self._ids, 0)
+        self._streams: dict[str, Iterator[str]] = {}
+        self._progress, self._carry = Progress(), {}
+        # An environment with several domains (`domain_of`) does not list them in advance.
+        self._domains = {
+            env_id: dict.fromkeys([] if hasattr(env.unwrapped, "domain_of") else [self._domain(env_id, "")])
+            for env_id, env in self._envs.items()
+        }
+        for env_id in self._ids:
+            self._open(env_id)
+
+    def _open(self, env_id: str) -> None:
+        # Each pass has its own seed, so that its order differs.
+        seed = int(np.random.SeedSequence([self._seed, self._passes[env_id]]).generate_state(1)[0])
+        self._streams[env_id] = self._kept(env_id, prompts_of(self._envs[env_id], "train", seed))
+
+    def _heldout_ids(self, env_id: str) -> Iterator[str]:
+        return self._kept(env_id, prompts_of(self._envs[env_id], "heldout", self._seed))
+
+    def _kept(self, env_id: str, ids: Iterable[str]) -> Iterator[str]:
+        """Yield the ids that pass the environment's filter."""
+        is_kept = self._filters.get(env_id)
+        num_refused = 0
+        for prompt_id in ids:
+            if is_kept is None or is_kept(str(prompt_id)):
+                num_refused = 0
+                yield prompt_id
+            elif (num_refused := num_refused + 1) == MAX_REFUSED:
+                raise ValueError(f"the filter of {env_id!r} refused {MAX_REFUSED} prompts in a row; expected some left")
+
+    def _next(self, env_id: str) -> Prompt:
+        for prompt_id in self._streams[env_id]:
+            self._drawn[env_id] += 1
+            return self._prompt(env_id, prompt_id)
+        if self._drawn[env_id] == 0:
+            raise ValueError(f"environment {env_id!r} has no training prompts: prompt_ids('train', seed) is empty")
+        self._passes[env_id] += 1
+        self._drawn[env_id] = 0
+        self._open(env_id)
+        return self._next(env_id)
+
+    def _prompt(self, env_id: str, prompt_id: str) -> Prompt:
+        prompt = self._made(env_id, prompt_id)
+        self._domains[env_id].setdefault(prompt.domain)
+        return prompt
+
+    def _made(self, env_id: str, prompt_id: str) -> Prompt:
+        return Prompt(env_id, str(prompt_id), self._domain(env_id, prompt_id))
+
+    def _domain(self, env_id: str, prompt_id: str) -> str:
+        env = self._envs[env_id].unwrapped
+        if named := named_domain(env_id):
+            return named
+        # An environment with several kinds of task defines `domain_of`.
+        return str(env.domain_of(prompt_id) if hasattr(env, "domain_of") else getattr(env, "domain", env_id))

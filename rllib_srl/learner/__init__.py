@@ -1,0 +1,1 @@
+"""The GRPO Learner, its model and optimiser, critic and reference policy."""

@@ -1,0 +1,84 @@
+"""Collect diagnostics per group during an update: drift of reused groups, embeddings of played groups.
+
+    micro-batches --add--> sums by group --take--> plain data by group id for the replay memory, then cleared
+
+A micro-batch holds loss tokens of whole episodes, but may split groups. Both come from the update's own first pass,
+so they cost no extra forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rllib_srl.types import Group
+
+
+class GroupNotes:
+    """Accumulates drift and embeddings of episodes by group.
+
+    Invariant: an episode is added at most once to each of the two.
+    """
+
+    def __init__(self, groups: Sequence[Group], pass_reward: float = 0.9) -> None:
+        """Number the episodes as `batch.layout.episodes_of` does; a reward of `pass_reward` or more is a success."""
+        self._ids = [group.group_id for group in groups]
+        self._sizes = [group.size for group in groups]
+        self._group_of_B = np.repeat(np.arange(len(groups)), self._sizes)
+        self._first_P = np.cumsum([0, *self._sizes])
+        self._is_success_B = np.concatenate([np.zeros(0, bool), *(group.is_success_G(pass_reward) for group in groups)])
+        # By group: sum |prox - behaviour|, sum -prox, tokens, episodes left out; over successes: sum prox - behaviour
+        # and tokens.
+        self._drift: dict[int, np.ndarray] = {}
+        self._embeddings: dict[int, np.ndarray] = {}
+
+    def add_drift(
+        self, episode_N: np.ndarray, prox_logp_N: np.ndarray, behaviour_logp_N: np.ndarray, is_kept_N: np.ndarray
+    ) -> None:
+        """Add the log-probs of reused tokens.
+
+        Args:
+            episode_N: `Episode.index` of each token.
+            prox_logp_N: log-probs under the learner at the start of the update, nats.
+            behaviour_logp_N: stored log-probs, nats.
+            is_kept_N: whether the token's episode is trained on.
+        """
+        for b in np.unique(episode_N):
+            at_N = episode_N == b
+            prox, behaviour = prox_logp_N[at_N].astype(np.float64), behaviour_logp_N[at_N].astype(np.float64)
+            succeeded = self._is_success_B[b]
+            sums = [np.abs(prox - behaviour).sum(), -prox.sum(), at_N.sum(), not is_kept_N[at_N].any()]
+            sums += [(prox - behaviour).sum() * succeeded, at_N.sum() * succeeded]
+            p = int(self._group_of_B[b])
+            self._drift[p] = self._drift.get(p, np.zeros(6)) + np.array(sums, np.float64)
+
+    def add_embeddings(self, episode_B: np.ndarray, mean_BD: np.ndarray) -> None:
+        """Add one vector `mean_BD[b]` for each `Episode.index` in `episode_B`."""
+        for b, mean_D in zip(episode_B, mean_BD, strict=True):
+            p = int(self._group_of_B[b])
+            if p not in self._embeddings:
+                self._embeddings[p] = np.zeros((self._sizes[p], len(mean_D)), np.float32)
+            self._embeddings[p][b - self._first_P[p]] = mean_D
+
+    def take_drift(self) -> dict[str, dict[str, float]]:
+        """Return and clear `drift`, `nll`, `success_change` and `num_left_out`, by group id.
+
+        The first three are token means in nats: `drift` of |prox - behaviour|, `nll` of -prox, `success_change` of
+        prox - behaviour over successes (nan without successes). `num_left_out` counts episodes.
+        """
+        taken, self._drift = self._drift, {}
+        return {
+            self._ids[p]: {
+                "drift": gap / num,
+                "nll": nll / num,
+                "num_left_out": int(left_out),
+                "success_change": change / num_right if num_right else float("nan"),
+            }
+            for p, (gap, nll, num, left_out, change, num_right) in ((p, row.tolist()) for p, row in taken.items())
+        }
+
+    def take_embeddings(self) -> dict[str, np.ndarray]:
+        """Return and clear the embeddings by group id, float32 [G, D]; zeros for an episode without loss tokens."""
+        taken, self._embeddings = self._embeddings, {}
+        return {self._ids[p]: vectors_GD for p, vectors_GD in taken.items()}

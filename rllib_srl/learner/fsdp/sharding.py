@@ -1,0 +1,154 @@
+"""Shard models over learners with FSDP2: each learner holds a part of every weight, gradient and optimiser state.
+
+    build       `shard` wraps each decoder layer, then the root; a forward pass gathers weights layer by layer
+    backward    torch averages gradients over learners (reduce-scatter); `summed_shards` turns means into sums
+    passes      a pass gathers weights from all learners, so all run equally many; `_run_empty` adds the missing ones
+    to engines  every learner is called and gathers (`whole`); learner 0 packs
+    checkpoint  each learner writes its rows (`sharded_state`); any number of learners can restore them
+    get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
+
+Sources: Zhao et al. 2023 (PyTorch FSDP), arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import TypeIs
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# torch.distributed.tensor and .fsdp take 1.5 s to load, so the functions that need them import them.
+
+
+def shard(module: torch.nn.Module, model: Any, device: torch.device) -> None:
+    """Shard a module over all learners, in place.
+
+    Args:
+        module: the root module. Only its own forward pass gathers weights: never call the inner model directly.
+        model: the Hugging Face model inside `module`.
+        device: "cpu" or a GPU. The process group must be initialised.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for layer in model.base_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether the weights are sharded over learners."""
+    return _is_spread(next(model.parameters()))
+
+
+def _is_spread(tensor: torch.Tensor) -> TypeIs[DTensor]:
+    """Return whether a tensor is a DTensor; a sharded parameter is of class DTensor, not `Parameter`."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def whole(named_tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor gathered to its whole; a collective, so every learner must iterate to the end."""
+    for name, tensor in named_tensors:
+        yield name, tensor.full_tensor().detach() if _is_spread(tensor) else tensor
+
+
+def summed_shards(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the sums over learners of gradients that torch has averaged; they stay sharded."""
+    num_learners = torch.distributed.get_world_size()
+    return [gradient * num_learners for gradient in gradients]
+
+
+def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the global L2 norm of all gradients over all learners; a collective."""
+    parts = [torch.linalg.vector_norm(local(gradient)) for gradient in gradients]
+    total = torch.linalg.vector_norm(torch.stack(parts)).square()
+    torch.distributed.all_reduce(total)
+    return total.sqrt()
+
+
+def most(number: int, device: torch.device) -> int:
+    """Return the maximum of `number` over learners; a collective."""
+    found = torch.tensor([number], device=device)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+    return int(found)
+
+
+def assign(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set a parameter from a whole tensor; each learner keeps its own shard."""
+    with torch.no_grad():
+        parameter.copy_(_like(parameter, value.to(parameter.device)))
+
+
+def whole_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimiser's `state_dict()` with its tensors gathered; a collective."""
+    entries = {index: dict(whole(iter(entry.items()))) for index, entry in state["state"].items()}
+    return {**state, "state": entries}
+
+
+def sharded_optimizer_state(state: Mapping[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+    """Return this learner's shard of a whole optimiser state.
+
+    Args:
+        state: from `whole_optimizer_state`, of any number of learners.
+        parameters: parameters in the optimiser's order.
+    """
+    entries = {}
+    for index, entry in state["state"].items():
+        own = parameters[int(index)]
+        entries[int(index)] = {
+            name: _like(own, value) if isinstance(value, torch.Tensor) and value.shape == own.shape else value
+            for name, value in entry.items()
+        }
+    return {**state, "state": entries}
+
+
+def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not _is_spread(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this learner's rows of a tensor (all rows if it is not sharded): shared memory, no gradient."""
+    detached = tensor.detach()
+    return detached.to_local() if _is_spread(detached) else detached
+
+
+def own_rows(parameter: torch.Tensor) -> tuple[int, int]:
+    """Return the range [start, stop) of rows that this learner holds.
+
+    Raises:
+        RuntimeError: torch did not split the rows as `torch.chunk` does.
+    """
+    num_rows, num_own = parameter.shape[0], len(local(parameter))
+    if not _is_spread(parameter):
+        return 0, num_rows
+    size = -(-num_rows // parameter.device_mesh.size())
+    start = min(parameter.device_mesh.get_local_rank() * size, num_rows)
+    if not parameter.placements[0].is_shard(0) or num_own != min(size, num_rows - start):
+        raise RuntimeError(f"{num_own} of {num_rows} rows here, {parameter.placements}; expected FSDP2's even rows")
+    return start, start + num_own
+
+
+def of_local(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the sharding of `parameter`, built from this learner's rows."""
+    rows = rows.to(local(parameter).device)
+    if not _is_spread(parameter):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    whole_shape, strides = parameter.shape, parameter.stride()
+    return DTensor.from_local(
+        rows, parameter.device_mesh, parameter.placements, run_check=False, shape=whole_shape, stride=strides
+    )

@@ -1,0 +1,39 @@
+"""Sum gradients over learners; a learner without a gradient contributes zeros, so every all-reduce has all learners.
+
+    reused micro-batches -> p.grad              -> norm(summed(...)): norm of the reused part of the gradient
+    played micro-batches -> added to p.grad     -> summed(...): gradient of the whole batch
+
+`summed` does not change p.grad, so the second sum covers both parts. The norm of the first part costs one more
+all-reduce; no second copy of the gradient is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+
+def grads_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Return the gradient of each parameter; a missing gradient is set to zeros."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    return gradients
+
+
+def norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the global L2 norm of all gradients."""
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+
+
+def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.Tensor]:
+    """Return the sum over learners of each gradient: new tensors, or the given ones with fewer than two learners."""
+    if num_learners < 2:
+        return list(gradients)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.distributed.all_reduce(flat)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]

@@ -1,0 +1,238 @@
+"""Compute the loss of one micro-batch and the sums for its metrics: pure torch functions.
+
+    played    sum_N scale * (kept * correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
+    reused    sum_N scale * (kept * weight * surrogate + kl_coeff * ratio * kl, if kl_on_reused)
+
+`losses` provides surrogate, correction and weight by name; `batch/loss_weights.py` provides `scale`.
+
+- Metrics stay sums until all micro-batches of all learners are added up (`statistics`), because the effective sample
+  size is not a mean over micro-batches.
+- A micro-batch holds whole episodes only, so per-episode masks are computed here.
+- The reused loss is divided by all reused tokens, including those of left-out episodes, so the weight of each token is
+  fixed before the update.
+- A log-prob that is not finite makes the whole loss NaN, so that the step is skipped and counted. Masks and windows
+  would otherwise turn it into a silent zero.
+
+Source: Li et al. 2025 (RePO), arXiv 2506.09340 (separate loss for replayed groups, KL on played groups only).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rllib_srl.losses import (
+    CLIP_RULES,
+    KL_ESTIMATORS,
+    KL_LOSSES,
+    REUSE_CORRECTIONS,
+    LossSettings,
+    Tokens,
+    correction_of,
+    episode_mean,
+    is_on_policy,
+    ratio_of,
+    shaped,
+)
+from rllib_srl.losses.clip import Surrogate
+
+Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes
+PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clipped", "correction", "masked", "mismatch")
+PLAYED_COUNTS = ("num_tokens", "num_computed_tokens")
+REUSED_MEANS = ("reuse/clipped", "reuse/ratio")  # over tokens that are kept
+REUSED_COUNTS = ("reuse/num_tokens", "reuse/num_computed_tokens", "reuse/num_episodes", "reuse/num_left_out")
+OTHER_SUMS = ("reuse/loss", "reuse/drift", "reuse/kept", "reuse/weight", "reuse/squared_weight", "reuse/kl")
+TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
+SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS, *TOTALS)
+
+
+def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_drift: float | None) -> None:
+    """Set what stays fixed for the whole update: `prox_logp` and, for a reused micro-batch, `is_kept` [N].
+
+    Args:
+        batch: as for `reused_loss`; changed in place.
+        logp_N: log-probs under the weights at the start of the update, nats.
+        max_drift: an episode is left out if its mean |prox_logp - behaviour_logp| exceeds this, nats; None: no limit.
+    """
+    batch["prox_logp"] = logp_N.detach()
+    if batch["is_reused"]:
+        drift_N = episode_drift(batch["prox_logp"], batch["behaviour_logp"], batch["episode"])
+        # A NaN drift is kept: it makes the gradient NaN too, so the step is skipped and counted.
+        batch["is_kept"] = ~(drift_N > (float("inf") if max_drift is None else max_drift))
+
+
+def episode_drift(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
+    """Return for each token the mean |prox_logp - behaviour_logp| over the tokens of its episode, nats.
+
+    Args:
+        prox_logp_N: log-probs under the learner at the start of the update, nats.
+        behaviour_logp_N: log-probs under the engine that wrote the tokens, nats.
+        episode_N: episode of each token; episodes must be whole.
+    """
+    return episode_mean((prox_logp_N - behaviour_logp_N).abs(), episode_N)
+
+
+def surrogate_of(
+    batch: dict[str, Any], logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, settings: LossSettings
+) -> Surrogate:
+    """Return the loss of each token and its gradient weight (the factor of -A grad(logp)), before any mask.
+
+    Args:
+        batch: `advantage`, `episode` [N]; for BAPO also `bapo_bounds`.
+        logp_N: log-probs under the policy in training, nats.
+        anchor_logp_N: log-probs in the denominator of the ratio, nats.
+        settings: loss settings.
+    """
+    ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
+    tokens = Tokens(ratio_N, batch["advantage"], logp_N, batch.get("bapo_bounds"))
+    if batch.get("is_reused") and settings.reuse_correction == "shape":
+        return shaped(tokens, settings)
+    return CLIP_RULES[settings.clip_rule](tokens, settings)
+
+
+def anchor_of(batch: dict[str, Any], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the anchor log-probs (denominator of the ratio) and the correction, both [N], without gradient.
+
+    Args:
+        batch: `is_reused`; `prox_logp`, `behaviour_logp`, `episode` [N].
+        settings: loss settings.
+    """
+    prox_logp_N, behaviour_logp_N = batch["prox_logp"], batch["behaviour_logp"]
+    if batch.get("is_reused"):
+        return REUSE_CORRECTIONS[settings.reuse_correction](prox_logp_N, behaviour_logp_N, settings.mask_window)
+    correction_N = correction_of(settings, prox_logp_N, behaviour_logp_N, batch["episode"])
+    return (behaviour_logp_N if settings.old_policy == "bypass" else prox_logp_N), correction_N
+
+
+def _is_left(batch: dict[str, Any], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
+    """Return which tokens pass every mask, bool [N]."""
+    inputs = (logp_N.detach(), batch["behaviour_logp"], batch["advantage"], batch["episode"])
+    is_left_N = is_on_policy(settings.off_policy_mask, *inputs)
+    return is_left_N & ~batch["is_cov_clipped"] if "is_cov_clipped" in batch else is_left_N
+
+
+def _spoilt(batch: dict[str, Any], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of tokens with a non-finite log-prob, and the term to add to the loss: 0 or NaN.
+
+    The term depends on `logp_N` so that the gradient is NaN too: a clamp or window would give a gradient of 0.
+    """
+    is_bad_N = ~torch.isfinite(logp_N.detach())
+    for name in ("prox_logp", "behaviour_logp", "ref_logp"):
+        if name in batch:
+            is_bad_N |= ~torch.isfinite(batch[name])
+    return is_bad_N.sum(), torch.where(is_bad_N.any(), float("nan"), 0.0) * logp_N.sum()
+
+
+def played_loss(
+    batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], settings: LossSettings
+) -> tuple[torch.Tensor, Sums]:
+    """Return the loss and the sums of a micro-batch of episodes played in this iteration.
+
+    Args:
+        batch: `advantage`, `scale`, `behaviour_logp`, `prox_logp`, `episode` [N], for a KL also `ref_logp` [N];
+            `token_ids`.
+        fwd_out: `logp` [N] with gradient, `entropy` [N] (with gradient if `entropy_coeff` is set).
+        settings: loss settings.
+    """
+    logp_N, prox_logp_N = fwd_out["logp"], batch["prox_logp"]
+    anchor_logp_N, correction_N = anchor_of(batch, settings)
+    surrogate_N, weight_N = surrogate_of(batch, logp_N, anchor_logp_N, settings)
+    is_left_N = _is_left(batch, logp_N, settings)
+    policy_loss_N = loss_N = torch.where(is_left_N, correction_N * surrogate_N, 0.0)
+    kl_N = torch.zeros_like(prox_logp_N)
+    if settings.kl_coeff:
+        kl_N = KL_ESTIMATORS[settings.kl_estimator](logp_N, batch["ref_logp"])
+        if settings.kl_estimator in KL_LOSSES:
+            loss_N = loss_N + settings.kl_coeff * kl_N
+    if settings.entropy_coeff:
+        loss_N = loss_N - settings.entropy_coeff * fwd_out["entropy"]
+    num_bad, spoilt = _spoilt(batch, logp_N)
+    loss = (batch["scale"] * loss_N).sum() + spoilt
+    return loss, {
+        "total_loss": loss.detach(),
+        "loss": loss_N.detach().sum(),
+        "policy_loss": policy_loss_N.detach().sum(),
+        "kl": kl_N.detach().sum(),
+        "entropy": fwd_out["entropy"].detach().sum(),
+        "clipped": (weight_N == 0).sum(),
+        "correction": correction_N.sum(),
+        "masked": (~is_left_N | (correction_N == 0)).sum(),
+        "mismatch": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
+        "num_tokens": len(prox_logp_N),
+        "num_computed_tokens": batch["token_ids"].numel(),
+        "num_nonfinite_logps": num_bad,
+    }
+
+
+def reused_loss(
+    batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], settings: LossSettings
+) -> tuple[torch.Tensor, Sums]:
+    """Return the loss and the sums of a micro-batch of stored episodes.
+
+    The KL term is present only if `kl_on_reused` is "weighted". The estimators assume tokens of the policy in training,
+    so each term is weighted by exp(logp - behaviour_logp), without gradient.
+
+    Args:
+        batch: `advantage`, `scale`, `behaviour_logp`, `prox_logp`, `is_kept`, `episode` [N], for a KL also `ref_logp`
+            [N]; `token_ids`.
+        fwd_out: `logp` [N] with gradient.
+        settings: loss settings.
+    """
+    logp_N, behaviour_logp_N = fwd_out["logp"], batch["behaviour_logp"]
+    is_kept_N = batch["is_kept"] & _is_left(batch, logp_N, settings)
+    anchor_logp_N, correction_N = anchor_of(batch, settings)
+    surrogate_N, weight_N = surrogate_of(batch, logp_N, anchor_logp_N, settings)
+    loss_N = torch.where(is_kept_N, correction_N * surrogate_N, 0.0)
+    ratio_N = ratio_of("token", logp_N.detach(), behaviour_logp_N, batch["episode"])
+    kl_N = torch.zeros_like(behaviour_logp_N)
+    if settings.kl_coeff and settings.kl_on_reused == "weighted":
+        kl_N = torch.where(is_kept_N, ratio_N * KL_LOSSES[settings.kl_estimator](logp_N, batch["ref_logp"]), 0.0)
+        loss_N = loss_N + settings.kl_coeff * kl_N
+    num_bad, spoilt = _spoilt(batch, logp_N)
+    loss = (batch["scale"] * loss_N).sum() + spoilt
+    # Factor of -A * grad(logp) of each token; 0 where clip or mask removed its gradient.
+    weight_N = torch.where(is_kept_N, correction_N * weight_N, 0.0)
+    return loss, {
+        "total_loss": loss.detach(),
+        "reuse/loss": loss_N.detach().sum(),
+        "reuse/clipped": ((weight_N == 0) & is_kept_N).sum(),
+        "reuse/ratio": torch.where(is_kept_N, ratio_N, 0.0).sum(),
+        "reuse/kl": kl_N.detach().sum(),
+        "reuse/kept": is_kept_N.sum(),
+        "reuse/weight": weight_N.double().sum(),
+        "reuse/squared_weight": weight_N.double().square().sum(),
+        "reuse/drift": (batch["prox_logp"] - behaviour_logp_N).abs().sum(),
+        "reuse/num_tokens": len(logp_N),
+        "reuse/num_computed_tokens": batch["token_ids"].numel(),
+        "reuse/num_episodes": len(torch.unique(batch["episode"])),
+        "reuse/num_left_out": len(torch.unique(batch["episode"][~is_kept_N])),
+        "num_nonfinite_logps": num_bad,
+    }
+
+
+def statistics(sums: dict[str, float]) -> dict[str, float]:
+    """Return the metrics of a whole batch; a side (played or reused) without tokens gets 0 everywhere.
+
+    Reused side, over all its tokens: `loss` (mean), `drift` (mean |prox_logp - behaviour_logp|, nats). Over its kept
+    tokens: `clipped` (share without gradient), `ratio` (mean exp(logp - behaviour_logp)) and
+    `ess` = (sum w)^2 / (N sum w^2) in (0, 1], where w is the factor of -A grad(logp). `left_out` is the share of its
+    episodes that are left out.
+
+    Args:
+        sums: one number for each of `SUMS`, summed over all micro-batches of all learners.
+    """
+    denominators = ("num_tokens", "reuse/num_tokens", "reuse/kept")
+    num_played, num_reused, num_kept = (max(1.0, sums[name]) for name in denominators)
+    squares = num_kept * sums["reuse/squared_weight"]
+    return {
+        **{name: sums[name] / num_played for name in PLAYED_MEANS},
+        **{name: sums[name] for name in (*PLAYED_COUNTS, *REUSED_COUNTS, "total_loss", "num_nonfinite_logps")},
+        **{name: sums[name] / num_kept for name in REUSED_MEANS},
+        "value_loss": sums["value_loss"] / max(1.0, sums["num_tokens"] + sums["reuse/num_tokens"]),
+        "reuse/loss": sums["reuse/loss"] / num_reused,
+        "reuse/kl": sums["reuse/kl"] / num_reused,
+        "reuse/drift": sums["reuse/drift"] / num_reused,
+        "reuse/ess": sums["reuse/weight"] ** 2 / squares if squares > 0 else 0.0,
+        "reuse/left_out": sums["reuse/num_left_out"] / max(1.0, sums["reuse/num_episodes"]),
+    }

@@ -1,0 +1,214 @@
+"""Wrap a Hugging Face causal language model as an RLModule that returns log-probs of given tokens.
+
+Only the learner runs it. The engine samples, so the inference-only state is empty, and weights reach the engine
+through the verified transfer (`engine.sync`), never through RLlib's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+
+from rllib_srl.engine.models import local_model
+from rllib_srl.learner.fsdp.sharding import assign, is_sharded, whole
+from rllib_srl.learner.head import Scale, token_scores
+from rllib_srl.learner.trie_attention import register
+from rllib_srl.storage.weight_file import WEIGHTS, read_weights, write_weights
+
+IN_SHARDS = "in learner_shards"  # only key of a state whose weights are in the checkpoint's shards
+IN_FILE = f"in {WEIGHTS}"  # only key of the state that RLlib pickles; the weights are in that file
+
+
+class CausalLMModule(TorchRLModule):
+    """Holds the fp32 master weights of the policy.
+
+    Invariant: `parameters()` yields each tied weight once; exactly the trained ones require a gradient.
+    """
+
+    model: Any  # a Hugging Face causal language model
+    gathered: dict[str, np.ndarray] | None = None  # whole weights for `get_state`, from `gather` to the next update
+    awaits_shards = False  # True after a state without weights, until `load_shards`
+    _layers: tuple[torch.nn.Module, ...] = ()  # decoder layers with activation checkpointing
+
+    def setup(self) -> None:
+        """Load the model named by `model_config["model"]` in fp32."""
+        self.model = load_causal_lm(self.model_config["model"])
+
+    def train(self, mode: bool = True) -> CausalLMModule:
+        """Stay in eval mode: dropout off, so that log-probs match the engine's. Gradients are not affected."""
+        super().train(False)
+        for layer in self._layers:  # transformers checkpoints only layers with this flag; submodules keep False
+            layer.training = True
+        return self
+
+    def checkpoint_activations(self) -> None:
+        """Enable activation checkpointing: keep each decoder layer's input and recompute the rest in the backward."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._layers = tuple(one for one in self.model.modules() if isinstance(one, GradientCheckpointingLayer))
+        self.train()
+
+    def gather(self, keeps: bool) -> None:
+        """Gather the sharded weights for `get_state`; a collective.
+
+        Args:
+            keeps: whether this learner keeps them, because `get_state` will be called on it.
+        """
+        found = {name: tensor.cpu() for name, tensor in whole(self.saved_parameters())}
+        self.gathered = {name: tensor.float().numpy() for name, tensor in found.items()} if keeps else None
+
+    def leave_to_shards(self) -> None:
+        """Make `get_state` return a marker for weights in the checkpoint's shards, until the next update."""
+        self.gathered = {IN_SHARDS: np.empty(0)}
+
+    def saved_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the trained parameters; the others are read from the model's own files."""
+        return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        return self._forward(batch, **kwargs)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        if self.awaits_shards:
+            raise RuntimeError("the weights lie in the checkpoint's learner_shards; restore it whole, through SRL")
+        return token_logps(self.model, batch, batch.get("with_hidden", False))
+
+    def get_state(self, components: Any = None, *, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Return the trained parameters by name, fp32 numpy arrays; {} with `inference_only` (see the module).
+
+        Raises:
+            RuntimeError: the weights are sharded and `gather` was not called.
+        """
+        if inference_only:
+            return {}
+        if is_sharded(self.model):
+            if self.gathered is None:
+                raise RuntimeError("the weights are spread over learners; call gather on all of them first")
+            return self.gathered
+        return {name: parameter.detach().cpu().float().numpy() for name, parameter in self.saved_parameters()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Load a state from `get_state`; if its weights are in shards, `Fitted.load_shards` must follow.
+
+        Raises:
+            ValueError: parameters are missing, unknown or of another shape; the message names them.
+        """
+        if not state:
+            return
+        self.awaits_shards = IN_SHARDS in state
+        if self.awaits_shards:
+            return
+        own = dict(self.saved_parameters())
+        faults = [f"{name}: missing" for name in own if name not in state]
+        faults += [f"{name}: unknown" for name in state if name not in own]
+        faults += [
+            f"{name}: shape {tuple(state[name].shape)}; expected {tuple(own[name].shape)}"
+            for name in own
+            if name in state and tuple(state[name].shape) != tuple(own[name].shape)
+        ]
+        if faults:
+            raise ValueError(f"the state does not fit model {self.model_config['model']!r}: " + "; ".join(faults[:8]))
+        for name, parameter in own.items():
+            assign(parameter, torch.as_tensor(np.asarray(state[name])))
+
+    def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:
+        """Write RLlib's module files, with the weights as safetensors instead of a pickle."""
+        weights = state or self.get_state()
+        if IN_SHARDS in weights:
+            return super().save_to_path(path, state=weights, **kwargs)
+        saved = super().save_to_path(path, state={IN_FILE: np.empty(0)}, **kwargs)
+        write_weights(Path(saved) / WEIGHTS, weights)
+        return saved
+
+    def restore_from_path(self, path: Any, **kwargs: Any) -> None:
+        """Load the files of `save_to_path`; a pickle is opened only if there is no safetensors file.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+            ValueError: the weights belong to another model.
+        """
+        file = Path(path) / WEIGHTS
+        if file.is_file():
+            self.set_state(read_weights(file))
+        else:
+            super().restore_from_path(path, **kwargs)
+
+
+def load_causal_lm(name_or_path: str) -> torch.nn.Module:
+    """Load a causal language model in fp32 with dropout off.
+
+    Args:
+        name_or_path: a Hugging Face id, a local directory or a packaged model (`models.local_model`).
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        local_model(name_or_path), dtype=torch.float32, attn_implementation=register()
+    )
+    return model.eval()
+
+
+def token_logps(model: Any, batch: dict[str, Any], with_hidden: bool = False) -> dict[str, torch.Tensor]:
+    """Compute the log-probs of the target tokens; the head runs only on rows that predict a target.
+
+    Args:
+        model: a Hugging Face causal language model.
+        batch: `token_ids` and `position_ids` [R, T], `trie` (R is 1) or `attention_mask` (int [R, T]), `predictor` and
+            `target` [N], `temperature` (> 0).
+        with_hidden: also return the hidden states, for `episode_means` and the critic.
+
+    Returns:
+        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `with_hidden` also
+        `hidden` [U, D], the detached last hidden states of the U distinct predictors, and `row` [N], the index in [0,
+        U) of each token's predictor; neither is a copy.
+
+    Raises:
+        ValueError: the head has a bias.
+    """
+    hidden_RTD = _body(model, batch)
+    rows_U, row_N = torch.unique(batch["predictor"], return_inverse=True)
+    hidden_UD = hidden_RTD.flatten(0, 1)[rows_U]
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise ValueError(f"the head of {type(model).__name__} has a bias; expected one without")
+    scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
+    logp_N, entropy_N = token_scores(hidden_UD, head.weight, row_N, batch["target"], scale)
+    out = {"logp": logp_N, "entropy": entropy_N}
+    return out | {"hidden": hidden_UD.detach(), "row": row_N} if with_hidden else out
+
+
+def _body(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the last hidden states [R, T, D]."""
+    if batch.get("trie") is None:
+        shape = {"attention_mask": batch["attention_mask"]}
+    else:
+        # Transformers passes a 4-D mask through unchanged; without one it would build a [T, T] mask.
+        no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)
+        shape = {"attention_mask": no_mask, "trie": batch["trie"]}
+    token_ids, position_ids = batch["token_ids"], batch["position_ids"]
+    return model.base_model(
+        input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
+    ).last_hidden_state
+
+
+def episode_means(
+    hidden_UD: torch.Tensor, row_N: torch.Tensor, episode_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the distinct episodes, ascending [B], and the mean hidden state of each, fp32 [B, D].
+
+    Args:
+        hidden_UD: hidden states of distinct rows.
+        row_N: row of each loss token.
+        episode_N: episode of each loss token.
+    """
+    episode_B, at_N, count_B = torch.unique(episode_N, return_inverse=True, return_counts=True)
+    num_rows = len(hidden_UD)
+    # A row of a trie may belong to many episodes: a product with counts needs no copy of its state per episode.
+    counts_BU = torch.bincount(at_N * num_rows + row_N, minlength=len(episode_B) * num_rows).view(-1, num_rows)
+    return episode_B, counts_BU.float() @ hidden_UD.float() / count_B[:, None]

@@ -1,0 +1,251 @@
+"""Compute exact attention over a prefix trie without a [T, T] mask, as a transformers attention function.
+
+    CPU   torch's flash kernel on each part of `Trie.cover`; parts are merged by their log-sum-exps:
+              out = sum_r exp(lse_r - lse) out_r,   lse = logsumexp_r lse_r
+          Given the merged `out` and `lse`, the backward pass is a sum over rectangles too, because
+          dS = P * (dP - rowsum(dO * O)) needs only P = exp(S - lse) of each rectangle.
+    GPU   flex-attention with a BlockMask whose `mask_mod` compares a row with the subtree end of its key (`block_mask`)
+
+Capped scores (Gemma 2) have no such kernel; they are computed directly with the explicit [T, T] mask.
+A sliding window compares depths along the path; for a single stream these are its positions.
+
+Source: Dao et al. 2022 (FlashAttention), arXiv 2205.14135, appendix B (merging by log-sum-exps, the backward pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from rllib_srl.batch.trie import Cover, Rectangle, Squares, Trie
+
+NAME = "srl_trie"  # name of the attention function in transformers' registry
+HIDDEN = -1e30  # added to masked scores; finite, so that a fully masked row of a rectangle merges with weight 0
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def register() -> str:
+    """Register the attention function with transformers and return its name."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # for padded batches
+    return NAME
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    trie: Trie | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend along a trie, or as transformers' "sdpa" with `attention_mask` if `trie` is None.
+
+    Args:
+        module: attention layer.
+        query: [R, H, T, D]; with a trie R is 1.
+        key: [R, Hkv, T, D], where Hkv divides H.
+        value: as `key`.
+        attention_mask: for padded batches, bool [R, 1, T, T]; None means causal.
+        dropout: must be 0.
+        scaling: factor of the scores; None means D ** -0.5.
+        sliding_window: number of positions a token attends to, itself included; None means all.
+        softcap: scores become softcap * tanh(score / softcap); None means no cap.
+        trie: trie of the tokens.
+        kwargs: further arguments that transformers passes to kernels.
+
+    Returns:
+        Output [R, T, H, D], and None in place of attention weights.
+    """
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap:
+        mask = attention_mask if trie is None else _explicit(trie, sliding_window, query.device)
+        return _capped(query, key, value, mask, scaling, softcap).transpose(1, 2), None
+    if trie is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if query.device.type != "cpu":
+        return _flex(query, key, value, trie, scaling, sliding_window).transpose(1, 2), None
+    return _ByParts.apply(query, key, value, trie.cover(sliding_window), scaling), None
+
+
+class _ByParts(torch.autograd.Function):
+    """Autograd function for attention over the parts of a cover, [1, H, T, D] -> [1, T, H, D].
+
+    Invariant: computes in fp32 for every input dtype. Without AMX the kernel's bf16 is no faster, and up to six times
+    slower in the backward pass on short rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, cover: Cover, scaling: float
+    ) -> torch.Tensor:
+        q, k, v = _expanded(query, key, value)
+        out_THD = torch.empty(1, q.shape[2], q.shape[1], q.shape[3])
+        out, lse_HT = out_THD.transpose(1, 2), torch.empty(1, q.shape[1], q.shape[2])
+        for squares in cover.squares:
+            given = (_stacked(one, squares) for one in (q, k, v))
+            part, part_lse = _flash(*given, attn_mask=_hidden(squares), scale=scaling)
+            for n, run, inside in _places(squares):
+                out[0, :, run], lse_HT[0, :, run] = part[n, :, inside], part_lse[n, :, inside]
+        for one in [*cover.triangles, *cover.below]:
+            part, part_lse = _flash(
+                q[:, :, one.rows],
+                k[:, :, one.keys],
+                v[:, :, one.keys],
+                is_causal=one.is_causal,
+                attn_mask=_additive(one),
+                scale=scaling,
+            )
+            if one.rows == one.keys:  # triangles come first, so there is nothing to merge with yet
+                out[:, :, one.rows], lse_HT[:, :, one.rows] = part, part_lse
+            else:
+                _merge(out[:, :, one.rows], lse_HT[:, :, one.rows], part, part_lse)
+        out_THD = out_THD.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out_THD, lse_HT)
+        ctx.cover, ctx.scaling = cover, scaling
+        return out_THD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        query, key, value, out_THD, lse_HT = ctx.saved_tensors
+        q, k, v = _expanded(query, key, value)
+        grad, out = grads[0].transpose(1, 2).float(), out_THD.transpose(1, 2).float()
+        sums = [torch.zeros_like(one) for one in (q, k, v)]
+        for squares in ctx.cover.squares:
+            given = [_stacked(one, squares) for one in (grad, q, k, v, out, lse_HT)]
+            # Rows outside a run are fully masked: exp(HIDDEN - lse) = 0, so they get no gradient.
+            parts = _flash_backward(*given, 0.0, False, attn_mask=_hidden(squares), scale=ctx.scaling)
+            for total, part in zip(sums, parts, strict=True):
+                for n, run, inside in _places(squares):
+                    total[0, :, run] = part[n, :, inside]
+        for one in [*ctx.cover.triangles, *ctx.cover.below]:
+            parts = _flash_backward(
+                grad[:, :, one.rows],
+                q[:, :, one.rows],
+                k[:, :, one.keys],
+                v[:, :, one.keys],
+                out[:, :, one.rows],
+                lse_HT[:, :, one.rows].contiguous(),
+                0.0,
+                one.is_causal,
+                attn_mask=_additive(one),
+                scale=ctx.scaling,
+            )
+            for total, at, part in zip(sums, (one.rows, one.keys, one.keys), parts, strict=True):
+                total[:, :, at] += part
+        num_heads = key.shape[1]
+        grad_k, grad_v = (total.unflatten(1, (num_heads, -1)).sum(2) for total in sums[1:])
+        return sums[0].to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), None, None
+
+
+def _stacked(one: torch.Tensor, squares: Squares) -> torch.Tensor:
+    """Return [N, H, S, ...] of [1, H, T, ...]."""
+    return torch.stack([one[0, :, start : start + squares.size] for start in squares.starts])
+
+
+def _places(squares: Squares) -> Iterator[tuple[int, slice, slice]]:
+    """Yield for each square its index, its run of rows, and the position of that run inside the square."""
+    for n, (start, run) in enumerate(zip(squares.starts, squares.runs, strict=True)):
+        yield n, run, slice(run.start - start, run.stop - start)
+
+
+def _hidden(squares: Squares) -> torch.Tensor:
+    return torch.zeros(squares.mask_NSS.shape).masked_fill_(~torch.from_numpy(squares.mask_NSS), HIDDEN)[:, None]
+
+
+def _expanded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return query, key and value in fp32, with keys and values repeated for grouped-query attention."""
+    group = query.shape[1] // key.shape[1]
+    return query.float(), *(one.float().repeat_interleave(group, 1) for one in (key, value))
+
+
+def _additive(one: Rectangle) -> torch.Tensor | None:
+    if one.mask is None:
+        return None
+    return torch.zeros(one.mask.shape).masked_fill_(~torch.from_numpy(one.mask), HIDDEN)
+
+
+def _merge(out: torch.Tensor, lse_HT: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
+    merged = torch.logaddexp(lse_HT, part_lse)
+    out.mul_((lse_HT - merged).exp_().unsqueeze(-1)).addcmul_(part, (part_lse - merged).exp_().unsqueeze(-1))
+    lse_HT.copy_(merged)
+
+
+# --- capped scores --------------------------------------------------------------------------------
+
+
+def _capped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, softcap: float
+) -> torch.Tensor:
+    group, num_tokens = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    if mask is None:
+        mask = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=query.device).tril()
+    scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)).float() * softcap
+    weights = torch.softmax(scores.masked_fill(~mask, HIDDEN), -1)
+    return (weights.to(query.dtype) @ value.to(query.dtype)).to(value.dtype)
+
+
+def _explicit(trie: Trie, window: int | None, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(trie.mask_TT(window)).to(device)
+
+
+# --- GPU ------------------------------------------------------------------------------------------
+
+
+def mask_mod(trie: Trie, window: int | None, device: torch.device | str) -> Callable[..., torch.Tensor]:
+    """Return flex-attention's predicate "row sees key": constant time, two numbers per token."""
+    end_T, depth_T = torch.from_numpy(trie.end_T).to(device), torch.from_numpy(trie.depth_T).to(device)
+
+    def sees(batch: Any, head: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        seen = (key <= row) & (row < end_T[key])
+        return seen if window is None else seen & (depth_T[row] - depth_T[key] < window)
+
+    return sees
+
+
+def block_mask(trie: Trie, window: int | None, device: torch.device | str) -> Any:
+    """Return the BlockMask of a trie: the blocks of rows and keys that flex-attention computes."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    num_tokens = len(trie)
+    return create_block_mask(mask_mod(trie, window, device), None, None, num_tokens, num_tokens, device=str(device))
+
+
+@lru_cache(maxsize=1)
+def _compiled_flex() -> Callable[..., torch.Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)  # lengths differ from one micro-batch to the next
+
+
+def _flex(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, trie: Trie, scaling: float, window: int | None
+) -> torch.Tensor:
+    place = (window, str(query.device))
+    if place not in trie.block_masks:
+        trie.block_masks[place] = block_mask(trie, window, query.device)
+    is_shared = query.shape[1] != key.shape[1]
+    return _compiled_flex()(
+        query, key, value, block_mask=trie.block_masks[place], scale=scaling, enable_gqa=is_shared
+    )

@@ -1,0 +1,1 @@
+"""Admission checks of the memory: duplicates, degenerate text, broken log-probs, secrets."""

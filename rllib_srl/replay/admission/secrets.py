@@ -1,0 +1,320 @@
+"""Detects secrets in policy-written text, masks their tokens out of the loss, and redacts exports.
+
+    text ── detect ──> [Span(start, end, kind)]        private keys, access keys, tokens, passwords; personal data
+    group ── mask_spans ──> the same tokens, loss mask off and log-prob 0 where they overlap a span
+    text ── redact ──> "password=[password]"
+
+Token ids are never edited. The whole stream is searched, so a secret that the environment begins and the policy
+completes is found too. Only policy-written tokens are masked; the others are not trained on anyway.
+
+A user-defined detector is one function, text -> spans: `DETECTORS["mine"] = function`, or an import path
+(rllib_srl/common/rules.py).
+
+Every pattern takes time linear in the text: repetitions are bounded or possessive, and a match can begin only at the
+beginning of a word. Patterns are narrow on purpose (prefixes, lengths, check digits), because the text of environments
+contains many numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import numpy as np
+
+from rllib_srl.common.rules import Rules
+from rllib_srl.types import Group
+
+PERSONAL = ("email", "phone", "credit_card")
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """One secret: characters `start` to `end` of a text. Invariant: 0 <= start < end."""
+
+    start: int
+    end: int
+    kind: str
+
+    @property
+    def is_personal(self) -> bool:
+        """Return whether the span is personal data, not a credential."""
+        return self.kind in PERSONAL
+
+
+Detector = Callable[[str], list[Span]]
+
+
+def detect(text: str) -> list[Span]:
+    """Return all spans of the default kinds, in order; overlapping spans are merged and get the kind of the first."""
+    found = [*_private_keys(text), *_passwords(text)]
+    if _has_any(text, _NEEDLES):
+        for kind, needles, pattern in _PATTERNS:
+            if _has_any(text, needles):
+                found += [Span(*match.span(), kind) for match in pattern.finditer(text)]
+    if _FOUR_DIGITS.search(text):  # a cheap precondition of the two slow patterns
+        found += [Span(*match.span(), "phone") for match in _PHONE.finditer(text)]
+        found += [Span(*match.span(), "credit_card") for match in _CARD.finditer(text) if _is_luhn(match.group())]
+    return _merged(found)
+
+
+def _has_any(text: str, needles: Sequence[str]) -> bool:
+    return any(map(text.__contains__, needles))  # hot path: most texts end here; `map` is faster than a generator
+
+
+def detect_credentials(text: str) -> list[Span]:
+    """Return the spans of `detect` that are not personal data."""
+    return [span for span in detect(text) if not span.is_personal]
+
+
+_OWN: dict[str, Detector] = {"default": detect, "credentials": detect_credentials}
+DETECTORS: Rules[Detector] = Rules("secret_detector", _OWN)
+
+
+def redact(text: str, detector: Detector = detect) -> str:
+    """Return the text with each secret replaced by its kind in brackets, as in "[aws_key]"."""
+    pieces, done = [], 0
+    for span in _merged(detector(text)):
+        pieces += [text[done : span.start], f"[{span.kind}]"]
+        done = span.end
+    return "".join([*pieces, text[done:]])
+
+
+def redact_turns(turns: Sequence[str], detector: Detector = detect) -> list[str]:
+    """Return the turns of an episode with each secret replaced by its kind.
+
+    For a secret that spans several turns, the kind is inserted in the turn where the secret begins.
+    """
+    # Also search each turn alone: a match begins only at the start of a word, which joining turns may hide.
+    starts = list(accumulate(map(len, turns), initial=0))[:-1]
+    found = [(start, span) for start, turn in zip(starts, turns, strict=True) for span in detector(turn)]
+    apart = [Span(start + span.start, start + span.end, span.kind) for start, span in found]
+    spans = _merged([*detector("".join(turns)), *apart])
+    pieces: list[list[str]] = [[] for _ in turns]
+    for piece, turn, start in zip(pieces, turns, starts, strict=True):
+        end, done = start + len(turn), start
+        for span in spans:
+            if span.end <= start or span.start >= end:
+                continue
+            piece.append(turn[done - start : max(span.start, start) - start])
+            piece += [f"[{span.kind}]"] if span.start >= start else []
+            done = min(span.end, end)
+        piece.append(turn[done - start :])
+    return ["".join(piece) for piece in pieces]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A group with its secrets masked out of the loss.
+
+    Invariant: `group` is the unchanged input exactly if `num_tokens` is 0.
+    """
+
+    group: Group
+    num_tokens: int = 0  # policy-written tokens masked out of the loss
+    kinds: Counter[str] = field(default_factory=Counter)  # spans that touch a policy-written token, by kind
+
+
+def mask_spans(group: Group, decode: Callable[[Sequence[int]], str], detector: Detector = detect) -> Masked:
+    """Mask every policy-written token that overlaps a secret out of the loss.
+
+    Token ids, offsets and rewards are unchanged; texts in `extra["turns"]`, which may become histories, are redacted.
+
+    Args:
+        group: any valid group.
+        decode: token ids -> text, including special tokens, so that texts they separate are not joined.
+        detector: text -> spans.
+    """
+    mask_N, kinds, clean = group.loss_mask_N.copy(), Counter[str](), set[bytes]()
+    for g in range(group.size):
+        data = group.stream(g).tobytes()
+        if data in clean:  # short answers are often identical
+            continue
+        ids = group.stream(g).tolist()
+        found = detector(decode(ids))
+        if not found:  # the usual case, at the cost of one decode
+            clean.add(data)
+            continue
+        text, starts_T, ends_T = token_spans(ids, decode)
+        # If piecewise decoding hides a secret that the whole text shows, mask the whole stream to be safe.
+        spans = detector(text) or [Span(0, len(text), found[0].kind)]
+        mask_T = mask_N[group.offsets[g] : group.offsets[g + 1]]
+        written_T = mask_T.copy()
+        for span in spans:
+            inside_T = written_T & (starts_T < span.end) & (ends_T > span.start)
+            kinds[span.kind] += bool(inside_T.any())
+            mask_T[inside_T] = False
+    num_tokens = int(group.loss_mask_N.sum() - mask_N.sum())
+    if not num_tokens:
+        return Masked(group)
+    extra = dict(group.extra)
+    if "turns" in extra:
+        extra["turns"] = [[redact(turn, detector) for turn in turns] for turns in extra["turns"]]
+    logp_N = np.where(mask_N, group.behaviour_logp_N, np.float32(0))
+    masked = replace(group, loss_mask_N=mask_N, behaviour_logp_N=logp_N, extra=extra)
+    return Masked(masked, num_tokens, +kinds)
+
+
+_MAX_PENDING = 8  # upper bound on the tokens of one character, which has at most 4 bytes; a token has at least 1
+
+
+def token_spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[str, np.ndarray, np.ndarray]:
+    """Return the text of a stream, and the character range [starts_T, ends_T) of each token.
+
+    Each piece is decoded together with the piece before it, because some decoders drop a leading space. Tokens that
+    together encode one character share its span. Tokens without visible text share the span of the next tokens, or at
+    the end of the stream that of the previous ones.
+    """
+    starts_T, ends_T = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+    pieces: list[str] = []
+    context, first, length, start = 0, 0, 0, 0  # ids[context:first] is decoded; `length` characters in all
+    before = ""
+    for t in range(len(ids)):
+        shown = decode(ids[context : t + 1])
+        piece = _new_in(shown, before)
+        is_whole = piece and not shown.endswith("\ufffd")
+        if not is_whole and t - first + 1 < _MAX_PENDING:
+            continue
+        pieces.append(piece)
+        start, length = length, length + len(piece)
+        starts_T[first : t + 1], ends_T[first : t + 1] = start, length
+        context, first = first, t + 1
+        before = decode(ids[context:first])
+    if first < len(ids):
+        piece = _new_in(decode(ids[context:]), before)
+        start, length = (length, length + len(piece)) if piece else (start, length)
+        pieces.append(piece)
+        starts_T[first:], ends_T[first:] = start, length
+    return "".join(pieces), starts_T, ends_T
+
+
+def _new_in(shown: str, before: str) -> str:
+    """Return the part of `shown` after its common prefix with `before`; a character cut short in `before` is new."""
+    num_same = next((i for i, (a, b) in enumerate(zip(before, shown)) if a != b), min(len(before), len(shown)))
+    return shown[num_same:]
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+_WORD = r"(?<![A-Za-z0-9_-])"
+_PATTERNS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
+    (kind, needles, re.compile(pattern, re.ASCII))
+    for kind, needles, pattern in (
+        (
+            "aws_key",
+            ("AKIA", "ASIA", "AROA", "AIDA"),
+            r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+        ),
+        ("github_token", ("gh",), _WORD + r"gh[pousr]_[A-Za-z0-9]{36,255}+(?![A-Za-z0-9_])"),
+        ("github_token", ("github_pat_",), _WORD + r"github_pat_[A-Za-z0-9_]{22,255}+"),
+        ("slack_token", ("xox",), _WORD + r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+"),
+        ("slack_token", ("hooks.slack.com",), r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}+"),
+        ("api_key", ("sk-",), _WORD + r"sk-(?=[A-Za-z_-]{0,60}[0-9])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9_-]{20,250}+"),
+        ("api_key", ("hf_", "_live_", "AIza"), _WORD + r"(?:hf_|[rs]k_live_|AIza)[A-Za-z0-9_-]{24,120}+"),
+        (
+            "jwt",
+            ("eyJ",),
+            _WORD + r"eyJ[A-Za-z0-9_-]{8,8192}+\.eyJ[A-Za-z0-9_-]{8,8192}+\.[A-Za-z0-9_-]{8,8192}+",
+        ),
+        (
+            "email",
+            ("@",),
+            r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}+@"
+            r"(?:[A-Za-z0-9][A-Za-z0-9-]{0,62}+\.){1,8}[A-Za-z]{2,24}+(?![A-Za-z0-9])",
+        ),
+        (
+            "phone",
+            ("+",),
+            r"(?<![\w+)=*/.-])\+[1-9][0-9]{0,2}(?:[0-9]{9,12}|(?:[ .-]|[ ]?\([0-9]{1,4}\)[ ]?)[0-9]{1,5}"
+            r"(?:[ .-]?[0-9]{2,5}){1,4})(?![\w]|[ .-]?[0-9])",
+        ),
+    )
+)
+
+_NEEDLES = tuple(needle for _, needles, _ in _PATTERNS for needle in needles)
+_FOUR_DIGITS = re.compile(r"[0-9]{4}")
+_PHONE = re.compile(  # without a country code
+    r"(?<![\w+)=*/.-])(?<![0-9][ ])(?:\([2-9][0-9]{2}\)[ ]?|[2-9][0-9]{2}([.-]))[2-9][0-9]{2}(?(1)\1|-)[0-9]{4}"
+    r"(?![\w]|[ .-]?[0-9])",
+    re.ASCII,
+)
+_CARD = re.compile(
+    r"(?<![\w.+-])(?<![0-9][ ])(?=3[0-9]|4|5[1-5]|6|2[2-7])"
+    r"(?:[0-9]{13,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}|[0-9]{4}([ -])[0-9]{6}\2[0-9]{5})"
+    r"(?![\w]|[ .-][0-9])",
+    re.ASCII,
+)
+
+
+def _is_luhn(number: str) -> bool:
+    """Return whether the check digit is valid. Source: ISO/IEC 7812-1, annex B."""
+    digits = [int(digit) for digit in reversed(number) if digit.isdigit()]
+    doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
+    return (sum(digits[0::2]) + sum(doubled)) % 10 == 0
+
+
+_KEY_BEGIN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BODY = re.compile(r"(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+")
+_MAX_KEY = 32_768  # characters of a block, at most; an END marker further away belongs to another block
+
+
+def _private_keys(text: str) -> Iterator[Span]:
+    """Yield PEM blocks; a block without an END marker extends over the base64 lines that follow."""
+    if "PRIVATE KEY" not in text:
+        return
+    ends = [match.end() for match in _KEY_END.finditer(text)]
+    done = 0
+    for match in _KEY_BEGIN.finditer(text):
+        if match.start() < done:
+            continue
+        following = bisect_left(ends, match.end())
+        if following < len(ends) and ends[following] - match.start() <= _MAX_KEY:
+            done = ends[following]
+        else:
+            body = _KEY_BODY.match(text, match.end())
+            done = body.end() if body else match.end()
+        yield Span(match.start(), done, "private_key")
+
+
+_PASSWORD = re.compile(
+    r"(?<![a-z0-9])(?:password|passwd|pwd|passphrase|secret|api[_-]?key|access[_-]?key|access[_-]?token|auth[_-]?token"
+    r"|private[_-]?token|bearer[_-]?token)\b[\"']?[ \t]{0,4}(=|:)(?!=)[ \t]{0,4}"
+    r"(?:\"([^\"\n]{4,256})\"|'([^'\n]{4,256})'|([^\s\"',;&]{4,256}))",
+    re.ASCII | re.IGNORECASE,
+)
+_IN_PASSWORDS = ("pass", "pwd", "secret", "key", "token")  # every match of `_PASSWORD` contains one of them
+_PLACEHOLDER = re.compile(r"[$<{%*\[(]|(?:none|null|true|false|undefined|str|bytes|password|secret)\b", re.I)
+_CODE = re.compile(r"[A-Za-z_][\w.]*+[\[(]|[A-Za-z_]\w*+\.[A-Za-z_]", re.ASCII)
+
+
+def _passwords(text: str) -> Iterator[Span]:
+    """Yield the values of password assignments, without the name."""
+    lower = text.lower()
+    if not _has_any(lower, _IN_PASSWORDS):
+        return
+    for match in _PASSWORD.finditer(text):
+        group = next(number for number in (2, 3, 4) if match.group(number) is not None)
+        value = match.group(group)
+        if _PLACEHOLDER.match(value):
+            continue
+        if group == 4:
+            is_prose = match.group(1) == ":" and not re.search(r"[0-9]", value)  # "the password: please"
+            if is_prose or _CODE.match(value):
+                continue
+        yield Span(*match.span(group), "password")
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Return spans in order; overlapping spans are merged and get the kind of the first."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if merged and span.start < merged[-1].end:
+            merged[-1] = replace(merged[-1], end=max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return merged

@@ -1,0 +1,105 @@
+"""Computes a buffer's metrics: gauges, lifetime counts, and the facts that explain the draw of an item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rllib_srl.replay.admission.admission import Reason
+from rllib_srl.replay.schedule.calibration import report
+from rllib_srl.replay.schedule.recall import overdue_by_recall
+from rllib_srl.replay.store.records import LEECH, SCHEDULED, WAITING
+
+if TYPE_CHECKING:
+    from rllib_srl.replay.buffer import SRLReplayBuffer
+
+NAN = float("nan")
+REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
+COUNTS = (
+    *(f"num_refused_{reason}" for reason in REASONS),
+    *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
+    *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
+    *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over", "num_orphans_played"),
+)
+
+
+def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
+    """Return gauges of size, load and calibration, and all lifetime counts."""
+    store, payloads = buffer.store, buffer.ledger.payloads
+    counts = {**dict.fromkeys(COUNTS, 0), **buffer.counts}  # report zero counts, so that plots have no gaps
+    num_due = store.num_due(now)
+    load = buffer.recall.load.metrics(buffer.recall.slots, num_due, store.num_items(WAITING))
+    return {
+        "num_items": len(store),
+        "num_scheduled": store.num_items(SCHEDULED),
+        "num_leeches": store.num_items(LEECH),
+        "num_due": num_due,
+        "num_stored_groups": store.num_groups,
+        "num_orphan_groups": len(buffer.orphans),
+        "num_bytes_in_memory": payloads.num_bytes,
+        "num_bytes_stored": store.num_bytes,
+        "num_spilled": payloads.num_spilled,
+        "num_read_back": payloads.num_read_back,
+        "load": load["load"],
+        "load_ratio": load["load_ratio"],
+        "backlog": load["backlog"],
+        "num_waiting": load["num_waiting"],
+        "stretch_factor": load["stretch"],
+        **_calibration(buffer),
+        **counts,
+        "num_refused": sum(counts[f"num_refused_{reason}"] for reason in REASONS),
+    }
+
+
+def _calibration(buffer: SRLReplayBuffer) -> dict[str, float]:
+    """Return predicted and observed recall over the newest reviews; nan until an item has been revisited."""
+    log = buffer.reviews.log()
+    if not len(log) or np.isnan(log.predicted).all():
+        names = ("predicted_recall_mean", "observed_recall_mean", "recall_log_loss", "recall_constant_log_loss")
+        return {**dict.fromkeys(names, NAN), "num_predicted_reviews": 0, "reviews_median": 0.0}
+    found = report(log)
+    num_reviews_K = np.unique(log.predictable().key, return_counts=True)[1]
+    return {
+        "reviews_median": float(np.median(num_reviews_K)),  # over revisited items
+        "predicted_recall_mean": found.predicted,
+        "observed_recall_mean": found.observed,
+        "recall_log_loss": found.log_loss,
+        "recall_constant_log_loss": found.log_loss_constant,
+        "num_predicted_reviews": found.num_reviews,
+    }
+
+
+def merged(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the gauges of several shards: counts are summed, means and ratios averaged."""
+    total: dict[str, float] = {}
+    for name in answers[0]:
+        values_S = np.array([answer[name] for answer in answers], float)
+        is_mean = name.endswith(("_mean", "_median", "_ratio", "_loss", "_factor"))
+        known_S = values_S[~np.isnan(values_S)] if is_mean else values_S  # a shard without predictions has no mean
+        total[name] = float(known_S.mean() if is_mean else known_S.sum()) if len(known_S) else NAN
+    return total
+
+
+def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any]:
+    """Return the facts behind a draw of this item: lateness, predicted recall, domain factor, lapses, diversity."""
+    row = buffer.store.items[slot]
+    recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
+    factor = float(buffer.recall.domains.factor(np.array([row["domain"]]), now)[0])
+    is_lost = factor < 1 and overdue_by_recall(np.array([factor * recall]), buffer.settings.desired_retention)[0] >= 0
+    return {
+        "key": f"{int(row['key']):016x}",  # with task growth the prompt played may be a prefix of this one
+        "now": now,
+        "due": round(float(row["due"]), 3),
+        "late": round(now - float(row["due"]), 3),
+        "recall": round(recall, 4) if row["reps"] else None,
+        "domain_factor": round(factor, 4),  # multiplies `recall`; see `schedule/recall.py`
+        "is_due_by_domain": bool(is_lost and row["due"] > now),
+        "pass_rate": round(float(row["pass_rate"]), 4),
+        "visits": int(row["visits"]),
+        "lapses": int(row["lapses"]),
+        "novelty": round(float(row["novelty"]), 4),
+        "diversity": round(float(row["diversity"]), 4),
+        "is_leech": bool(row["status"] == LEECH),
+    }

@@ -1,0 +1,1 @@
+"""Diversity of items and episodes: embeddings, nearest neighbours, measures."""

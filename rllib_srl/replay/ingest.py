@@ -1,0 +1,330 @@
+"""Ingests played groups: checks, measures, grades and stores each, and grows new items from it.
+
+    group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date -> children
+
+A refused group still grades an item that exists, because the recall test has happened. A group with too few valid
+episodes grades nothing. A broken group (`admission.fault_of`) is ignored: its numbers never reach a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rllib_srl.replay.admission.admission import AdmissionSettings, Nearest, admit, fault_of
+from rllib_srl.replay.diversity.measures import bonus
+from rllib_srl.replay.diversity.tracker import Measured
+from rllib_srl.replay.journal import codec
+from rllib_srl.replay.journal.transaction import Change
+from rllib_srl.replay.schedule.recall import Graded
+from rllib_srl.replay.selection.eviction import replaced_by
+from rllib_srl.replay.selection.growth import Child, Visited, children
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store.records import key_of, rows_at
+from rllib_srl.replay.visits import GroupFacts, Visit, facts_of
+from rllib_srl.types import Group
+
+if TYPE_CHECKING:
+    from rllib_srl.replay.buffer import SRLReplayBuffer
+
+
+@dataclass
+class _Guest:
+    """A group with its item. Invariant: `kept` is `group` with secrets masked out of the loss."""
+
+    group: Group
+    kept: Group
+    facts: GroupFacts  # of `group`
+    measured: Measured
+    slot: int
+    refused: str  # why it is not stored, "" if it is
+    is_new: bool
+    graded: Graded = field(default_factory=lambda: Graded(0))
+    diversity: float = 0.0
+
+
+class Intake:
+    """Ingests groups into a buffer.
+
+    Invariant: it has no state that a restart would lose.
+    """
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        model_dir: Path | None,
+        decode: Callable[[Sequence[int]], str] | None,
+        max_prompt_tokens: int | None,
+    ) -> None:
+        """Prepare the checks.
+
+        Args:
+            settings: replay settings.
+            model_dir: of the policy, for its tokenizer.
+            decode: token ids -> text, in place of that tokenizer.
+            max_prompt_tokens: longest history that becomes an item, in tokens.
+
+        Raises:
+            ValueError: admission settings out of range, or secret detection is on without a tokenizer or `decode`.
+        """
+        self._settings, self._max_prompt_tokens = settings, max_prompt_tokens
+        self._admission = AdmissionSettings(
+            max_episode_tokens=settings.max_episode_tokens,
+            degenerate_share=settings.degenerate_share,
+            near_duplicate=settings.near_duplicate,
+            on_secret=settings.on_secret,
+            secret_detector=settings.secret_detector,
+        )
+        if faults := self._admission.faults():
+            raise ValueError("admission: " + "; ".join(faults))
+        if decode is None and model_dir is not None and settings.on_secret != "keep":
+            decode = decoder_of(model_dir)
+        if decode is None and settings.on_secret != "keep":
+            raise ValueError(
+                f"on_secret = {settings.on_secret!r} without a tokenizer; expected model_dir or decode, or on_secret = "
+                "'keep' for tokens that hold no text"
+            )
+        self._decode = decode
+
+    def take(
+        self, buffer: SRLReplayBuffer, groups: Sequence[Group], now: int, change: Change, is_played: bool = True
+    ) -> list[Visit]:
+        """Ingest groups of distinct prompts, and return their visits in the same order.
+
+        Args:
+            buffer: the buffer to change.
+            groups: the played groups.
+            now: the training iteration.
+            change: the open transaction.
+            is_played: whether the current policy played them; if not, they grade only items that were never visited.
+        """
+        faults = [fault_of(group) for group in groups]
+        whole = [group for group, fault in zip(groups, faults, strict=True) if fault is None]
+        slots = [buffer.store.slot_of(key_of(group.prompt)) for group in whole]
+        measured = iter(buffer.variety.measure(whole, [-1 if slot is None else slot for slot in slots]))
+        entered = [
+            self._enter(buffer, group, next(measured), now, change)
+            if fault is None
+            else self._refused(buffer, group, fault.value)
+            for group, fault in zip(groups, faults, strict=True)
+        ]
+        guests = [one for one in entered if isinstance(one, _Guest)]
+        tested = [guest for guest in guests if is_played or buffer.store.items["visits"][guest.slot] == 0]
+        if tested:
+            self._grade(buffer, tested, now, change)
+        for guest in guests:
+            guest.diversity = float(buffer.store.items["diversity"][guest.slot])
+            if not guest.refused:
+                self._store(buffer, guest, now, change)
+        # Last, because a child may replace any item.
+        grown = [self._grow(buffer, guest, now, change) if is_played else 0 for guest in guests]
+        visits = iter([self._visit(guest, num) for guest, num in zip(guests, grown, strict=True)])
+        return [next(visits) if isinstance(one, _Guest) else one for one in entered]
+
+    @staticmethod
+    def _refused(buffer: SRLReplayBuffer, group: Group, reason: str, pass_rate: float = 0.0) -> Visit:
+        buffer.counts[f"num_refused_{reason}"] += 1
+        return Visit(group.group_id, group.prompt.key, refused=reason, pass_rate=pass_rate)
+
+    def _enter(
+        self, buffer: SRLReplayBuffer, group: Group, measured: Measured, now: int, change: Change
+    ) -> Visit | _Guest:
+        """Check a group, and find or add its item."""
+        key = key_of(group.prompt)
+        slot, facts = buffer.store.slot_of(key), facts_of(group, self._settings.pass_reward)
+        refused, kept = self._judge(buffer, group, slot, measured, change)
+        if slot is None and (refused or facts.size < self._settings.min_graded):
+            return self._refused(buffer, group, refused or "ungraded", facts.num_success / facts.size)
+        if refused:
+            buffer.counts[f"num_refused_{refused}"] += 1
+        is_new = slot is None
+        if slot is None:
+            slot = buffer.store.add_item(key, group.prompt, group.prompt.domain, now)
+            change.new_slots.add(slot)
+        return _Guest(group, kept, facts, measured, slot, refused, is_new)
+
+    def _visit(self, guest: _Guest, num_grown: int) -> Visit:
+        return Visit(
+            group_id=guest.group.group_id,
+            key=guest.group.prompt.key,
+            pass_rate=guest.facts.num_success / guest.facts.size,
+            refused=guest.refused,
+            is_new=guest.is_new,
+            timing=guest.graded.timing,
+            grade=guest.graded.grade,
+            predicted=guest.graded.predicted,
+            is_lapse=guest.graded.is_lapse,
+            diversity=guest.diversity,
+            bonus_G=self._bonus(guest.measured, guest.group),
+            num_grown=num_grown,
+        )
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _judge(
+        self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, change: Change
+    ) -> tuple[str, Group]:
+        """Return the reason of a refusal ("" for none), and the group to store."""
+        nearest = None
+        # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
+        if slot is None and measured.nearest is not None and not buffer.variety.is_gone(measured.nearest[0]):
+            other, similarity = measured.nearest
+            nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
+        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
+        if verdict.reason is not None:
+            return verdict.reason.value, group
+        buffer.counts["num_masked_tokens"] += verdict.num_masked
+        is_stored = slot is not None and any(
+            np.array_equal(other.token_ids_N, group.token_ids_N)
+            for other in self._lookalikes(buffer, slot, verdict.group, change)
+        )
+        return "duplicate" if is_stored else "", verdict.group
+
+    def _lookalikes(self, buffer: SRLReplayBuffer, slot: int, group: Group, change: Change) -> Iterator[Group]:
+        """Yield an item's groups with equal token count and nll; reading all payloads would cost too much."""
+        facts = facts_of(group, self._settings.pass_reward)
+        for at in buffer.store.groups_of(slot):
+            row = buffer.store.groups[at]
+            if (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll)):
+                seq = int(row["seq"])
+                uncommitted = change.payloads.get(seq)
+                yield codec.decode(uncommitted, str(seq)) if uncommitted else buffer.ledger.payloads.get(seq)
+
+    @staticmethod
+    def _measure(buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> dict[str, Any]:
+        """Store the items' vectors by slot; return the diversity fields of their rows."""
+        fields: dict[str, Any] = {"diversity": buffer.variety.rank([one.parts for one in measured.values()])}
+        of_items = [one.fields() for one in measured.values()]
+        fields |= {name: np.array([of_item[name] for of_item in of_items]) for name in of_items[0]}
+        vectors = {slot: one.vector_D for slot, one in measured.items() if one.vector_D is not None}
+        for slot, vector_D in vectors.items():
+            change.vectors[slot] = vector_D
+            buffer.variety.put(slot, vector_D)
+        if vectors:
+            fields["has_vector"] = True
+        return fields
+
+    def place_vectors(self, buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> None:
+        """Write diversity measures of items whose vectors arrived after the update."""
+        if measured:
+            buffer.recall.change(list(measured), **self._measure(buffer, measured, change))
+
+    def _grade(self, buffer: SRLReplayBuffer, guests: Sequence[_Guest], now: int, change: Change) -> None:
+        """Grade visits and write the changed fields of their items' rows."""
+        facts = [guest.facts for guest in guests]
+        slots = [guest.slot for guest in guests]
+        size_N, tokens_N, variance_N, *others = (
+            np.array([getattr(one, name) for one in facts])
+            for name in ("size", "trained_tokens", "variance", "num_success", "reward", "nll", "version")
+        )
+        fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
+        before_N = rows_at(buffer.store.items, slots)
+        graded = buffer.recall.visit(
+            slots,
+            facts,
+            now,
+            pass_rate=fields["num_success"] / size_N,
+            group_size=size_N,
+            variance=variance_N,
+            score=variance_N,
+            visits=before_N["visits"] + 1,
+            trained_tokens=before_N["trained_tokens"] + tokens_N,
+            **fields,
+            **self._measure(buffer, {guest.slot: guest.measured for guest in guests}, change),
+        )
+        for guest, one in zip(guests, graded, strict=True):
+            guest.graded, item, of = one, buffer.store.items[guest.slot], guest.facts
+            if one.grade:
+                buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.trained_tokens)
+
+    def _store(self, buffer: SRLReplayBuffer, guest: _Guest, now: int, change: Change) -> None:
+        group = guest.kept
+        facts = guest.facts if group is guest.group else facts_of(group, self._settings.pass_reward)
+        seq = buffer.store.header.next_group_seq
+        _, evicted = buffer.store.add_group(
+            guest.slot,
+            born=now,
+            num_bytes=change.keep(seq, group),
+            **{name: getattr(facts, name) for name in _OF_GROUP},
+        )
+        change.removed_groups += evicted
+        buffer.counts["num_groups_replaced"] += len(evicted)
+        buffer.counts["num_orphans_played"] += buffer.orphans.forget_twins(group, facts, buffer.ledger.payloads, change)
+
+    def _bonus(self, measured: Measured, group: Group) -> tuple[float, ...]:
+        mode = self._settings.diversity_bonus
+        if mode is None or len(measured.distance_G) != group.size:
+            return ()
+        return tuple(bonus(np.array(measured.distance_G), mode).tolist())
+
+    def _grow(self, buffer: SRLReplayBuffer, guest: _Guest, now: int, change: Change) -> int:
+        """Add the children of a visited item; a full memory adds one only if the lowest score is not above its own."""
+        group = guest.kept
+        if guest.refused or not self._settings.task_growth or "turns" not in group.extra:
+            return 0
+        grown = children(
+            Visited.of(group),
+            buffer.generators["grow"],
+            max_depth=self._settings.growth_depth,
+            max_prompt_tokens=self._max_prompt_tokens,
+            known=_Known(buffer),
+        )
+        buffer.counts["num_grown_too_deep"] += grown.num_too_deep
+        buffer.counts["num_grown_too_long"] += grown.num_too_long
+        return sum(self._plant(buffer, child, now, change) for child in grown.children)
+
+    def _plant(self, buffer: SRLReplayBuffer, child: Child, now: int, change: Change) -> bool:
+        store = buffer.store
+        if len(store) >= self._settings.capacity:
+            pool = store.any_items(self._settings.candidate_pool, buffer.generators["evict"])
+            at = replaced_by(child.score, store.items["score"][pool], buffer.generators["evict"])
+            if at is None:
+                buffer.counts["num_grown_unfit"] += 1
+                return False
+            buffer.remove(int(pool[at]), change)
+        slot = store.add_item(key_of(child.prompt), child.prompt, child.prompt.domain, now, score=child.score)
+        change.new_slots.add(slot)
+        buffer.counts["num_grown"] += 1
+        return True
+
+
+_OF_GROUP = (
+    "size",
+    "num_success",
+    "reward",
+    "variance",
+    "abs_advantage",
+    "nll",
+    "num_tokens",
+    "num_loss_tokens",
+    "version",
+)
+
+
+class _Known:
+    """Container view of the keys of a buffer's items."""
+
+    def __init__(self, buffer: SRLReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __contains__(self, key: object) -> bool:
+        return self._buffer.store.slot_of(int(str(key), 16)) is not None
+
+
+def decoder_of(model_dir: Path) -> Callable[[Sequence[int]], str]:
+    """Return the decoding function of a model's tokenizer; it keeps special tokens."""
+    from rllib_srl.engine.model_dir import load_tokenizer
+
+    tokenizer = load_tokenizer(model_dir)
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:  # the wrapper takes four times as long
+        return partial(fast.decode, skip_special_tokens=False)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return decode

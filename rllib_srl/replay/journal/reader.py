@@ -1,0 +1,222 @@
+"""Read journals from outside the process that owns them, on a copy, without disturbing the run or writing to its files.
+
+    DIR --journals_in--> one path per shard --copied--> a temporary copy --reading--> Reading: rows, state, reviews
+
+The process that writes a live journal holds its lock, so its two files, the database and its WAL, are copied as they
+are. If a page moved from one to the other during the copy, the copy is repeated. The copy contains every commit that
+finished before the copy began; the WAL's checksums exclude a partially copied commit.
+
+Source: SQLite, "Write-Ahead Logging" and "WAL-mode File Format" (sqlite.org/wal.html, sqlite.org/walformat.html).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.admission.secrets import DETECTORS, Detector
+from rllib_srl.replay.journal.codec import decode
+from rllib_srl.replay.journal.journal import Journal, JournalError, Stored
+from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState, make_spacing
+from rllib_srl.replay.settings import ReplaySettings, check_trusted
+from rllib_srl.replay.store.records import GROUP, ITEM, Header
+from rllib_srl.types import Group
+
+# In a run, in a checkpoint, in the memory directories inside these, and in the directory of a single buffer.
+PLACES = (f"replay/shard_*/{JOURNAL}", "memory/shard_*.sqlite", f"shard_*/{JOURNAL}", "shard_*.sqlite", JOURNAL)
+WAL_HEADER = 32  # bytes; its salts change whenever the WAL restarts
+NUM_TRIES, PAUSE_S = 40, 0.05
+RUN_BY_READERS = ("spacing", "embedding", "secret_detector")  # rules that reading a journal calls
+SETTLED_NS = 20_000_000  # two writes within one tick of the file system's clock have the same mtime
+
+
+def journals_in(path: Path) -> list[Path]:
+    """Return the journals of a run, a checkpoint or a buffer, in order of shards; a file is returned as it is.
+
+    Raises:
+        JournalError: there are none.
+    """
+    if path.is_file():
+        return [path]
+    for place in PLACES:
+        if found := sorted(path.glob(place), key=lambda file: (len(str(file)), str(file))):
+            return found
+    reason = "holds no memory" if path.is_dir() else "does not exist"
+    raise JournalError(f"{path} {reason}; expected a run's directory, a checkpoint or a journal file")
+
+
+@contextmanager
+def copied(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory with a copy of a journal, under the file name that a buffer uses.
+
+    The copy is as large as the journal and lies in TMPDIR.
+
+    Raises:
+        JournalError: the journal cannot be read, or changed during every attempt.
+    """
+    with tempfile.TemporaryDirectory(prefix="rllib_srl_reading_") as scratch:
+        try:
+            for _ in range(NUM_TRIES):
+                before = _stamp(path)
+                if not 0 <= time.time_ns() - path.stat().st_mtime_ns < SETTLED_NS:
+                    _copy(path, Path(scratch) / JOURNAL)
+                    if _stamp(path) == before:
+                        break
+                time.sleep(PAUSE_S)
+            else:
+                raise JournalError(f"journal {path} was rewritten during each of {NUM_TRIES} copies; try again later")
+        except OSError as error:
+            raise JournalError(f"journal {path} cannot be copied: {error}") from error
+        yield Path(scratch)
+
+
+def _copy(path: Path, target: Path) -> None:
+    shutil.copyfile(path, target)
+    wal, wal_target = Path(f"{path}-wal"), Path(f"{target}-wal")
+    wal_target.unlink(missing_ok=True)
+    try:
+        shutil.copyfile(wal, wal_target)
+    except FileNotFoundError:  # its owner has closed it, or it is a snapshot
+        wal_target.unlink(missing_ok=True)
+
+
+def _stamp(path: Path) -> tuple[Any, ...]:
+    """Return a value that changes whenever the database file is written or replaced, or its WAL restarts."""
+    status = path.stat()
+    try:
+        with Path(f"{path}-wal").open("rb") as stream:
+            header: bytes | None = stream.read(WAL_HEADER)
+    except FileNotFoundError:
+        header = None
+    return status.st_ino, status.st_size, status.st_mtime_ns, header
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The content of one journal as of one commit.
+
+    Invariant: arrays are as in `Stored`; `journal` is an open copy that is closed when the context manager exits.
+    """
+
+    path: Path  # of the journal that was copied
+    journal: Journal
+    stored: Stored
+    settings: ReplaySettings
+    rule: SpacingRule
+    now: int  # the newest iteration recorded in the journal, or in any shard; 0 if all are empty
+
+    @cached_property
+    def reviews(self) -> np.ndarray:
+        """Return all reviews, oldest first, as rows of `REVIEW`."""
+        return self.journal.reviews()
+
+    @cached_property
+    def answers(self) -> list[tuple[str, Any]]:
+        """Return the names and answers of the latest requests, oldest first."""
+        return self.journal.answers()
+
+    @cached_property
+    def header(self) -> Header:
+        """Return the store's header: domain names and next sequence numbers."""
+        return Header.from_json(self.stored.state["store"]) if "store" in self.stored.state else Header()
+
+    @cached_property
+    def recall(self) -> np.ndarray:
+        """Return the predicted recall of each item now, in [0, 1]; nan for items without a review."""
+        rows_N = self.stored.items
+        elapsed_N = (self.now - rows_N["last_review"]) / self.settings.iterations_per_day
+        recall_N = self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
+        return np.where(rows_N["reps"] > 0, recall_N, np.nan)
+
+    @property
+    def detector(self) -> Detector | None:
+        """Return the detector of secrets to mask in output; None unless on_secret = "mask"."""
+        return DETECTORS.named(self.settings.secret_detector) if self.settings.on_secret == "mask" else None
+
+    def groups_at(self, slot: int) -> np.ndarray:
+        """Return the positions of an item's groups in the arrays of groups, oldest first."""
+        groups = self.stored.groups
+        return np.flatnonzero((groups["slot"] == slot) & ~groups["is_orphan"])
+
+    def group(self, seq: int) -> Group:
+        """Return a stored group.
+
+        Raises:
+            ValueError: its bytes are damaged.
+            JournalError: its bytes are missing.
+        """
+        return decode(self.journal.read_group(seq), str(seq))
+
+
+@contextmanager
+def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
+    """Yield the content of a journal, live or closed.
+
+    Args:
+        path: of the journal.
+        trusts_rules: whether to import and call rules that its settings name by an import path.
+
+    Raises:
+        JournalError: it cannot be read, is damaged, or of another version.
+        ValueError: its settings are not usable here, for example a user's own rule that is not trusted.
+    """
+    with copied(path) as directory, _renamed(path, directory), opened(directory / JOURNAL) as journal:
+        stored = journal.load()
+        if "settings" not in stored.state and stored.position:
+            raise JournalError(f"journal {path} does not say under which settings it was written; expected a newer one")
+        settings = ReplaySettings.from_dict(stored.state.get("settings", {}))  # an empty journal fits any
+        if not trusts_rules:
+            check_trusted(settings, RUN_BY_READERS)
+        rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+        one = Reading(path, journal, stored, settings, rule, now=0)
+        yield replace(one, now=_newest(one))
+
+
+def _newest(one: Reading) -> int:
+    items, groups = one.stored.items, one.stored.groups
+    times = [items["last_review"], items["created"], groups["born"][~groups["is_orphan"]], one.reviews["now"]]
+    asked = [int(first) for name, _ in one.answers if (first := name.split(".")[0]).isdigit()]
+    return max([0, *asked, *(int(column.max()) for column in times if len(column))])
+
+
+def opened(copy: Path) -> Journal:
+    """Open a copy of a journal without durability."""
+    return Journal(copy, ITEM, GROUP, is_durable=False)
+
+
+@contextmanager
+def readings(path: Path, trusts_rules: bool = False) -> Iterator[Sequence[Reading]]:
+    """Yield the content of all journals of a run, a checkpoint or a buffer, in order of shards.
+
+    All readings have the same `now`, the largest of all shards.
+
+    Args:
+        path: as in `journals_in`.
+        trusts_rules: as in `reading`.
+
+    Raises:
+        JournalError, ValueError: as in `journals_in` and `reading`.
+    """
+    with ExitStack() as stack:
+        found = [stack.enter_context(reading(journal, trusts_rules)) for journal in journals_in(path)]
+        now = max(one.now for one in found)
+        yield [replace(one, now=now) for one in found]
+
+
+@contextmanager
+def _renamed(path: Path, directory: Path) -> Iterator[None]:
+    """Replace the path of the copy by that of the journal in error messages."""
+    try:
+        yield
+    except JournalError as error:
+        raise JournalError(str(error).replace(str(directory / JOURNAL), str(path))) from error

@@ -1,0 +1,1 @@
+"""Scheduling of items: recall, spacing rules, grades of reviews, load control."""

@@ -1,0 +1,49 @@
+"""Spacing rules: compute when an item is due again.
+
+    rule = make_spacing("fsrs", desired_retention=0.9)
+    state = rule.review(SpacingState.new(2), grade_N, elapsed_N, trained_N)      days, vectorised
+    recall_N = rule.retrievability(state, elapsed_N)
+
+A user-defined rule is one registered class: `SPACINGS["mine"] = Mine`, a subclass of `SpacingRule` or any callable
+that takes keyword arguments and returns an object with its methods.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from rllib_srl.common.rules import Rules
+from rllib_srl.replay.schedule.spacing.fsrs import FSRS
+from rllib_srl.replay.schedule.spacing.rule import SpacingRule
+from rllib_srl.replay.schedule.spacing.simple import Expanding, Fixed, Leitner, NoSpacing
+from rllib_srl.replay.schedule.spacing.sm2 import SM2
+from rllib_srl.replay.schedule.spacing.srl1 import SRL1
+from rllib_srl.replay.schedule.spacing.state import SpacingState
+
+__all__ = ["SPACINGS", "SpacingRule", "SpacingState", "make_spacing"]
+
+_OWN: dict[str, Callable[..., SpacingRule]] = {
+    rule.name: rule for rule in (FSRS, SM2, Leitner, Fixed, Expanding, SRL1, NoSpacing)
+}
+SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", _OWN)
+
+
+def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
+    """Build a spacing rule.
+
+    Args:
+        name: a key of `SPACINGS` or an import path.
+        desired_retention: recall at which an item becomes due, in (0, 1).
+        parameters: of the rule, by field name.
+
+    Raises:
+        ValueError: an unknown name, unknown parameters, or values outside their ranges.
+    """
+    rule = SPACINGS.named(name)
+    known = inspect.signature(rule).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+    if (unknown := sorted(set(parameters) - set(known))) and not takes_any:
+        raise ValueError(f"spacing {name!r} has no parameters {unknown}; expected some of {sorted(known)}")
+    return rule(desired_retention=desired_retention, **parameters)

@@ -1,0 +1,1 @@
+"""Selection of items and groups to draw, and of items to evict: candidates, rules, domain shares, eviction."""

@@ -1,0 +1,225 @@
+"""Input of selection and eviction rules: candidate columns, rule settings, and the two ways to draw.
+
+    Candidates (N items, or N groups) + SelectionSettings + a generator  ->  distinct indices into the N
+
+All rules draw in one of two ways:
+    first      lexicographic order, ties broken by the generator
+    weighted   without replacement, the first draw i with probability w_i / sum w (Plackett-Luce)
+
+Source of `weighted`: Kool et al. 2019, arXiv 1903.06059 section 2.3: the num largest of log w + Gumbel noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+REPO_STRATEGIES = ("highest", "max_variance", "random", "recent")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The items (revisit) or groups (reuse) a rule chooses among.
+
+    Invariant: every column has as many entries as `seq`, all of them finite.
+    """
+
+    seq: np.ndarray  # order of insertion, int64; the smallest came first
+    domain: np.ndarray  # int64
+    pass_rate: np.ndarray  # share of episodes of the last visit that passed
+    reward: np.ndarray  # mean of the last visit, in [0, 1]
+    variance: np.ndarray  # of its rewards (population), in [0, .25]
+    abs_advantage: np.ndarray  # mean |advantage| of the last visit
+    nll: np.ndarray  # mean -log-prob of the policy's tokens, nats per token
+    num_success: np.ndarray  # episodes that passed, of ...
+    group_size: np.ndarray  # ... the episodes of the last visit
+    novelty: np.ndarray  # uncalibrated distance to the k nearest neighbours
+    diversity: np.ndarray  # calibrated, in [0, 1]
+    age: np.ndarray  # iterations since a group was played; of an item: since it was created
+    elapsed: np.ndarray  # iterations since the last visit; of a group: since it was played
+    overdue: np.ndarray  # (now - due) / interval; below 0: not due yet
+    retrievability: np.ndarray  # predicted recall, in [0, 1]
+    uses: np.ndarray  # number of reuses of a group
+    lapses: np.ndarray
+    visits: np.ndarray  # 0: not measured yet
+    score: np.ndarray  # ExIt's S
+    is_new: np.ndarray  # never revisited; of a group: never reused
+    posterior_mean: np.ndarray  # of recall, in [0, 1]
+    are_groups: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the invariant.
+
+        Raises:
+            ValueError: naming every column that is too long, too short or not finite.
+        """
+        faults = []
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if len(column) != len(self.seq):
+                faults.append(f"{name} has {len(column)} entries, seq has {len(self.seq)}")
+            elif column.dtype.kind == "f" and not np.isfinite(column).all():
+                faults.append(f"{name} has {np.count_nonzero(~np.isfinite(column))} entries that are not finite")
+        if faults:
+            raise ValueError("candidates do not fit together: " + "; ".join(faults))
+
+    @classmethod
+    def of(cls, num: int, are_groups: bool = False, **columns: Any) -> Candidates:
+        """Build `num` candidates from some columns; others default to 0, recall columns to .5, `seq` to 0, 1, 2, ...
+
+        Raises:
+            ValueError: unknown columns, or columns that break the class invariant.
+        """
+        unknown = sorted(set(columns) - set(COLUMNS))
+        if unknown:
+            raise ValueError(f"columns = {unknown}; expected some of {list(COLUMNS)}")
+        filled: dict[str, np.ndarray] = {}
+        for name in COLUMNS:
+            dtype = _INTEGERS.get(name, np.float64)
+            if name in columns:
+                filled[name] = np.asarray(columns[name], dtype)
+            else:
+                filled[name] = np.full(num, 0.5 if name in _RECALLS else 0, dtype)
+        if "seq" not in columns:
+            filled["seq"] = np.arange(num)
+        return cls(**filled, are_groups=are_groups)
+
+    def take(self, indices: np.ndarray) -> Candidates:
+        """Return the candidates at `indices`, in that order."""
+        return Candidates(**{name: getattr(self, name)[indices] for name in COLUMNS}, are_groups=self.are_groups)
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.seq)
+
+
+COLUMNS = tuple(column.name for column in fields(Candidates) if column.name != "are_groups")
+_INTEGERS: dict[str, Any] = dict.fromkeys(
+    ("seq", "domain", "num_success", "group_size", "age", "elapsed", "uses", "lapses", "visits"), np.int64
+) | {"is_new": np.bool_}
+_RECALLS = ("pass_rate", "reward", "retrievability", "posterior_mean")
+
+
+@dataclass(frozen=True)
+class SelectionSettings:
+    """Parameters of all selection and eviction rules; each rule reads its own.
+
+    Invariant: each value is within its limits; `pool_hard` is below `pool_easy`.
+    """
+
+    temperature: float = 1.0  # of draws by priority; 0 takes the highest first
+    epsilon_new: float = 0.0  # probability that a slot goes to a new candidate, regardless of priority
+    diversity_coeff: float = 0.5  # weight of diversity in a priority or value; 0 ignores it
+    learnability_coeff: float = 3.0  # weight of p(1 - p) in the priority of a due item
+    signal_floor: float = 0.01  # added to a signal term in [0, 1], so that candidates without signal have weight
+    age_scale: float = 16.0  # iterations in which the priority of a group falls by a factor e
+    leech_share: float = 0.1  # share of the slots that leeches may take
+    uniform_floor: float = 0.0  # share of a proportional rule's draws that are uniform
+    kappa: float = 10.0  # exit: inverse temperature of the score
+    per_alpha: float = 0.6  # per, fresh_per: exponent of the priority
+    per_beta: float = 0.4  # per, fresh_per: exponent of the importance weights
+    fresh_tau: float = 500.0  # fresh_per: iterations in which a priority falls by a factor e
+    pier_lambda: float = 0.5  # pier: weight of uncertainty against age
+    pier_base: float = 10.0  # pier: base b of the priority
+    pier_alpha: float = 1.5  # pier: exponent of the priority
+    pier_beta: float = 1.0  # pier: exponent of the importance weights
+    pool_hard: float = 0.25  # difficulty_pool: highest reward of the hard pool
+    pool_easy: float = 0.75  # difficulty_pool: rewards above are in the easy pool
+    pool_hard_weight: float = 0.2  # difficulty_pool: weight of a hard candidate; a normal one has 1
+    pool_easy_weight: float = 0.2  # difficulty_pool: weight of an easy candidate
+    exgrpo_sigma: float = 1.0  # exgrpo: deviation of the bucket weights, in successes
+    repo_strategy: str = "highest"  # repo: one of REPO_STRATEGIES
+    rlep_min_success: int = 2  # rlep: successes a candidate must have
+    reservoir_seed: int = 0  # reservoir eviction: seed of the lottery numbers
+
+    def __post_init__(self) -> None:
+        """Check the invariant.
+
+        Raises:
+            ValueError: naming every setting out of its limits.
+        """
+        faults = faults_of({name: getattr(self, name) for name in SETTING_NAMES})
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+SETTING_NAMES = tuple(setting.name for setting in fields(SelectionSettings))
+_SHARES = (
+    "epsilon_new",
+    "leech_share",
+    "uniform_floor",
+    "per_beta",
+    "pier_lambda",
+    "pier_beta",
+    "pool_hard",
+    "pool_easy",
+)
+_POSITIVE = ("signal_floor", "age_scale", "fresh_tau", "exgrpo_sigma")
+_COUNTS = ("rlep_min_success", "reservoir_seed")
+
+
+def faults_of(values: Mapping[str, Any]) -> list[str]:
+    """Validate settings; return error messages, each as "name = value; expected ..."."""
+    faults = [f"{name} = {value!r}; expected {want}" for name, value in values.items() if (want := _fault(name, value))]
+    hard = values.get("pool_hard", SelectionSettings.pool_hard)
+    easy = values.get("pool_easy", SelectionSettings.pool_easy)
+    if not faults and hard >= easy:
+        faults.append(f"pool_hard = {hard!r}; expected less than pool_easy = {easy!r}")
+    return faults
+
+
+def _fault(name: str, value: Any) -> str:
+    if name not in SETTING_NAMES:
+        return "no such setting"
+    if name == "repo_strategy":
+        return "" if value in REPO_STRATEGIES else f"one of {list(REPO_STRATEGIES)}"
+    if name in _COUNTS:
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+        return "" if good else "an integer of at least 0"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    if name in _SHARES:
+        return "" if is_number and 0 <= value <= 1 else "a number in [0, 1]"
+    if name in _POSITIVE:
+        return "" if is_number and value > 0 else "a number above 0"
+    if name == "pier_base":
+        return "" if is_number and value > 1 else "a number above 1"
+    return "" if is_number and value >= 0 else "a number of at least 0"
+
+
+def first(num: int, generator: np.random.Generator, *columns_N: np.ndarray) -> np.ndarray:
+    """Return the indices of the `num` smallest by the first column, then the second, ...; ties in random order."""
+    tie_N = generator.random(len(columns_N[0]))
+    return np.lexsort((tie_N, *columns_N[::-1]))[:num]
+
+
+def weighted(log_weight_N: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw `num` without replacement, each in proportion to the remaining weights.
+
+    Candidates of weight 0 (log -inf) come last, in random order.
+
+    Raises:
+        ValueError: a weight that is nan or infinite.
+    """
+    if np.isnan(log_weight_N).any() or np.isposinf(log_weight_N).any():
+        raise ValueError(f"log weights = {log_weight_N}; expected finite numbers or -inf")
+    key_N = log_weight_N + generator.gumbel(size=len(log_weight_N))
+    possible = np.flatnonzero(key_N > -np.inf)
+    ranked = possible[np.argsort(-key_N[possible])[:num]]
+    if len(ranked) == num:
+        return ranked
+    return np.concatenate([ranked, generator.permutation(np.flatnonzero(key_N == -np.inf))[: num - len(ranked)]])
+
+
+def tempered(log_priority_N: np.ndarray, num: int, generator: np.random.Generator, temperature: float) -> np.ndarray:
+    """Draw in proportion to priority ** (1 / temperature); at 0 take the highest first, ties in random order."""
+    if temperature == 0:
+        return first(num, generator, -log_priority_N)
+    return weighted(log_priority_N / temperature, num, generator)
+
+
+def safe_log(value_N: np.ndarray) -> np.ndarray:
+    """Return the logarithm, -inf where the value is 0 or below."""
+    return np.log(value_N, where=value_N > 0, out=np.full(len(value_N), -np.inf))

@@ -1,0 +1,299 @@
+"""Draws items and groups from the tables: builds candidates, applies a rule, returns slots.
+
+    pool of slots (bounded, `candidate_pool`) -> Candidates -> select -> slots
+
+Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rllib_srl.replay.schedule.recall import Recall, overdue_by_recall
+from rllib_srl.replay.selection.candidates import Candidates
+from rllib_srl.replay.selection.eviction import evict
+from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
+from rllib_srl.replay.selection.rules import Carry, importance, make_settings, select
+from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.records import LEECH, WAITING, rows_at
+from rllib_srl.types import Prompt
+
+RESERVE = 0.125  # share of the capacity reserved for items that wait to be scheduled
+
+
+class DrawnGroups(NamedTuple):
+    """Slots of drawn groups, and the loss weight of each (`rules.importance`)."""
+
+    groups_N: np.ndarray
+    weight_N: np.ndarray
+
+
+class _Chosen(NamedTuple):
+    indices: np.ndarray
+    weight_N: np.ndarray
+
+
+class Draws:
+    """Draws items and groups from a `MemoryStore`.
+
+    Invariant: apart from the tables, a draw depends only on the given generator and on `get_state()`. A short draw
+    takes all candidates without any rounding, so it leaves the carry unchanged.
+    """
+
+    def __init__(self, settings: ReplaySettings, store: MemoryStore, recall: Recall) -> None:
+        """Draw from `store` by the rules of `settings`."""
+        self._settings, self._store, self._recall = settings, store, recall
+        self._filter = domain_filter(settings.domains)
+        self._sees_entries = sees_entries(self._filter)
+        coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
+        values = {"leech_share": settings.leech_share, "diversity_coeff": coeff, **settings.selection_config}
+        self._rule_settings = make_settings(settings.selection, values, [settings.reuse_selection])
+        self._carries = {"items": Carry(), "groups": Carry(), "planned_items": Carry(), "planned_groups": Carry()}
+
+    def items(
+        self,
+        num: int,
+        now: int,
+        generator: np.random.Generator,
+        without: Sequence[int] = (),
+        shares: DomainShares | None = None,
+    ) -> np.ndarray:
+        """Return the slots of `num` items to revisit, fewer only if fewer may be played.
+
+        Args:
+            num: items wanted.
+            now: the training iteration.
+            generator: of this draw.
+            without: slots that are already in the batch.
+            shares: domain shares in place of `domain_quotas`.
+        """
+        store, settings = self._store, self._settings
+        domains = self.domains(shares)
+
+        def pooled(size: int) -> np.ndarray:
+            found = store.pool(now, size, generator, domains, settings.min_recall_interval)
+            return self._wanted_items(found[~np.isin(found, np.array(without, found.dtype))], now)
+
+        pool = pooled(size := max(num + len(without), settings.candidate_pool))
+        if self._sees_entries and len(pool) < num and size < len(store):
+            pool = pooled(len(store))  # items that pass the predicate may be anywhere
+        if not len(pool) or num < 1:
+            return np.empty(0, np.int64)
+        candidates = self.item_candidates(pool, now)
+        if not settings.early:
+            due = np.flatnonzero(candidates.overdue >= 0)
+            pool, candidates = pool[due], candidates.take(due)
+        is_leech_N = store.items["status"][pool] == LEECH
+        return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares).indices]
+
+    def groups(
+        self,
+        num: int,
+        now: int,
+        generator: np.random.Generator,
+        without: Sequence[int] = (),
+        shares: DomainShares | None = None,
+    ) -> DrawnGroups:
+        """Return `num` groups to reuse, fewer only if fewer may be reused.
+
+        Args:
+            num: groups wanted.
+            now: the training iteration.
+            generator: of this draw.
+            without: numbers (`seq`) of groups that are already in the batch.
+            shares: domain shares in place of `domain_quotas`.
+        """
+        store, settings = self._store, self._settings
+        domains = self.domains(shares, are_groups=True)
+
+        def pooled(size: int) -> np.ndarray:
+            found = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains)
+            return self._wanted_groups(found[~np.isin(store.groups["seq"][found], np.array(without, np.uint64))], now)
+
+        pool = pooled(size := max(num + len(without), settings.candidate_pool))
+        if self._sees_entries and len(pool) < num and size < store.num_groups:
+            pool = pooled(store.num_groups)
+        if not len(pool) or num < 1:
+            return DrawnGroups(np.empty(0, np.int64), np.empty(0))
+        candidates = self.group_candidates(pool, now)
+        drawn = self._select(settings.reuse_selection, "groups", candidates, num, generator, shares=shares)
+        return DrawnGroups(pool[drawn.indices], drawn.weight_N)
+
+    def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the slots of `num` items to evict, fewer only if the pool has fewer.
+
+        `lowest_value` evicts only waiting items while at least `num` + `RESERVE` * capacity items wait. A learned item
+        has a lower value than an unlearned one, so it would otherwise be evicted after its first success, before its
+        next review.
+        """
+        store, settings = self._store, self._settings
+        is_reserve_full = store.num_items(WAITING) >= num + max(1, int(RESERVE * settings.capacity))
+        if settings.eviction == "lowest_value" and is_reserve_full:
+            pool = store.waiting(settings.candidate_pool)
+        else:
+            pool = store.any_items(settings.candidate_pool, generator)
+        candidates = self.item_candidates(pool, now)
+        weights = self._weights(candidates)
+        return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings, weights)]
+
+    def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
+        """Build the candidates of items; their recall is corrected by the domain factor (`schedule/recall.py`)."""
+        rows_N = rows_at(self._store.items, slots_N)
+        elapsed_N = now - rows_N["last_review"]
+        interval_N = np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
+        factor_N = self._recall.domains.factor(rows_N["domain"], now)
+        recall_N = factor_N * self._recall.retrievability(slots_N, now)
+        overdue_N = (now - rows_N["due"]) / interval_N
+        missing_N = overdue_by_recall(recall_N, self._settings.desired_retention)
+        return Candidates.of(
+            len(slots_N),
+            **_shared(rows_N),
+            pass_rate=rows_N["pass_rate"],
+            group_size=rows_N["group_size"],
+            abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
+            age=now - rows_N["created"],
+            elapsed=elapsed_N,
+            overdue=np.where(factor_N < 1, np.maximum(overdue_N, missing_N), overdue_N),
+            retrievability=recall_N,
+            is_new=rows_N["visits"] <= 1,
+            **_of_item(rows_N, factor_N),
+        )
+
+    def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
+        """Build the candidates of groups."""
+        rows_N = rows_at(self._store.groups, groups_N)
+        slots_N = rows_N["slot"].astype(np.int64)
+        items_N = rows_at(self._store.items, slots_N)
+        return Candidates.of(
+            len(groups_N),
+            are_groups=True,
+            **_shared(rows_N),
+            pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
+            group_size=rows_N["size"],
+            abs_advantage=rows_N["abs_advantage"],
+            age=now - rows_N["born"],
+            elapsed=now - rows_N["born"],
+            retrievability=self._recall.retrievability(slots_N, now),
+            uses=rows_N["uses"],
+            is_new=rows_N["uses"] == 0,
+            **_of_item(items_N),
+        )
+
+    def domains(self, shares: DomainShares | None = None, are_groups: bool = False) -> Collection[int] | None:
+        """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
+        if (self._filter is None or self._sees_entries) and (shares is None or shares.only is None):
+            return None
+        every = enumerate(self._store.domains)
+        return [number for number, name in every if self.is_wanted(name, shares, are_groups)]
+
+    def is_wanted(self, domain: str, shares: DomainShares | None = None, are_groups: bool = False) -> bool:
+        """Return whether items, or groups, of a domain (by name) may be drawn."""
+        if shares is not None and shares.only not in (None, domain):
+            return False
+        if self._filter is None or self._sees_entries:
+            return True
+        if self._filter == "last":
+            return domain in self._store.domains[-2:][:1]
+        if self._filter == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
+            return are_groups or domain != self._store.header.newest_domain
+        is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
+        return is_wanted(domain)
+
+    @property
+    def entry_filter(self) -> Callable[[np.ndarray, int], np.ndarray] | None:
+        """Return a function of slots and `now` that keeps the items passing the predicate; None without one."""
+        return self._wanted_items if self._sees_entries else None
+
+    def _wanted_items(self, slots_N: np.ndarray, now: int) -> np.ndarray:
+        if not self._sees_entries or not len(slots_N):
+            return slots_N
+        store = self._store
+        entries = (Entry.of_item(store.items[slot], store.prompt_of(slot), now) for slot in slots_N.tolist())
+        return slots_N[[self._is_entry_wanted(entry) for entry in entries]]
+
+    def _wanted_groups(self, groups_N: np.ndarray, now: int) -> np.ndarray:
+        if not self._sees_entries or not len(groups_N):
+            return groups_N
+        rows_N, items = self._store.groups[groups_N], self._store.items
+        slots = rows_N["slot"].tolist()
+        entries = (
+            Entry.of_group(row, self._store.prompt_of(slot), now, items[slot])
+            for row, slot in zip(rows_N, slots, strict=True)
+        )
+        return groups_N[[self._is_entry_wanted(entry) for entry in entries]]
+
+    def is_orphan_wanted(self, prompt: Prompt, row: np.void, now: int, shares: DomainShares | None = None) -> bool:
+        """Return whether a group without an item may be drawn."""
+        if not self.is_wanted(prompt.domain, shares, are_groups=True):
+            return False
+        return not self._sees_entries or self._is_entry_wanted(Entry.of_group(row, prompt, now))
+
+    def _is_entry_wanted(self, entry: Entry) -> bool:
+        return bool(self._filter(entry.prompt.domain, entry))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the carried fractions of slots, as JSON types."""
+        return {
+            name: {"leeches": carry.leeches, "domains": [[int(d), float(c)] for d, c in carry.domains.items()]}
+            for name, carry in self._carries.items()
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the state that `get_state` returned."""
+        self._carries |= {
+            name: Carry(carry["leeches"], {int(d): float(c) for d, c in carry["domains"]})
+            for name, carry in state.items()
+        }
+
+    def _select(
+        self,
+        rule: str,
+        carried: str,
+        candidates: Candidates,
+        num: int,
+        generator: np.random.Generator,
+        is_leech_N: np.ndarray | None = None,
+        shares: DomainShares | None = None,
+    ) -> _Chosen:
+        weights: Mapping[int, float] | None = self._weights(candidates)
+        if shares is not None:
+            columns = (candidates.domain, candidates.pass_rate)
+            class_N, weights = shares.divided(self._store.domains, *columns, num)
+            candidates, carried = replace(candidates, domain=class_N), f"planned_{carried}"
+        carry = self._carries[carried]
+        chosen = select(rule, candidates, num, generator, self._rule_settings, weights, is_leech_N, carry)
+        if len(chosen.indices) == num:
+            self._carries[carried] = chosen.carry
+        weight_N = importance(rule, candidates, chosen.indices, self._rule_settings, weights)
+        return _Chosen(chosen.indices, weight_N)
+
+    def _weights(self, candidates: Candidates) -> dict[int, float] | None:
+        quotas = self._settings.domain_quotas
+        if quotas is None:
+            return None
+        if quotas == "equal":
+            return dict.fromkeys(np.unique(candidates.domain).tolist(), 1.0)
+        ids = {name: self._store.domain_id(name) for name in quotas}
+        return {number: float(quotas[name]) for name, number in ids.items() if number is not None}
+
+
+def _shared(rows_N: np.ndarray) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
+    return columns | {"seq": rows_N["seq"].astype(np.int64)}
+
+
+def _of_item(rows_N: np.ndarray, factor_N: np.ndarray | float = 1.0) -> dict[str, Any]:
+    names = ("domain", "novelty", "diversity", "lapses", "visits", "score")
+    alpha_N, beta_N = rows_N["alpha"].astype(np.float64), rows_N["beta"].astype(np.float64)
+    return {name: rows_N[name] for name in names} | {"posterior_mean": factor_N * alpha_N / (alpha_N + beta_N)}
+
+
+def drawn_in(answer: Any) -> tuple[list[int], list[float]]:
+    """Return the numbers (`seq`) and weights of the groups in the journal's answer to a draw for reuse."""
+    return (answer["seqs"], answer["weights"]) if isinstance(answer, Mapping) else (answer, [1.0] * len(answer))

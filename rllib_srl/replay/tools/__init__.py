@@ -1,0 +1,1 @@
+"""Tools that work on a memory from outside a run: export, import, explanation, verification."""

@@ -1,0 +1,288 @@
+"""Explain one item of a journal in words: its state, and why it was or was not drawn.
+
+find(readings, "4b9d") -> Found -> described   name and value, with units
+                                -> why         "drawn for iteration 12: due 3 iterations ago, ..."
+turns(group, g, decode, detector)              the token stream of a stored episode as turns by role, secrets redacted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.replay.admission.secrets import Detector, Span, redact, token_spans
+from rllib_srl.replay.diversity.measures import interval_factor
+from rllib_srl.replay.journal.reader import Reading
+from rllib_srl.replay.selection.sampler import drawn_in
+from rllib_srl.replay.store.records import LEECH, SCHEDULED, WAITING
+from rllib_srl.types import Group, Prompt
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def turns(group: Group, g: int, decode: Decode, detector: Detector | None) -> list[tuple[str, str]]:
+    """Return the role ("environment" or "policy") and the text of each turn of an episode.
+
+    Secrets are detected in the whole stream, because one may span two turns.
+
+    Args:
+        group: a stored group.
+        g: index of the episode.
+        decode: token ids -> text, with special tokens.
+        detector: finds the secrets, which are replaced by their kinds in brackets; None replaces nothing.
+    """
+    ids = group.stream(g).tolist()
+    mask_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]].copy()
+    text, starts_T, ends_T = token_spans(ids, decode)
+    spans = detector(text) if detector else []
+    if detector and not spans and (hidden := detector(decode(ids))):  # it shows only in the text decoded as a whole
+        spans = [Span(0, len(text), hidden[0].kind)]
+    for span in spans:  # admission removed secrets from the mask; a secret that continues a policy turn belongs to it
+        inside = np.flatnonzero((starts_T < span.end) & (ends_T > span.start))
+        mask_T[inside] |= inside[0] > 0 and mask_T[inside[0] - 1]
+    cuts = (np.flatnonzero(np.diff(mask_T)) + 1).tolist()
+    borders = [0, *starts_T[cuts].tolist(), len(text)]
+    roles = ["policy" if mask_T[at] else "environment" for at in [0, *cuts]]
+    return [(role, _between(text, a, b, spans)) for role, (a, b) in zip(roles, pairwise(borders), strict=True)]
+
+
+def _between(text: str, start: int, end: int, spans: Sequence[Span]) -> str:
+    """Return a part of a text; a secret is replaced by its kind where it begins."""
+    pieces, at = [], start
+    for span in spans:
+        if span.end <= at or span.start >= end:
+            continue
+        pieces.append(text[at : max(at, span.start)])
+        pieces += [f"[{span.kind}]"] if span.start >= start else []
+        at = min(span.end, end)
+    return "".join([*pieces, text[at:end]])
+
+
+GRADE_NAMES = ("", "Again", "Hard", "Good", "Easy")
+STATUS_NAMES = {WAITING: "waiting", SCHEDULED: "scheduled", LEECH: "leech"}
+MOST_NAMED = 5  # maximum number of candidates in an error message
+
+
+@dataclass(frozen=True)
+class Found:
+    """One item of one reading. Invariant: `row` and `prompt` are the entries at position `at`."""
+
+    reading: Reading
+    at: int
+
+    @property
+    def row(self) -> np.void:
+        """Return the item's record."""
+        return self.reading.stored.items[self.at]
+
+    @property
+    def prompt(self) -> Prompt:
+        """Return the item's prompt."""
+        return self.reading.stored.prompts[self.at]
+
+    @property
+    def slot(self) -> int:
+        """Return the item's slot in the store's table."""
+        return int(self.reading.stored.slots[self.at])
+
+    @property
+    def key(self) -> str:
+        """Return the key of its prompt, 16 hex digits."""
+        return f"{int(self.row['key']):016x}"
+
+    @property
+    def recall(self) -> float:
+        """Return the predicted recall now; nan if the item was never reviewed."""
+        return float(self.reading.recall[self.at])
+
+    def reviews(self) -> np.ndarray:
+        """Return the item's reviews, oldest first."""
+        return self.reading.reviews[self.reading.reviews["key"] == self.row["key"]]
+
+
+def all_items(readings: Sequence[Reading]) -> list[Found]:
+    """Return every item of every shard."""
+    return [Found(reading, at) for reading in readings for at in range(len(reading.stored.items))]
+
+
+def find(readings: Sequence[Reading], name: str) -> Found:
+    """Return the item with the prompt id `name`, or else the one whose key begins with `name`.
+
+    Raises:
+        ValueError: no item or several match; the message names up to 5 candidates.
+    """
+    items = all_items(readings)
+    found = [item for item in items if item.prompt.prompt_id == name]
+    found = found or [item for item in items if item.key.startswith(name.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        named = ", ".join(f"{item.key} ({item.prompt.env_id} [{item.prompt.prompt_id}])" for item in found[:MOST_NAMED])
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        raise ValueError(f"{name!r} is {len(found)} items: {named}{more}; expected more digits of a key")
+    times = [int(row["now"]) for one in readings for row in one.reviews if f"{int(row['key']):016x}".startswith(name)]
+    gone = f"; one was evicted, reviewed {len(times)} times, last in iteration {max(times)}" if times else ""
+    raise ValueError(f"none of {len(items)} items has the prompt id or key {name!r}{gone}; expected one that ls shows")
+
+
+# --- why ------------------------------------------------------------------------------------------
+
+
+def why(item: Found, limit: int) -> list[str]:
+    """Return one line for each of the last `limit` draws of an item, oldest first, and one for the next draw."""
+    drawn = list(_draws(item))
+    lines = [f"{len(drawn) - limit} earlier draws left out"] if len(drawn) > limit else []
+    return [*lines, *drawn[-limit:], next_draw(item)]
+
+
+def _draws(item: Found) -> Iterator[str]:
+    """Yield one line for each draw whose answer the journal still has."""
+    rule = item.reading.settings.selection
+    groups = item.reading.stored.groups[item.reading.groups_at(item.slot)]
+    seqs = set(groups["seq"].tolist())
+    for name, answer in item.reading.answers:
+        iteration, _, method = name.partition(".")
+        if method.startswith("due"):
+            for drawn in answer:
+                facts = drawn["why"]
+                if facts["key"] == item.key:
+                    yield f"drawn for iteration {iteration}: {facts_in_words(facts)}, rule {rule}"
+        elif method.startswith("sample"):
+            for seq in seqs.intersection(drawn_in(answer)[0]):
+                born = int(groups["born"][groups["seq"] == seq][0])
+                yield f"reused in iteration {iteration}: its group of iteration {born} was trained on again"
+
+
+def facts_in_words(facts: Mapping[str, Any]) -> str:
+    """Return the result of `buffer_metrics.facts_of_item` at a draw as part of a sentence."""
+    recall, factor = facts["recall"], facts.get("domain_factor", 1.0)  # older journals have no domain_factor
+    early = " (drawn for its domain's lapses)" if facts.get("is_due_by_domain") else " (drawn early)"
+    parts = [
+        *(["a leech, tested again"] if facts["is_leech"] else []),
+        lateness(facts["late"]) + (early if facts["late"] < 0 else ""),
+        "never reviewed" if recall is None else f"predicted recall {recall:.2f}",
+        *([f"its domain recalls {factor:.2f} of what was predicted"] if factor < 1 else []),
+        f"lapses {facts['lapses']}",
+        f"novelty {facts['novelty']:.2f} (diversity {facts['diversity']:.2f})",
+    ]
+    return ", ".join(parts)
+
+
+def next_draw(item: Found) -> str:
+    """Return a sentence about the next draw: that the item may be drawn, or why it will not be."""
+    row, settings, now = item.row, item.reading.settings, item.reading.now
+    coming, recall = now + 1, item.recall
+    rests = int(row["last_review"]) + settings.min_recall_interval
+    expected = "" if np.isnan(recall) else f", predicted recall {recall:.2f} now"
+    if row["status"] == WAITING:
+        return f"not drawn for iteration {coming}: {_why_waiting(item.reading)}"
+    if row["status"] == LEECH and row["due"] > coming:
+        return (
+            f"not drawn for iteration {coming}: a leech, failed {-int(row['streak'])} times in a row; tested again "
+            f"from iteration {_figure(row['due'])}, leeches taking at most {settings.leech_share:.0%} of revisits"
+        )
+    if row["due"] > coming:
+        kept = f"; rests until iteration {rests} (min_recall_interval)" if rests > coming else ""
+        early = "; before that only if too few items are due" if settings.selection == "srl" and not kept else ""
+        until = f"{_figure(row['due'])} ({lateness(now - float(row['due'])).removeprefix('due ')})"
+        return f"not drawn for iteration {coming}: not due until iteration {until}{expected}{kept}{early}"
+    rows = item.reading.stored.items
+    others = int(((rows["due"] <= coming) & (rows["status"] != WAITING)).sum()) - 1
+    late = lateness(now - float(row["due"]))
+    return (
+        f"may be drawn for iteration {coming}: {late}{expected}; {others} other items are due for "
+        f"{_slots(item.reading)} slots an iteration, rule {settings.selection}"
+    )
+
+
+def _why_waiting(reading: Reading) -> str:
+    settings, rows = reading.settings, reading.stored.items
+    if not reading.stored.state.get("slots"):
+        return f"it waits, as all do: nothing is revisited below min_buffer_size = {settings.min_buffer_size} items"
+    load = load_of(reading)
+    waiting, scheduled = (int((rows["status"] == status).sum()) for status in (WAITING, SCHEDULED))
+    return (
+        f"it waits outside the schedule with {waiting - 1} others: reviews of the {scheduled} scheduled items take "
+        f"{load:.2f} of {_slots(reading)} slots an iteration; where there is room, the most learnable and diverse enter"
+    )
+
+
+def load_of(reading: Reading) -> float:
+    """Return the expected reviews per iteration of the scheduled items, as in `schedule.load.LoadControl`."""
+    settings, rows = reading.settings, reading.stored.items[reading.stored.items["status"] == SCHEDULED]
+    interval_N = rows["interval"] * settings.iterations_per_day
+    if "interval" in settings.diversity_on:
+        interval_N = interval_N * interval_factor(rows["diversity"], settings.diversity_coeff)
+    return float((1 / np.maximum(max(1.0, settings.min_recall_interval), interval_N)).sum())
+
+
+def _slots(reading: Reading) -> str:
+    return f"{float(reading.stored.state.get('slots', 0.0)):g}"
+
+
+# --- what it is -----------------------------------------------------------------------------------
+
+
+def described(item: Found) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value, in words and with units, of each property of an item."""
+    row, reading, now = item.row, item.reading, item.reading.now
+    prompt = item.prompt
+    yield "item", item.key
+    yield "prompt", f"{prompt.env_id} [{prompt.prompt_id}]" + (f", step {prompt.step}" if prompt.step else "")
+    for number, turn in enumerate(prompt.history, 1):
+        yield f"history, turn {number}", repr(redact(turn, reading.detector) if reading.detector else turn)
+    yield "domain", prompt.domain
+    status = STATUS_NAMES[int(row["status"])]
+    if row["status"] != WAITING:
+        status += f", due at iteration {_figure(row['due'])} ({lateness(now - float(row['due'])).removeprefix('due ')})"
+    yield "status", status
+    if row["reps"]:
+        asked = f"the rule asks for {reading.settings.desired_retention:g}"
+        yield "recall", f"{item.recall:.2f} expected now, iteration {now}; {asked}"
+        iterations = counted(row["interval"] * reading.settings.iterations_per_day, "iteration")
+        yield "base interval", f"{iterations}, before diversity shortens it"
+        stability = f"stability {counted(row['stability'], 'day')}, difficulty {_figure(row['difficulty'])}"
+        yield "memory state", f"{stability} ({counted(reading.settings.iterations_per_day, 'iteration')} a day)"
+        mean = row["alpha"] / (row["alpha"] + row["beta"])
+        yield "pass rate, posterior", f"Beta({_figure(row['alpha'])}, {_figure(row['beta'])}), mean {mean:.2f}"
+    yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}, {_streak(int(row['streak']))}"
+    if row["visits"]:
+        yield "last visit", _last_visit(row)
+    yield "visits", f"{row['visits']}, {row['trained_tokens']} tokens trained, first met in iteration {row['created']}"
+    measured = ("novelty", "centroid", "rarity", "spread")
+    parts = ", ".join(f"{name} {float(row[name]):.2f}" for name in ("variance", *measured))
+    yield "diversity", f"{float(row['diversity']):.2f} among the items ({parts})"
+    yield "journal", str(reading.path)
+
+
+def _last_visit(row: np.void) -> str:
+    recalled = f"{row['num_success']} of {row['group_size']} episodes recalled"
+    return (
+        f"iteration {row['last_review']}, version {row['version']}: {recalled}, mean reward {float(row['reward']):.2f}"
+    )
+
+
+def _streak(streak: int) -> str:
+    return f"failed the last {-streak}" if streak < 0 else f"recalled the last {streak}"
+
+
+def lateness(late: float) -> str:
+    """Return "due 3 iterations ago", "due now" (0 <= late < 1) or "due in 2 iterations"."""
+    if 0 <= late < 1:
+        return "due now"
+    return f"due {counted(late, 'iteration')} ago" if late > 0 else f"due in {counted(-late, 'iteration')}"
+
+
+def counted(number: float, unit: str) -> str:
+    """Return "1 iteration" or "2.5 iterations"."""
+    figure = _figure(number)
+    return f"{figure} {unit}" if figure == "1" else f"{figure} {unit}s"
+
+
+def _figure(value: float) -> str:
+    """Return a number with one decimal below 100 and none from there on, without a trailing ".0"."""
+    return f"{float(value):.1f}".removesuffix(".0") if abs(value) < 100 else f"{float(value):.0f}"

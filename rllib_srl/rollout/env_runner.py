@@ -1,0 +1,470 @@
+"""The EnvRunner with a language-model engine: plays many multi-turn episodes at once, tokens in, tokens out.
+
+    driver: play(prompts) ──> rollout.play(engine, environments) ──> SingleAgentEpisodes ──> Groups in the object store
+            <── RunnerBatch: GroupMeta (small), transcripts of a few, counts
+
+The runner keeps no state that a restart would lose: prompts, seeds and weights come from the driver. The groups are a
+second return value of the same call: the driver owns return values, so they outlive the runner.
+
+`TokenSpace` is the space of token sequences that runners report to RLlib.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import gymnasium as gym
+import numpy as np
+import ray
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import NUM_EPISODES
+
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.engine import Sampling, make_engine
+from rllib_srl.engine.canary import CanaryGap
+from rllib_srl.engine.fingerprint import Fingerprint
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
+from rllib_srl.engine.sync import WeightBundle
+from rllib_srl.replay.journal.codec import ColumnarList
+from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, answers_of, make_transcript, settle, to_group
+from rllib_srl.rollout.player import play
+from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+
+if TYPE_CHECKING:
+    from rllib_srl.engine.vllm_engine import VLLMEngine
+
+class TokenSpace(gym.Space):
+    """Token sequences of any length over a vocabulary.
+
+    Invariant: two spaces are equal when their vocabularies have the same size.
+    """
+
+    def __init__(self, vocab_size: int, seed: int | None = None) -> None:
+        """Create the space of sequences of ids in [0, vocab_size)."""
+        super().__init__(shape=None, dtype=np.int32, seed=seed)
+        self.vocab_size = vocab_size
+
+    def sample(self, mask: Any = None, probability: Any = None) -> np.ndarray:
+        """Return a random sequence of 1 to 8 tokens."""
+        return self.np_random.integers(0, self.vocab_size, self.np_random.integers(1, 9)).astype(np.int32)
+
+    def contains(self, x: Any) -> bool:
+        """Return whether x is a one-dimensional array of ids of the vocabulary."""
+        array = np.asarray(x)
+        is_ids = array.ndim == 1 and (array.size == 0 or np.issubdtype(array.dtype, np.integer))
+        return bool(is_ids and ((array >= 0) & (array < self.vocab_size)).all())
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Return False: sequences of unequal length cannot be flattened."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenSpace) and other.vocab_size == self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"TokenSpace({self.vocab_size})"
+
+
+MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
+MAX_SHOWN_CHARS = 160  # the last characters of each text in it
+
+
+@dataclass(frozen=True)
+class RunnerBatch:
+    """The result of one `play_groups` call.
+
+    Invariant: every prompt is either in `groups` or counted in `num_dropped_groups`.
+    """
+
+    version: int
+    groups: list[GroupMeta]
+    num_dropped_groups: int
+    stop_reasons: dict[str, int]  # over all episodes, lost ones included
+    num_turns: int
+    transcripts: list[dict[str, Any]]
+    errors: list[str]  # one line for each episode that infrastructure ended
+    seconds: dict[str, float] = field(default_factory=dict)  # play_s, and its parts engine_s and environment_s
+    metrics: Any = None
+    answers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # group id -> last turns, with `with_answers`
+    num_unparsed: int = 0  # episodes without a readable answer in their last turn; see `is_unparsed`
+    unpaid: list[dict[str, str]] = field(default_factory=list)  # a few answers; see `unpaid_answers`
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The result of loading weights: the canary gap to the learner, and the seconds get_s, load_s, engine_canary_s."""
+
+    gap: CanaryGap
+    seconds: dict[str, float]
+
+
+class LLMEnvRunner(EnvRunner, Checkpointable):
+    """Plays prompts with the engine's current weights.
+
+    Invariant: `engine.version` is the version of the last weights that were verified here.
+    """
+
+    def __init__(self, *, config: Any, tune_trial_id: str | None = None, **kwargs: Any) -> None:
+        """Start engine and environment threads; RLlib passes `worker_index` and more.
+
+        An exception is stored, and `check_started` raises it: RLlib drops an actor whose constructor
+        raises, and the reason with it.
+        """
+        super().__init__(config=config, **kwargs)
+        self.tune_trial_id = tune_trial_id
+        self._fault: Exception | None = None
+        try:
+            self._start()
+        except Exception as error:  # any: `check_started` raises it in the driver
+            self._fault = error
+
+    def _start(self) -> None:
+        self._model_dir = local_model(self.config.model_config["model"])
+        self.engine = make_engine(**self.config.engine_settings(self._model_dir))
+        self.tokenizer = load_tokenizer(self._model_dir)
+        self.transcript = make_transcript(self.config.prompt_format, self.tokenizer)
+        self.calls = EnvCalls(num_workers=self.config.num_env_threads, timeout_s=self.config.env_timeout_s)
+        configs = self.config.world_configs()
+        self.creators = self.config.world_creators()
+        # The same callable for the runner's lifetime: `EnvPool` discards the instances of another one.
+        self.worlds = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
+        self._source: PromptSource | None = None
+        self._callbacks = [cls() for cls in _as_list(self.config.callbacks_class)]
+
+    # --- playing ------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        *,
+        prompts: Sequence[Prompt] | None = None,
+        group_size: int = 1,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+        **overrides: Any,
+    ) -> list[SingleAgentEpisode]:
+        """Play episodes to their end and return them, including those ended by infrastructure.
+
+        Args:
+            prompts: prompts to play; None draws from this runner's own stream of training prompts (for use
+                outside `SRL`, which always passes prompts).
+            group_size: episodes per prompt.
+            num_timesteps: without `prompts`: play at least this many turns.
+            num_episodes: without `prompts`: play this many episodes; default 1.
+            explore: False plays greedily.
+            random_actions: not supported by a language model; True raises ValueError.
+            force_reset: no effect, since episodes always start with a reset; RLlib's evaluation passes it.
+            overrides: fields of `Sampling`, such as `temperature`.
+
+        Raises:
+            ValueError: `random_actions`, or a prompt that does not fit the limits.
+        """
+        if random_actions:
+            raise ValueError("random_actions = True; a language model has no random action: expected False")
+        if explore is False:
+            overrides["temperature"] = 0.0
+        if prompts is not None:
+            return self._play(prompts, group_size, overrides)
+        episodes: list[SingleAgentEpisode] = []
+        while not _is_enough(episodes, num_timesteps, num_episodes):
+            missing = (num_episodes or 1) - len(episodes) if num_timesteps is None else 1
+            episodes += self._play(self._own_source().draw(missing), 1, overrides)
+        return episodes
+
+    def play_groups(
+        self,
+        prompts: Sequence[tuple[str, Prompt]],
+        group_size: int,
+        seed: int | None,
+        num_transcripts: int = 0,
+        as_groups: bool = True,
+        revisits: Collection[str] = (),
+        with_answers: bool = False,
+        **overrides: Any,
+    ) -> RunnerBatch:
+        """Play each prompt G times; the `ref` of a group's metadata is the group itself.
+
+        Args:
+            prompts: (group id, prompt) pairs.
+            group_size: G.
+            seed: reseeds the engine's sampling generator; None leaves it unchanged.
+            num_transcripts: number of groups that are also returned as text.
+            as_groups: False for evaluation: one valid episode is enough, rewards are not settled, and `ref` is None.
+            revisits: ids of the groups whose prompts come from the memory.
+            with_answers: whether to return the policy's last turns as text.
+            overrides: fields of `Sampling`.
+        """
+        if seed is not None:
+            self.engine.reseed(seed)
+        version, start = self.engine.version, time.perf_counter()
+        seconds: dict[str, float] = {}
+        ids = [group_id for group_id, _ in prompts]
+        played = [prompt for _, prompt in prompts]
+        episodes = self._play(played, group_size, overrides, ids, seconds, settles=as_groups)
+        by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
+        for episode in episodes:
+            by_group[episode.custom_data["group_id"]].append(episode)
+        how: dict[str, Any] = {"at_least": 2 if as_groups else 1, "keep_turns": self.config.replay_task_growth}
+        groups = [
+            to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
+            for group_id, prompt in prompts
+        ]
+        metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
+        shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]
+        errors = [str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")]
+        reasons = Counter(e.custom_data["stop_reason"].value for e in episodes)
+        seconds["play_s"] = time.perf_counter() - start
+        return RunnerBatch(
+            version=version,
+            groups=metas,
+            num_dropped_groups=len(groups) - len(metas),
+            stop_reasons=dict(reasons),
+            num_turns=sum(len(episode) for episode in episodes),
+            transcripts=shown,
+            errors=errors,
+            seconds=seconds,
+            metrics=self.get_metrics(),
+            answers={meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {},
+            num_unparsed=sum(map(is_unparsed, episodes)),
+            unpaid=unpaid_answers(episodes),
+        )
+
+    @ray.method(num_returns=2)
+    def play_groups_apart(self, version: int, **arguments: Any) -> tuple[RunnerBatch | None, list[Group]]:
+        """Play as `play_groups`; return metadata whose `ref` is None, and the groups as a separate object.
+
+        Args:
+            version: of the policy. If the engine has another version, the runner was restarted since and has the
+                weights of its files: it returns (None, []) without playing.
+            arguments: of `play_groups`.
+        """
+        if self.engine.version != version:
+            return None, []
+        batch = self.play_groups(**arguments)
+        groups = ColumnarList(meta.ref for meta in batch.groups)
+        return replace(batch, groups=[replace(meta, ref=None) for meta in batch.groups]), groups
+
+    def _play(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        overrides: Mapping[str, Any],
+        group_ids: Sequence[str] | None = None,
+        seconds: dict[str, float] | None = None,
+        settles: bool = False,
+    ) -> list[SingleAgentEpisode]:
+        ids = group_ids or [prompt.key for prompt in prompts]
+        requests = [
+            PlayRequest(prompt, group_id, index)
+            for group_id, prompt in zip(ids, prompts, strict=True)
+            for index in range(group_size)
+        ]
+        sampling = {"max_tokens": self.config.max_turn_tokens, "temperature": self.config.temperature, **overrides}
+        limits = Limits(
+            max_turns=self.config.max_turns,
+            max_turn_tokens=self.config.max_turn_tokens,
+            max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
+        )
+        episodes = list(
+            play(
+                requests,
+                engine=self.engine,
+                worlds=self.worlds,
+                transcript=self.transcript,
+                sampling=Sampling(**sampling),
+                limits=limits,
+                calls=self.calls,
+                deadline_s=self.config.sample_timeout_s * 0.9,  # so that the runner returns before the driver's timeout
+                seconds=seconds,
+            )
+        )
+        if settles:
+            deadline_s = self.config.sample_timeout_s * 0.05
+            settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
+        for episode in episodes:
+            self._callback("on_episode_end", episode=episode)
+        self._callback("on_sample_end", samples=episodes)
+        self.metrics.log_value(NUM_EPISODES, len(episodes), reduce="sum")
+        order = {(request.group_id, request.index): at for at, request in enumerate(requests)}
+        return sorted(episodes, key=lambda e: order[e.custom_data["group_id"], e.custom_data["index"]])
+
+    def _own_source(self) -> PromptSource:
+        if self._source is None:
+            seed = (self.config.seed or 0) + 1000 * (self.worker_index or 0)
+            worlds = (self.creators, self.config.world_configs(), self.config.mixture_weights())
+            self._source = PromptSource(*worlds, seed, self.config.task_stream())
+        return self._source
+
+    def _callback(self, name: str, **kwargs: Any) -> None:
+        shared = {"env_runner": self, "metrics_logger": self.metrics, "env": None, "rl_module": None, "env_index": 0}
+        if name == "on_sample_end":
+            shared = {"env_runner": self, "metrics_logger": self.metrics}
+        make_callback(name, self._callbacks, getattr(self.config, f"callbacks_{name}"), kwargs={**shared, **kwargs})
+
+    # --- weights ------------------------------------------------------------------------------
+
+    def load_weights(
+        self, ref: Any, learner_logps: Sequence[np.ndarray], sequences: Sequence[Sequence[int]], timeout_s: float
+    ) -> Loaded:
+        """Fetch, verify and load weights; return the canary gap between engine and learner.
+
+        Raises:
+            WeightSyncError: verification failed; the message names version and tensors.
+        """
+        times = [time.perf_counter()]
+        bundle = _fetch(ref, timeout_s)
+        times.append(time.perf_counter())
+        self.engine.load_weights(bundle)
+        times.append(time.perf_counter())
+        compared = self.compare(learner_logps, sequences)
+        spent = dict(zip(("get_s", "load_s"), (end - start for start, end in pairwise(times)), strict=True))
+        return Loaded(compared.gap, {**spent, **compared.seconds})
+
+    def compare(self, learner_logps: Sequence[np.ndarray], sequences: Sequence[Sequence[int]]) -> Loaded:
+        """Return the canary gap between engine and learner."""
+        start = time.perf_counter()
+        gap = CanaryGap.between(self.engine.score(sequences), learner_logps)
+        return Loaded(gap, {"engine_canary_s": time.perf_counter() - start})
+
+    def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Connect to the learner through vLLM's own backend; see `VLLMEngine.init_transfer`."""
+        cast("VLLMEngine", self.engine).init_transfer(init_info)
+
+    def receive_weights(self, update_info: dict[str, Any], version: int) -> None:
+        """Receive one whole update through vLLM's own backend; see `VLLMEngine.receive`."""
+        cast("VLLMEngine", self.engine).receive(update_info, version)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Return the engine's log-probs of the canary; see `Engine.score`."""
+        return self.engine.score(sequences)
+
+    def fingerprint(self) -> Fingerprint:
+        """Return digests of the output of the engine's modules; see `Engine.fingerprint`."""
+        return self.engine.fingerprint()
+
+    def rest(self) -> None:
+        """Free the engine's memory for a learner on the same GPU (`colocate`)."""
+        self.engine.sleep()
+
+    def rise(self) -> None:
+        """Undo `rest`."""
+        self.engine.wake()
+
+    # --- RLlib's EnvRunner interface -------------------------------------------------------------
+
+    def assert_healthy(self) -> None:
+        """Do nothing: if this raised, RLlib's `apply` would end the actor and lose the reason; see `check_started`."""
+
+    def check_started(self) -> None:
+        """Raise the exception of the constructor, if there was one."""
+        if self._fault is not None:
+            raise self._fault
+
+    def get_spaces(self) -> dict[str, Any]:
+        """Return the token spaces of the model, under every key that RLlib uses."""
+        space = TokenSpace(1 if self._fault else len(self.tokenizer))
+        return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
+
+    def get_metrics(self) -> Any:
+        """Return and reset the metrics logged on this runner since the last call."""
+        return self.metrics.reduce()
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """Return {}: the driver holds all state."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: weights are set only through `load_weights` and `receive_weights`."""
+
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        """Return the constructor arguments of an equal runner."""
+        return (), {"config": self.config, "worker_index": self.worker_index}
+
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        """Return []; see `get_state`."""
+        return []
+
+    def where(self) -> dict[str, Any]:
+        """Return process id and node, for error messages."""
+        return {"pid": os.getpid(), "node": ray.util.get_node_ip_address() if ray.is_initialized() else "local"}
+
+    def stop(self) -> None:
+        """Close environments and engine."""
+        if self._fault is None:
+            self.calls.close()
+            self.engine.close()
+
+
+def transcript_of(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Return a readable transcript of an episode; the driver adds advantage and iteration."""
+    data = episode.custom_data
+    return {
+        "group_id": data["group_id"],
+        "index": data["index"],
+        "env_id": data["prompt"].env_id,
+        "prompt_id": data["prompt"].prompt_id,
+        "turns": [{"role": role, "text": text} for role, text in data["text"]],
+        "reward": float(episode.get_return()),
+        "stop_reason": data["stop_reason"].value,
+        "version": int(data["versions"][0]),
+    }
+
+
+def is_unparsed(episode: SingleAgentEpisode) -> bool:
+    """Return whether the last turn had no readable answer: stop reason UNPARSABLE, or an empty `parsed` in the info."""
+    if episode.custom_data["stop_reason"] is StopReason.UNPARSABLE:
+        return True
+    is_lost = episode.custom_data["stop_reason"].is_infrastructure
+    return not is_lost and len(episode) > 0 and episode.get_infos(-1).get("parsed") == ""
+
+
+def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str]]:
+    """Return the answer, the parsed answer and the expected answer of a few episodes; [] if any reward is above 0.
+
+    Only for environments whose info has both `parsed` and `expected`: one episode per group, at most
+    MAX_SHOWN_ANSWERS, each text cut to its last MAX_SHOWN_CHARS characters, to keep the result small.
+    """
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    if any(episode.get_return() > 0 for episode in valid):
+        return []
+    shown: dict[str, dict[str, str]] = {}
+    for episode in valid:
+        info = episode.get_infos(-1) if len(episode) else {}
+        told = {name: info.get(name) for name in ("parsed", "expected")}
+        if len(shown) < MAX_SHOWN_ANSWERS and all(isinstance(text, str) for text in told.values()):
+            said = [text for role, text in episode.custom_data["text"] if role == "policy"]
+            texts = {"answer": said[-1] if said else "", **told}
+            shown.setdefault(
+                episode.custom_data["group_id"], {name: str(text)[-MAX_SHOWN_CHARS:] for name, text in texts.items()}
+            )
+    return list(shown.values())
+
+
+def _fetch(ref: Any, timeout_s: float) -> WeightBundle:
+    return ray.get(ref, timeout=timeout_s) if isinstance(ref, ray.ObjectRef) else ref
+
+
+def _is_enough(episodes: Sequence[SingleAgentEpisode], num_timesteps: int | None, num_episodes: int | None) -> bool:
+    if num_timesteps is not None:
+        return sum(len(episode) for episode in episodes) >= num_timesteps
+    return len(episodes) >= (num_episodes or 1)
+
+
+def _as_list(value: Any) -> list:
+    return list(value) if isinstance(value, list | tuple) else [value]

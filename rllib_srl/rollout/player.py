@@ -1,0 +1,480 @@
+"""Play prompts to the end: engine and environments alternate until a `StopReason`, many episodes at once.
+
+    request -> construct? -> reset -> [ engine generates a turn -> environment step ]* -> SingleAgentEpisode
+                (thread)    (thread)     (continuous batch)        (thread)
+
+One event loop: it steps the engine while any turn is being generated, polls the environment calls in
+between without waiting, and waits for them only while no turn is being generated.
+
+An episode has one step per turn: observation = the new prompt-side ids, action = the sampled ids exactly
+as sampled, `extra_model_outputs["action_logp"]`, reward. The observation after the last turn is empty.
+(An episode ended by infrastructure may close with an observation that has no turn.)
+`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error` and `pass_reward`.
+
+Every request yields exactly one episode, in order of completion, whatever its `StopReason`.
+`LiveEpisode` is an episode in progress: its text, its tokens and RLlib's episode so far.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
+from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, one_line
+from rllib_srl.rollout.replies import Constructed, Reply, construct, reset, step
+from rllib_srl.rollout.transcript import Transcript
+from rllib_srl.types import Prompt, StopReason
+
+
+@dataclass(frozen=True)
+class PlayRequest:
+    """One episode to play: episode `index` of group `group_id`."""
+
+    prompt: Prompt
+    group_id: str
+    index: int
+
+
+class LiveEpisode:
+    """An episode in progress and its environment instance.
+
+    Invariant: `stream` is the concatenation of the episode's observations and actions, including the
+    tokens of `turn`, the turn whose environment step has not returned yet.
+    """
+
+    __slots__ = (
+        "doing",
+        "episode",
+        "instance",
+        "num_turns",
+        "pass_reward",
+        "request",
+        "stream",
+        "text",
+        "turn",
+        "versions",
+    )
+
+    def __init__(self, request: PlayRequest, version: int) -> None:
+        self.request = request
+        self.episode = SingleAgentEpisode(id_=f"{request.group_id}/{request.index}")
+        self.instance: Constructed | None = None
+        self.stream: list[int] = []
+        self.text: list[tuple[str, str]] = []  # (role, text); roles: "system", "environment", "policy"
+        self.turn: Turn | None = None
+        self.num_turns = 0
+        self.pass_reward: float | None = None
+        self.versions = (version, version)
+        self.doing = "not started"
+
+    @property
+    def where(self) -> str:
+        """Environment, prompt, turn and current action, for error messages."""
+        prompt = self.request.prompt
+        return f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, turn {self.num_turns}, {self.doing}"
+
+    def begin(self, ids: list[int], reply: Reply) -> None:
+        """Add the first observation and its tokens."""
+        self.stream += ids
+        if reply.system:
+            self.text.append(("system", reply.system))
+        self.text.append(("environment", reply.observation))
+        self.pass_reward = reply.pass_reward
+        self.episode.add_env_reset(np.array(ids, np.int32), reply.info)
+
+    def add_turn(self, turn: Turn) -> None:
+        """Add a turn of the policy, token for token; it stays in `turn` until `answer`."""
+        first = self.versions[0] if self.num_turns else turn.first_version
+        self.versions = (first, turn.last_version)
+        self.num_turns += 1
+        self.stream += turn.token_ids.tolist()
+        self.text.append(("policy", turn.text))
+        self.turn = turn
+
+    def answer(self, ids: list[int], reply: Reply) -> None:
+        """Close `turn` with the environment's reply; `ids` are the tokens of its observation."""
+        assert self.turn is not None
+        self.stream += ids
+        if reply.observation:
+            self.text.append(("environment", reply.observation))
+        self.episode.add_env_step(
+            np.array(ids, np.int32),
+            self.turn.token_ids,
+            reply.reward,
+            reply.info,
+            extra_model_outputs={"action_logp": self.turn.logp},
+        )
+        self.turn = None
+
+    def finish(self, reason: StopReason, error: str, is_terminated: bool) -> SingleAgentEpisode:
+        """End the episode in any state; set its `custom_data` and return it."""
+        if self.turn is not None:  # a turn without an environment reply is kept, with reward 0
+            self.answer([], Reply(""))
+        if not self.episode.is_reset:
+            self.episode.add_env_reset(np.empty(0, np.int32), {})
+        self.episode.is_terminated, self.episode.is_truncated = is_terminated, not is_terminated
+        self.episode.custom_data.update(
+            prompt=self.request.prompt,
+            group_id=self.request.group_id,
+            index=self.request.index,
+            stop_reason=reason,
+            versions=self.versions,
+            text=self.text,
+            error=error,
+            pass_reward=self.pass_reward,
+        )
+        return self.episode
+
+
+def fault_of(turn: Turn) -> str:
+    """Return the reason why a turn is unusable, or ""."""
+    if turn.reason == "aborted":
+        return "was aborted by the engine"
+    if not 0 < len(turn.token_ids) == len(turn.logp):
+        return f"has {len(turn.token_ids)} tokens and {len(turn.logp)} log-probs; expected as many of each, at least 1"
+    if not (np.isfinite(turn.logp).all() and (turn.logp <= 1e-4).all()):
+        return "has a log-prob that is not finite and <= 0"
+    return ""
+
+
+logger = logging.getLogger(__name__)
+
+# While no turn is being generated, replies that arrive within this time of one another start together:
+# an engine that starts on the first reply alone spends a whole step on one request.
+_LINGER_S = 0.002
+_MAX_LINGER_S = 0.05
+_PAUSED_S = 0.01  # polling interval of a paused engine
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an episode.
+
+    Invariant: a turn never gets more tokens than remain of `max_episode_tokens` and of the engine's context.
+    """
+
+    max_turns: int
+    max_turn_tokens: int
+    max_episode_tokens: int  # of the whole stream, prompt included
+    max_concurrent: int | None = None  # concurrent episodes, and so environment instances; None = all
+
+    def __post_init__(self) -> None:
+        """Validate every value; report all errors at once."""
+        values = {**vars(self), "max_concurrent": 1 if self.max_concurrent is None else self.max_concurrent}
+        faults = [f"{name} = {value}; expected at least 1" for name, value in values.items() if value < 1]
+        if faults:
+            raise ValueError("limits: " + "; ".join(faults))
+
+
+def play(
+    requests: Sequence[PlayRequest],
+    *,
+    engine: TurnWriter,
+    worlds: Mapping[str, Callable[[], Any]],
+    transcript: Transcript,
+    sampling: Sampling,
+    limits: Limits,
+    calls: EnvCalls,
+    deadline_s: float,
+    seconds: dict[str, float] | None = None,
+) -> Iterator[SingleAgentEpisode]:
+    """Play every request and yield its episode as soon as it has ended.
+
+    Args:
+        requests: the episodes to play, started in this order.
+        engine: generates the turns; it must have no other requests.
+        worlds: environment id -> a function that makes an instance.
+        transcript: text <-> tokens.
+        sampling: temperature, top_p, top_k and further stop strings; `max_tokens` is set per turn from `limits`.
+        limits: the limits of an episode.
+        calls: the threads environments run in, and their idle instances.
+        deadline_s: seconds from now after which the unfinished episodes end as ABORTED.
+        seconds: filled with `engine_s`, the time in the engine, and `environment_s`, the time in which the engine
+            was idle because every episode waited for its environment.
+
+    Raises:
+        ValueError: at once, for a duplicate request or an unknown environment; during iteration, for a prompt that
+            is empty or leaves no room for a turn.
+        TooManyHangingCallsError: see `EnvCalls.poll`.
+    """
+    names = [(request.group_id, request.index) for request in requests]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"request (group_id, index) = {twice} appears twice; expected each episode once")
+    unknown = sorted({request.prompt.env_id for request in requests} - set(worlds))
+    if unknown:
+        raise ValueError(f"env_id = {', '.join(map(repr, unknown))}; expected one of {', '.join(map(repr, worlds))}")
+    return _Loop(
+        engine=engine,
+        worlds=worlds,
+        transcript=transcript,
+        sampling=sampling,
+        limits=limits,
+        calls=calls,
+        deadline_s=deadline_s,
+        waiting=deque(requests),
+        seconds={} if seconds is None else seconds,
+    ).run()
+
+
+@dataclass(eq=False)
+class _Loop:
+    """The event loop of one `play`.
+
+    Invariant: a live episode is in `writing` (the engine has its request), in `ready`, or has one open call.
+    """
+
+    engine: TurnWriter
+    worlds: Mapping[str, Callable[[], Any]]
+    transcript: Transcript
+    sampling: Sampling
+    limits: Limits
+    calls: EnvCalls
+    deadline_s: float
+    waiting: deque[PlayRequest]
+    seconds: dict[str, float]
+    live: set[LiveEpisode] = field(default_factory=set)
+    writing: dict[str, LiveEpisode] = field(default_factory=dict)
+    ready: list[LiveEpisode] = field(default_factory=list)  # to be submitted; only with a reproducible engine
+    ended: deque[SingleAgentEpisode] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.deadline_s
+        self._max_tokens = min(self.limits.max_episode_tokens, self.engine.context_length)
+        self.seconds.update(engine_s=0.0, environment_s=0.0)
+        self._place = {(request.group_id, request.index): place for place, request in enumerate(self.waiting)}
+        self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
+
+    def run(self) -> Iterator[SingleAgentEpisode]:
+        try:
+            while self.waiting or self.live:
+                self._start()
+                for call in self._advance():
+                    self._take_reply(call)
+                if time.monotonic() >= self._deadline:
+                    self._abort_all()
+                while self.ended:
+                    yield self.ended.popleft()
+        finally:  # also when the caller stops iterating, or a prompt raises ValueError
+            self._drop_all()
+
+    def _start(self) -> None:
+        limit = self.limits.max_concurrent
+        while self.waiting and (limit is None or len(self.live) < limit):
+            live = LiveEpisode(self.waiting.popleft(), self.engine.version)
+            self.live.add(live)
+            env_id = live.request.prompt.env_id
+            live.instance = self.calls.pool.take(env_id, self.worlds[env_id])
+            if live.instance is None:
+                self._call(live, "construct", construct, self.worlds[env_id])
+            else:
+                self._call(live, "reset", reset, live.instance.env, live.request.prompt)
+
+    def _call(self, live: LiveEpisode, doing: str, function: Callable[..., Any], *args: Any) -> None:
+        live.doing = doing
+        self.calls.submit(live, function, *args)
+
+    def _advance(self) -> list[FinishedCall]:
+        """Step the engine or, if no turn is being generated, wait for environments; return the finished calls.
+
+        A reproducible engine is stepped only while no environment call is open, and gets the turns in the order of
+        the requests. Otherwise the timing of the environment threads would decide which turns share a batch, and so
+        how their log-probs are rounded.
+        """
+        if self.engine.is_reproducible:
+            if num_open := len(self.live) - len(self.writing) - len(self.ready):
+                return self._all_replies(num_open)
+            for live in sorted(self.ready, key=self._place_of):
+                self._submit(live)
+            self.ready.clear()
+        if self.writing and not self.engine.is_paused:
+            with self._timed("engine_s"):
+                self._step_engine()
+            return self.calls.poll(0.0)
+        if self.writing:
+            time.sleep(_PAUSED_S)
+            return self.calls.poll(0.0)
+        with self._timed("environment_s"):
+            replies = self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
+            linger_until = time.monotonic() + _MAX_LINGER_S
+            while time.monotonic() < linger_until and (more := self.calls.poll(_LINGER_S)):
+                replies += more
+        return replies
+
+    def _all_replies(self, num_open: int) -> list[FinishedCall]:
+        """Wait for all open calls, at most until the deadline; return the finished ones in the order of requests."""
+        replies: list[FinishedCall] = []
+        with self._timed("environment_s"):
+            while len(replies) < num_open and time.monotonic() < self._deadline:
+                replies += self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
+        return sorted(replies, key=lambda call: self._place_of(call.call_id))
+
+    def _place_of(self, live: Hashable) -> int:
+        assert isinstance(live, LiveEpisode)
+        return self._place[live.request.group_id, live.request.index]
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+    def _step_engine(self) -> None:
+        try:
+            turns = self.engine.step()
+        except Exception as error:
+            message = f"the engine failed while it wrote {len(self.writing)} turns: {one_line(error)}"
+            for live in self._stop_writing():
+                self._end(live, StopReason.ENGINE_FAILED, message)
+            return
+        for turn in turns:
+            writer = self.writing.pop(turn.request_id, None)
+            if writer is None:
+                logger.warning("the engine returned turn %s, which nobody waits for", turn.request_id)
+            elif fault := fault_of(turn):
+                self._end(writer, StopReason.ENGINE_FAILED, f"the engine's turn {turn.request_id} {fault}")
+            else:
+                self._take_turn(writer, turn)
+
+    def _take_turn(self, live: LiveEpisode, turn: Turn) -> None:
+        live.add_turn(turn)
+        assert live.instance is not None
+        self._call(live, "step", step, live.instance.env, turn.text)
+
+    def _take_reply(self, call: FinishedCall) -> None:
+        live = call.call_id
+        assert isinstance(live, LiveEpisode)
+        if call.error:
+            if live.instance is not None and not call.timed_out:  # else a hung thread may still be executing in it
+                self.calls.discard(live.instance)
+            live.instance = None
+            reason = StopReason.ENV_TIMEOUT if call.timed_out else StopReason.ENV_CRASHED
+            self._end(live, reason, f"{live.where}: {call.error}")
+        elif live.doing == "construct":
+            live.instance = call.value
+            self._call(live, "reset", reset, call.value.env, live.request.prompt)
+        elif live.doing == "reset":
+            self._begin(live, call.value)
+        else:
+            self._go_on(live, call.value)
+
+    def _begin(self, live: LiveEpisode, reply: Reply) -> None:
+        ids = self.transcript.first(reply.observation, reply.tools, reply.system)
+        if not 0 < len(ids) < self._max_tokens:
+            raise ValueError(
+                f"prompt {live.request.prompt.prompt_id!r} of environment {live.request.prompt.env_id!r} has "
+                f"{len(ids)} tokens; expected 1 to {self._max_tokens - 1}, so that a turn fits max_episode_tokens = "
+                f"{self._max_tokens}"
+            )
+        live.begin(ids, reply)
+        self._write(live)
+
+    def _go_on(self, live: LiveEpisode, reply: Reply) -> None:
+        """Close the turn with the environment's reply; end the episode or start the policy's next turn."""
+        turn = live.turn
+        assert turn is not None
+        reason = self._ending(live, turn, reply)
+        ids = [] if reason else self.transcript.later(reply.observation, live.stream[-1], reply.role)
+        if len(live.stream) + len(ids) >= self._max_tokens:
+            reason, ids = reason or StopReason.OUT_OF_TOKENS, []
+        live.answer(ids, reply)
+        if reason:
+            self._end(live, reason, is_terminated=reply.is_terminated)
+        else:
+            self._write(live)
+
+    def _ending(self, live: LiveEpisode, turn: Turn, reply: Reply) -> StopReason | None:
+        """Return the stop reason if the episode ends with this turn, else None.
+
+        Infrastructure comes first, then a turn that was cut off, then the other reasons.
+        """
+        is_over = reply.is_terminated or reply.is_truncated
+        if reply.stop_reason is not None and reply.stop_reason.is_infrastructure:
+            return reply.stop_reason  # not graded, so whether the turn was cut off does not matter
+        if not is_over and live.num_turns < self.limits.max_turns:
+            return None
+        if turn.reason == "length":
+            return StopReason.OUT_OF_TOKENS
+        if not is_over:
+            return StopReason.OUT_OF_TURNS
+        return reply.stop_reason or (StopReason.TERMINATED if reply.is_terminated else StopReason.TRUNCATED)
+
+    def _write(self, live: LiveEpisode) -> None:
+        """Start the next turn: submit it, or queue it for a reproducible engine."""
+        live.doing = "writing"
+        if self.engine.is_reproducible:
+            self.ready.append(live)
+        else:
+            self._submit(live)
+
+    def _submit(self, live: LiveEpisode) -> None:
+        request_id = f"{live.request.group_id}/{live.request.index}/{live.num_turns}"
+        try:
+            with self._timed("engine_s"):
+                self.engine.submit(request_id, live.stream, self._sampling_of(live))
+        except Exception as error:
+            self._end(live, StopReason.ENGINE_FAILED, f"{live.where}: {one_line(error)}")
+        else:
+            self.writing[request_id] = live
+
+    def _sampling_of(self, live: LiveEpisode) -> Sampling:
+        assert live.instance is not None
+        room = min(self.limits.max_turn_tokens, self._max_tokens - len(live.stream))
+        key = (room, live.instance.stop_strings)
+        if key not in self._samplings:
+            stop = self.sampling.stop + self.transcript.stop(live.instance.stop_strings)
+            self._samplings[key] = replace(self.sampling, max_tokens=room, stop=stop)
+        return self._samplings[key]
+
+    def _end(self, live: LiveEpisode, reason: StopReason, error: str = "", is_terminated: bool = False) -> None:
+        """Remove the episode from the loop and queue it for `run` to yield."""
+        if error:
+            logger.info("episode %s ended as %s: %s", live.episode.id_, reason.value, error)
+        self.live.discard(live)
+        self._give_back(live)
+        self.ended.append(live.finish(reason, error, is_terminated))
+
+    def _give_back(self, live: LiveEpisode) -> None:
+        if live.instance is not None:
+            self.calls.pool.put(live.request.prompt.env_id, live.instance)
+            live.instance = None
+
+    def _stop_writing(self) -> list[LiveEpisode]:
+        """Abort all requests of the engine; return their episodes."""
+        stopped, request_ids = list(self.writing.values()), list(self.writing)
+        self.writing.clear()
+        try:
+            self.engine.abort(request_ids)
+        except Exception as error:  # an engine that has just failed may fail here too
+            logger.warning("the engine could not drop %d requests: %s", len(request_ids), one_line(error))
+        return stopped
+
+    def _abort_all(self) -> None:
+        """End every unfinished episode as ABORTED, started or not."""
+        unfinished = sorted(self.live, key=lambda live: (live.request.group_id, live.request.index))
+        self._drop_all()
+        unfinished += [LiveEpisode(request, self.engine.version) for request in self.waiting]
+        self.waiting.clear()
+        for live in unfinished:
+            self._end(live, StopReason.ABORTED, f"{live.where}: deadline_s = {self.deadline_s:g} passed")
+
+    def _drop_all(self) -> None:
+        """Remove all requests and calls from engine and threads; an instance with a running call is lost."""
+        for live in [*(self._stop_writing() if self.writing else []), *self.ready]:
+            self._give_back(live)
+        self.ready.clear()
+        inside = self.calls.abandon(self.live)
+        for live in self.live:
+            if live.instance is not None and live not in inside:
+                self.calls.discard(live.instance)
+            live.instance = None
+        self.live.clear()

@@ -1,0 +1,242 @@
+"""Findings of a study: means with intervals for each arm, paired differences between arms, and the verdict.
+
+Only the primary comparison, which the study fixed beforehand, decides the verdict. All other differences are
+exploratory: they are corrected for multiple tests within a measure, but not across measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from rllib_srl.studies.curves import Curve, curve_of
+from rllib_srl.studies.measures import COSTS, MEASURES, MIN_REVIEWS, measure
+from rllib_srl.studies.results import Results
+from rllib_srl.studies.retention import cost_to_reach
+from rllib_srl.studies.seeds import (
+    Interval,
+    bootstrap_interval,
+    holm,
+    interquartile_mean,
+    paired_test,
+    probability_of_improvement,
+)
+
+ALPHA = 0.05
+MIN_SEEDS = 6  # with fewer seeds no exact paired test reaches ALPHA
+BUDGET_TOLERANCE = 0.05  # allowed relative deviation from the budget: a trial stops after a whole iteration
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measure of one arm over its seeds; NaN if unknown."""
+
+    values: dict[int, float]  # by seed
+    mean: float
+    interval: Interval  # 95 %, of the mean
+    middle: float  # interquartile mean over seeds
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The paired difference of one measure, `first` minus `second`, over the seeds that both arms finished."""
+
+    measure: str
+    first: str
+    second: str
+    differences: dict[int, float]  # by seed
+    mean: float
+    interval: Interval  # 95 %, of the mean difference
+    p: float  # two-sided, by exact sign flips
+    p_holm: float  # corrected for its family of tests
+    smallest_p_holm: float  # smallest corrected p value that this number of pairs allows
+    improvement: float  # probability that a run of `first` is better; ties count half
+
+    @property
+    def is_significant(self) -> bool:
+        """Return whether the corrected test is significant and the interval excludes 0."""
+        return self.p_holm < ALPHA and (self.interval.low > 0 or self.interval.high < 0)
+
+    @property
+    def favours(self) -> str:
+        """Return the arm with the better mean, "" if they are equal."""
+        gain = self.mean if MEASURES[self.measure].better == "higher" else -self.mean
+        return self.first if gain > 0 else self.second if gain < 0 else ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of the primary comparison. `holds` is None while trials are missing or the pairs are too few."""
+
+    holds: bool | None
+    contrasts: tuple[Contrast, ...]
+    reasons: tuple[str, ...]  # why it does not hold or is undecided
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Two secondary ratios, treatment over control; below 1 is better, NaN if undefined."""
+
+    control: str
+    forgetting: float  # ratio of mean forgetting
+    tokens: float  # median over pairs: generated tokens to reach the control's final accuracy, treatment over control
+
+
+def curves_of(results: Results) -> dict[str, dict[int, Curve]]:
+    """Return the curves of finished trials by arm and seed.
+
+    Raises:
+        ValueError: a trial lacks the evaluation of a stage.
+    """
+    arms = [arm.name for arm in results.study.arms]
+    return {arm: {t.header.seed: curve_of(t, results.study) for t in results.of(arm)} for arm in arms}
+
+
+def findings_of(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, dict[str, Finding]]:
+    """Return each measure of each arm: arm -> measure -> finding."""
+    found = {}
+    for arm, by_seed in curves.items():
+        measured = {seed: measure(curve) for seed, curve in by_seed.items()}
+        names = dict.fromkeys([*MEASURES, *COSTS, *(name for values in measured.values() for name in values)])
+        found[arm] = {name: _finding({s: m.get(name, float("nan")) for s, m in measured.items()}) for name in names}
+    return found
+
+
+def contrasts_of(
+    findings: Mapping[str, Mapping[str, Finding]], first: str, others: Sequence[str], measures: Sequence[str]
+) -> list[Contrast]:
+    """Compare `first` with each of `others` on each measure, as one family of tests for Holm's correction."""
+    found = []
+    for name in measures:
+        for second in others:
+            values, beside = findings[first][name].values, findings[second][name].values
+            pairs = {s: (values[s], beside[s]) for s in sorted(values.keys() & beside.keys())}
+            found.append(_contrast(name, first, second, {s: p for s, p in pairs.items() if np.isfinite(p).all()}))
+    adjusted = holm([contrast.p for contrast in found])
+    least = [min(1.0, c.smallest_p_holm * len(found)) for c in found]
+    return [
+        replace(c, p_holm=float(p), smallest_p_holm=max(c.smallest_p_holm, low))
+        for c, p, low in zip(found, adjusted, least, strict=True)
+    ]
+
+
+def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> Verdict:
+    """Evaluate the primary comparison: each interval in favour of the treatment, each corrected p value below .05."""
+    study, primary = results.study, results.study.primary
+    contrasts = contrasts_of(findings, primary.treatment, primary.controls, primary.measures)
+    arms = (primary.treatment, *primary.controls)
+    missing = {arm: len(study.seeds) - len(results.of(arm)) for arm in arms}
+    num = len(study.seeds)
+    reasons = [f"{study.title_of(arm)}: {n} of {num} trials are not finished" for arm, n in missing.items() if n]
+    unknown = sorted({c.measure for c in contrasts if len(c.differences) < _num_pairs(results, c)})
+    reasons += [f"{MEASURES[name].title} is not known for every trial" for name in unknown]
+    least = max(contrast.smallest_p_holm for contrast in contrasts)
+    if least >= ALPHA:
+        pairs = min(len(contrast.differences) for contrast in contrasts)
+        reasons.append(
+            f"{pairs} pairs of trials are too few to show it: the smallest p value they allow is {least:.2g}, "
+            f"corrected for {len(contrasts)} comparisons"
+        )
+    reasons += spacing_faults(results, findings)
+    if reasons:
+        return Verdict(None, tuple(contrasts), tuple(reasons))
+    failed = [c for c in contrasts if not (c.is_significant and c.favours == primary.treatment)]
+    reasons = [f"{MEASURES[c.measure].title} against {study.title_of(c.second)}: {_why(c)}" for c in failed]
+    return Verdict(not failed, tuple(contrasts), tuple(reasons))
+
+
+def ratios_of(
+    results: Results, curves: Mapping[str, Mapping[int, Curve]], findings: Mapping[str, Mapping[str, Finding]]
+) -> list[Ratio]:
+    """Return the treatment's forgetting and its tokens to equal accuracy, relative to each control of the primary."""
+    treatment = results.study.primary.treatment
+    forgot = findings[treatment]["forgetting"].mean
+    found = []
+    for control in results.study.primary.controls:
+        theirs = findings[control]["forgetting"].mean
+        pairs = sorted(curves[treatment].keys() & curves[control].keys())
+        ratios = [_token_ratio(curves[treatment][seed], curves[control][seed]) for seed in pairs]
+        known = [ratio for ratio in ratios if not np.isnan(ratio)]
+        found.append(
+            Ratio(control, forgot / theirs if theirs > 0 else float("nan"), median(known) if known else float("nan"))
+        )
+    return found
+
+
+def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
+    """Return warnings about the validity of the results: few seeds, missing trials, missed budgets, few reviews."""
+    study, lines = results.study, []
+    if len(study.seeds) < MIN_SEEDS:
+        few = "runs an arm are few: intervals are too narrow, and no difference can be significant"
+        lines.append(f"{len(study.seeds)} {few}")
+    for arm in study.arms:
+        finished = {trial.header.seed for trial in results.of(arm.name)}
+        if absent := [seed for seed in study.seeds if seed not in finished]:
+            lines.append(f"{arm.title}: no finished trial with seed {', '.join(map(str, absent))}")
+        spent = {s: v / study.budget for s, v in findings[arm.name]["num_generated_tokens"].values.items()}
+        if off := {s: share for s, share in spent.items() if abs(share - 1) > BUDGET_TOLERANCE}:
+            shares = ", ".join(f"{share:.0%} with seed {seed}" for seed, share in off.items())
+            lines.append(f"{arm.title}: the budget of generated tokens was not met: {shares}")
+    return lines + spacing_faults(results, findings)
+
+
+def spacing_faults(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
+    """Return a warning if the study is about spacing and an arm of the comparison has too few reviews, else []."""
+    study = results.study
+    deciding = (study.primary.treatment, *study.primary.controls)
+    reviews = {study.title_of(arm): findings[arm].get("median_reviews") for arm in deciding}
+    known = {title: finding.mean for title, finding in reviews.items() if finding and not np.isnan(finding.mean)}
+    least = min(known.values(), default=0.0)
+    if not study.asks_about_spacing or least >= MIN_REVIEWS:
+        return []
+    expected = f"expected at least {MIN_REVIEWS:.0f}"
+    return [f"This is no test of spacing: the median item was reviewed {least:.1f} times, {expected}"]
+
+
+def _finding(values: dict[int, float]) -> Finding:
+    numbers = np.array(list(values.values()), np.float64)
+    if not len(numbers) or np.isnan(numbers).any():
+        return Finding(values, float("nan"), Interval(float("nan"), float("nan")), float("nan"))
+    return Finding(values, float(numbers.mean()), bootstrap_interval(numbers), float(interquartile_mean(numbers)))
+
+
+def _contrast(name: str, first: str, second: str, pairs: Mapping[int, tuple[float, float]]) -> Contrast:
+    differences = {seed: a - b for seed, (a, b) in pairs.items()}
+    gaps_E = np.array(list(differences.values()), np.float64)
+    test = paired_test(gaps_E)
+    better = MEASURES[name].better
+    one, two = (np.array([pair[at] for pair in pairs.values()]) for at in (0, 1))
+    chance = probability_of_improvement(one, two) if pairs else float("nan")
+    return Contrast(
+        name,
+        first,
+        second,
+        differences,
+        float(gaps_E.mean()) if pairs else float("nan"),
+        bootstrap_interval(gaps_E),
+        test.p,
+        test.p,
+        test.smallest,
+        chance if better == "higher" else 1.0 - chance,
+    )
+
+
+def _num_pairs(results: Results, contrast: Contrast) -> int:
+    first, second = ({trial.header.seed for trial in results.of(arm)} for arm in (contrast.first, contrast.second))
+    return len(first & second)
+
+
+def _token_ratio(treatment: Curve, control: Curve) -> float:
+    """Return the tokens to the control's final accuracy, treatment over control; NaN if the control needed none."""
+    target = float(control.average_I()[-1])
+    ours, theirs = (cost_to_reach(c.num_generated_tokens_I, c.average_I(), target) for c in (treatment, control))
+    return ours / theirs if theirs > 0 else float("nan")
+
+
+def _why(contrast: Contrast) -> str:
+    if contrast.favours == contrast.second:
+        return "the difference is in favour of the other" + (", significantly" if contrast.is_significant else "")
+    return f"the difference is not significant (p = {contrast.p_holm:.2g} after correction)"

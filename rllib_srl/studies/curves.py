@@ -1,0 +1,103 @@
+"""Converts a trial's rows to arrays over its evaluations, and to the accuracy matrix over stages.
+
+    evaluation I     0     1     2     3     4          accuracy_SC[i] = last evaluation of stage i
+    stage_I         -1     0     0     1     1          before_C       = last evaluation of stage -1
+                  before         R[0]        R[1]
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rllib_srl.studies.accuracy import NEVER
+
+if TYPE_CHECKING:
+    from rllib_srl.studies.results import Trial
+    from rllib_srl.studies.study import Study
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A trial over its evaluations; counts are cumulative and cover training only.
+
+    Invariant: every stage has an evaluation, so the accuracy matrix is complete.
+    """
+
+    accuracy_IC: np.ndarray
+    parse_rate_IC: np.ndarray  # NaN if not recorded
+    stage_I: np.ndarray
+    iteration_I: np.ndarray
+    num_generated_tokens_I: np.ndarray
+    num_trained_tokens_I: np.ndarray
+    seconds_I: np.ndarray
+    num_probe_tokens_I: np.ndarray
+    probe_s_I: np.ndarray
+    peak_bytes: int
+    learned_at_C: np.ndarray
+    extras: dict[str, float]  # other measures of the last evaluation, averaged over the domains that have them
+
+    @property
+    def accuracy_SC(self) -> np.ndarray:
+        """Return the accuracy matrix [S, C]: row i is the last evaluation of stage i."""
+        return self.accuracy_IC[self.ends_S()]
+
+    @property
+    def before_C(self) -> np.ndarray:
+        """Return the accuracies before any training [C]; NaN if they were not measured."""
+        untrained = np.flatnonzero(self.stage_I < 0)
+        return self.accuracy_IC[untrained[-1]] if len(untrained) else np.full(self.accuracy_IC.shape[1], np.nan)
+
+    def ends_S(self) -> np.ndarray:
+        """Return the index of the last evaluation of each stage."""
+        return np.array([np.flatnonzero(self.stage_I == stage)[-1] for stage in range(self.stage_I[-1] + 1)])
+
+    def average_I(self) -> np.ndarray:
+        """Return the mean accuracy over the taught domains at each evaluation [I]."""
+        return np.asarray(self.accuracy_IC[:, self.learned_at_C != NEVER].mean(axis=1))
+
+    def remembered_from(self) -> dict[int, int]:
+        """Return domain -> evaluation at the end of its training, for domains taught before the last stage."""
+        ends_S = self.ends_S()
+        old = [j for j, stage in enumerate(self.learned_at_C.tolist()) if NEVER < stage < len(ends_S) - 1]
+        return {j: int(ends_S[self.learned_at_C[j]]) for j in old}
+
+
+def curve_of(trial: Trial, study: Study) -> Curve:
+    """Return a trial's curve.
+
+    Raises:
+        ValueError: a stage has no evaluation; the message names the file.
+    """
+    domains = {domain.name: at for at, domain in enumerate(study.domains)}
+    num = len(domains)
+    starts = range(0, len(trial.rows), num)
+    blocks = [sorted(trial.rows[at : at + num], key=lambda row: domains[row.domain]) for at in starts]
+    seen = {block[0].stage for block in blocks}
+    if missing := [stage for stage in range(study.num_stages) if stage not in seen]:
+        raise ValueError(f"{trial.path}: no evaluation with stage in {missing}; expected one after each stage")
+    extras: dict[str, list[float]] = defaultdict(list)
+    for row in blocks[-1]:
+        for name, value in row.measures.items():
+            extras[name].append(value)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(block[0], name) for block in blocks])
+
+    return Curve(
+        accuracy_IC=np.array([[row.accuracy for row in block] for block in blocks]),
+        parse_rate_IC=np.array([[row.parse_rate for row in block] for block in blocks], np.float64),  # None is NaN
+        stage_I=column("stage"),
+        iteration_I=column("iteration"),
+        num_generated_tokens_I=column("num_generated_tokens"),
+        num_trained_tokens_I=column("num_trained_tokens"),
+        seconds_I=column("seconds"),
+        num_probe_tokens_I=column("num_probe_tokens"),
+        probe_s_I=column("probe_s"),
+        peak_bytes=max(row.peak_bytes for row in trial.rows),
+        learned_at_C=study.learned_at_C(),
+        extras={name: float(np.mean(values)) for name, values in sorted(extras.items())},
+    )

@@ -1,0 +1,249 @@
+"""Gates of an upgrade: tests that decide whether a trained model may replace the model it was trained from.
+
+    answers to the same held-out prompts, before and after ──paired_change──> Change
+    Health, Change ──gate──> Verdict(outcome, reason)
+                             passed   bad (several in a row lead to an action)   harmful (leads to an action at once)
+
+Gates during training fail only if harm is significant; gates before delivery pass only if harm is excluded. A result
+that is inconclusive with the number of prompts lets training continue, but not delivery:
+
+    during training    `sanity`, `drift`, `retention`      fail on significant harm
+    before delivery    `kept`, `gained`                    pass on excluded harm and significant gain
+
+All domains must pass. Testing more domains thus makes a false pass less likely, and no correction for multiple tests is
+needed (an intersection-union test).
+
+Sources: Tango 1998, Statistics in Medicine 17:891-908 (score interval of a paired difference of proportions);
+Berger 1982, Technometrics 24 (tests that must all pass).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+Key = TypeVar("Key")
+
+
+class Outcome(StrEnum):
+    """Outcome of a gate. Invariant: in order of severity."""
+
+    PASSED = "passed"
+    BAD = "bad"
+    HARMFUL = "harmful"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of one gate with its reason; `domain` is "" for a gate that concerns no single domain."""
+
+    gate: str
+    outcome: Outcome
+    reason: str
+    domain: str = ""
+
+    @property
+    def is_passed(self) -> bool:
+        """Return whether the gate passed."""
+        return self.outcome is Outcome.PASSED
+
+
+@dataclass(frozen=True)
+class Change:
+    """Right answers to the same prompts before and after. Invariant: shares in [0, 1], low <= change <= high."""
+
+    num: int  # prompts answered both times
+    num_lost: int  # right before, wrong after
+    num_gained: int  # wrong before, right after
+    before: float  # share of right answers
+    after: float
+    low: float  # confidence interval of `change`
+    high: float
+
+    @property
+    def change(self) -> float:
+        """Return the increase of the share of right answers, in [-1, 1]."""
+        return (self.num_gained - self.num_lost) / self.num
+
+    def __str__(self) -> str:
+        """Return "0.812 -> 0.795, -1.7 points [-3.0, -0.3] on 1000 prompts"."""
+        span = f"{100 * self.change:+.1f} points [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        return f"{self.before:.3f} -> {self.after:.3f}, {span} on {self.num} prompts"
+
+
+@dataclass(frozen=True)
+class Health:
+    """Health metrics of a period of training. Invariant: counts are at least 0."""
+
+    num_nonfinite: int  # non-finite log-probs and gradients, which were skipped
+    kl: float  # KL to the old model at the start of the last update, nats per token; NaN without an update
+    num_lost: int  # held-out episodes that infrastructure ended, in the domain that lost the largest share
+    num_asked: int  # held-out episodes of that domain, at least 1
+    broken: str = ""  # error that stopped training, "" without one
+
+
+def paired_change(before: Mapping[Key, bool], after: Mapping[Key, bool], confidence: float) -> Change:
+    """Compare the answers to the prompts that were answered both before and after.
+
+    Args:
+        before: prompt -> whether its answer was right.
+        after: the same after training.
+        confidence: confidence of the two-sided interval, in (0, 1).
+
+    Raises:
+        ValueError: no prompt was answered both times.
+    """
+    both = sorted(before.keys() & after.keys(), key=str)
+    if not both:
+        raise ValueError(f"{len(before)} answers before and {len(after)} after have no prompt in common")
+    lost = sum(before[key] and not after[key] for key in both)
+    gained = sum(after[key] and not before[key] for key in both)
+    right = sum(before[key] for key in both)
+    low, high = paired_interval(len(both), lost, gained, confidence)
+    return Change(len(both), lost, gained, right / len(both), (right - lost + gained) / len(both), low, high)
+
+
+def paired_interval(num: int, num_lost: int, num_gained: int, confidence: float) -> tuple[float, float]:
+    """Return the interval of (gained - lost) / num: the differences that `paired_score` does not reject.
+
+    Args:
+        num: pairs, at least 1.
+        num_lost: right before, wrong after.
+        num_gained: wrong before, right after.
+        confidence: two-sided, in (0, 1); each bound alone holds with (1 + confidence) / 2.
+
+    Raises:
+        ValueError: the counts are inconsistent or the confidence is out of range.
+
+    Source: Tango 1998, section 3.
+    """
+    from scipy import optimize, stats
+
+    if num < 1 or min(num_lost, num_gained) < 0 or num_lost + num_gained > num or not 0 < confidence < 1:
+        raise ValueError(
+            f"num = {num}, num_lost = {num_lost}, num_gained = {num_gained}, confidence = {confidence}; "
+            "expected lost + gained <= num >= 1 and a confidence in (0, 1)"
+        )
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    middle = (num_gained - num_lost) / num
+
+    def bound(end: float, sign: int) -> float:
+        def excess(difference: float) -> float:
+            return sign * paired_score(num, num_lost, num_gained, difference) - z
+
+        edge = end * (1 - 1e-12)
+        if excess(edge) <= 0:  # even the end is not rejected
+            return end
+        return float(optimize.brentq(excess, *sorted((edge, middle)), xtol=1e-12))
+
+    return (bound(-1.0, 1) if middle > -1 else -1.0), (bound(1.0, -1) if middle < 1 else 1.0)
+
+
+def paired_score(num: int, num_lost: int, num_gained: int, difference: float) -> float:
+    """Return the score statistic of the hypothesis "the change is `difference`".
+
+    It is standard normal under the hypothesis, and positive if the observed change is larger.
+    z = (gained - lost - n d) / sqrt(n (2 q + d (1 - d))), where q is the maximum-likelihood probability of a loss given
+    d: the larger root of 2 n q^2 + ((2 n + lost - gained) d - lost - gained) q - lost d (1 - d) = 0.
+    With d = 0 it is McNemar's (gained - lost) / sqrt(gained + lost).
+
+    Args:
+        num: n, number of pairs.
+        num_lost: right before, wrong after.
+        num_gained: wrong before, right after.
+        difference: d, in (-1, 1).
+
+    Returns:
+        z; 0 if nothing changed and d is 0.
+
+    Source: Tango 1998, equations 7 and 8, with losses and gains in the places of his two discordant cells.
+    """
+    n, lost, gained, d = num, num_lost, num_gained, difference
+    linear = (2 * n + lost - gained) * d - lost - gained
+    q = (-linear + math.sqrt(max(0.0, linear**2 + 8 * n * lost * d * (1 - d)))) / (4 * n)
+    variance = n * (2 * q + d * (1 - d))
+    gap = gained - lost - n * d
+    if variance <= 0:
+        return 0.0 if gap == 0 else math.copysign(math.inf, gap)
+    return gap / math.sqrt(variance)
+
+
+def sanity(health: Health, max_lost: float) -> Verdict:
+    """Test whether training and evaluation ran without errors.
+
+    Args:
+        health: metrics of the period.
+        max_lost: largest share of held-out episodes that infrastructure may end, in [0, 1].
+    """
+    lost = health.num_lost / health.num_asked
+    if health.broken:
+        return Verdict("sanity", Outcome.HARMFUL, f"training broke: {health.broken}")
+    if health.num_nonfinite:
+        return Verdict("sanity", Outcome.BAD, f"{health.num_nonfinite} log-probs or gradients were no numbers")
+    if lost > max_lost:
+        text = f"{lost:.1%} of held-out episodes were lost; expected at most {max_lost:.1%}"
+        return Verdict("sanity", Outcome.BAD, text)
+    return Verdict("sanity", Outcome.PASSED, f"all numbers finite, {lost:.1%} of held-out episodes lost")
+
+
+def drift(health: Health, max_kl: float) -> Verdict:
+    """Test the policy's KL divergence from the old model.
+
+    Args:
+        health: metrics of the period; a KL of NaN (no update) passes.
+        max_kl: largest KL, nats per token, above 0.
+    """
+    if math.isnan(health.kl):
+        return Verdict("drift", Outcome.PASSED, "no update, no drift")
+    text = f"KL {health.kl:.3g} nats a token, at most {max_kl:g}"
+    return Verdict("drift", Outcome.BAD if health.kl > max_kl else Outcome.PASSED, text)
+
+
+def retention(domain: str, change: Change, max_drop: float) -> Verdict:
+    """Test for a drop in a domain; an inconclusive result passes.
+
+        harmful   the whole interval lies below -max_drop: the drop is significantly larger than the margin
+        bad       the estimate lies below -max_drop and the interval below 0: the drop is significant, and larger than
+                  the margin by estimate
+
+    Args:
+        domain: domain to be retained.
+        change: change from the old model.
+        max_drop: share of right answers that may be lost, in [0, 1).
+    """
+    if change.high < -max_drop:
+        outcome = Outcome.HARMFUL
+    elif change.change < -max_drop and change.high < 0:
+        outcome = Outcome.BAD
+    else:
+        outcome = Outcome.PASSED
+    return Verdict("retention", outcome, f"{change}; may lose {100 * max_drop:g}", domain)
+
+
+def kept(domain: str, change: Change, max_drop: float) -> Verdict:
+    """Test non-inferiority in a domain: the whole interval lies above -max_drop.
+
+    Args:
+        domain: domain to be retained.
+        change: change from the old model.
+        max_drop: share of right answers that may be lost, in [0, 1).
+    """
+    is_shown = change.low > -max_drop
+    text = f"{change}; a loss of {100 * max_drop:g} {'is' if is_shown else 'cannot be'} excluded"
+    return Verdict("kept", Outcome.PASSED if is_shown else Outcome.BAD, text, domain)
+
+
+def gained(domain: str, change: Change, min_gain: float) -> Verdict:
+    """Test for a gain in a domain: the interval lies above 0, and the change reaches `min_gain`.
+
+    Args:
+        domain: domain to be learned.
+        change: change from the old model.
+        min_gain: smallest increase of the share of right answers, in [0, 1).
+    """
+    is_better = change.low > 0 and change.change >= min_gain
+    text = f"{change}; expected at least {100 * min_gain:+g}, and more than luck"
+    return Verdict("gained", Outcome.PASSED if is_better else Outcome.BAD, text, domain)

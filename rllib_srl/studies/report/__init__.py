@@ -1,0 +1,1 @@
+"""Writes the report of a study as HTML or Markdown."""

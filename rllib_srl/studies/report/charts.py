@@ -1,0 +1,288 @@
+"""Draws the charts of a report and their captions: one line per arm, distinguishable with colour blindness.
+
+Colours are those of Okabe and Ito (2008, "Color universal design"); each arm also has its own dash and marker.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rllib_srl.studies.contrasts import Contrast
+from rllib_srl.studies.curves import Curve
+from rllib_srl.studies.measures import MEASURES
+from rllib_srl.studies.report.blocks import Block, Chart, Charts, Heading, Text
+from rllib_srl.studies.seeds import Interval, bootstrap_interval
+
+if TYPE_CHECKING:
+    from rllib_srl.studies.report.story import Story
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#56B4E9", "#E69F00")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)), "-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+NUM_DRAWN = len(COLOURS)
+SIZE = (4.8, 3.5)  # inches; small, so that text stays readable on a phone
+NUM_POINTS = 25  # grid points of a curve if seeds were evaluated at different costs
+FONT: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "path"}
+
+
+class Line(NamedTuple):
+    """Mean over seeds at each x, with its 95 % interval."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def line_of(x_by_seed: Sequence[np.ndarray], y_by_seed: Sequence[np.ndarray], with_band: bool = True) -> Line:
+    """Average the curves of several seeds: at their x if it is equal, else on a grid over their common range.
+
+    Args:
+        x_by_seed: increasing x of each seed.
+        y_by_seed: y of each seed, as long as its x.
+        with_band: also compute the 95 % intervals; otherwise they are NaN.
+    """
+    first = x_by_seed[0]
+    if all(len(x) == len(first) and np.allclose(x, first, rtol=0.02) for x in x_by_seed):
+        grid, y_EI = np.mean(x_by_seed, axis=0), np.array(y_by_seed)
+    else:
+        grid = np.linspace(max(x[0] for x in x_by_seed), min(x[-1] for x in x_by_seed), NUM_POINTS)
+        y_EI = np.array([np.interp(grid, x, y) for x, y in zip(x_by_seed, y_by_seed, strict=True)])
+    unknown = Interval(float("nan"), float("nan"))
+    low, high = np.array([bootstrap_interval(column) if with_band else unknown for column in y_EI.T]).T
+    return Line(grid, y_EI.mean(axis=0), low, high)
+
+
+def average_lines(curves: Mapping[str, Mapping[int, Curve]], cost: str) -> dict[str, Line]:
+    """Return the average accuracy of each arm over `cost`, the name of a field of `Curve`."""
+    return {
+        arm: line_of([getattr(c, cost) for c in of.values()], [c.average_I() for c in of.values()])
+        for arm, of in curves.items()
+        if of
+    }
+
+
+def domain_lines(curves: Mapping[str, Mapping[int, Curve]], domain: int) -> dict[str, Line]:
+    """Return the accuracy of each arm on one domain over generated tokens, without bands."""
+    found = {}
+    for arm, of in curves.items():
+        if of:
+            x, y = zip(*((c.num_generated_tokens_I, c.accuracy_IC[:, domain]) for c in of.values()))
+            found[arm] = line_of(x, y, with_band=False)
+    return found
+
+
+def retention_lines(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, Line]:
+    """Return the mean accuracy of each arm on a domain over generated tokens since its training ended.
+
+    The mean is over the domains with evaluations at that time, so later parts of the line average fewer domains.
+    """
+    found = {}
+    for arm, by_seed in curves.items():
+        spans = [_since(curve) for curve in by_seed.values() if curve.remembered_from()]
+        if spans:
+            found[arm] = line_of([x for x, _ in spans], [y for _, y in spans])
+    return found
+
+
+def _since(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    time_I, starts = curve.num_generated_tokens_I, curve.remembered_from()
+    parts = [(time_I[at:] - time_I[at], curve.accuracy_IC[at:, j]) for j, at in starts.items()]
+    grid = max((time for time, _ in parts), key=lambda time: time[-1])
+    heights = [np.interp(grid, time, y, right=np.nan) for time, y in parts]
+    return grid, np.nanmean(np.array(heights), axis=0)
+
+
+def chart(
+    lines: Mapping[str, Line],
+    styles: Mapping[str, int],
+    title: str,
+    x: str,
+    y: str,
+    alt: str,
+    marks: Sequence[float] = (),
+    with_band: bool = True,
+) -> Chart:
+    """Draw a line for each arm in `styles`.
+
+    Args:
+        lines: lines by arm.
+        styles: index of each arm's colour, dash and marker.
+        title: title above the chart.
+        x: label of the x axis.
+        y: label of the y axis, which shows a share.
+        alt: text alternative.
+        marks: x of dotted vertical lines.
+        with_band: shade the 95 % intervals.
+    """
+    with _Figure() as (figure, axes):
+        for arm, number in styles.items():
+            if arm not in lines:
+                continue
+            line = lines[arm]
+            how = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number]}
+            axes.plot(line.x, line.mean, markersize=4, markevery=max(1, len(line.x) // 8), linewidth=1.6, **how)
+            if with_band:
+                axes.fill_between(line.x, line.low, line.high, color=COLOURS[number], alpha=0.15, linewidth=0)
+        for at in marks:
+            axes.axvline(at, color="0.5", linestyle=":", linewidth=1)
+        axes.set(xlabel=x, ylabel=y, ylim=(0, 1), xlim=(0, None))
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+        axes.grid(axis="y", color="0.9", linewidth=0.7)
+        axes.set_axisbelow(True)
+        return Chart(_svg(figure), title, alt)
+
+
+def forest(contrasts: Sequence[Contrast], labels: Sequence[str], title: str, alt: str) -> Chart:
+    """Draw differences with their intervals, and a line at 0."""
+    with _Figure(height=0.9 + 0.42 * len(contrasts), width=5.6) as (figure, axes):
+        for row, contrast in enumerate(contrasts):
+            filled = COLOURS[0] if contrast.is_significant else "white"
+            axes.plot([100 * contrast.interval.low, 100 * contrast.interval.high], [row, row], color=COLOURS[0])
+            axes.plot(100 * contrast.mean, row, "o", color=COLOURS[0], markerfacecolor=filled, markersize=7)
+        axes.axvline(0, color="0.2", linewidth=1)
+        axes.set(yticks=range(len(labels)), yticklabels=labels, xlabel="difference in percentage points, 95% interval")
+        axes.margins(x=0.08, y=0.1)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize="medium", loc="left")
+        return Chart(_svg(figure), title, alt)
+
+
+def legend_line(number: int, title: str) -> Chart:
+    """Draw a sample of an arm's line, for a legend."""
+    with _Figure(height=0.3, width=1.0) as (figure, axes):
+        axes.axis("off")
+        axes.plot(
+            [0, 1, 2], [0, 0, 0], color=COLOURS[number], linestyle=DASHES[number], marker=MARKERS[number], markevery=[1]
+        )
+        return Chart(_svg(figure), title, f"line of {title}")
+
+
+def short(value: float) -> str:
+    """Return 12000 as "12k", 3400000 as "3.4M"."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:g}"
+
+
+class _Figure:
+    """Context manager for a figure with one axes; it needs no display and is closed at the end."""
+
+    def __init__(self, width: float = SIZE[0], height: float = SIZE[1]) -> None:
+        self._size = (width, height)
+
+    def __enter__(self) -> tuple[Any, Any]:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        with matplotlib.rc_context(FONT):
+            self._figure, axes = pyplot.subplots(figsize=self._size, layout="constrained")
+        return self._figure, axes
+
+    def __exit__(self, *error: object) -> None:
+        from matplotlib import pyplot
+
+        pyplot.close(self._figure)
+
+
+def _svg(figure: Any) -> bytes:
+    """Return a figure as SVG; equal figures give equal bytes."""
+    import matplotlib
+
+    written = io.BytesIO()
+    with matplotlib.rc_context({**FONT, "svg.hashsalt": "report"}):
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    return written.getvalue()
+
+
+AXES = {
+    "num_generated_tokens_I": "generated tokens",
+    "num_trained_tokens_I": "trained tokens",
+    "seconds_I": "seconds of training",
+}
+
+
+def deciding_figure(story: Story) -> Iterator[Block]:
+    """Yield the differences of the primary comparison with their intervals."""
+    known = [c for c in story.verdict.contrasts if not np.isnan(c.interval.low)]
+    shares = [c for c in known if MEASURES[c.measure].unit in ("share", "points")]
+    if not shares:
+        return
+    labels = [f"{MEASURES[c.measure].title},\nagainst {story.study.title_of(c.second)}" for c in shares]
+    title = f"{story.study.title_of(story.study.primary.treatment)} minus others"
+    alt = "; ".join(f"{label}: {100 * c.mean:+.1f} points" for label, c in zip(labels, shares, strict=True))
+    caption = (
+        "Dot: mean difference. Line: its 95% interval. Filled dot: significant after correction. Right of 0 favours "
+        f"{story.study.title_of(story.study.primary.treatment)}, but for measures where lower is better."
+    )
+    yield Charts((forest(shares, labels, title, alt),), caption)
+
+
+def figures(story: Story) -> Iterator[Block]:
+    """Yield learning, retention and domain curves."""
+    if not any(story.curves.values()):
+        return
+    styles, legend = story.styles, _legend(story)
+    yield Heading("Learning, at equal cost")
+    yield Text(
+        "Accuracy averaged over all domains, those not yet taught included, so it rises as more of them are taught. "
+        "The same runs are drawn over three costs: an arm may be cheap in one and dear in another."
+    )
+    charts = []
+    for cost, words in AXES.items():
+        lines = average_lines(story.curves, cost)
+        charts.append(chart(lines, styles, f"over {words}", words, "average accuracy", _told(story, lines)))
+    yield Charts(tuple(charts), _caption(story), legend)
+    lines = retention_lines(story.curves)
+    if lines:
+        yield Heading("Remembering")
+        yield Text(
+            "Accuracy on a domain from the moment its own training ended, averaged over the domains. A line that stays "
+            "level forgets nothing. Its right end rests on the domains that were taught first."
+        )
+        words = "generated tokens since its training ended"
+        one = chart(lines, styles, "retention", words, "accuracy on old domains", _told(story, lines))
+        yield Charts((one,), _caption(story), legend)
+    yield Heading("Domain by domain")
+    charts = []
+    for at, domain in enumerate(story.study.domains):
+        lines, marks = domain_lines(story.curves, at), _stage(story, at)
+        told = _told(story, lines)
+        charts.append(chart(lines, styles, domain.name, "generated tokens", "accuracy", told, marks, with_band=False))
+    caption = "Dotted lines: where the training of this domain began and ended. Lines are means over the runs."
+    yield Charts(tuple(charts), caption, legend)
+
+
+def _stage(story: Story, domain: int) -> list[float]:
+    """Return start and end of the stage that taught a domain, in generated tokens, averaged over all runs."""
+    curves = [curve for by_seed in story.curves.values() for curve in by_seed.values()]
+    stage = story.study.domains[domain].learned_at
+    if stage is None:
+        return []
+    ends = np.mean([curve.num_generated_tokens_I[curve.ends_S()] for curve in curves], axis=0)
+    return [float(ends[stage - 1]) if stage else 0.0, float(ends[stage])]
+
+
+def _legend(story: Story) -> tuple:
+    drawn = {arm: number for arm, number in story.styles.items() if story.curves[arm]}
+    return tuple((story.study.title_of(arm), legend_line(n, story.study.title_of(arm))) for arm, n in drawn.items())
+
+
+def _caption(story: Story) -> str:
+    missing = [arm.title for arm in story.study.arms if arm.name not in story.styles]
+    rest = f" Not drawn, to keep it readable, but in every table: {', '.join(missing)}." if missing else ""
+    return f"Line: mean over the runs. Shade: its 95% interval.{rest}"
+
+
+def _told(story: Story, lines: dict[str, Line]) -> str:
+    drawn = {story.study.title_of(arm): line for arm, line in lines.items() if arm in story.styles}
+    return "; ".join(f"{title} ends at {line.mean[-1]:.0%}" for title, line in drawn.items())

@@ -1,0 +1,168 @@
+"""Definition of a study: its question, its arms, and the primary comparison, all fixed before the first trial.
+
+The `fingerprint` covers every field, including the settings of each arm, and each trial stores the fingerprint of its
+study. Changing question, arms or primary comparison afterwards makes another study, to which no existing trial belongs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.studies.accuracy import NEVER
+from rllib_srl.studies.measures import MEASURES
+
+FORMAT = "rllib_srl.study/1"
+PRIMARY_MEASURES = ("average_accuracy", "retention_area")
+SUBJECT = "a language model"
+MATCHED = {  # settings that an arm may take from another arm's results -> the matched quantity
+    "num_epochs": "passes over each batch until as many tokens are trained as the other arm had trained by then",
+    "replay_reuse_fraction": "the other arm's realised share of reused groups",
+}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting under comparison."""
+
+    name: str  # letters, digits and _ . + -; also part of file names
+    title: str  # title in the report: "SRL + diversity"
+    description: str  # one plain sentence: the difference from other arms
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of this arm, by the names of docs/settings.md
+    matched: dict[str, str] = field(default_factory=dict)  # key of MATCHED -> arm to match, by the run of the same seed
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One kind of task of the stream."""
+
+    name: str
+    learned_at: int | None  # the stage after which it counts as learned; None: only evaluated, never taught
+
+
+@dataclass(frozen=True)
+class Primary:
+    """The primary comparison: `treatment` against each of `controls` on each of `measures`.
+
+    It holds if each of these paired differences has a 95 % interval in favour of the treatment and a p value below .05
+    after Holm's correction for their number.
+    """
+
+    treatment: str
+    controls: tuple[str, ...]
+    measures: tuple[str, ...] = PRIMARY_MEASURES
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, fixed before the first trial. Invariant: `faults` is empty for a study that was written or read."""
+
+    name: str
+    question: str  # in plain words, ends with "?"
+    answered_by: str  # the result that would answer it, in plain words
+    arms: tuple[Arm, ...]
+    domains: tuple[Domain, ...]
+    num_stages: int
+    seeds: tuple[int, ...]
+    budget: int  # generated tokens a trial may spend; a trial stops after the iteration that reaches it
+    primary: Primary
+    is_confirmation: bool = False  # run once, with settings frozen beforehand
+    asks_about_spacing: bool = False  # True: valid only if the median item has at least `MIN_REVIEWS` reviews
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of all arms, including "stream"
+    subject: str = SUBJECT  # the trained model, for the report: "a small image classifier"
+    format: str = FORMAT
+
+    def faults(self) -> list[str]:
+        """Return error messages, one line each; [] if the study is valid."""
+        faults = [] if self.format == FORMAT else [f"format = {self.format!r}; expected {FORMAT!r}"]
+        named = {"name": [self.name], "arms": [a.name for a in self.arms], "domains": [d.name for d in self.domains]}
+        for kind, names in named.items():
+            faults += [f"{kind}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
+        for kind, entries in {**named, "seeds": self.seeds}.items():
+            counts = Counter(entries).items()
+            faults += [f"{kind}: {entry!r} is there {n} times; expected once" for entry, n in counts if n > 1]
+            if not entries:
+                faults.append(f"{kind} is empty; expected at least one")
+        if not self.subject.strip():
+            faults.append(f"subject = {self.subject!r}; expected what is trained, in words")
+        if not self.question.rstrip().endswith("?"):
+            faults.append(f"question = {self.question!r}; expected a question, with its mark")
+        for name, number in (("num_stages", self.num_stages), ("budget", self.budget)):
+            if number < 1:
+                faults.append(f"{name} = {number}; expected at least 1")
+        for domain in self.domains:
+            if domain.learned_at is not None and not 0 <= domain.learned_at < self.num_stages:
+                stages = f"a stage from 0 to {self.num_stages - 1}, or null"
+                faults.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
+        if all(domain.learned_at is None for domain in self.domains):
+            faults.append("no domain has a learned_at; expected at least one that is taught")
+        return faults + self._faults_of_settings(named["arms"]) + self._faults_of_primary(named["arms"])
+
+    def _faults_of_settings(self, arms: Sequence[str]) -> list[str]:
+        faults = []
+        for arm in self.arms:
+            for name, other in arm.matched.items():
+                if name not in MATCHED:
+                    faults.append(f"arm {arm.name!r} matches {name!r}; expected one of {', '.join(MATCHED)}")
+                if other not in arms or next(a for a in self.arms if a.name == other).matched:
+                    faults.append(f"arm {arm.name!r} is matched to {other!r}; expected an arm that is not matched")
+        stages = self.settings.get("stream")
+        if stages is not None:
+            lengths = [stage.get("tokens") for stage in stages] if isinstance(stages, list | tuple) else []
+            if len(lengths) != self.num_stages or None in lengths or sum(lengths) != self.budget:
+                expected = f"{self.num_stages} stages in tokens that sum to the budget of {self.budget}"
+                faults.append(f"stream has stages of {lengths} tokens; expected {expected}")
+        return faults
+
+    def _faults_of_primary(self, arms: Sequence[str]) -> list[str]:
+        primary = self.primary
+        known = f"expected one of {', '.join(arms)}"
+        compared, controls = (primary.treatment, *primary.controls), list(primary.controls)
+        faults = [f"primary: arm {name!r} is unknown; {known}" for name in compared if name not in arms]
+        if not controls or len(set(compared)) < len(compared):
+            faults.append(f"primary: controls = {controls}; expected other arms than the treatment, once each")
+        comparable = [name for name, measure in MEASURES.items() if measure.better]
+        unknown = [name for name in primary.measures if name not in comparable]
+        if unknown or not primary.measures:
+            faults.append(f"primary: measures = {list(primary.measures)}; expected some of {', '.join(comparable)}")
+        return faults
+
+    def checked(self) -> Study:
+        """Return the study itself.
+
+        Raises:
+            ValueError: all errors, one per line.
+        """
+        if faults := self.faults():
+            raise ValueError("\n".join(faults))
+        return self
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return a hash of all fields, 16 hex digits."""
+        values = asdict(self)
+        if self.subject == SUBJECT:
+            del values["subject"]  # keeps results readable that were written before this field existed
+        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def settings_of(self, arm: str, seed: int) -> dict[str, Any]:
+        """Return the settings of a trial by the names of docs/settings.md; an arm's settings override the study's."""
+        own = next(a.settings for a in self.arms if a.name == arm)
+        return {**self.settings, **own, "seed": seed}
+
+    def learned_at_C(self) -> np.ndarray:
+        """Return the stage that taught each domain, int64 [C]; NEVER for a domain that no stage teaches."""
+        return np.array([NEVER if d.learned_at is None else d.learned_at for d in self.domains], np.int64)
+
+    def title_of(self, arm: str) -> str:
+        """Return the title of an arm."""
+        return next(a.title for a in self.arms if a.name == arm)

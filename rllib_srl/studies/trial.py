@@ -1,0 +1,305 @@
+"""Runs one trial of a study: SRL that evaluates every domain, writes rows, and stops when its token budget is spent.
+
+    before training   rows, stage -1
+    iteration         ... until a stage of the stream has generated its tokens
+    end of a stage    rows, then a checkpoint; after the last stage: the end line
+
+    tune.Tuner(StudyTrial, param_space={"trial": tune.grid_search([settings of a trial, ...])})
+
+A trial's settings contain "_study": {"directory", "arm", "seed", "settings"}; study.json is in the directory. The trial
+resumes from its checkpoint in the directory, if there is one. Rows are written to disk before the checkpoint, so after
+a kill some rows may be written again, but none is missing.
+
+Held-out prompts depend on the seed only, so all arms are evaluated on the same prompts. Tokens and seconds of
+evaluation are counted separately, and evaluation uses separate random streams, so it does not change training.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import shutil
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from rllib_srl.algorithm.evaluation import beyond_greedy, greedily
+from rllib_srl.algorithm.srl import SRL
+from rllib_srl.batch.shard import TrainingShard
+from rllib_srl.curriculum.streams import Stages
+from rllib_srl.storage import checkpoints
+from rllib_srl.studies.recording import TrialWriter, open_trial
+from rllib_srl.studies.results import Row, read_study, read_trial, trial_path
+from rllib_srl.studies.study import Study
+from rllib_srl.types import GroupMeta, StopReason
+
+RUNS = "runs"  # folder in a results directory for the checkpoints of unfinished trials
+CONFIG = "trial"  # key of Tune's param_space that holds all settings of a trial
+MEASURES = {  # name in a row -> metric of the memory
+    "median_reviews": "reviews_median",
+    "revisit_share": "revisit_share_prompts",
+    "reuse_share": "reuse_share_prompts",
+    "reuse_share_tokens": "reuse_share_tokens",
+    "load_ratio": "load_ratio",
+    "observed_recall": "observed_recall_mean",
+    "predicted_recall": "predicted_recall_mean",
+}
+
+
+@dataclass
+class Spent:
+    """Cost of a trial so far. Invariant: no field decreases."""
+
+    num_trained_tokens: int = 0
+    seconds: float = 0.0
+    num_probe_tokens: int = 0
+    probe_s: float = 0.0
+    peak_bytes: int = 0
+
+
+def run_path(directory: Path, arm: str, seed: int) -> Path:
+    """Return the folder of an unfinished trial's checkpoints in a results directory."""
+    return directory / RUNS / f"{arm}--{seed}"
+
+
+class StudyTrial(SRL):
+    """One arm with one seed. Invariant: the rows on disk are those of the evaluations up to this iteration."""
+
+    def __init__(self, config: Any = None, **kwargs: Any) -> None:
+        """Take a trial's settings, alone or under Tune's key "trial"."""
+        super().__init__(_unpacked(config), **kwargs)
+
+    @classmethod
+    def default_resource_request(cls, config: Any) -> Any:
+        """Return the resources of the trial, those of SRL with its settings."""
+        return super().default_resource_request(_unpacked(config))
+
+    def setup(self, config: Any) -> None:
+        """Start, and resume from the trial's checkpoint if there is one."""
+        start = time.perf_counter()
+        told = dict(self.config._study)
+        self._directory, self._arm, self._seed = Path(told["directory"]), told["arm"], told["seed"]
+        self._every, self._num_rehearsed = told.get("checkpoint_every", 0), told.get("num_rehearsed", 0)
+        self._told_settings = told.get("settings", {})
+        self._spent, self._memory_metrics, self._longest = Spent(), dict[str, float](), 0.0
+        self._writer: TrialWriter | None = None
+        self._study = read_study(self._directory)
+        self._follow_arm()
+        super().setup(self.config)
+        self._run = run_path(self._directory, self._arm, self._seed)
+        found = [] if self._num_rehearsed else checkpoints.checkpoints_in(self._run)
+        if found:
+            try:
+                self.restore_from_path(str(found[-1]), trust=told.get("trust", False))
+            except Exception:
+                self.stop()  # a checkpoint that is refused leaves no process behind
+                raise
+        self._start_s = time.perf_counter() - start
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration; evaluate before the first one and after each stage."""
+        if self._writer is None and not self._num_rehearsed:
+            settings = {**self._told_settings, **self._met}
+            where = (self._directory, self._study, self._arm, self._seed)
+            self._writer = open_trial(*where, settings, self.iteration)
+        if self.iteration == 0:
+            self._measure(-1, 0)
+        stage, start = self.stage, time.perf_counter()
+        results = super().step()
+        self._spent.seconds += time.perf_counter() - start
+        if self.stage > stage + 1:
+            raise ValueError(f"an iteration ran through all of stage {stage + 1}; expected a longer stage")
+        self._memory_metrics = dict(results.get("replay", {}))
+        now, is_spent = self.iteration + 1, self.num_generated_tokens >= self._study.budget
+        about: dict[str, Any] = {"stage": stage, "num_generated_tokens": self.num_generated_tokens}
+        if self.stage > stage or is_spent:
+            about["accuracy"] = self._measure(stage, now)
+            self._save(now)
+        elif self._every and now % self._every == 0:
+            self._save(now)
+        if is_spent and self._writer is not None:
+            self._writer.finish()
+            shutil.rmtree(self._run, ignore_errors=True)
+        size = self.config.num_prompts_per_batch * self.config.group_size
+        about["largest_iteration"] = size * self._longest  # tokens, in the domain of the longest answers
+        about |= {**asdict(self._spent), "start_s": self._start_s, "arm": self._arm, "seed": self._seed}
+        return results | {"study": about, "done": is_spent or 0 < self._num_rehearsed <= now}
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Return the number of tokens generated in training so far."""
+        return self.source.progress.tokens
+
+    @property
+    def stage(self) -> int:
+        """Return the current stage of the stream."""
+        stream = self.config.task_stream()
+        assert isinstance(stream, Stages)
+        return stream.stage(self.source.progress)
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return SRL's state and the cost of the trial."""
+        return {**super().get_state(*args, **kwargs), "study_trial": asdict(self._spent)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore SRL's state and the cost of the trial."""
+        super().set_state(state)
+        if "study_trial" in state:
+            self._spent = Spent(**state["study_trial"])
+
+    def cleanup(self) -> None:
+        """Close the trial's file and stop SRL."""
+        if (writer := getattr(self, "_writer", None)) is not None:
+            writer.close()
+        super().cleanup()
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _measure(self, stage: int, iteration: int) -> float:
+        """Play held-out prompts of every domain greedily, write the rows, and return the mean accuracy."""
+        start = time.perf_counter()
+        share = -(-self.config.evaluation_duration // len(self.source.world_ids))
+        prompts = self.source.heldout(share * len(self.source.world_ids))
+        batches = list(self.play(prompts, "greedy", **greedily(self.config)))
+        played = [group for batch in batches for group in batch.groups]
+        figures, more = beyond_greedy(self, prompts, batches)
+        self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
+        self._spent.probe_s += time.perf_counter() - start
+        self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
+        self._longest = max(answer_lengths(played), default=0.0)
+        measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
+        rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
+        if self._writer is not None:
+            self._writer.add(rows)
+        return float(np.mean([row.accuracy for row in rows]))
+
+    def _extras(self) -> dict[str, float]:
+        found = {name: self._memory_metrics.get(metric, math.nan) for name, metric in MEASURES.items()}
+        return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+    def _save(self, iteration: int) -> None:
+        if self._writer is None:
+            return
+        self._iteration += 1  # Trainable increments after step(); the checkpoint must contain the new count
+        self.save_to_path(checkpoints.place_for(self._run, self._iteration))
+        self._iteration -= 1
+        checkpoints.prune(self._run, 1)
+
+    def _peak_bytes(self) -> int:
+        """Return the peak memory in bytes: of the device if this process uses one, else of this process and runners."""
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.max_memory_reserved():
+            return int(torch.cuda.max_memory_reserved())
+        asked = [actor.__ray_call__.remote(_resident_bytes) for actor in self.runners.actors()]
+        return _resident_bytes() + sum(ray.get(asked, timeout=self.config.sync_timeout_s) if asked else [])
+
+    # --- arms that are matched to another arm's results -------------------------------------------
+
+    def _follow_arm(self) -> None:
+        """Set the matched settings from the other arm's finished trial with the same seed.
+
+        Raises:
+            ValueError: that trial is not finished.
+        """
+        matched = next(arm for arm in self._study.arms if arm.name == self._arm).matched
+        self._met: dict[str, Any] = {}
+        self._target: tuple[np.ndarray, np.ndarray] | None = None
+        if not matched:
+            return
+        self.config = self.config.copy(copy_frozen=False)
+        for name, other in matched.items():
+            path = trial_path(self._directory, other, self._seed)
+            trial = read_trial(path, self._study) if path.exists() else None
+            if trial is None or not trial.is_finished:
+                if self._num_rehearsed:
+                    continue
+                raise ValueError(f"{path}: is not finished; expected arm {other!r}, which {self._arm!r} is matched to")
+            self._met[f"{name} of {other}"] = trial.rows[-1].measures.get("reuse_share", 0.0)
+            if name == "replay_reuse_fraction":
+                self.config.replay_reuse_fraction = trial.rows[-1].measures["reuse_share"]
+            else:
+                self._met[f"{name} of {other}"] = "as many trained tokens"
+                pairs = [(row.num_generated_tokens, row.num_trained_tokens) for row in trial.rows]
+                generated, trained = np.array(pairs, float).T
+                self._target = (generated, trained)
+
+    def _learn(self, shards: Sequence[TrainingShard]) -> bool:
+        """Update, and count the trained tokens; a matched arm chooses the epochs closest to the other arm's tokens."""
+        num_tokens = shards[0].num_tokens + shards[0].num_reused_tokens
+        if self._target is not None and num_tokens:
+            self.config.num_epochs = self._epochs_for(num_tokens)
+        is_updated = super()._learn(shards)
+        if is_updated:
+            self._spent.num_trained_tokens += num_tokens * self.config.num_epochs
+        return is_updated
+
+    def _epochs_for(self, num_tokens: int) -> int:
+        assert self._target is not None
+        goal = float(np.interp(self.num_generated_tokens + num_tokens, *self._target))
+        return max(1, round((goal - self._spent.num_trained_tokens) / num_tokens))
+
+
+def rows_of(
+    played: Sequence[GroupMeta],
+    study: Study,
+    stage: int,
+    iteration: int,
+    num_generated_tokens: int,
+    spent: Spent,
+    measures: Mapping[str, float],
+) -> list[Row]:
+    """Return a row for each domain, from groups of one greedy episode each.
+
+    An answer is right by `GroupMeta.is_right_G`. It counts as parsed if its reward is above 0, or if the environment
+    terminated the episode with a stop reason other than "unparsable".
+
+    Raises:
+        ValueError: the domains played are not those of the study.
+    """
+    by_domain: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+    for group in played:
+        is_right, reward, reason = bool(group.is_right_G()[0]), float(group.rewards_G[0]), group.stop_reasons[0]
+        by_domain[group.prompt.domain].append((is_right, reward > 0 or reason is StopReason.TERMINATED))
+    expected = [domain.name for domain in study.domains]
+    if set(by_domain) != set(expected):
+        raise ValueError(f"answered domains are {sorted(by_domain)}; expected {sorted(expected)}")
+    cost = {field.name: getattr(spent, field.name) for field in fields(spent)}
+    return [
+        Row(
+            stage=stage,
+            iteration=iteration,
+            domain=name,
+            accuracy=float(np.mean([is_right for is_right, _ in by_domain[name]])),
+            parse_rate=float(np.mean([is_read for _, is_read in by_domain[name]])),
+            num_prompts=len(by_domain[name]),
+            num_generated_tokens=num_generated_tokens,
+            measures=dict(measures),
+            **cost,
+        )
+        for name in expected
+    ]
+
+
+def answer_lengths(played: Sequence[GroupMeta]) -> list[float]:
+    """Return the mean number of tokens per answer for each domain, in the order of first play."""
+    by_domain: dict[str, list[int]] = defaultdict(list)
+    for group in played:
+        by_domain[group.prompt.domain] += group.num_loss_tokens_G.tolist()
+    return [float(np.mean(tokens)) for tokens in by_domain.values()]
+
+
+def _unpacked(config: Any) -> Any:
+    return config[CONFIG] if isinstance(config, Mapping) and CONFIG in config else config
+
+
+def _resident_bytes(actor: Any = None) -> int:
+    """Return the peak resident memory of this process in bytes; `actor` is passed by `__ray_call__`, and not used."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

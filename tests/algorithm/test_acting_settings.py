@@ -1,0 +1,132 @@
+"""Settings of the memory that act outside the buffer, on the driver and in the learners: each is seen to act.
+
+Those that act inside it are in tests/replay/test_buffer_settings.py, which checks that none is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+
+from rllib_srl.algorithm.srl import SRL
+from rllib_srl.batch.advantage_estimator import Compared
+from rllib_srl.common.remote_calls import ActorFailure
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import GroupMeta
+from tests.replay.groups import a_group
+from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, relative_gap, update
+from tests.small_learner import make_group as a_stored_group
+from tests.small_worlds import small_config
+
+STORED = [a_stored_group(11, 5, [6, 2]), a_stored_group(12, 9, [3, 1, 12])]
+
+
+@pytest.fixture
+def memory_of(tmp_path):
+    """Return a function that starts a memory in this process and plays twelve prompts; all are stopped afterwards."""
+    started = []
+
+    def of(**given) -> Memory:
+        values = {"capacity": 50, "on_secret": "keep", "min_buffer_size": 1, "load_control": "none", **given}
+        where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
+        started.append(Memory.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
+        groups = [a_group(index, 1, index) for index in range(12)]
+        started[-1].add([GroupMeta.of(group, group) for group in groups], 1)
+        started[-1].stats(1)
+        return started[-1]
+
+    yield of
+    for memory in started:
+        memory.stop()
+
+
+# Setting: two values, and what is to be seen of each.
+OF_THE_CLIENT = {
+    "revisit_fraction": {0.25: 2, 0.5: 4},  # of 8 prompts
+    "reuse_fraction": {0.2: 2, 0.5: 8},  # beside 8 played ones
+    "min_buffer_size": {12: 2, 13: 0},
+    "grade_reuse": {True: 1, False: 0},
+    "num_shards": {1: ["shard_0.sqlite"], 2: ["shard_0.sqlite", "shard_1.sqlite"]},
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_CLIENT)
+def test_a_setting_of_the_driver_acts(name, memory_of, tmp_path):
+    for at, (value, expected) in enumerate(OF_THE_CLIENT[name].items()):
+        memory = memory_of(**{name: value})
+        if name == "reuse_fraction":
+            seen = len(memory.sample(8, 2))
+        elif name == "grade_reuse":
+            reused = memory.sample(8, 2)
+            told = {reused[0].group_id: {"num_left_out": 0, "success_change": -2.0}}
+            memory.look_back(reused, told, 2)
+            seen = memory.stats(2)["num_rehearsed"]
+        elif name == "num_shards":
+            memory.snapshot(tmp_path / f"copy{at}")
+            seen = sorted(path.name for path in (tmp_path / f"copy{at}").iterdir())
+        else:
+            seen = len(memory.due(8, 2))
+        assert seen == expected, value
+
+
+@pytest.mark.slow
+def test_a_silent_shard_is_given_up_after_twice_the_timeout(ray_here):
+    class Silent:  # here, or no other process could import it
+        def size(self) -> int:
+            time.sleep(600)
+            return 0
+
+    for timeout_s in (0.5, 2.5):
+        shard = ray.remote(Silent).options(num_cpus=0, max_restarts=-1).remote()
+        ray.get(shard.__ray_ready__.remote(), timeout=60)
+        begin = time.monotonic()
+        with pytest.raises(ActorFailure, match=rf"memory shard 0 gave no answer within {timeout_s:g} s while counting"):
+            Memory(ReplaySettings(timeout_s=timeout_s), [shard], is_local=False)._call("size", {0: ()}, "counting")
+        assert timeout_s <= time.monotonic() - begin < 2 * timeout_s + 3
+        ray.kill(shard)
+
+
+def test_the_weight_of_reused_groups_is_that_of_the_setting():
+    metas = [GroupMeta.of(GROUPS[0], GROUPS[0]), replace(GroupMeta.of(STORED[0], STORED[0]), origin="reuse")]
+    compared = Compared(metas, [advantages_of(meta.ref) for meta in metas], [], {})
+    found = {}
+    for reuse_coeff in (1.0, 0.5):
+        config = small_config("model", "log").replay(reuse_coeff=reuse_coeff)
+        algo = SimpleNamespace(config=config, comparison=SimpleNamespace(settings=config.loss_settings()))
+        (shard,) = SRL._shards(algo, compared, 1)
+        found[reuse_coeff] = shard.scales
+    assert found[1.0] == [1 / 14, 1 / 8] and found[0.5] == [1 / 14, 0.5 / 8]
+
+
+# --- the learners ---------------------------------------------------------------------------------
+
+# Setting: two values, and what else has to be set for it to matter.
+OF_THE_LEARNERS = {
+    "reuse_correction": (("clip", "truncate"), {}),
+    "mask_window": (((0.5, 2.0), (0.9, 1.1)), {"reuse_correction": "mask"}),
+    "max_drift": ((None, 0.3), {}),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_LEARNERS)
+def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_here):
+    values, beside = OF_THE_LEARNERS[name]
+    gradients = []
+    for value in values:
+        config = small_config(random_llama_dir, tmp_path / "log").learners(learner_class=Recording)
+        config.env_runners(max_episode_tokens=128).training(optimizer_name="sgd", lr=0.0, grad_clip=None)
+        given = {"max_drift": None, **beside, name: value}
+        learners = learner_group(config.replay(revisit_fraction=0, reuse_fraction=0, **given))
+        gradients.append(update(learners, [], STORED)[0][0])
+        learners.shutdown()
+    assert any(np.abs(array).max() > 0 for array in gradients[0].values())
+    assert relative_gap(gradients[1], gradients[0]) > 1e-2
+
+
+ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, "timeout_s", "reuse_coeff"}

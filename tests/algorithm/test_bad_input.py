@@ -1,0 +1,111 @@
+"""Bad input ends in one clear message, before anything is played, overwritten or waited for."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.resources import PlacementError
+from tests.small_worlds import Even, small_config
+
+
+class Wordy(Even):
+    """Asks more than a context of 48 tokens holds on the prompt "even 6"."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return observation + "x" * (60 if self.prompt_id == "even 6" else 0), info
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    return small_config(random_llama_dir, tmp_path / "log")
+
+
+def refused(config, kind=ValueError) -> str:
+    """Return the message with which an algorithm is refused."""
+    with pytest.raises(kind) as caught:
+        config.build_algo()
+    return str(caught.value)
+
+
+def test_a_group_of_one_is_refused(config):
+    assert refused(config.training(group_size=1)) == (
+        "SRLConfig has faults:\n  group_size = 1; expected an integer of at least 2"
+    )
+
+
+def test_unknown_names_are_refused(config, tmp_path):
+    message = refused(config.environment("nowhere").rl_module(model_config={"model": str(tmp_path / "absent")}))
+    faults = message.splitlines()[1:]
+    assert len(faults) == 2
+    assert faults[0].startswith(f"  model_config['model'] = '{tmp_path / 'absent'}'; model directory ")
+    assert faults[1].startswith("  env: environment 'nowhere' is unknown; known: bfcl, chain_sum, code_task, compare, ")
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("tokenizer*", "has no tokenizer: expected tokenizer.json or tokenizer.model or vocab.json"),
+        ("*.safetensors", "has no weights: expected model.safetensors or "),
+        ("config.json", "has no config: expected config.json"),
+    ],
+)
+def test_a_model_directory_that_lacks_something_is_refused(config, random_llama_dir, tmp_path, pattern, message):
+    path = tmp_path / "model"
+    shutil.copytree(random_llama_dir, path)
+    for file in path.glob(pattern):
+        file.unlink()
+    assert f"model directory {path} {message}" in refused(config.rl_module(model_config={"model": str(path)}))
+
+
+@pytest.mark.slow
+def test_a_prompt_longer_than_the_context_names_itself_and_the_setting(config):
+    algo = config.environment("tests.algorithm.test_bad_input:Wordy").training(num_prompts_per_batch=40).build_algo()
+    with pytest.raises(ValueError) as caught:
+        algo.train()
+    assert str(caught.value) == (
+        "prompt 'even 6' of environment 'tests.algorithm.test_bad_input:Wordy' has 68 tokens; expected 1 to 47, so "
+        "that a turn fits max_episode_tokens = 48"
+    )
+    algo.stop()
+
+
+def test_a_context_that_the_model_does_not_have_is_refused(config):
+    message = refused(config.env_runners(max_episode_tokens=5000))
+    assert "max_episode_tokens = 5000; expected at most 1024, the context of the model '" in message
+
+
+def test_more_than_the_cluster_has_is_refused_at_once(config):
+    config.env_runners(num_env_runners=2, num_gpus_per_env_runner=1)
+    assert refused(config, PlacementError) == (
+        "one run needs 2 GPU (the cluster has 0), 0.25 CPU and 1 GPU in one process (no node has that); expected less: "
+        "lower num_env_runners = 2, num_learners = 0 or the CPUs and GPUs of each, or set check_resources = False if "
+        "the cluster grows by itself"
+    )
+    config.env_runners(num_gpus_per_env_runner=0, num_cpus_per_env_runner=1)
+    assert "one run needs 2.25 CPU (the cluster has 2); expected less" in refused(config, PlacementError)
+
+
+def test_a_chat_format_without_a_template_is_refused(config):
+    assert "has no chat template; expected one for prompt_format = 'chat'" in refused(
+        config.env_runners(prompt_format="chat")
+    )
+
+
+def test_a_world_that_cannot_be_constructed_is_refused(config):
+    message = refused(config.environment("compare", env_config={"num_numbers": 99}))
+    assert "num_numbers = 99; expected 2 to 6" in message
+
+
+def test_training_prompts_that_are_missing_are_refused(config):
+    assert "has no training prompts" in refused(config.environment(env_config={"num_prompts": 0}))
+
+
+def test_a_model_config_that_is_no_mapping_is_refused(random_llama_dir):
+    config = SRLConfig().environment("compare").rl_module(model_config=str(random_llama_dir))
+    with pytest.raises(ValueError, match=r"model_config = '.*'; expected \{'model': ...\}"):
+        config.validate()

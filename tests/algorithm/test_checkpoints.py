@@ -1,0 +1,180 @@
+"""A checkpoint is whole or refused; its user's own or refused; old ones go, unfinished ones are never chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import xxhash
+
+from rllib_srl.storage import checkpoints
+from rllib_srl.storage.checkpoints import CheckpointError, verify_own, verify_sealed
+from rllib_srl.storage.seal_key import make_key
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    path = checkpoints.place_for(tmp_path, 3)
+    (path / "learner").mkdir(parents=True)
+    (path / "learner" / "state.pkl").write_bytes(b"weights" * 1000)
+    (path / "algorithm_state.pkl").write_bytes(b"state")
+    checkpoints.seal(path, {"version": 3}, make_key(tmp_path / "seal.key"))
+    return path
+
+
+@pytest.fixture
+def verify(tmp_path):
+    """Return each way to verify, by name."""
+    return {"sealed": verify_sealed, "own": lambda path: verify_own(path, tmp_path / "seal.key")}
+
+
+both = pytest.mark.parametrize("how", ["sealed", "own"])
+
+
+@both
+def test_a_sealed_checkpoint_verifies(sealed, verify, how):
+    assert verify[how](sealed) == {"version": 3}
+    assert sealed.name == "checkpoint_000003"
+
+
+@both
+def test_one_flipped_byte_is_named(sealed, verify, how):
+    file = sealed / "learner" / "state.pkl"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is damaged: learner/state.pkl"):
+        verify[how](sealed)
+
+
+@both
+def test_a_missing_file_is_named(sealed, verify, how):
+    (sealed / "algorithm_state.pkl").unlink()
+    with pytest.raises(CheckpointError, match="is damaged: algorithm_state.pkl"):
+        verify[how](sealed)
+
+
+@both
+@pytest.mark.parametrize("name", ["algorithm_state.msgpack", "learner/manifest.json", "new/class_and_ctor_args.pkl"])
+def test_a_file_that_was_not_sealed_is_refused(sealed, verify, how, name):
+    (sealed / name).parent.mkdir(exist_ok=True)
+    (sealed / name).write_bytes(b"code")
+    with pytest.raises(CheckpointError, match=f"holds what its manifest.json does not list: {name}; remove it"):
+        verify[how](sealed)
+
+
+@both
+def test_a_link_is_refused_wherever_it_leads(sealed, verify, how, tmp_path):
+    (sealed / "learner").rename(tmp_path / "elsewhere")
+    (sealed / "learner").symlink_to(tmp_path / "elsewhere")  # the same files, and whatever is put there later
+    with pytest.raises(CheckpointError, match="holds what its manifest.json does not list: learner; remove it"):
+        verify[how](sealed)
+    (sealed / "learner").unlink()
+    (tmp_path / "elsewhere").rename(sealed / "learner")
+    (sealed / "algorithm_state.pkl").rename(tmp_path / "state")
+    (sealed / "algorithm_state.pkl").symlink_to(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="is damaged: algorithm_state.pkl"):
+        verify[how](sealed)
+
+
+@both
+def test_an_unfinished_or_absent_checkpoint_says_so(sealed, verify, how, tmp_path):
+    (sealed / checkpoints.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match="its writing did not finish"):
+        verify[how](sealed)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        verify[how](tmp_path / "nowhere")
+
+
+@both
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "7", '{"files": {}}', '{"files": [], "about": {}}', '{"files": {}, "about": {}, "digest": "crc32"}'],
+)
+def test_what_is_no_manifest_is_refused(sealed, verify, how, text):
+    (sealed / checkpoints.MANIFEST).write_text(text)
+    with pytest.raises(CheckpointError, match=r"manifest.json is (damaged|not one that save_to_path wrote)"):
+        verify[how](sealed)
+
+
+def changed(path, **parts):
+    """Write a manifest with some parts in place of its own."""
+    file = path / checkpoints.MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (lambda path, to: checkpoints.seal(path), "is not signed"),
+        (lambda path, to: checkpoints.seal(path, key=make_key(to / "2.key")), "was sealed with another key than .*key"),
+        (lambda path, to: (to / "seal.key").unlink(), "was sealed with a key, and there is none in .*seal.key"),
+        (lambda path, to: changed(path, about={"version": 4}), "has a manifest.json that was changed after it was"),
+        (lambda path, to: changed(path, files={}), "has a manifest.json that was changed after it was sealed"),
+        (lambda path, to: changed(path, digest="xxh3"), "has a manifest.json that was changed after it was sealed"),
+        (lambda path, to: changed(path, signature={}), "was sealed with another key than"),
+        (lambda path, to: changed(path, signature="mine"), "is not signed"),
+    ],
+)
+def test_what_another_one_sealed_is_refused_in_one_line_that_says_how_to_trust_it(sealed, tmp_path, forge, reason):
+    forge(sealed, tmp_path)
+    with pytest.raises(CheckpointError, match=rf"_000003 {reason}.*--trust-checkpoint .*trust=True") as caught:
+        verify_own(sealed, tmp_path / "seal.key")
+    assert "\n" not in str(caught.value) and "seal_key_file" in str(caught.value)
+
+
+def test_whoever_changes_a_file_can_write_its_digest_but_not_the_signature(sealed, tmp_path):
+    (sealed / "algorithm_state.pkl").write_bytes(b"code!")
+    signature = json.loads((sealed / checkpoints.MANIFEST).read_text())["signature"]
+    checkpoints.seal(sealed, {"version": 3})
+    changed(sealed, signature=signature)
+    assert verify_sealed(sealed) == {"version": 3}
+    with pytest.raises(CheckpointError, match="was changed after it was sealed"):
+        verify_own(sealed, tmp_path / "seal.key")
+
+
+def test_a_manifest_of_earlier_versions_still_finds_damage_and_is_nobodys(sealed, tmp_path):
+    names = ["learner/state.pkl", "algorithm_state.pkl"]
+    contents = [(sealed / name).read_bytes() for name in names]
+    files = {name: [len(one), xxhash.xxh3_64_hexdigest(one)] for name, one in zip(names, contents, strict=True)}
+    (sealed / checkpoints.MANIFEST).write_text(json.dumps({"about": {"version": 1}, "files": files}))
+    assert verify_sealed(sealed) == {"version": 1}
+    with pytest.raises(CheckpointError, match="is not signed"):
+        verify_own(sealed, tmp_path / "seal.key")
+    (sealed / "algorithm_state.pkl").write_bytes(b"statE")
+    with pytest.raises(CheckpointError, match="is damaged: algorithm_state.pkl"):
+        verify_sealed(sealed)
+
+
+@pytest.mark.parametrize("size", [0, 1, checkpoints.CHUNK, 2 * checkpoints.CHUNK + 3])
+def test_every_chunk_of_a_file_counts(tmp_path, size):
+    place = tmp_path / "one"
+    place.mkdir()
+    (place / "file").write_bytes(os.urandom(size))
+    checkpoints.seal(place)
+    verify_sealed(place)
+    for at in {0, size // 2, size - 1} if size else ():
+        with (place / "file").open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 1]))
+        with pytest.raises(CheckpointError, match="is damaged: file"):
+            verify_sealed(place)
+        with (place / "file").open("r+b") as file:
+            file.seek(at)
+            file.write(byte)
+    verify_sealed(place)
+
+
+def test_pruning_keeps_the_newest_and_ignores_unfinished_ones(tmp_path):
+    for iteration in (1, 2, 10, 20):
+        path = checkpoints.place_for(tmp_path, iteration)
+        path.mkdir()
+        (path / "state").write_text(str(iteration))
+        if iteration != 20:
+            checkpoints.seal(path)
+    checkpoints.prune(tmp_path, 2)
+    assert [p.name for p in checkpoints.checkpoints_in(tmp_path)] == ["checkpoint_000002", "checkpoint_000010"]
+    assert checkpoints.place_for(tmp_path, 20).exists()  # unfinished: another process may be writing it

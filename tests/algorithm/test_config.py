@@ -1,0 +1,317 @@
+"""SRLConfig: faults have lines and come at once, nothing unknown or unused passes, round trips change nothing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+from functools import cache
+from pathlib import Path
+
+import pytest
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.tune.registry import TRAINABLE_CLASS, _global_registry
+
+import rllib_srl
+from rllib_srl import SRL, SRLConfig
+from rllib_srl.algorithm import config as tables
+from rllib_srl.algorithm.resources import engine_threads
+from rllib_srl.algorithm.validation import AT_LEAST, INSTEAD, ONE_OF, USED, faults_of
+
+PACKAGE = Path(rllib_srl.__file__).parent
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
+
+
+def test_the_defaults_are_without_fault(config):
+    assert faults_of(config) == []
+    config.validate()
+    assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+FAULTS = [
+    *[(name, least - 1, f"expected an integer of at least {least}") for name, least in AT_LEAST.items()],
+    *[(name, "no such", "expected one of 'auto'" if "auto" in c else "expected one of") for name, c in ONE_OF.items()],
+    ("group_size", 8.0, "group_size = 8.0; expected an integer of at least 2"),
+    ("group_size", True, "group_size = True; expected an integer of at least 2"),
+    ("advantage", "best", "advantage = 'best'; expected one of 'group', 'mean_only'"),
+    ("temperature", 0.0, "temperature = 0.0; expected a number from 0.01 to 100"),
+    ("temperature", 0.001, "expected a number from 0.01 to 100"),
+    ("clip_low", 0, "expected a number in (0, 1]"),
+    ("clip_low", 1.5, "expected a number in (0, 1]"),
+    ("engine_memory_utilization", 1.2, "expected a number in (0, 1]"),
+    ("clip_high", float("nan"), "clip_high = nan; expected a number above 0"),
+    ("sync_timeout_s", float("inf"), "sync_timeout_s = inf; expected a number above 0"),
+    ("env_timeout_s", -1, "expected a number above 0"),
+    ("sample_timeout_s", 0, "expected a number above 0"),
+    ("update_timeout_s", "long", "expected a number above 0"),
+    ("start_timeout_s", 0, "expected a number above 0"),
+    ("engine_kv_cache_gib", 0, "expected a number above 0"),
+    ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
+    ("grad_clip", 0, "grad_clip = 0; expected a number above 0, or None"),
+    ("kl_coeff", -0.1, "expected a number of at least 0"),
+    ("weight_decay", -0.1, "expected a number of at least 0"),
+    ("lr", -1e-3, "lr = -0.001; expected a number of at least 0, or a schedule"),
+    ("lr", "fast", "lr = 'fast'; expected a number of at least 0, or a schedule"),
+    ("seed", -1, "seed = -1; expected an integer of at least 0, or None"),
+    ("evaluation_interval", 0, "evaluation_interval = 0; expected an integer of at least 1, or None"),
+    ("evaluation_duration", "auto", "evaluation_duration = 'auto'; expected an integer of at least 1"),
+    ("colocate", "yes", "colocate = 'yes'; expected True or False"),
+    ("prefix_sharing", 1, "prefix_sharing = 1; expected True or False"),
+    ("check_resources", None, "check_resources = None; expected True or False"),
+    ("adam_betas", (0.9,), "adam_betas = (0.9,); expected two numbers in [0, 1)"),
+    ("adam_betas", (0.9, 1.0), "expected two numbers in [0, 1)"),
+    ("max_turn_tokens", 1024, "max_turn_tokens = 1024; expected less than max_episode_tokens = 1024"),
+    ("num_env_runners", 0, None),
+    ("replay_revisit_fraction", 1.5, "replay_revisit_fraction = 1.5; expected a number in [0, 1]"),
+    ("replay_reuse_fraction", 1.0, "replay_reuse_fraction = 1.0; expected a number in [0, 1)"),
+    ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.25); expected both 0"),
+    ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'expanding', 'fixed', 'fsrs'"),
+    ("replay_spacing_config", {"boxes": 3}, "replay_spacing_config = {'boxes': 3}; spacing 'fsrs' has no parameters"),
+    ("replay_selection_config", {"kappa": 3}, "replay_selection_config = {'kappa': 3}; kappa = 3; expected a setting"),
+    ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
+    ("replay_mask_window", (2.0, 0.5), "replay_mask_window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
+    ("replay_diversity_parts", ("rarety",), "replay_diversity_parts = ('rarety',); expected some of"),
+    ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
+    ("env", None, "env = None; expected an environment"),
+    ("env", "no_such_world", "env: environment 'no_such_world' is unknown; known: "),
+    ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass': module 'json' has no 'NoSuchClass'"),
+    ("env", "no.such.module:Env", "module 'no.such.module' cannot be imported"),
+    ("env", 3, "env = 3; expected a name, 'package.module:Class' or a class"),
+    ("env", len, "expected a name, 'package.module:Class' or a class"),
+    ("env_config", [1], "env_config of env = [1]; expected a mapping"),
+    ("mixture", {"lookup": 1}, "mixture = {'lookup': 1}; expected weights of some of ['compare']"),
+    ("mixture", {}, "mixture = {}; expected weights of some of ['compare']"),
+    ("mixture", {"compare": 0}, "mixture = {'compare': 0}; expected weights above 0"),
+    ("mixture", ["compare"], "mixture = ['compare']; expected a mapping from the names of environments"),
+    ("_model_config", {"model": "./nowhere"}, "model directory ./nowhere does not exist"),
+    ("_model_config", {"model": 7}, "model_config['model'] = 7; expected"),
+    ("_model_config", {"model": "tiny/", "lora": 8}, "model_config has ['lora']; expected only 'model'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), FAULTS)
+def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expected):
+    setattr(config, name, value)
+    lines = faults_of(config)
+    if expected is None:
+        assert lines == []
+        return
+    assert any(expected in line for line in lines), lines
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"num_env_runners": 0, "num_learners": 2}, "(all in one process); expected num_learners = 0, not 2"),
+        ({"weight_transfer": "nccl"}, "weight_transfer = 'nccl'; expected 'object_store' without GPUs on both sides"),
+        ({"weight_transfer": "ipc", "engine": "transformers"}, "expected 'object_store' with engine = 'transformers'"),
+        ({"num_gpus_per_env_runner": 2}, "engine_tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),
+        (
+            {"colocate": True, "num_gpus_per_env_runner": 0.6, "num_gpus_per_learner": 0.6},
+            "colocate = True with 0.6 + 0.6 GPUs; expected fractions that sum to at most 1",
+        ),
+        ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1; expected 0 with optimizer_name = 'sgd'"),
+        ({"env": None, "worlds": {"nowhere": {}}}, "worlds: environment 'nowhere' is unknown"),
+        ({"env": None, "worlds": {"compare": 3}}, "env_config of compare = 3; expected a mapping"),
+        ({"env": None, "worlds": ["compare"]}, "worlds = ['compare']; expected a mapping from the names of "),
+    ],
+)
+def test_settings_that_do_not_fit_each_other(config, settings, expected):
+    assert any(expected in line for line in faults_of(config.update_from_dict(settings)))
+
+
+def test_all_faults_come_at_once(config):
+    bad = {"group_size": 1, "temperature": -1, "engine": "gpt", "clip_hihg": 0.3, "train_batch_size": 8, "env": None}
+    config.update_from_dict(bad).replay(revisit_fraction=-0.2)
+    with pytest.raises(ValueError) as caught:
+        config.validate()
+    first, *lines = str(caught.value).splitlines()
+    assert first == "SRLConfig has faults:"
+    for name in (*bad, "replay_revisit_fraction"):
+        assert sum(line.startswith(f"  {name} = ") for line in lines) == 1, (name, lines)
+    assert len(lines) == len(bad) + 1
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_unknown_names_are_refused_however_they_come(config):
+    config.max_turn_token = 5
+    assert faults_of(config) == ["max_turn_token = 5; expected no setting of that name; did you mean max_turn_tokens?"]
+    with pytest.raises(ValueError, match="group_sise = 4; expected no setting of that name"):
+        SRLConfig().update_from_dict({"env": "compare", "group_sise": 4}).validate()
+    with pytest.raises(TypeError, match="clip_hihg"):
+        SRLConfig().training(clip_hihg=0.3)
+    with pytest.raises(TypeError, match=r"replay\(\) got settings .*\n  spacign; .*; did you mean spacing\?\nexpected"):
+        SRLConfig().replay(spacign="fsrs")
+
+
+def test_names_with_a_leading_underscore_pass(config):
+    config._my_note = "anything"
+    config.validate()
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_a_setting_of_rllib_without_effect_here_names_what_to_use(config, name):
+    setattr(config, name, "changed")
+    (line,) = faults_of(config)
+    assert line.startswith(f"{name.lstrip('_')} = 'changed'; expected ")
+    assert line.endswith(f"SRL does not use it: use {INSTEAD[name]}")
+
+
+@pytest.mark.slow
+def test_every_public_setting_of_rllib_is_used_or_refused(config):
+    """Whoever adds a setting to RLlib, or a use of one to SRL, is told to sort it into one of the two."""
+    ours = {"policies", "policies_to_train", "policy_mapping_fn", "policy_map_capacity", "policy_states_are_swappable"}
+    for name in sorted(set(vars(AlgorithmConfig())) - USED - ours - {"policy_map_cache"}):
+        if not name.startswith(("_", "callbacks_")):
+            changed = config.copy(copy_frozen=False)
+            setattr(changed, name, "changed")
+            assert any(line.startswith(f"{name} = ") for line in faults_of(changed)), name
+    assert set(vars(AlgorithmConfig())) >= USED
+
+
+def test_several_agents_are_refused(config):
+    config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *args, **kwargs: "a")
+    assert "policies of several agents; expected one: SRL trains a single policy" in faults_of(config)
+
+
+# --- the grouped methods --------------------------------------------------------------------------
+
+GROUPS = {
+    "environment": tables.ENVIRONMENT,
+    "env_runners": tables.ENV_RUNNERS,
+    "training": tables.TRAINING,
+    "evaluation": tables.EVALUATION,
+}
+
+
+@pytest.mark.parametrize(("method", "name"), [(m, name) for m, table in GROUPS.items() for name in table])
+def test_a_grouped_method_sets_the_flat_attribute(method, name):
+    config, mark = SRLConfig(), object()
+    assert getattr(config, name) == tables.SETTINGS[name][0]
+    assert getattr(config, method)(**{name: mark}) is config
+    assert getattr(config, name) is mark
+
+
+@pytest.mark.parametrize("name", tables.REPLAY)
+def test_replay_takes_the_short_names(name):
+    assert getattr(SRLConfig().replay(**{name.removeprefix("replay_"): 0.5}), name) == 0.5
+
+
+def test_grouped_methods_still_take_the_settings_of_rllib():
+    config = (
+        SRLConfig().training(lr=3e-5, num_epochs=2).env_runners(num_env_runners=3).evaluation(evaluation_interval=4)
+    )
+    assert (config.lr, config.num_epochs, config.num_env_runners, config.evaluation_interval) == (3e-5, 2, 3, 4)
+
+
+# --- every setting acts ---------------------------------------------------------------------------
+
+
+@cache
+def names_read() -> set[str]:
+    """Return each attribute that the package reads from a config, outside the tables and the checks."""
+    read: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name not in ("validation.py", "loss_validation.py", "checks.py"):  # to check a setting is not to use it
+            nodes = ast.walk(ast.parse(path.read_text()))
+            read |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    return read
+
+
+@pytest.mark.parametrize("name", [name for name in tables.SETTINGS if name not in tables.REPLAY])
+def test_every_setting_is_read_somewhere(name):
+    assert name.removeprefix("planner_") in names_read()
+
+
+def test_the_engine_gets_its_settings(config):
+    config.env_runners(engine="vllm", engine_tensor_parallel_size=2, engine_memory_utilization=0.4)
+    config.env_runners(engine_kv_cache_gib=0.5, engine_max_num_seqs=7, max_episode_tokens=99, engine_num_threads=3)
+    config.training(compute_dtype="bfloat16").debugging(seed=5)
+    from rllib_srl.engine.vllm_engine import VLLMEngine
+
+    settings = config.engine_settings(Path("model"))
+    assert settings == {
+        "kind": "vllm",
+        "model_dir": Path("model"),
+        "dtype": "bfloat16",
+        "seed": 5,
+        "context_length": 99,
+        "max_num_seqs": 7,
+        "tensor_parallel_size": 2,
+        "memory_utilization": 0.4,
+        "kv_cache_gib": 0.5,
+        "weight_transfer": "object_store",
+        "num_threads": 3,
+    }
+    assert set(settings) - {"kind"} <= set(inspect.signature(VLLMEngine.__init__).parameters)
+
+
+# --- round trips and registration -----------------------------------------------------------------
+
+
+@pytest.fixture
+def changed(config):
+    config.environment(None, worlds={"compare": {"num_shots": 2}, "lookup": {}}, mixture={"compare": 3, "lookup": 1})
+    config.env = None
+    config.training(lr=[[0, 1e-3], [100, 1e-4]], group_size=5, adam_betas=(0.8, 0.9)).evaluation(evaluation_pass_k=3)
+    return config.debugging(seed=3)
+
+
+def public(config) -> dict:
+    return {name: value for name, value in vars(config).items() if name not in ("class", "_is_frozen", "policies")}
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda config: config.copy(copy_frozen=False),
+        lambda config: pickle.loads(pickle.dumps(config)),
+        lambda config: SRLConfig.from_state(config.get_state()),
+        lambda config: SRLConfig().update_from_dict(config.to_dict()),
+        lambda config: SRLConfig.from_state(pickle.loads(pickle.dumps(config.get_state()))),
+    ],
+    ids=["copy", "pickle", "from_state", "to_dict", "pickled state"],
+)
+def test_round_trips_change_nothing(changed, copied):
+    changed.validate()
+    again = copied(changed)
+    again.validate()
+    differ = [name for name, value in public(changed).items() if getattr(again, name) != value]
+    assert differ == []
+    assert again.mixture_weights() == {"compare": 3.0, "lookup": 1.0}
+    assert again.world_configs() == {"compare": {"num_shots": 2}, "lookup": {}}
+
+
+def test_a_copy_is_apart(changed):
+    again = changed.copy(copy_frozen=False)
+    again.worlds["compare"]["num_shots"] = 0
+    assert changed.worlds["compare"]["num_shots"] == 2
+
+
+def test_srl_is_known_to_tune():
+    assert _global_registry.get(TRAINABLE_CLASS, "SRL") is SRL
+    _global_registry.unregister(TRAINABLE_CLASS, "SRL")
+    assert not _global_registry.contains(TRAINABLE_CLASS, "SRL")
+    rllib_srl.register()
+    assert _global_registry.get(TRAINABLE_CLASS, "SRL") is SRL
+    _global_registry.unregister(TRAINABLE_CLASS, "SRL")
+    assert rllib_srl.SRLConfig is SRLConfig  # loading the class is enough
+    assert _global_registry.get(TRAINABLE_CLASS, "SRL") is SRL
+
+
+@pytest.mark.parametrize(
+    ("given", "num_engines", "expected"), [("3", 1, 3), ("", 1, 6), ("", 2, 3), ("", 4, 1), ("", 9, 1), ("", 0, 6)]
+)
+def test_engines_share_the_cores_unless_openmp_is_told_otherwise(monkeypatch, given, num_engines, expected):
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert engine_threads(num_engines) == expected

@@ -1,0 +1,78 @@
+"""Names of other libraries: each leads to settings that exist, wherever it is typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.cli.shared.settings import all_settings
+from rllib_srl.common.foreign_names import FLAGS, FOREIGN, in_place_of, nearest, targets_of
+
+TRL_AND_VERL = [
+    ("learning_rate", "use lr"),
+    ("num_generations", "use group_size"),
+    ("beta", "use kl_coeff"),
+    ("epsilon", "use clip_low and clip_high (the ratio stays within 1 - clip_low and 1 + clip_high)"),
+    ("epsilon_high", "use clip_high"),
+    ("max_completion_length", "use max_turn_tokens"),
+    ("num_iterations", "use num_epochs (optimiser steps on each batch)"),
+    ("gradient_checkpointing", "use activation_checkpointing"),
+    ("rollout.n", "use group_size"),
+    ("actor_rollout_ref.rollout.n", "use group_size"),
+    ("actor_rollout_ref.model.path", "use model"),
+    ("actor_rollout_ref.actor.optim.lr", "use lr"),
+    ("actor_rollout_ref.actor.ppo_epochs", "use num_epochs"),
+    ("actor_rollout_ref.rollout.gpu_memory_utilization", "use engine_memory_utilization"),
+    ("actor_rollout_ref.rollout.temperature", "use temperature"),
+    ("data.train_batch_size", "use num_prompts_per_batch"),
+    ("trainer.default_local_dir", "use --out"),
+    ("trainer.save_freq", "use checkpoint_every"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("unifrom", "uniform"), ("uniform", "uniform"), ("lottery", ""), ("", "")]
+)
+def test_the_nearest_name_by_hand(name, found):
+    assert nearest(name, {"uniform", "fifo", "priority"}) == found
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_every_target_is_a_setting_and_no_name_is_one(name):
+    targets = targets_of(FOREIGN[name])
+    assert targets and set(targets) <= {*all_settings(), *FLAGS}
+    assert name not in all_settings(), "a setting of ours needs no translation"
+
+
+@pytest.mark.parametrize(("name", "expected"), TRL_AND_VERL)
+def test_names_of_trl_and_verl_lead_to_ours(name, expected):
+    assert in_place_of(name, all_settings()) == expected
+    assert in_place_of(name.replace("_", "-").upper(), all_settings()) == expected
+
+
+def test_near_misses_of_ours_go_before_foreign_names():
+    known = all_settings()
+    assert in_place_of("group_sise", known) == "did you mean group_size?"
+    assert in_place_of("learning_rat", known) == "use lr"
+    assert in_place_of("groupsize", known, "--") == "did you mean --group_size?"
+    assert in_place_of("output_dir", known, "--") == "use --out"
+    assert in_place_of("xyzzy", known) == ""
+
+
+def test_the_config_gives_the_same_advice_however_names_come():
+    with pytest.raises(TypeError) as caught:
+        SRLConfig().training(learning_rate=1e-5, num_generations=8, max_turns=3, lr=1e-5)
+    assert str(caught.value).splitlines() == [
+        "training() got settings that it does not take:",
+        "  learning_rate; expected no setting of that name here; use lr",
+        "  max_turns; expected no setting of that name here; use env_runners(), whose setting it is",
+        "  num_generations; expected no setting of that name here; use group_size",
+    ]
+    with pytest.raises(TypeError, match=r"env_runners\(\) .*\n  rollout_n; "):
+        SRLConfig().env_runners(rollout_n=4)
+    lines = faults_of(SRLConfig().environment("compare").update_from_dict({"learning_rate": 1e-5, "rollout.n": 8}))
+    assert lines == [
+        "learning_rate = 1e-05; expected no setting of that name; use lr",
+        "rollout.n = 8; expected no setting of that name; use group_size",
+    ]

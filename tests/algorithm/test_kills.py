@@ -1,0 +1,205 @@
+"""Processes die or fall silent: runner and buffer come back whatever phase they died in; a learner's death is an error.
+
+Stated times on an idle machine of 2 cores: a runner is back within 30 s, a learner's death is reported within 15 s.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rllib_srl import SRL
+from rllib_srl.common.remote_calls import ActorFailure
+from rllib_srl.learner.learner import GRPOTorchLearner
+from rllib_srl.rollout.env_runner import LLMEnvRunner
+from rllib_srl.storage.checkpoints import checkpoints_in
+from scripts.kill_phases import PHASES, kill_phases
+from tests.small_memory import memory_config
+from tests.small_worlds import small_config, watch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+RUNNER_BACK_S = 90.0  # three times the stated times, for machines that do other things
+LEARNER_REPORTED_S = 45.0
+
+
+def is_first(flag: str) -> bool:
+    """Say whether no process has asked before, in any life."""
+    try:
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class Troubled(LLMEnvRunner):
+    """Dies when it gets the weights of the first update, then hangs once, and in the end dies whenever it plays."""
+
+    num_loads = 0
+
+    def load_weights(self, *args, **kwargs):
+        self.num_loads += 1
+        if self.num_loads == 3 and is_first(self.config.env_config["flag"] + ".died"):  # after the self-test's two
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().load_weights(*args, **kwargs)
+
+    def play_groups(self, *args, **kwargs):
+        flag = self.config.env_config["flag"]
+        if self.engine.version == 1 and is_first(flag + ".hung"):
+            time.sleep(600)
+        if Path(flag + ".doomed").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().play_groups(*args, **kwargs)
+
+
+class DyingLearner(GRPOTorchLearner):
+    """One of them dies in the middle of the third update."""
+
+    num_updates = 0
+
+    def _accumulate_gradients(self, stats):
+        super()._accumulate_gradients(stats)
+        self.num_updates += 1
+        if self.num_updates == 3 and is_first(self.config.env_config["flag"]):
+            self.end()
+
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SilentLearner(DyingLearner):
+    """One of them falls silent in the middle of the third update."""
+
+    def end(self):
+        time.sleep(600)
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = small_config(random_llama_dir, tmp_path, flag=str(tmp_path / "flag"))
+    return config.training(start_timeout_s=RUNNER_BACK_S, sync_timeout_s=60.0, update_timeout_s=60.0)
+
+
+@contextmanager
+def running(config, num_env_runners: int = 1):
+    config.env_runners(num_env_runners=num_env_runners)
+    algo = config.build_algo()
+    try:
+        yield algo
+    finally:
+        start = time.monotonic()
+        algo.stop()
+        assert time.monotonic() - start < 30
+
+
+def pids_of(algo) -> dict[int, int]:
+    asked = {runner_id: {} for runner_id in algo.runners.ids}
+    return {i: answer["pid"] for i, answer in algo.runners.all("where", asked, 30, "saying where it is").items()}
+
+
+def drawn(algo) -> list[list[str]]:
+    """Return a list that the prompts of every draw are added to."""
+    prompts, draw = [], algo.source.draw
+
+    def recorded(num_prompts, shares=None):
+        prompts.append(draw(num_prompts, shares))
+        return prompts[-1]
+
+    algo.source.draw = recorded
+    return prompts
+
+
+def assert_all_were_played(seen, prompts) -> None:
+    """Everything that was drawn was played, and once."""
+    assert sorted(m.prompt.key for batch in seen for m in batch.groups) == sorted(p.key for p in prompts[-1])
+
+
+def assert_engines_agree(algo) -> None:
+    """Every engine computes with the same weights, those of the last update."""
+    asked = {runner_id: {} for runner_id in algo.runners.ids}
+    prints = list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values())
+    assert all(one == prints[0] for one in prints)
+    gap, lost = algo.weight_sync.sync(algo.version)
+    assert gap.max < 1e-3 and not lost
+    assert list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values()) == prints
+
+
+@pytest.mark.timeout(400)
+def test_death_in_each_phase_costs_work_and_nothing_else(random_llama_dir, tmp_path, ray_here):
+    """In each of five phases a runner dies and the buffer; in the end a runner dies and comes back unnoticed."""
+    config = memory_config(random_llama_dir, tmp_path / "log", groups_per_item=99, max_drift=None)
+    config.environment(env_config={"num_prompts": 400, "slow_s": 0.5}).evaluation(evaluation_interval=1)
+    config.env_runners(num_transcripts=0).training(lr=1e-4, start_timeout_s=RUNNER_BACK_S, update_timeout_s=60.0)
+    with running(config, num_env_runners=2) as algo:
+        result = kill_phases(algo, 1, tmp_path / "copy", seed=1, delay_s=0.2)
+        newest = algo.version
+        seen = watch(algo)
+        algo.train()
+        assert {batch.version for batch in seen if batch.groups[0].ref is not None} == {newest}
+    assert result["faults"] == []
+    want = {f"{who} in {phase}": 1 for who in ("runner", "buffer") for phase in PHASES} | {"runner in rest": 1}
+    assert result["kills"] == want and result["num_iterations"] == 7
+    assert result["num_runner_restarts"] == 6  # the sixth came back before it was asked, without the weights
+    assert 1 <= result["num_buffer_restarts"] <= 5  # a death that nobody noticed is none
+    assert result["num_reused_tokens"] > 0
+
+
+@pytest.mark.smoke
+def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
+    flag = config.env_config["flag"]
+    config.env_runners(env_runner_cls=Troubled, sample_timeout_s=8.0)
+    with running(config) as algo:
+        seen, prompts, old = watch(algo), drawn(algo), pids_of(algo)
+        assert algo.train()["num_runner_restarts"] == 1
+        assert Path(flag + ".died").exists() and algo.version == 1
+        assert_engines_agree(algo)
+
+        second = pids_of(algo)
+        seen.clear()
+        start = time.monotonic()
+        assert algo.train()["num_runner_restarts"] == 2
+        assert 8 <= time.monotonic() - start < 8 + RUNNER_BACK_S
+        assert_all_were_played(seen, prompts)
+        assert old != second != pids_of(algo)
+        with pytest.raises(ProcessLookupError):
+            os.kill(second[1], 0)
+        assert_engines_agree(algo)
+
+        Path(flag + ".doomed").touch()
+        with pytest.raises(ActorFailure, match=r"4 prompts could not be played in 3 tries: runner 1 died") as caught:
+            algo.train()
+        assert "\n" not in str(caught.value)
+
+
+def fail_in_the_third_update(config, message) -> None:
+    config.training(checkpoint_every=1)
+    with running(config) as algo:
+        algo.train()
+        algo.train()
+        start = time.monotonic()
+        with pytest.raises(ActorFailure, match=message) as caught:
+            algo.train()
+        assert time.monotonic() - start < LEARNER_REPORTED_S
+        assert "\n" not in str(caught.value)
+
+
+def test_a_dead_learner_is_named_and_the_run_continues_from_its_checkpoint(config, tmp_path):
+    config.learners(num_learners=2, learner_class=DyingLearner)
+    fail_in_the_third_update(config, r"^learner [01] died while updating; continue from the last checkpoint$")
+    newest = checkpoints_in(Path(tmp_path))[-1]
+    assert newest.name == "checkpoint_000002"
+    again = SRL.from_checkpoint(newest)
+    assert (again.iteration, again.version) == (2, 2)
+    result = again.train()
+    assert (result["training_iteration"], again.version) == (3, 3)
+    again.stop()
+
+
+def test_a_silent_learner_ends_the_update_in_time(config, monkeypatch):
+    monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "3")  # Ray Train's patience with it in `stop`: 30 s
+    config.learners(num_learners=2, learner_class=SilentLearner).training(update_timeout_s=10.0)
+    fail_in_the_third_update(config, r"^learner 0, 1 gave no answer within 10 s while updating$")

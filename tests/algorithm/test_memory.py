@@ -1,0 +1,412 @@
+"""The memory on the real path, all in one process: what is revisited and reused is what is said, stored and trained."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rllib_srl.batch.estimators import group as group_rule
+from rllib_srl.batch.estimators import has_signal
+from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.types import StopReason
+from tests.small_memory import check_shards, go, memory_config, weights_of
+from tests.small_worlds import watch
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    return memory_config(random_llama_dir, tmp_path / "log")
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Return a function that builds an algorithm with a log directory of its own, and stop all of them afterwards."""
+    built = []
+
+    def of(config, **replay):
+        own = config.copy(copy_frozen=False).replay(**replay)
+        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
+        return built[-1]
+
+    yield of
+    for algo in built:
+        check_shards(algo) if algo.memory.num_shards else None
+        algo.stop()
+
+
+def buffer_of(algo):
+    return algo.memory._shards[0].buffer
+
+
+def item_of(algo, prompt):
+    store = buffer_of(algo).store
+    return store.items[store.slot_of(int(prompt.key, 16))]
+
+
+def tokens_of(iterations) -> list[list[int]]:
+    return [group.token_ids_N.tolist() for one in iterations for group in one.played]
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_shares_are_those_of_what_was_played_and_trained(config, build):
+    """4 prompts at .2: after 26 iterations with a memory .2 within 1 %, of prompts and of groups in the batch."""
+    algo = build(config.training(lr=1e-4), revisit_fraction=0.2, reuse_fraction=0.2, max_age=8, max_uses=50)
+    iterations = go(algo, 29)
+    with_memory = iterations[3:]  # 4 items after the first; the next two must find groups with signal
+    num = Counter(group.origin for one in with_memory for group in one.played)
+    num_reused = sum(len(one.reused) for one in with_memory)
+    assert num.total() == 104 and abs(num["revisit"] / 104 - 0.2) < 0.01
+    assert num_reused == len(with_memory) and num_reused / (num_reused + 4 * len(with_memory)) == 0.2
+    # What the learner was given, against what is reported of each iteration and of all.
+    total: Counter = Counter()
+    for one in iterations:
+        groups = [("reuse", meta.ref) for meta in one.reused] + [(group.origin, group) for group in one.played]
+        found: Counter = Counter()
+        for origin, group in groups:
+            found[f"num_groups_{origin}"] += 1
+            found[f"num_generated_{origin}"] += int(group.loss_mask_N.sum())
+        for origin, group, _ in one.trained:
+            name = origin if origin == "reuse" else group.origin
+            found[f"num_signal_{name}"] += 1
+            found[f"num_tokens_{name}"] += int(group.loss_mask_N.sum())
+            assert has_signal(group.rewards_G)
+        names = [name for name in one.replay if name.rsplit("_", 1)[-1] in ("fresh", "revisit", "reuse")]
+        assert len(names) == 12 and {name: one.replay[name] for name in names} == {name: found[name] for name in names}
+        learnt = one.result["learners"]["default_policy"]
+        assert learnt["reuse/num_tokens"] == found["num_tokens_reuse"]
+        assert learnt["num_tokens"] == found["num_tokens_fresh"] + found["num_tokens_revisit"]
+        total += found
+    for what, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
+        fresh, revisit, reuse = (total[f"num_{what}_{origin}"] for origin in ("fresh", "revisit", "reuse"))
+        last = iterations[-1].replay
+        assert last[f"revisit_share_{name}"] == pytest.approx(revisit / (fresh + revisit))
+        assert last[f"reuse_share_{name}"] == pytest.approx(reuse / (fresh + revisit + reuse))
+
+
+@pytest.mark.slow
+def test_a_fraction_of_a_slot_is_carried_and_what_is_missing_is_counted(config, build):
+    """A tenth of 4: slots 0 0 1 0 1 ...; with 4 items at rest for 50 iterations nothing may be revisited."""
+    algo = build(config, revisit_fraction=0.1, reuse_fraction=0.0)
+    assert [len(one.revisits) for one in go(algo, 8)] == [0, 0, 0, 1, 0, 1, 0, 0]
+    algo = build(config, revisit_fraction=0.5, reuse_fraction=0.0, min_recall_interval=50)
+    iterations = go(algo, 4)
+    assert [len(one.metas) for one in iterations] == [4] * 4  # fresh prompts fill up
+    last = iterations[-1].replay
+    assert (last["num_revisits_owed"], last["num_revisits_short"], last["revisit_share_prompts"]) == (6, 6, 0)
+
+
+# --- reuse ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
+    algo = build(config.training(lr=3e-5), groups_per_item=9)
+    iterations, played, ages = go(algo, 8), {}, set()
+    for now, one in enumerate(iterations, 1):
+        for meta in one.reused:
+            stored, born = played[meta.group_id]
+            ages.add(now - born)
+            assert meta.origin == meta.ref.origin == "reuse" and meta.prompt == stored.prompt
+            for name in ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "rewards_G", "offsets", "versions_G2"):
+                assert np.array_equal(getattr(meta.ref, name), getattr(stored, name)), name
+            given = next(group for origin, group, _ in one.trained if group.group_id == meta.group_id)
+            assert np.array_equal(given.behaviour_logp_N, stored.behaviour_logp_N)
+        if one.reused:
+            learnt = one.result["learners"]["default_policy"]
+            assert learnt["reuse/drift"] > 1e-4  # so the stored log-probs are not the learner's of today
+            assert learnt["reuse/gradient_norm"] > 1e-3
+        played |= {group.group_id: (group, now) for group in one.played}
+        ids = [group.group_id for _, group, _ in one.trained]
+        assert len(ids) == len(set(ids))
+    assert len(ages) > 2 and min(ages) == 1
+    rows = buffer_of(algo).store.groups
+    uses = Counter(meta.group_id for one in iterations for meta in one.reused)
+    assert rows["uses"][rows["size"] > 0].sum() == sum(uses.values())
+
+
+@pytest.mark.slow
+def test_reuse_moves_the_weights_and_without_weight_it_is_as_if_it_were_not(config, build):
+    """Three runs that are one until the second iteration, whose reused group has the weight 1, 0, or is not drawn."""
+    runs = {}
+    for name, changes in {"on": {}, "weightless": {"reuse_coeff": 0.0}, "off": {"reuse_fraction": 0.0}}.items():
+        algo = build(config.training(lr=1e-4), max_drift=None, **changes)
+        first = go(algo, 1)
+        before = weights_of(algo)
+        second = go(algo, 1)
+        runs[name] = (first + second, before, weights_of(algo), algo)
+    on, weightless, off = runs["on"], runs["weightless"], runs["off"]
+    assert [len(run[0][1].reused) for run in (on, weightless, off)] == [1, 1, 0]
+    for run in (weightless, off):
+        assert tokens_of(run[0]) == tokens_of(on[0]) and np.array_equal(run[1], on[1])
+        assert [one.revisits for one in run[0]] == [one.revisits for one in on[0]]
+    assert np.array_equal(weightless[2], off[2])
+    step = np.linalg.norm(off[2] - off[1])
+    assert np.linalg.norm(on[2] - off[2]) > 0.05 * step > 0
+    third = [go(run[3], 1) for run in (weightless, off)]
+    assert tokens_of(third[0]) == tokens_of(third[1]) and np.array_equal(weights_of(weightless[3]), weights_of(off[3]))
+
+
+@pytest.mark.slow
+def test_an_importance_weight_scales_the_gradient_of_what_is_reused(config, build):
+    """Two runs that are one until the first reuse that weighs less than 1: by fresh_per, with exponents 0 and 1."""
+    norms, metrics = {}, {}
+    for beta in (0.0, 1.0):
+        rule = {"per_alpha": 1.0, "per_beta": beta, "fresh_tau": 1e9}
+        algo = build(config.training(lr=1e-4), reuse_selection="fresh_per", selection_config=rule, max_drift=None)
+        least = own = 1.0
+        iterations = []
+        while least == own:
+            iterations += go(algo, 1)
+            if iterations[-1].reused:
+                (meta,) = iterations[-1].reused
+                rows = buffer_of(algo).store.groups
+                # Played before this iteration, with signal, and not used up: what could have been drawn.
+                is_fit = (rows["size"] > 0) & (rows["born"] < len(iterations)) & (rows["variance"] > 0)
+                least, own = float(rows["reward"][is_fit].min()), float(meta.rewards_G.mean())
+        assert meta.weight == pytest.approx((least / own) ** beta, rel=1e-4)
+        norms[beta] = iterations[-1].result["learners"]["default_policy"]["reuse/gradient_norm"]
+        metrics[beta] = iterations[-1].replay["reuse_weight_mean"]
+        assert metrics[beta] == meta.weight
+    assert metrics[0.0] == 1.0 and metrics[1.0] < 1.0
+    assert norms[1.0] == pytest.approx(metrics[1.0] * norms[0.0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
+    none, idle = (build(config, revisit_fraction=0.0, reuse_fraction=0.0, capacity=capacity) for capacity in (0, 1000))
+    seen = [watch(none), watch(idle)]
+    for _ in range(3):
+        results = [none.train(), idle.train()]
+        prompts, tokens = (
+            [[read(meta) for meta in batches[-1].groups] for batches in seen]
+            for read in (lambda meta: meta.prompt, lambda meta: meta.ref.token_ids_N.tolist())
+        )
+        assert prompts[0] == prompts[1] and tokens[0] == tokens[1]
+        assert np.array_equal(weights_of(none), weights_of(idle))
+    assert "replay" not in results[0] and results[1]["replay"]["num_items"] == 12
+    assert results[1]["replay"]["num_stored_groups"] == 12 and results[1]["replay"]["num_revisits_owed"] == 0
+
+
+@pytest.mark.slow
+def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
+    algo = build(config.training(lr=1e-3), max_drift=1e-6, groups_per_item=9)
+    iterations = go(algo, 5)
+    reused = [meta.group_id for one in iterations for meta in one.reused]
+    assert len(reused) >= 3 and len(set(reused)) == len(reused)  # none comes back
+    for one in iterations[1:]:
+        assert one.result["learners"]["default_policy"]["reuse/gradient_norm"] == 0
+    assert iterations[-1].replay["num_dropped_drifted"] == len(reused)
+    played = sum(len(one.metas) for one in iterations)
+    last = iterations[-1].replay
+    assert last["num_stored_groups"] == played - len(reused) - last["num_refused"]
+
+
+@pytest.mark.slow
+def test_a_reuse_grades_its_item_where_that_is_asked(config, build, tmp_path):
+    algo = build(config.training(lr=1e-4), grade_reuse=True, max_drift=None)
+    iterations = go(algo, 6)
+    last = iterations[-1].replay
+    num_graded = sum(bool(visit.grade) for one in iterations for visit in one.visits.values())
+    assert last["num_rehearsed"] > 2
+    assert last["num_rehearsed"] + last["num_reviews_of_nothing"] == sum(len(one.reused) for one in iterations)
+    algo.memory.snapshot(tmp_path / "copy")
+    with Journal(tmp_path / "copy/shard_0.sqlite") as journal:
+        reviews = journal.reviews()
+    assert len(reviews) == num_graded + last["num_rehearsed"]
+    for prompt in {meta.prompt for one in iterations for meta in one.reused}:
+        times = sum(meta.prompt == prompt for one in iterations for meta in one.metas)
+        assert times <= item_of(algo, prompt)["reps"] and item_of(algo, prompt)["visits"] == times
+
+
+@pytest.mark.slow
+def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config, build):
+    """What the failed one stored and drew is not handed out as the answer to the next."""
+    algo = build(config.training(num_prompts_per_batch=8))
+    go(algo, 2)
+    learn, failed = algo._learn, []
+
+    def fail(shards):
+        failed.append(shards)
+        raise RuntimeError("out of memory")
+
+    algo._learn = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        algo.train()
+    algo._learn = learn
+    (one,) = go(algo, 1)
+    assert algo.iteration == 3 and [visit.key for visit in one.visits.values()] == [m.prompt.key for m in one.metas]
+    assert [visit.is_new for visit in one.visits.values()] == [meta.origin == "fresh" for meta in one.metas]
+    assert one.replay["num_items"] == 8 + 6 + 6 + 6 and one.replay["num_reuses"] == one.replay["num_reuses_owed"]
+
+
+# --- worlds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_item_of_one_world_is_never_played_or_graded_in_the_other(config, build):
+    """`Odd` pays for exactly what `Even` does not: a revisit in the wrong world would earn the wrong rewards."""
+    config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
+    config.environment(worlds={even: {"num_prompts": 90}, odd: {"num_prompts": 90}}, mixture={even: 1, odd: 1})
+    algo = build(config.training(num_prompts_per_batch=12, group_size=3), revisit_fraction=0.5)
+    iterations, num_revisits = go(algo, 6), Counter()
+    tokenizer, home = algo.env_runner.tokenizer, {}
+    for one in iterations:
+        for group in one.played + [meta.ref for meta in one.reused]:
+            prompt = group.prompt
+            assert home.setdefault(prompt.prompt_id, prompt.env_id) == prompt.env_id
+            assert prompt.domain == prompt.prompt_id.split()[0] == prompt.env_id.split(":")[1].lower()
+            for g in range(group.size):
+                mask = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
+                text = tokenizer.decode(group.stream(g)[mask], skip_special_tokens=True)
+                is_even = bool(text) and ord(text[0]) % 2 == 0
+                assert group.rewards_G[g] == (is_even if prompt.env_id == even else not is_even)
+            num_revisits[prompt.domain] += group.origin == "revisit"
+        for meta in one.metas:
+            visit, row = one.visits[meta.group_id], item_of(algo, meta.prompt)
+            assert visit.pass_rate == pytest.approx(np.mean(meta.rewards_G >= 0.9))
+            assert buffer_of(algo).store.domains[row["domain"]] == meta.prompt.domain
+    assert min(num_revisits["even"], num_revisits["odd"]) > 3, num_revisits
+
+
+# --- visits ---------------------------------------------------------------------------------------
+
+
+def by_hand(alpha, beta, num_success, size):
+    """Return the posterior of Jeffreys' prior with a quarter of what was known, and the grade of its mean."""
+    alpha, beta = 0.5 + 0.25 * (alpha - 0.5) + num_success, 0.5 + 0.25 * (beta - 0.5) + size - num_success
+    return alpha, beta, 1 + sum(alpha / (alpha + beta) >= bound for bound in (0.35, 0.65, 0.9))
+
+
+@pytest.mark.slow
+def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
+    config.env_runners(num_transcripts=99)
+    algo = build(config, revisit_fraction=0.5)
+    iterations = go(algo, 12)
+    lines = [json.loads(line) for line in (tmp_path / "log0/transcripts.jsonl").read_text("utf-8").splitlines()]
+    rewards, origins = {}, {}
+    for line in lines:
+        rewards.setdefault(line["group_id"], []).append(line["reward"])
+        origins[line["group_id"]] = line["origin"]
+    known, timings, num_lapses = {}, Counter(), 0
+    for one in iterations:
+        for at, meta in enumerate(one.metas):
+            visit, key = one.visits[meta.group_id], meta.prompt.key
+            passed = sum(reward >= 0.9 for reward in rewards[meta.group_id])
+            assert visit.is_new == (key not in known) == (meta.origin == "fresh")
+            assert (meta.origin, origins[meta.group_id]) == (("revisit" if at < len(one.revisits) else "fresh"),) * 2
+            alpha, beta, grade = by_hand(*known.get(key, (0.5, 0.5)), passed, 4)
+            assert (visit.pass_rate, visit.grade, visit.key) == (passed / 4, grade, key)
+            assert np.isnan(visit.predicted) == visit.is_new
+            known[key] = alpha, beta
+            timings[visit.timing] += 1
+            num_lapses += visit.is_lapse
+        assert [meta.prompt for meta in one.metas[: len(one.revisits)]] == one.revisits
+    for key, (alpha, beta) in known.items():
+        row = buffer_of(algo).store.items[buffer_of(algo).store.slot_of(int(key, 16))]
+        assert (row["alpha"], row["beta"]) == (pytest.approx(alpha), pytest.approx(beta))
+    store = buffer_of(algo).store
+    assert store.items["lapses"].sum() == num_lapses == sum(one.replay["num_lapses"] for one in iterations)
+    assert timings["new"] == len(known) and timings.total() == 48 and len(known) < 32
+    for timing in ("new", "early", "on_time", "late"):
+        assert timings[timing] == sum(one.replay[f"num_visits_{timing}"] for one in iterations)
+
+
+@pytest.mark.slow
+def test_visits_are_early_on_time_or_late_by_the_due_date(config, build):
+    """Interval 8 from `fixed`, 2 slots of 4: due in 8, on time until 10, late after."""
+    algo = build(
+        config.training(lr=0.0),
+        revisit_fraction=0.5,
+        spacing="fixed",
+        spacing_config={"interval": 8},
+        load_control="none",
+        diversity_on=(),
+    )
+    last, found = {}, Counter()
+    for now, one in enumerate(go(algo, 24), 1):
+        for meta in one.metas:
+            visit, key = one.visits[meta.group_id], meta.prompt.key
+            late = now - last[key] - 8 if key in last else None
+            want = "new" if late is None else "early" if late < 0 else "on_time" if late <= 2 else "late"
+            assert visit.timing == want, (late, visit)
+            last[key], found[want] = now, found[want] + 1
+    assert min(found[name] for name in ("early", "on_time", "late")) > 0, found
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
+    algo = build(config.training(num_prompts_per_batch=6), capacity=12, groups_per_item=1, task_growth=False)
+    iterations = go(algo, 10)
+    names = [set(one.replay) for one in iterations]
+    assert all(other == names[0] for other in names) and len(names[0]) > 60
+    num_items = 0
+    for one in iterations:
+        replay = one.replay
+        assert replay["num_groups_fresh"] + replay["num_groups_revisit"] == 6 == len(one.metas)
+        assert (
+            sum(replay[f"reuse_age_{name}"] for name in ("to_1", "to_2", "to_4", "to_8", "to_16", "to_32"))
+            == len(one.reused)
+            == replay["num_groups_reuse"] - replay["reuse_age_above"]
+        )
+        kinds = ("new", "early", "on_time", "late")
+        assert sum(replay[f"num_visits_{kind}"] for kind in kinds) == sum(bool(v.grade) for v in one.visits.values())
+        parts = sum(replay[f"num_{kind}"] for kind in ("scheduled", "waiting", "leeches"))
+        num_items += sum(visit.is_new for visit in one.visits.values())
+        assert replay["num_items"] == parts == num_items - replay["num_evicted"] <= 12
+        refused = sum(replay[name] for name in names[0] if name.startswith("num_refused_"))
+        assert replay["num_refused"] == refused
+        stop = one.result["env_runners"]
+        assert sum(stop[f"stop_reason/{reason.value}"] for reason in StopReason) == 24
+    last = iterations[-1].replay
+    assert last["num_evicted"] > 10 and last["num_groups_replaced"] > 0
+    revisits, reuses = (sum(len(getattr(one, name)) for one in iterations) for name in ("revisits", "reused"))
+    assert revisits == last["num_revisits_owed"] - last["num_revisits_short"] == last["num_revisits"] > 5
+    assert reuses == last["num_reuses_owed"] - last["num_reuses_short"] == last["num_reuses"] > 5
+    timers = iterations[-1].result["timers"]
+    assert all(timers[name] >= 0 for name in ("plan", "remember", "look_back")) and last["busy_s"] > 0
+
+
+# --- diversity ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["paper", "minmax", "mean1"])
+def test_the_bonus_multiplies_the_advantages_of_its_visit(config, build, mode):
+    algo = build(config, diversity_bonus=mode)
+    factors = []
+    for one in go(algo, 3):
+        for origin, group, advantages in one.trained:
+            plain = group_rule(group.rewards_G.astype(float))
+            if origin == "reuse":  # its own visit's bonus was of its own day
+                assert advantages == pytest.approx(plain, rel=1e-12)
+                continue
+            bonus_G = np.array(one.visits[group.group_id].bonus_G)
+            assert bonus_G.shape == (4,) and np.array_equal(advantages, plain * bonus_G)
+            factors.append(bonus_G)
+    assert len(factors) > 4 and np.std(np.concatenate(factors)) > 0.01
+
+
+@pytest.mark.slow
+def test_hidden_states_reach_the_items_of_groups_that_were_trained_on(config, build):
+    algo = build(config.training(num_prompts_per_batch=8), embedding="policy", diversity_parts=("novelty",))
+    iterations = go(algo, 4)
+    with_signal = {meta.prompt for one in iterations for meta in one.metas if has_signal(meta.rewards_G)}
+    everything = {meta.prompt for one in iterations for meta in one.metas}
+    assert 4 < len(with_signal) < len(everything)
+    for prompt in everything:
+        assert item_of(algo, prompt)["has_vector"] == (prompt in with_signal), prompt
+    vectors = dict(buffer_of(algo).ledger.journal.vectors())
+    assert len(vectors) == len(with_signal)
+    assert all(np.linalg.norm(vector) == pytest.approx(1, abs=1e-3) for vector in vectors.values())
+    novelties = [float(item_of(algo, prompt)["novelty"]) for prompt in with_signal]
+    assert np.std(novelties) > 0

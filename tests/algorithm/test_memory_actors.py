@@ -1,0 +1,382 @@
+"""The memory as actors: killed, silent, in two shards; nothing acknowledged is missing and nothing is trained twice.
+
+Stated time on an idle machine of 2 cores: a buffer actor is back within 15 s of its death.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray import tune
+from ray.exceptions import RayActorError
+
+from rllib_srl.batch.estimators import has_signal
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.journal.codec import decode
+from rllib_srl.replay.journal.file import holder_of
+from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.storage.checkpoints import seal
+from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from tests.small_memory import check_shards, go, journals_of, memory_config, watched, weights_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+BACK_S = 45.0  # three times the stated time, for machines that do other things
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path / "log", timeout_s=BACK_S, groups_per_item=99, max_drift=None)
+    return config.env_runners(num_env_runners=1, num_transcripts=0).training(lr=1e-4, update_timeout_s=60.0)
+
+
+@contextmanager
+def running(config):
+    algo = config.build_algo()
+    try:
+        yield algo
+    finally:
+        algo.stop()
+
+
+def pid_of(algo, shard: int = 0) -> int:
+    """Return an actor's process id, once it is up."""
+    deadline = time.monotonic() + BACK_S
+    while True:
+        try:
+            return ray.get(algo.memory._shards[shard].__ray_call__.remote(lambda self: os.getpid()), timeout=BACK_S)
+        except RayActorError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait until it is gone."""
+    process = psutil.Process(pid)
+    process.kill()
+    process.wait(10)
+
+
+def same(one, other) -> None:
+    """Two runs drew, played and learnt the same."""
+    for a, b in zip(one, other, strict=True):
+        assert [m.prompt for m in a.metas] == [m.prompt for m in b.metas]
+        assert [m.group_id for m in a.reused] == [m.group_id for m in b.reused]
+        pairs = zip(a.played, b.played, strict=True)
+        assert all(np.array_equal(x.token_ids_N, y.token_ids_N) for x, y in pairs)
+        assert [visit.as_dict() for visit in a.visits.values()] == [visit.as_dict() for visit in b.visits.values()]
+
+
+def check_books(algo, iterations, directory: Path) -> None:
+    """Compare the journals with what was acknowledged: groups, reviews, and how often each group was drawn."""
+    check_shards(algo)
+    uses, groups, num_reviews = Counter(), {}, 0
+    for journal in journals_of(algo, directory):
+        stored = journal.load()
+        for seq, row in zip(stored.seqs.tolist(), stored.groups, strict=True):
+            group = decode(journal.read_group(seq))
+            groups[group.group_id] = group
+            uses[group.group_id] = int(row["uses"])
+        num_reviews += len(journal.reviews())
+        journal.close()
+    visits = [visit for one in iterations for visit in one.visits.values()]
+    kept = {visit.group_id for visit in visits if not visit.refused}  # nothing is evicted or replaced in these runs
+    played = {g.group_id: g for one in iterations for g in one.played if g.group_id in kept}
+    assert groups.keys() == played.keys()
+    for group_id, group in played.items():
+        assert np.array_equal(groups[group_id].token_ids_N, group.token_ids_N)
+        assert np.array_equal(groups[group_id].behaviour_logp_N, group.behaviour_logp_N)
+    assert len(visits) == sum(len(one.played) for one in iterations) and num_reviews == sum(
+        bool(visit.grade) for visit in visits
+    )
+    drawn = Counter(meta.group_id for one in iterations for meta in one.reused)
+    assert drawn == +uses
+
+
+# --- death ----------------------------------------------------------------------------------------
+
+
+def dies_in(method: str, is_done: bool):
+    """Return a function for the actor: its next call of a method ends in death, before or after its commit."""
+
+    def arrange(self):
+        buffer, call = self.buffer, getattr(self.buffer, method)
+
+        def dying(*args):
+            if is_done:
+                call(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(buffer, method, dying)
+
+    return arrange
+
+
+def test_death_at_every_call_changes_nothing_that_is_drawn_or_learnt(config, tmp_path):
+    """Seven iterations, in six of them the actor dies: before and after the commit of each call."""
+    deaths = [(method, is_done) for method in ("due", "add", "draw") for is_done in (False, True)]
+    with running(config.copy(copy_frozen=False)) as algo:
+        calm = go(algo, 8)
+        calm_weights = weights_of(algo)
+    with running(config.training(log_directory=str(tmp_path / "other"))) as algo, watched(algo) as iterations:
+        algo.train()
+        algo.train()
+        for method, is_done in deaths:
+            pid = pid_of(algo)
+            ray.get(algo.memory._shards[0].__ray_call__.remote(dies_in(method, is_done)))
+            start = time.monotonic()
+            algo.train()
+            assert time.monotonic() - start < BACK_S and pid_of(algo) != pid
+        same(iterations, calm)
+        assert np.array_equal(weights_of(algo), calm_weights)
+        assert iterations[-1].replay["num_restarts"] == 6
+        check_books(algo, iterations, tmp_path / "copy")
+
+
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(config, tmp_path):
+    """Training goes on while its buffer actor is killed again and again."""
+    chance, num_kills, is_over = random.Random(5), 0, threading.Event()
+    with running(config) as algo, watched(algo) as iterations:
+        algo.train()
+
+        def keep_killing():
+            nonlocal num_kills
+            while num_kills < 5:
+                pid = pid_of(algo)  # once it is back
+                if is_over.wait(chance.random() * 1.5):
+                    return
+                kill(pid)
+                num_kills += 1
+
+        killer = threading.Thread(target=keep_killing)
+        killer.start()
+        while killer.is_alive() or len(iterations) < 8:
+            algo.train()
+        is_over.set()
+        killer.join()
+        last = iterations[-1].replay
+        assert num_kills == 5 and 1 <= last["num_restarts"] <= 5  # a death that nobody noticed is none
+        check_books(algo, iterations, tmp_path / "copy")
+        num_drawn = sum(len(one.reused) for one in iterations)
+        num_trained = sum(one.replay["num_groups_reuse"] for one in iterations)
+        assert num_trained == num_drawn == last["num_reuses_owed"] - last["num_reuses_short"] > 2
+        num_revisits = sum(len(one.revisits) for one in iterations)
+        assert num_revisits == len(iterations) - 1 == last["num_revisits_owed"]  # a slot each once there are 4 items
+
+
+def test_a_silent_actor_is_replaced_in_time(config, tmp_path):
+    config.replay(timeout_s=20.0)
+    with running(config) as algo, watched(algo) as iterations:
+        algo.train()
+        pid = pid_of(algo)
+        os.kill(pid, signal.SIGSTOP)
+        start = time.monotonic()
+        algo.train()
+        assert 20 <= time.monotonic() - start < 20 + BACK_S
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert iterations[-1].replay["num_restarts"] == 1 and pid_of(algo) != pid
+        algo.train()
+        check_books(algo, iterations, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("num_learners", [0, 1, 2])
+def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_learners):
+    """The actor dies for good between the draw and the fetch: what it answered is trained on all the same."""
+    config.learners(num_learners=num_learners).training(num_prompts_per_batch=8)
+    with running(config) as algo, watched(algo) as iterations:
+        algo.train()
+        sample, shard = algo.memory.sample, algo.memory._shards[0]
+
+        def doomed(*args):
+            groups = sample(*args)
+            kill(pid_of(algo))
+            time.sleep(1)  # for Ray to notice; its next life does not know these objects
+            return groups
+
+        algo.memory.sample = doomed
+        algo.train()
+        algo.memory.sample = sample
+        one = iterations[-1]
+        learnt = one.result["learners"]["default_policy"]
+        assert learnt["reuse/num_tokens"] == sum(int(m.num_loss_tokens_G.sum()) for m in one.reused) > 0
+        assert len(one.reused) == one.replay["num_groups_reuse"] == 2 and algo.version == 2
+        assert one.replay["num_restarts"] == 1 and algo.memory._shards[0] is shard
+        algo.train()
+        check_books(algo, iterations, tmp_path / "copy")
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+def test_two_shards_share_items_by_hash_and_keep_the_shares_exact(config, tmp_path):
+    config.replay(num_shards=2, max_uses=50)
+    with running(config) as algo:
+        iterations = go(algo, 3)
+        algo.save_to_path(tmp_path / "three")
+        iterations += go(algo, 9)
+        weights = weights_of(algo)
+        later = iterations[1:]
+        assert [len(one.revisits) for one in later] == [1] * 11
+        num_reused = sum(len(one.reused) for one in later[1:])
+        assert num_reused == int(10 * 4 / 3) or num_reused == int(10 * 4 / 3) + 1
+        for one in later:
+            assert len({m.prompt.key for m in one.metas}) == 4 and len({m.group_id for m in one.reused}) == len(
+                one.reused
+            )
+        names = [set(one.replay) for one in iterations]
+        assert all(other == names[0] for other in names)
+        assert iterations[-1].replay["num_items"] == sum(v.is_new for one in iterations for v in one.visits.values())
+        check_books(algo, iterations, tmp_path / "copy")
+        for index, journal in enumerate(journals_of(algo, tmp_path / "copy")):
+            keys = journal.load().items["key"]
+            assert len(keys) > 5 and set((keys % np.uint64(2)).tolist()) == {index}
+            journal.close()
+        algo.restore_from_path(tmp_path / "three")
+        same(go(algo, 9), iterations[3:])
+        assert np.array_equal(weights_of(algo), weights)
+
+
+def test_hidden_states_of_two_learners_reach_the_actor_past_the_driver(config, tmp_path, monkeypatch):
+    config.replay(embedding="policy", diversity_parts=("novelty",)).learners(num_learners=2)
+    with running(config.training(num_prompts_per_batch=8)) as algo:
+        get, largest = ray.get, []
+
+        def counted(*args, **kwargs):
+            value = get(*args, **kwargs)
+            largest.append(max((a.size for a in _arrays(value)), default=0))
+            return value
+
+        monkeypatch.setattr(ray, "get", counted)
+        with watched(algo) as iterations:
+            for _ in range(3):
+                algo.train()
+        monkeypatch.undo()
+        assert max(largest) < 128  # the model's hidden size
+        with_signal = {m.prompt.key for one in iterations for m in one.metas if has_signal(m.rewards_G)}
+        (journal,) = journals_of(algo, tmp_path / "copy")
+        stored = journal.load()
+        has_vector = {f"{int(row['key']):016x}" for row in stored.items if row["has_vector"]}
+        assert has_vector == with_signal and len(dict(journal.vectors())) == len(with_signal) > 4
+        journal.close()
+
+
+def _arrays(value) -> list[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, dict):
+        return [array for one in value.values() for array in _arrays(one)]
+    if isinstance(value, list | tuple):
+        return [array for one in value for array in _arrays(one)]
+    return []
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+
+def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
+    config.environment(env_config={"num_prompts": 400, "slow_s": 0.5}).env_runners(num_cpus_per_env_runner=0.5)
+    config.training(log_directory=None, checkpoint_every=2)
+    space = {**config.to_dict(), "lr": tune.grid_search([0.0, 1e-3]), "seed": 3}
+    run = tune.RunConfig(storage_path=str(tmp_path), stop={"training_iteration": 4}, verbose=0)
+    results = tune.Tuner("SRL", param_space=space, run_config=run).fit()
+    spans = [(r.metrics_dataframe.timestamp.min() - 1, r.metrics_dataframe.timestamp.max()) for r in results]
+    assert results.num_errors == 0 and max(first for first, _ in spans) < min(last for _, last in spans), spans
+    payloads = []
+    for result in results:
+        replay = result.metrics["replay"]
+        assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
+        path = Path(result.path) / "replay/shard_0/journal.db"
+        deadline = time.monotonic() + 30
+        while holder_of(path) is not None and time.monotonic() < deadline:
+            time.sleep(0.2)  # the actor ends with its trial
+        with Journal(path) as journal:
+            stored = journal.load()
+            assert len(stored.slots) == 13 and len(stored.seqs) == replay["num_stored_groups"] > 12
+            payloads.append({decode(journal.read_group(seq)).token_ids_N.tobytes() for seq in stored.seqs.tolist()})
+    # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
+    assert 4 <= len(payloads[0] & payloads[1]) < 12
+    written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}
+    other = config.copy(copy_frozen=False).training(lr=1e-3, log_directory=str(tmp_path / "clone")).build_algo()
+    other.restore_from_path(written[2].path)
+    assert other.iteration == 2 and other.memory.num_items == 7
+    assert go(other, 1)[0].replay["num_items"] == 10
+    check_shards(other)
+    other.stop()
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+@ray.remote(num_cpus=0.5)
+def big_group(number: int, num_tokens: int) -> Group:
+    """Return a group of two long episodes of random tokens."""
+    generator = np.random.default_rng(number)
+    mask_N = np.ones(2 * num_tokens, bool)
+    mask_N[[0, num_tokens]] = False
+    return Group(
+        group_id=f"1.{number}",
+        prompt=Prompt("world", str(number)),
+        token_ids_N=generator.integers(0, 50_000, 2 * num_tokens, dtype=np.int32),
+        loss_mask_N=mask_N,
+        behaviour_logp_N=np.where(mask_N, -generator.random(2 * num_tokens), 0).astype(np.float32),
+        offsets=np.array([0, num_tokens, 2 * num_tokens]),
+        rewards_G=np.array([0, 1], np.float32),
+        versions_G2=np.zeros((2, 2), np.int64),
+        stop_reasons=(StopReason.TERMINATED,) * 2,
+    )
+
+
+def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
+    num_tokens, num_groups = 500_000, 128
+    settings = ReplaySettings(
+        embedding="policy", diversity_parts=("variance",), on_secret="keep", degenerate_share=None, max_bytes=50 << 20
+    )
+    memory = Memory.start(
+        settings, directory=tmp_path / "log", seed=1, run="big", is_local=False, timeout_s=BACK_S, model_dir=None
+    )
+    process, highest, is_over = psutil.Process(), [0], threading.Event()
+
+    def look():
+        while not is_over.wait(0.01):
+            highest.append(process.memory_info().rss)
+
+    before = process.memory_info().rss
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for first in range(0, num_groups, 8):
+            refs = [big_group.remote(number, num_tokens) for number in range(first, first + 8)]
+            metas = [_meta(number, ref) for number, ref in zip(range(first, first + 8), refs, strict=True)]
+            assert all(visit.is_new and not visit.refused for visit in memory.add(metas, 1).values())
+            del refs, metas
+        memory.snapshot(tmp_path / "checkpoint/memory")
+        seal(tmp_path / "checkpoint")
+        size = (tmp_path / "checkpoint/memory/shard_0.sqlite").stat().st_size
+        assert memory.restore(tmp_path / "checkpoint/memory") == 0 and memory.num_items == num_groups
+        reused = memory.sample(4, 2)
+    finally:
+        is_over.set()
+        looker.join()
+        memory.stop()
+    assert size > 1e9 and len(reused) == 1
+    assert max(highest) - before < 200e6, f"{(max(highest) - before) / 1e6:.0f} MB"
+
+
+def _meta(number: int, ref) -> GroupMeta:
+    """Describe a big group without looking at it."""
+    numbers = np.zeros(2, np.int64)
+    return GroupMeta(
+        f"1.{number}", Prompt("world", str(number)), numbers, numbers, numbers, np.zeros((2, 2)), (), 0, "fresh", ref
+    )

@@ -1,0 +1,205 @@
+"""A run with a memory that is saved and restored goes on draw for draw; what does not fit is refused whole."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rllib_srl import SRL
+from rllib_srl.storage.checkpoints import CheckpointError
+from tests.conftest import ROOT
+from tests.small_memory import check_shards, go, memory_config, weights_of
+
+NEW_PROCESS = """
+import pickle, sys, ray
+from rllib_srl import SRL
+from tests.algorithm.test_memory_resume import go_on
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+algo = SRL.from_checkpoint(sys.argv[1])
+pickle.dump(go_on(algo, 2), open(sys.argv[2], "wb"))
+algo.stop()
+"""
+OF_THE_PROCESS = {"busy_s", "num_bytes_in_memory", "num_read_back", "num_spilled"}
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    # Full after its third iteration, so that evictions are drawn too.
+    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.3, capacity=14, groups_per_item=2)
+    return config.training(num_prompts_per_batch=6, lr=1e-4)
+
+
+def go_on(algo, num_iterations: int) -> list[dict]:
+    """Train, and return what each iteration drew, played and left behind, as plain values."""
+    done = []
+    for _ in range(num_iterations):
+        (one,) = go(algo, 1)
+        groups = [*one.played, *(meta.ref for meta in one.reused)]
+        done.append(
+            {
+                "iteration": one.result["training_iteration"],
+                "prompts": [group.prompt for group in groups],
+                "revisits": one.revisits,
+                "ids": [(group.group_id, group.origin) for group in groups],
+                "tokens": np.concatenate([group.token_ids_N for group in groups]),
+                "logps": np.concatenate([group.behaviour_logp_N for group in groups]),
+                "visits": [str(visit) for visit in one.visits.values()],
+                # But for groups that the run which is continued never had.
+                "metrics": {k: repr(v) for k, v in one.replay.items() if not (k in OF_THE_PROCESS or "orphan" in k)},
+                "weights": weights_of(algo),
+            }
+        )
+    return done
+
+
+def assert_same(one: list[dict], other: list[dict]) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        differ = [name for name in a if not np.array_equal(a[name], b[name])]
+        metrics = {k: (v, b["metrics"].get(k)) for k, v in a["metrics"].items() if v != b["metrics"].get(k)}
+        assert differ == [], f"iteration {a['iteration']}: {metrics}"
+
+
+@pytest.fixture
+def straight(config, tmp_path):
+    """Return a run of 5 iterations without a break, and the checkpoint after its third."""
+    algo = config.build_algo()
+    first = go_on(algo, 3)
+    algo.save_to_path(tmp_path / "three")
+    whole = first + go_on(algo, 2)
+    assert all(one["revisits"] and len(one["ids"]) > 6 for one in whole[1:])
+    yield algo, whole, tmp_path / "three"
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_a_new_algorithm_goes_on_exactly_beside_the_orphans(straight):
+    algo, whole, path = straight
+    num_younger = num_after(algo, 3)
+    algo.stop()
+    again = SRL.from_checkpoint(path)
+    assert again.iteration == 3 and len(again.memory._shards[0].buffer.orphans) == num_younger > 3
+    assert_same(go_on(again, 2), whole[3:])
+    check_shards(again)
+    again.stop()
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
+    algo, whole, path = straight
+    for _ in range(2):
+        num_younger = num_after(algo, 3)
+        algo.restore_from_path(path)
+        assert_same(go_on(algo, 2), whole[3:])
+        assert go(algo, 1)[0].result["num_orphan_groups"] == num_younger > 3
+        check_shards(algo)
+
+
+def num_after(algo, iteration) -> int:
+    """Return how many groups of later iterations are stored, orphans left out."""
+    rows = algo.memory._shards[0].buffer.store.groups
+    return int(((rows["size"] > 0) & (rows["born"] > iteration)).sum())
+
+
+@pytest.mark.slow
+def test_a_state_in_memory_goes_into_the_running_algorithm(config):
+    algo = config.build_algo()
+    go_on(algo, 2)
+    state = pickle.loads(pickle.dumps(algo.get_state()))
+    assert len(pickle.dumps(state["srl"])) < 20_000  # a path, and no groups
+    whole = go_on(algo, 3)
+    algo.set_state(state)
+    assert_same(go_on(algo, 3), whole)
+    check_shards(algo)
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_before_anything_was_played_restores(config, tmp_path):
+    algo = config.build_algo()
+    algo.save_to_path(tmp_path / "zero")
+    whole = go_on(algo, 3)
+    algo.restore_from_path(tmp_path / "zero")
+    assert_same(go_on(algo, 3), whole)
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_disturbs_the_other(straight, tmp_path):
+    """As PBT does it: the worse trial goes on from a checkpoint of the better one."""
+    algo, whole, path = straight
+    algo.restore_from_path(path)
+    other = algo.config.copy(copy_frozen=False).training(log_directory=str(tmp_path / "other")).debugging(seed=9)
+    other = other.build_algo()
+    assert not np.array_equal(go_on(other, 1)[0]["tokens"], whole[0]["tokens"])
+    other.restore_from_path(path)
+    for at in (3, 4):  # in turns
+        assert_same(go_on(algo, 1), [whole[at]])
+        assert_same(go_on(other, 1), [whole[at]])
+    taken_over = [one.memory._shards[0].buffer.counts["num_orphans_taken_over"] for one in (algo, other)]
+    assert taken_over[0] > 3 and taken_over[1] == 0
+    paths = [one.memory._shards[0].get_state()["path"] for one in (algo, other)]
+    assert paths == [str(tmp_path / name / "replay/shard_0/journal.db") for name in ("log", "other")]
+    for one in (algo, other):
+        check_shards(one)
+    other.stop()
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_a_new_process_goes_on_exactly(straight, tmp_path):
+    algo, whole, path = straight
+    algo.stop()
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", NEW_PROCESS, str(path), str(tmp_path / "out.pkl")]
+    subprocess.run(command, check=True, timeout=240, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+    assert_same(pickle.loads((tmp_path / "out.pkl").read_bytes()), whole[3:])
+
+
+# --- what cannot be restored ----------------------------------------------------------------------
+
+
+def facts_of(algo):
+    shards = algo.memory._shards if algo.memory.num_shards else []
+    positions = [shard.get_state()["position"] for shard in shards]
+    return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), positions
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight, tmp_path):
+    algo, _, path = straight
+    without = algo.config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+    other = without.training(log_directory=str(tmp_path / "without")).build_algo()
+    other.save_to_path(tmp_path / "bare")
+    cases = [
+        (other, path, algo.get_state(), r"^the checkpoint's memory has 1 shards, this run has none; expected .*= 1 "),
+        (algo, tmp_path / "bare", other.get_state(), r"memory has 0 shards \(0: none\), this run's has 1; expected "),
+    ]
+    for one, checkpoint, state, message in cases:
+        weights, facts = weights_of(one), facts_of(one)
+        for restore, what in ((one.restore_from_path, checkpoint), (one.set_state, state)):
+            with pytest.raises(ValueError, match=message) as caught:
+                restore(what)
+            assert "\n" not in str(caught.value)
+        assert np.array_equal(weights_of(one), weights) and facts_of(one) == facts
+    other.stop()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_a_damaged_memory_is_refused_and_nothing_changes(straight):
+    algo, _, path = straight
+    file = path / "memory/shard_0.sqlite"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    weights, facts = weights_of(algo), facts_of(algo)
+    for restore in (algo.restore_from_path, SRL.from_checkpoint):
+        with pytest.raises(CheckpointError, match=r"three is damaged: memory/shard_0.sqlite; use an earlier one"):
+            restore(path)
+    assert np.array_equal(weights_of(algo), weights) and facts_of(algo) == facts
+    check_shards(algo)

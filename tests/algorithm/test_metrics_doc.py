@@ -1,0 +1,105 @@
+"""docs/metrics.md against runs: every name in it is written by one, and every name that a run writes is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.small_memory import memory_config
+
+SECTIONS = {  # heading in the document -> key of the results
+    "env_runners": "env_runners",
+    "learners/default_policy": "learners/default_policy",
+    "replay": "replay",
+    "weight_sync": "weight_sync",
+    "timers": "timers",
+    "evaluation": "evaluation",
+    "Lifetime counts at the top level": "",
+    "planner": "planner",
+}
+RLLIBS = {  # RLlib's own, beside ours
+    "env_runners": r"num_(agent|module)_steps_.*",
+    "learners/default_policy": r"(num_module_steps_|num_(non_)?trainable_|module_train_batch|weights_seq_no).*",
+    "timers": r"(training_(iteration|step)|evaluation_iteration|restore_env_runners|synch_.*)",
+    "evaluation": r"(env_runners/num_episodes|num_agent_steps|num_env_steps|timesteps).*",
+    "": r"(num_env_steps_sampled_lifetime|num_training_step_calls_per_iteration)",
+}
+# Written when something fails, or by settings that need processes of their own.
+RARE = {"num_runner_restarts", "num_reference_moves"}
+
+
+def documented(text: str) -> dict[str, list[str]]:
+    """Return the names of each section, `<anything>` as a regular expression, by key of the results."""
+    found: dict[str, list[str]] = {}
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        heading, _, body = part.partition("\n")
+        key = next(SECTIONS[name] for name in SECTIONS if heading.strip("`").startswith((name, f"{name}`")))
+        cells = [line.split("|")[1] for line in body.splitlines() if line.startswith("| `")]
+        names = found[key] = []
+        for cell in cells:
+            first = ""
+            for name in re.findall(r"`([^`]+)`", cell):
+                first = first if name.startswith("_") else name
+                whole = first.rsplit("_", 1)[0] + name if name.startswith("_") else name
+                names.append(re.sub("<[^>]+>", "[^/]+", re.escape(whole).replace(r"\<", "<").replace(r"\>", ">")))
+    return found
+
+
+def names_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from names_in(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_names_are_read_as_the_document_writes_them():
+    text = "## `replay`\n| key | a |\n|---|---|\n| `num_x_new`, `_on_time` | `not_this` |\n| `age_<n>` | b |\n"
+    (names,) = documented(text).values()
+    assert names == ["num_x_new", "num_x_on_time", "age_[^/]+"]
+    assert list(names_in({"a": {"b": 1, "c": {"d": 2}}, "e": 3})) == ["a/b", "a/c/d", "e"]
+
+
+@pytest.mark.slow
+def test_every_documented_metric_is_written_and_every_written_one_documented(random_llama_dir, tmp_path, ray_here):
+    iterating = {"world": "tests.small_worlds:Even", "world_config": {"num_prompts": 400}, "num_steps": 4}
+    runs = []
+    for at in range(2):
+        config = memory_config(random_llama_dir, tmp_path / f"log{at}").env_runners(max_episode_tokens=512)
+        config.environment("rllib_srl.envs.wrappers.self_iteration:SelfIteration")
+        config.env_config = iterating  # in place of what `Even` takes
+        config.evaluation(evaluation_interval=1, evaluation_duration=4)
+        if at == 0:
+            config.evaluation(evaluation_pass_k=2, evaluation_iterations=1)
+            config.planner(mode="bands", objective="recap", recap_window=2, adapt="both", probe_every=1)
+            config.planner(probe_prompts=4)
+        else:
+            config.training(loss="bapo", cov_clip_ratio=0.01, kl_coeff=0.01, kl_on_reused="weighted")
+        algo = config.build_algo()
+        for _ in range(3):
+            runs.append(algo.train())
+        algo.stop()
+    written: dict[str, set[str]] = {}
+    for section in SECTIONS.values():
+        found = list(runs)
+        for key in filter(None, section.split("/")):
+            found = [one[key] for one in found if key in one]
+        if section:
+            written[section] = {name for one in found for name in names_in(one)}
+        else:
+            written[section] = {name for one in found for name in one if name.startswith("num_")}
+    missing, unknown = [], []
+    for section, patterns in documented((ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")).items():
+        names = written[section]
+        missing += [(section, p) for p in patterns if p not in RARE and not any(re.fullmatch(p, n) for n in names)]
+        rllibs = RLLIBS.get(section, "nothing")
+        unknown += [
+            (section, name)
+            for name in sorted(names)
+            if not re.fullmatch(rllibs, name) and not any(re.fullmatch(p, name) for p in patterns)
+        ]
+    assert (missing, unknown) == ([], [])

@@ -1,0 +1,190 @@
+"""Reports: batches that earn nothing, transcripts without secrets, one event file."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_srl.algorithm.metrics import Report
+from rllib_srl.cli.shared.display import Progress
+from rllib_srl.cli.shared.run_log import PARTS
+from rllib_srl.cli.shared.training import parsed_share, train_until
+from rllib_srl.replay.admission.secrets import DETECTORS, Span
+from rllib_srl.rollout.env_runner import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
+from rllib_srl.types import GroupMeta, StopReason
+from tests.replay.groups import a_group
+from tests.small_worlds import small_config
+
+
+def an_episode(reward=0.0, index=0, group_id="g", reason=StopReason.TERMINATED, said="It is 7\n", **info):
+    episode = SingleAgentEpisode(
+        observations=[np.zeros(2, np.int32), np.zeros(0, np.int32)],
+        infos=[{}, info],
+        actions=[np.zeros(1, np.int32)],
+        rewards=[reward],
+        terminated=True,
+        len_lookback_buffer=0,
+    )
+    text = [("environment", "Question: 3 + 5\nAnswer:"), ("policy", said)]
+    episode.custom_data.update(group_id=group_id, index=index, stop_reason=reason, text=text)
+    return episode
+
+
+READ = {"parsed": "7", "expected": "8"}
+
+
+def test_answers_that_earn_nothing_are_told_one_a_prompt():
+    told = {"answer": "It is 7\n", **READ}
+    episodes = [an_episode(group_id=f"g{n // 2}", **READ) for n in range(10)]
+    assert unpaid_answers(episodes) == [told] * 3
+    assert unpaid_answers([*episodes, an_episode(reward=0.1, **READ)]) == []
+    assert unpaid_answers([an_episode(), an_episode(parsed="7"), an_episode(parsed=7, expected="8")]) == []
+    lost = an_episode(reward=1.0, reason=StopReason.ENV_CRASHED, **READ)
+    assert unpaid_answers([lost, an_episode(group_id="h", **READ)]) == [told]
+    long = an_episode(said="x" * 10**6, parsed="y" * 10**6, expected="z" * 10**6)
+    assert {len(text) for text in unpaid_answers([long])[0].values()} == {MAX_SHOWN_CHARS}
+
+
+def test_what_could_not_be_parsed_is_counted():
+    assert is_unparsed(an_episode(reason=StopReason.UNPARSABLE))
+    assert is_unparsed(an_episode(reason=StopReason.OUT_OF_TOKENS, parsed="", expected="8"))
+    assert not is_unparsed(an_episode(**READ)) and not is_unparsed(an_episode())
+    assert not is_unparsed(an_episode(reason=StopReason.ENV_CRASHED, parsed="", expected="8"))
+
+
+def reported(tmp_path, caplog, *batches, first=1):
+    """Report one iteration for each list of rewards; return the warnings."""
+    report = Report(MetricsLogger(root=True), tmp_path)
+    with caplog.at_level(logging.WARNING, "rllib_srl"):
+        for iteration, rewards in enumerate(batches, first):
+            meta = GroupMeta.of(a_group(1, rewards=rewards), None)
+            answers = [{"answer": f"so {n}", **READ} for n in range(2)] if max(rewards) <= 0 else []
+            runs = [RunnerBatch(0, [meta], 0, {}, 1, [], [], unpaid=answers)] * 2
+            report.iteration(iteration, runs, [meta], [np.zeros(len(rewards))])
+    return [record.getMessage() for record in caplog.records]
+
+
+NOTHING = (0.0, 0.0)
+
+
+def test_two_first_batches_without_a_reward_are_warned_of_once(tmp_path, caplog):
+    (warning,) = reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING)
+    assert warning.startswith("no episode of the first 2 iterations has earned a reward, so nothing is learned. 3 an")
+    assert warning.count("said 'so 0': parsed '7', expected '8'") == 2 and warning.count("said 'so 1'") == 1
+
+
+@pytest.mark.parametrize("batches", [[NOTHING], [NOTHING, (0.0, 1.0), NOTHING], [(0.1, 0.1), NOTHING, NOTHING]])
+def test_a_batch_that_earns_something_silences_it(tmp_path, caplog, batches):
+    assert reported(tmp_path, caplog, *batches) == []
+
+
+def test_a_resumed_run_does_not_begin_again(tmp_path, caplog):
+    assert reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING, first=2) == []
+
+
+def test_the_share_that_could_not_be_parsed_is_told():
+    played = {"stop_reason/terminated": 6.0, "stop_reason/unparsable": 3.0, "stop_reason/env_crashed": 1.0}
+    result = {"env_runners": {**played, "num_episodes_lost": 1.0, "num_unparsed": 3.0, "other": 9.0}}
+    assert parsed_share(result) == "3 of 9 answers could not be parsed (33%)"
+
+
+def test_the_first_iteration_of_a_run_tells_it(tmp_path):
+    played = {"stop_reason/terminated": 4, "stop_reason/unparsable": 4, "num_episodes_lost": 0, "num_unparsed": 4}
+    played |= {"episode_return_mean": 0.0, "num_generated_tokens": 8}
+
+    class Algo:
+        iteration = 0
+        report = Report(MetricsLogger(root=True), tmp_path)
+
+        def train(self):
+            self.iteration += 1
+            timers = dict.fromkeys(PARTS, 0.1)
+            numbers = {"training_iteration": self.iteration, "time_this_iter_s": 1}
+            return {"timers": timers, "env_runners": played, **numbers}
+
+    shown = io.StringIO()
+    train_until(Algo(), 2, tmp_path, Progress(2, shown))
+    assert shown.getvalue().count("could not be parsed") == 1
+    assert "iteration 1: 4 of 8 answers could not be parsed (50%)\n" in shown.getvalue()
+
+
+@pytest.mark.slow
+def test_a_run_that_earns_nothing_shows_answers(random_llama_dir, tmp_path, ray_here, caplog):
+    """Questions of the user's own, a remote runner, and a random model, which answers none of them."""
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1000)} for n in range(60)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = small_config(random_llama_dir, tmp_path / "run").training(num_prompts_per_batch=3, group_size=2)
+    config.environment("question_file", env_config={"path": str(path), "num_shots": 0, "system_prompt": "Be brief."})
+    algo = config.env_runners(num_env_runners=1).build_algo()
+    try:
+        with caplog.at_level(logging.WARNING, "rllib_srl"):
+            results = [algo.train() for _ in range(2)]
+    finally:
+        algo.stop()
+    assert 0 <= results[0]["env_runners"]["num_unparsed"] <= 6
+    (warning,) = [record.getMessage() for record in caplog.records if "has earned a reward" in record.getMessage()]
+    assert warning.count("parsed ") == 3 and warning.count("expected '10") == 3
+    first = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])["turns"]
+    assert first[0] == {"role": "system", "text": "Be brief."} and first[1]["text"].startswith("Question: What is ")
+
+
+KEY = "AKIA" + "IOSFODNN7EXAMPLE"  # in pieces, so that no scanner takes this file for a leak
+
+
+def batch_of(*texts: str) -> RunnerBatch:
+    """Return a batch without groups, and one episode of these turns written out."""
+    turns = [{"role": role, "text": text} for role, text in zip(("environment", "policy"), texts, strict=True)]
+    shown = {"group_id": "1.0", "index": 0, "turns": turns, "reward": 0.0}
+    return RunnerBatch(0, [], 0, {}, 0, [shown], [])
+
+
+@pytest.mark.parametrize(
+    ("on_secret", "written"),
+    [
+        ("refuse", ["key? ", "[aws_key]!"]),  # what the memory refuses is no more fit to lie around in a file
+        ("mask", ["key? ", "[aws_key]!"]),
+        ("keep", ["key? ", f"{KEY}!"]),
+    ],
+)
+def test_transcripts_and_event_file_hold_no_secret(tmp_path: Path, on_secret: str, written: list[str]) -> None:
+    report = Report(MetricsLogger(), tmp_path, on_secret)
+    report.iteration(1, [batch_of("key? ", f"{KEY}!")], [], [])
+    report.close()
+    (line,) = map(json.loads, (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [turn["text"] for turn in line["turns"]] == written
+    assert [turn["role"] for turn in line["turns"]] == ["environment", "policy"]
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    assert (KEY.encode() in events.read_bytes()) == (on_secret == "keep")
+
+
+def code_names(text: str) -> list[Span]:
+    """Detect the word "falcon", and nothing that the default detector finds."""
+    return [Span(match.start(), match.end(), "code_name") for match in re.finditer("falcon", text)]
+
+
+@pytest.mark.parametrize("detector", ["mine", f"{__name__}:code_names"], ids=["registered", "import path"])
+def test_transcripts_are_redacted_by_the_users_own_detector(monkeypatch, tmp_path: Path, detector: str) -> None:
+    monkeypatch.setitem(DETECTORS, "mine", code_names)
+    report = Report(MetricsLogger(), tmp_path, "mask", detector)
+    report.iteration(1, [batch_of("who? fal", f"con, or {KEY}; falcon")], [], [])
+    report.close()
+    (line,) = map(json.loads, (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [turn["text"] for turn in line["turns"]] == ["who? [code_name]", f", or {KEY}; [code_name]"]
+
+
+def test_everybody_logs_into_the_same_event_file(tmp_path: Path) -> None:
+    report = Report(MetricsLogger(), tmp_path)
+    assert not list(tmp_path.iterdir())  # nothing to log, no file
+    assert report.writer is report.writer
+    report.iteration(1, [batch_of("a", "b")], [], [])
+    report.close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1

@@ -1,0 +1,215 @@
+"""A run that is saved and restored goes on as if it had never stopped: same prompts, tokens, rewards and weights."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl import SRL
+from rllib_srl.storage.checkpoints import MANIFEST, CheckpointError
+from tests.conftest import ROOT
+from tests.engine.small_llama import save_random_llama
+from tests.small_worlds import small_config
+
+NEW_PROCESS = """
+import pickle, sys, ray
+from rllib_srl import SRL
+from tests.algorithm.test_resume import go_on
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+algo = SRL.from_checkpoint(sys.argv[1])
+pickle.dump(go_on(algo, 2), open(sys.argv[2], "wb"))
+algo.stop()
+"""
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    # Momentum, a schedule and several epochs, so that everything that could be forgotten would show.
+    config = small_config(random_llama_dir, tmp_path, num_prompts=7)  # the third iteration begins a second pass
+    return config.training(lr=[[0, 1e-3], [64, 1e-4]], num_epochs=2, num_prompts_per_batch=3)
+
+
+def go_on(algo, num_iterations: int) -> list[dict]:
+    """Train, and return what each iteration played and left behind, as plain arrays."""
+    play, record = algo.play, []
+
+    def watched(*args, **kwargs):
+        for batch in play(*args, **kwargs):
+            record.append(batch)
+            yield batch
+
+    algo.play = watched
+    iterations = []
+    for _ in range(num_iterations):
+        record.clear()
+        result = algo.train()
+        groups = [meta.ref for batch in record for meta in batch.groups]
+        weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
+        iterations.append(
+            {
+                "iteration": result["training_iteration"],
+                "version": algo.version,
+                "prompts": [group.prompt for group in groups],
+                "tokens": np.concatenate([group.token_ids_N for group in groups]),
+                "logps": np.concatenate([group.behaviour_logp_N for group in groups]),
+                "rewards": np.concatenate([group.rewards_G for group in groups]),
+                "weights": np.concatenate([weights[name].ravel() for name in sorted(weights)]),
+                "turns": result["env_runners"]["num_env_steps_sampled_lifetime"],
+            }
+        )
+    algo.play = play
+    return iterations
+
+
+def assert_same(one: list[dict], other: list[dict]) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        differ = [name for name in a if not np.array_equal(a[name], b[name])]
+        assert differ == [], f"iteration {a['iteration']}"
+
+
+@pytest.fixture
+def straight(config, tmp_path):
+    """Return a run of 4 iterations without a break, and the checkpoint after its second."""
+    algo = config.build_algo()
+    first = go_on(algo, 2)
+    algo.save_to_path(tmp_path / "two")
+    yield algo, first + go_on(algo, 2), tmp_path / "two"
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_a_new_algorithm_goes_on_exactly(straight):
+    _, whole, path = straight
+    again = SRL.from_checkpoint(path)
+    assert (again.iteration, again.version) == (2, 2)
+    optimizer = again.learner_group._learner.get_optimizers_for_module(DEFAULT_MODULE_ID)[0][1]
+    assert {int(state["step"]) for state in optimizer.state.values()} == {4}
+    assert_same(go_on(again, 2), whole[2:])
+    assert whole[1]["prompts"] != whole[2]["prompts"] and not np.array_equal(whole[2]["weights"], whole[3]["weights"])
+    again.stop()
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_goes_into_the_running_algorithm(straight):
+    algo, whole, path = straight
+    assert (algo.iteration, algo.version) == (4, 4)
+    algo.restore_from_path(path)
+    assert (algo.iteration, algo.version, algo.env_runner.engine.version) == (2, 2, 2)
+    assert_same(go_on(algo, 2), whole[2:])
+
+
+@pytest.mark.slow
+def test_a_state_in_memory_goes_into_the_running_algorithm(straight):
+    algo, whole, path = straight
+    other = SRL.from_checkpoint(path)
+    state = pickle.loads(pickle.dumps(other.get_state()))
+    other.stop()
+    algo.set_state(state)
+    assert_same(go_on(algo, 2), whole[2:])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_before_any_update_restores(config, tmp_path):
+    algo = config.build_algo()
+    algo.save_to_path(tmp_path / "zero")
+    whole = go_on(algo, 2)
+    algo.restore_from_path(tmp_path / "zero")
+    assert_same(go_on(algo, 2), whole)
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_training_writes_itself_is_exact(config, tmp_path):
+    algo = config.training(checkpoint_every=2).build_algo()
+    whole = go_on(algo, 4)
+    algo.restore_from_path(tmp_path / "checkpoint_000002")
+    assert_same(go_on(algo, 2), whole[2:])
+    algo.stop()
+
+
+@pytest.mark.slow
+def test_a_new_process_goes_on_exactly(straight, tmp_path):
+    _, whole, path = straight
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", NEW_PROCESS, str(path), str(tmp_path / "out.pkl")]
+    subprocess.run(command, check=True, timeout=240, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+    assert_same(pickle.loads((tmp_path / "out.pkl").read_bytes()), whole[2:])
+
+
+# --- what cannot be restored ----------------------------------------------------------------------
+
+
+def flip_a_byte(path):
+    file = next(path.rglob("*module*/**/*state*"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (flip_a_byte, r"checkpoint .*two is damaged: learner_group/.*; use an earlier one"),
+        (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json: its writing did not finish"),
+        (lambda path: path.rename(path.parent / "away"), r"checkpoint .*two does not exist; expected a directory"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, harm, message):
+    algo, _, path = straight
+    harm(path)
+    before = {n: p.clone() for n, p in algo.learner_group._learner.model.named_parameters()}
+    state = algo.source.get_state()
+    for restore in (algo.restore_from_path, SRL.from_checkpoint):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            restore(path)
+        assert "\n" not in str(caught.value)
+    after = dict(algo.learner_group._learner.model.named_parameters())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (algo.iteration, algo.version, algo.source.get_state()) == (4, 4, state)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_checkpoint_restores_alone(straight):
+    """RLlib's way to take over weights without the rest: the engine follows, prompts and iteration stay."""
+    algo, whole, path = straight
+    prompts = algo.source.get_state()
+    part = f"learner_group/learner/rl_module/{DEFAULT_MODULE_ID}"
+    algo.restore_from_path(path / part, component=part)
+    weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
+    assert np.array_equal(np.concatenate([weights[name].ravel() for name in sorted(weights)]), whole[1]["weights"])
+    engine = {f"model.{name}": p.numpy() for name, p in algo.env_runner.engine._model.named_parameters()}
+    assert all(np.array_equal(engine[name], weights[name]) for name in weights)
+    assert (algo.iteration, algo.source.get_state()) == (4, prompts)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_other_worlds_is_refused_and_nothing_changes(straight, random_llama_dir, tmp_path):
+    _, _, path = straight
+    other = small_config(random_llama_dir, tmp_path / "other", "Odd").build_algo()
+    before = {n: p.clone() for n, p in other.learner_group._learner.model.named_parameters()}
+    with pytest.raises(ValueError, match=r"the checkpoint's worlds are \[.*Even'\]; this run's are \[.*Odd'\]"):
+        other.restore_from_path(path)
+    after = dict(other.learner_group._learner.model.named_parameters())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (other.version, other.iteration) == (0, 0)
+    other.stop()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path):
+    _, _, path = straight
+    config = small_config(save_random_llama(tmp_path / "untied", tied=False), tmp_path / "other")
+    other = config.build_algo()
+    with pytest.raises(ValueError, match=r"the state does not fit model '.*untied': model.lm_head.weight: missing$"):
+        other.restore_from_path(path)
+    assert (other.version, other.iteration) == (0, 0)
+    other.stop()

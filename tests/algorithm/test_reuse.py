@@ -1,0 +1,335 @@
+"""Training on stored groups: what each is worth in the gradient, what is said of it, and what the memory gets back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rllib_srl.batch.shard import build_shards
+from rllib_srl.learner.diagnostics import GroupNotes
+from rllib_srl.learner.objective import SUMS, episode_drift, first_pass, played_loss, reused_loss, statistics
+from rllib_srl.losses import LossSettings
+from rllib_srl.types import GroupMeta
+from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
+from tests.small_worlds import small_config
+
+STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
+CORRECTIONS = ("clip", "truncate", "mask")
+
+# --- one micro-batch, worked by hand: the golden fixture, stored log-probs of ENGINE, two episodes ----------------
+
+NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
+OLD = torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
+ENGINE = torch.tensor([-1.0, -2.0, -0.3, -0.2, -3.0, -0.1])
+EPISODE = torch.tensor([4, 4, 7, 7, 7, 7])
+ADVANTAGE = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
+
+
+def settings(correction="clip", **others):
+    return LossSettings.made(reuse_correction=correction, **others)
+
+
+def by_hand(config, max_drift=None, objective=reused_loss):
+    """Return loss, gradient and statistics of the fixture, each token scaled by a half."""
+    batch = {
+        "is_reused": objective is reused_loss,
+        "token_ids": torch.zeros(1, 9),
+        "advantage": ADVANTAGE,
+        "scale": torch.full((6,), 0.5),
+        "behaviour_logp": ENGINE,
+        "episode": EPISODE,
+    }
+    first_pass(batch, OLD, max_drift)
+    logp = NEW.clone().requires_grad_()
+    loss, sums = objective(batch, {"logp": logp, "entropy": torch.zeros(6)}, config)
+    loss.backward()
+    return loss.item(), logp.grad, statistics({name: float(sums.get(name, 0.0)) for name in SUMS})
+
+
+@pytest.mark.parametrize(
+    "correction, total, weights",
+    [
+        # Losses are those of test_losses; a weight is what -A grad(logp) is multiplied by, 0 where the clip bites:
+        # with A > 0 at a ratio above 1.28, with A < 0 below 0.8.
+        ("clip", 3.063453, [0, 0, 1.105171, 0, 2.718282, 1]),
+        ("truncate", 1.014829, [0, 2 * 1.105171, 1.105171, 0, 0, 1]),
+        ("mask", 1.625171, [0, 0, 1.105171, 0, 0, 1]),
+    ],
+)
+def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
+    loss, gradient, stats = by_hand(settings(correction))
+    assert loss == pytest.approx(0.5 * total, abs=1e-6)
+    torch.testing.assert_close(gradient, -0.5 * ADVANTAGE * torch.tensor(weights), atol=1e-6, rtol=0)
+    assert stats["reuse/loss"] == pytest.approx(total / 6, abs=1e-6)  # a mean over tokens, whatever the scale
+    assert stats["reuse/clipped"] == pytest.approx(np.mean(np.equal(weights, 0)))
+    assert stats["reuse/ess"] == pytest.approx(np.sum(weights) ** 2 / (6 * np.sum(np.square(weights))), abs=1e-6)
+    # e^.5 + e^1 + e^.1 + e^-.5 + e^1 + 1 = 9.796986
+    assert stats["reuse/ratio"] == pytest.approx(9.796986 / 6, abs=1e-6)
+    assert stats["reuse/drift"] == pytest.approx((0.9 + 1.5) / 6, abs=1e-6)
+    assert (stats["reuse/num_tokens"], stats["reuse/num_computed_tokens"], stats["reuse/num_episodes"]) == (6, 9, 2)
+    assert stats["loss"] == stats["num_tokens"] == stats["reuse/num_left_out"] == 0
+
+
+def test_an_episode_beyond_the_drift_weighs_nothing():
+    # mean |OLD - ENGINE|: episode 4 (0 + .9) / 2 = .45, episode 7 (0 + 0 + 1.5 + 0) / 4 = .375
+    torch.testing.assert_close(episode_drift(OLD, ENGINE, EPISODE), torch.tensor([0.45] * 2 + [0.375] * 4))
+    _, gradient, stats = by_hand(settings("clip"), max_drift=0.4)
+    torch.testing.assert_close(gradient, 0.5 * torch.tensor([0, 0, 1.105171, 0, 2.718282, 1]), atol=1e-6, rtol=0)
+    assert stats["reuse/loss"] == pytest.approx((1.105171 + 0.8 + 2.718282 + 1) / 6, abs=1e-6)  # still over all six
+    assert (stats["reuse/num_left_out"], stats["reuse/left_out"]) == (1, 0.5)
+    assert stats["reuse/ratio"] == pytest.approx((1.105171 + 0.606531 + 2.718282 + 1) / 4, abs=1e-6)
+    assert stats["reuse/clipped"] == 0.25
+    none = by_hand(settings("clip"), max_drift=0.3)
+    assert none[0] == none[2]["reuse/ess"] == 0 and none[2]["reuse/left_out"] == 1
+
+
+def test_reused_tokens_have_no_kl_term_and_played_ones_do():
+    """A reused micro-batch carries no `ref_logp` at all, as a played one then must."""
+    assert by_hand(settings(kl_coeff=1.0))[0] == by_hand(settings())[0]
+    with pytest.raises(KeyError, match="ref_logp"):
+        by_hand(settings(kl_coeff=1.0), objective=played_loss)
+
+
+# --- shards ---------------------------------------------------------------------------------------------------
+
+
+def metas(played, reused):
+    return [GroupMeta.of(g, g) for g in played] + [replace(GroupMeta.of(g, g), origin="reuse") for g in reused]
+
+
+def shards_of(played, reused, num_shards, reuse_coeff=1.0):
+    groups = metas(played, reused)
+    return build_shards(groups, [advantages_of(g.ref) for g in groups], num_shards, 30, reuse_coeff)
+
+
+def test_each_side_is_divided_by_its_own_tokens():
+    # loss tokens: played 14 + 22 + 16 = 52, reused 8 + 16 = 24
+    (shard,) = shards_of(GROUPS, STORED, 1, reuse_coeff=0.5)
+    assert (shard.num_tokens, shard.num_reused_tokens, shard.num_episodes) == (52, 24, 15)
+    assert shard.origins == ["fresh"] * 3 + ["reuse"] * 2
+    assert shard.scales == [1 / 52] * 3 + [0.5 / 24] * 2
+    assert shard.is_reused_P.tolist() == [False] * 3 + [True] * 2
+
+
+def test_an_importance_weight_scales_its_own_group_and_no_other():
+    groups = metas(GROUPS, STORED)
+    groups[-2] = replace(groups[-2], weight=0.25)
+    for rule in ("token_mean", "sequence_mean"):
+        arguments = (groups, [advantages_of(g.ref) for g in groups], 1, 30, 0.5, rule)
+        (shard,) = build_shards(*arguments)
+        (plain,) = build_shards([replace(g, weight=1.0) for g in groups], *arguments[1:])
+        for at in (0, 1, 2, 4):
+            assert np.array_equal(shard.scales[at], plain.scales[at])
+        assert np.array_equal(shard.scales[3], 0.25 * plain.scales[3])
+    assert (shard.num_reused_tokens, shard.num_tokens) == (24, 52)
+
+
+def test_shards_know_the_whole_batch_and_reuse_moves_no_played_group():
+    plain, both = shards_of(GROUPS, [], 2), shards_of(GROUPS, STORED[:1], 2)
+    assert [shard.num_reused_tokens for shard in both] == [8, 8]
+    assert sorted(shard.is_reused_P.sum() for shard in both) == [0, 1]
+    for a, b in zip(plain, both, strict=True):
+        assert [g.group_id for g in b.groups() if g.group_id != "g11"] == [g.group_id for g in a.groups()]
+
+
+@pytest.mark.parametrize("played, reused", [([], STORED), (GROUPS, []), ([], [])])
+def test_either_side_may_be_empty(played, reused):
+    shards = shards_of(played, reused, 3)
+    assert sum(len(shard.groups()) for shard in shards) == len(played) + len(reused)
+    assert all(np.isfinite(shard.scales).all() for shard in shards)
+
+
+# --- the learner ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learners(random_llama_dir, tmp_path_factory, ray_here):
+    """Return a local learner group whose weights never move."""
+    group = learner_group(config_of(random_llama_dir, tmp_path_factory.mktemp("reuse")))
+    yield group
+    group.shutdown()
+
+
+def config_of(model_dir, directory, **training):
+    config = small_config(model_dir, directory).replay(revisit_fraction=0, reuse_fraction=0)
+    config.learners(learner_class=Recording).env_runners(max_episode_tokens=128)
+    return config.training(
+        **{"optimizer_name": "sgd", "lr": 0.0, "grad_clip": None, "micro_batch_tokens": 60, **training}
+    )
+
+
+@pytest.fixture
+def learner(learners):
+    """Return the learner; settings changed in a test are as before after it."""
+    one = learners._learner
+    one.config = (kept := one.config).copy(copy_frozen=False)
+    yield one
+    one.config = kept
+
+
+def gradient(learners, played, reused=(), **arguments):
+    return update(learners, played, reused, **arguments)[0][0]
+
+
+def minus(a, b):
+    return {name: a[name] - b[name] for name in a}
+
+
+def length(tree):
+    return np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in tree.values()))
+
+
+def as_the_policy_writes(learner, group, gap_G=None):
+    """Return `group` with the learner's own log-probs as the stored ones, those of episode g lower by `gap_G[g]`."""
+    logps = learner.score([group.stream(g).tolist() for g in range(group.size)])
+    logp_N = np.concatenate([np.concatenate([[0], logp - gap]) for logp, gap in zip(logps, gap_G or [0] * group.size)])
+    return replace(group, behaviour_logp_N=np.where(group.loss_mask_N, logp_N, 0).astype(np.float32))
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner, correction):
+    learner.config.replay_reuse_correction = correction
+    stored = [as_the_policy_writes(learner, group) for group in STORED]
+    reused, stats = update(learners, [], stored)
+    assert relative_gap(reused[0], gradient(learners, stored)) < 1e-5
+    assert stats["reuse/ess"] == pytest.approx(1, abs=1e-5) and stats["reuse/ratio"] == pytest.approx(1, abs=1e-5)
+    assert stats["reuse/drift"] < 1e-5 and stats["reuse/clipped"] == 0 and stats["num_tokens"] == 0
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_what_another_policy_wrote_is_not(learners, learner, correction):
+    learner.config.replay_reuse_correction, learner.config.replay_max_drift = correction, None
+    learner.config.is_truncation = None
+    reused, stats = update(learners, [], STORED)
+    assert relative_gap(reused[0], gradient(learners, STORED)) > 0.1
+    assert stats["reuse/ess"] < 0.9
+
+
+def test_without_weight_reuse_changes_no_bit_and_with_weight_much(learners, learner):
+    learner.config.replay_max_drift = None
+    plain = gradient(learners, GROUPS)
+    weightless = gradient(learners, GROUPS, STORED, reuse_coeff=0.0)
+    assert all(np.array_equal(plain[name], weightless[name]) for name in plain)
+    assert relative_gap(gradient(learners, GROUPS, STORED), plain) > 1e-2
+
+
+def test_importance_weights_scale_the_gradient_of_each_reused_group(learners, learner):
+    """With weights w the reused gradient is w1 g1 + w2 g2, g being those of one group with all others weighing 0."""
+    learner.config.replay_max_drift = None
+    plain = gradient(learners, GROUPS, STORED)
+    ones = gradient(learners, GROUPS, STORED, weights=(1.0, 1.0))
+    assert all(np.array_equal(plain[name], ones[name]) for name in plain)
+    first, second = (gradient(learners, [], STORED, weights=weights) for weights in ((1.0, 0.0), (0.0, 1.0)))
+    mixed = gradient(learners, [], STORED, weights=(0.5, 0.2))
+    assert relative_gap(mixed, {name: 0.5 * first[name] + 0.2 * second[name] for name in first}) < 1e-5
+    assert relative_gap(mixed, gradient(learners, [], STORED)) > 0.1
+
+
+def test_more_reused_groups_leave_the_played_gradient_as_it_is(learners, learner):
+    learner.config.replay_max_drift = None
+    plain = gradient(learners, GROUPS)
+    for stored in (STORED[:1], STORED):
+        rest = minus(gradient(learners, GROUPS, stored), gradient(learners, [], stored))
+        assert relative_gap(rest, plain) < 1e-5
+    once, twice = gradient(learners, GROUPS, STORED), gradient(learners, GROUPS, STORED * 2)
+    assert relative_gap(twice, once) < 1e-5  # the same groups twice have the same mean
+
+
+def test_statistics_of_played_tokens_know_nothing_of_reused_ones(learners, learner):
+    plain, both = update(learners, GROUPS)[1], update(learners, GROUPS, STORED)[1]
+    for name in ("loss", "policy_loss", "clipped", "correction", "mismatch", "entropy", "num_tokens"):
+        assert both[name] == plain[name]
+    assert (plain["reuse/num_tokens"], both["reuse/num_tokens"]) == (0, 24)
+    assert both["total_loss"] == pytest.approx(both["loss"] + both["reuse/loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("reuse_coeff", [1.0, 0.3])
+def test_the_norm_is_that_of_the_reused_part_alone(learners, learner, reuse_coeff):
+    learner.config.replay_max_drift = None
+    _, stats = update(learners, GROUPS, STORED, reuse_coeff=reuse_coeff)
+    alone = gradient(learners, [], STORED, reuse_coeff=reuse_coeff)
+    assert stats["reuse/gradient_norm"] == pytest.approx(length(alone), rel=1e-5)
+    assert length(alone) > 1e-3
+
+
+def test_exactly_the_episode_that_drifted_is_left_out_and_reported(learners, learner):
+    """Episodes of one group share prefixes and micro-batches; its last one was written by a policy far away."""
+    learner.config.replay_max_drift = 1.0
+    near = as_the_policy_writes(learner, STORED[0])
+    far = as_the_policy_writes(learner, STORED[1], gap_G=[0, 0.5, 1.5])
+    gradients, stats = update(learners, GROUPS, [near, far])
+    assert (stats["reuse/num_left_out"], stats["reuse/left_out"]) == (1, pytest.approx(1 / 5))
+    # 3 tokens at 0, 1 at .5, 12 at 1.5
+    report = learner.reuse_report()
+    assert set(report) == {"g11", "g12"} and learner.reuse_report() == {}
+    assert report["g12"]["drift"] == pytest.approx((0.5 + 12 * 1.5) / 16, abs=1e-4)
+    assert (report["g11"]["num_left_out"], report["g12"]["num_left_out"]) == (0, 1)
+    assert report["g11"]["drift"] < 1e-5
+    assert report["g11"]["nll"] == pytest.approx(-near.behaviour_logp_N.sum() / 8, abs=1e-4)
+    advantages = [advantages_of(group) for group in (*GROUPS, near, far)]
+    assert advantages[-1][2] != 0
+    advantages[-1][2] = 0.0
+    learner.config.replay_max_drift = None
+    assert relative_gap(gradients[0], gradient(learners, GROUPS, [near, far], advantages=advantages)) < 1e-6
+
+
+def test_an_empty_batch_and_one_without_loss_tokens_train_nothing(learners, learner):
+    mute = replace(STORED[0], loss_mask_N=np.zeros_like(STORED[0].loss_mask_N))
+    for reused in ([], [mute]):
+        gradients, stats = update(learners, [], reused)
+        assert length(gradients[0]) == 0 and stats["reuse/gradient_norm"] == 0
+
+
+def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_here):
+    """With prox_logp taken anew each epoch no clip could ever bite under "truncate"."""
+    config = config_of(random_llama_dir, tmp_path, num_epochs=3, lr=5.0, clip_low=1e-4, clip_high=1e-4)
+    group = learner_group(config.replay(reuse_correction="truncate"))
+    stored = [as_the_policy_writes(group._learner, one) for one in STORED]
+    _, stats = update(group, [], stored)
+    assert stats["reuse/clipped"] > 0.2 and stats["reuse/drift"] < 1e-5
+    report = group._learner.reuse_report()
+    assert all(row["drift"] < 1e-5 for row in report.values())
+    assert report["g11"]["nll"] == pytest.approx(-stored[0].behaviour_logp_N.sum() / 8, abs=1e-4)
+
+
+# --- what the memory gets back ----------------------------------------------------------------------------------
+
+
+def test_embeddings_are_the_mean_hidden_states_before_each_written_token(learners, learner):
+    """Against Hugging Face's own forward, episode by episode."""
+    learner.config.replay_embedding = "policy"
+    plain = gradient(learners, GROUPS, STORED)
+    embeddings = learner.take_embeddings()
+    assert sorted(embeddings) == ["g1", "g2", "g3"] and learner.take_embeddings() == {}
+    for group in GROUPS:
+        vectors_GD = embeddings[group.group_id]
+        assert vectors_GD.shape == (group.size, 128) and vectors_GD.dtype == np.float32
+        for g in range(group.size):
+            ids = torch.from_numpy(group.stream(g).astype(np.int64))
+            written = np.flatnonzero(group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]])
+            with torch.no_grad():
+                hidden_TD = learner.model(ids[None], output_hidden_states=True).hidden_states[-1][0]
+            np.testing.assert_allclose(vectors_GD[g], hidden_TD[written - 1].mean(0).numpy(), atol=1e-5)
+    learner.config.replay_embedding = "ngram"
+    without = gradient(learners, GROUPS, STORED)
+    assert all(np.array_equal(plain[name], without[name]) for name in plain)
+    assert learner.take_embeddings() == {}
+
+
+def test_notes_join_a_group_that_micro_batches_tore_apart():
+    graded = replace(STORED[1], rewards_G=np.array([1, 0, 0.95], np.float32))
+    notes = GroupNotes([STORED[0], graded], pass_reward=0.9)  # episodes 0 1 | 2 3 4
+    prox, stored, kept = np.array([-1.0, -2.0, -4.0]), np.array([-1.5, -2.0, -3.0]), np.array([True, True, False])
+    notes.add_drift(np.array([2, 2, 4]), prox, stored, kept)
+    notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])
+    # |gaps| .5 + 0 + 1 + .5 = 2, -prox 1 + 2 + 4 + 1 = 8, of four tokens; successes are episodes 2 and 4: .5 + 0 - 1
+    expected = {"drift": 0.5, "nll": 2.0, "num_left_out": 1, "success_change": pytest.approx(-0.5 / 3)}
+    assert notes.take_drift() == {"g12": expected}
+    notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])
+    assert np.isnan(notes.take_drift()["g12"]["success_change"])  # no success among them
+    notes.add_embeddings(np.array([4, 1]), np.array([[3.0, 4.0], [5.0, 6.0]]))
+    taken = notes.take_embeddings()
+    assert taken["g11"].tolist() == [[0, 0], [5, 6]] and taken["g12"].tolist() == [[0, 0], [0, 0], [3, 4]]

@@ -1,0 +1,312 @@
+"""SelfLabel: majorities by hand and against a naive twin, what training and evaluation see, and groups that fail."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import gymnasium as gym
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_srl.common.environments import check_world, resolve
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.engine.protocol import Sampling
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.wrappers.self_iteration import SelfIteration
+from rllib_srl.envs.wrappers.self_label import SelfLabel, agreement, plain_vote
+from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, RawTranscript, settle, to_group
+from rllib_srl.rollout.player import play
+from rllib_srl.types import Prompt, StopReason
+from tests.rollout.fakes import ScriptedEngine, World, make_tokenizer
+from tests.small_worlds import small_config, watch
+
+COMPARE = "rllib_srl.envs.math.compare:Compare"
+PROMPT_ID = "17, 93, 40"
+NESTED = {"world": COMPARE, "world_config": {"feedback_turns": 1}}
+
+
+def make(**changes):
+    return SelfLabel({"world": COMPARE, "world_config": {"num_shots": 0}, **changes})
+
+
+@pytest.mark.parametrize(
+    ("votes", "least", "ties", "expected"),
+    [
+        ("aaba", 2, "none", [1, 1, 0, 1]),
+        ("aaaa", 2, "none", [1, 1, 1, 1]),
+        ("abcd", 2, "none", [0, 0, 0, 0]),  # nobody agrees
+        ("abcd", 1, "none", [0, 0, 0, 0]),  # a tie of all
+        ("abcd", 1, "first", [1, 0, 0, 0]),
+        ("abcd", 1, "share", [0.25, 0.25, 0.25, 0.25]),
+        ("abab", 2, "none", [0, 0, 0, 0]),
+        ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
+        ("baba", 2, "first", [1, 0, 1, 0]),
+        ("abab", 2, "share", [0.5, 0.5, 0.5, 0.5]),
+        ("a...", 2, "none", [0, 0, 0, 0]),  # one vote is no majority
+        ("a...", 1, "none", [1, 0, 0, 0]),
+        ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
+        ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]),
+        ("", 1, "none", []),
+    ],
+)
+def test_majorities_by_hand(votes, least, ties, expected):
+    given_votes = [None if vote == "." else vote for vote in votes]
+    assert agreement(given_votes, str.__eq__, least, ties) == expected
+
+
+VOTES = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=9)
+
+
+@given(VOTES, st.integers(1, 4), st.sampled_from(["none", "share"]))
+def test_a_count_says_the_same(votes, least, ties):
+    counts = Counter(vote for vote in votes if vote is not None).most_common()
+    best = [vote for vote, count in counts if count == counts[0][1] and count >= least]
+    share = {"none": float(len(best) == 1), "share": 1 / max(len(best), 1)}[ties]
+    assert agreement(votes, str.__eq__, least, ties) == [share if vote in best else 0.0 for vote in votes]
+
+
+@given(st.permutations(["a", "a", "a", "b", "b", None]))
+def test_the_order_of_a_group_says_nothing(votes):
+    paid = agreement(votes, str.__eq__, 2, "none")
+    assert [vote for vote, reward in zip(votes, paid, strict=True) if reward] == ["a"] * 3
+
+
+def test_a_group_is_settled_by_what_the_inner_world_reads():
+    world = make()
+    turns = [[" 40\n"], [" 40.\n"], [" 93\n"], ["hm\n"], []]
+    assert world.settle_group(PROMPT_ID, turns) == [1.0, 1.0, 0.0, 0.0, 0.0]  # 93 is right, and has no say
+    assert make(min_share=0.5).settle_group(PROMPT_ID, turns) == [0.0] * 5  # 2 of 5
+    assert make(min_share=0.4).settle_group(PROMPT_ID, turns) == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_equal_formulas_are_one_answer(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"problem": "Expand (x+1)^2.", "answer": "x^2+2x+1"}\n')
+    config = {"path": str(path), "num_shots": 0, "deadline_s": 20.0}
+    world = SelfLabel({"world": "rllib_srl.envs.math.question_file:QuestionFile", "world_config": config})
+    (prompt_id,) = [i for split in ("train", "heldout") for i in world.prompt_ids(split, 0)]
+    turns = [[r" \boxed{x+1}"], [" 1+x"], [" x^2+2x+1"], [""]]
+    assert world.settle_group(prompt_id, turns) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_call_of_a_tool_is_no_vote():
+    world = SelfLabel({"world": "rllib_srl.envs.tools.word_problem:WordProblem", "world_config": {"num_shots": 1}})
+    prompt_id = next(world.prompt_ids("train", 0))
+    world.reset(options={"prompt_id": prompt_id})
+    call, answer = world.gold_turns(prompt_id)
+    turns = [[call, "Answer: 3\n"], ["Answer: 3\n"], [call, answer], [call]]
+    assert world.settle_group(prompt_id, turns) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_worlds_without_votes_compare_the_text_after_the_last_answer():
+    assert plain_vote([" North \nmore"], ("\n",)) == "north"
+    assert plain_vote(["move", "I think. Answer:  go  North."], ("\n",)) == "go north"
+    assert plain_vote(["\n"], ("\n",)) is None
+    assert plain_vote([], ("\n",)) is None
+    nested = SelfLabel({"world": "self_iteration", "world_config": {"world": COMPARE}})
+    assert nested.settle_group(PROMPT_ID, [["By size. Answer: 93\n"], [" 93\n"], [" 17\n"]]) == [1.0, 1.0, 0.0]
+
+
+def test_an_episode_is_the_inner_worlds():
+    world, inner = make(), Compare({"num_shots": 0})
+    check_world(world, "self_label")
+    assert world.reset(seed=4) == inner.reset(seed=4)
+    assert world.step(" 1\n") == inner.step(" 1\n")
+    options = {"prompt_id": PROMPT_ID}
+    world.reset(options=options)
+    assert world.step(world.gold_turns(PROMPT_ID)[0]) == ("", 1.0, True, False, {})  # what evaluation reports
+    assert (world.domain, world.stop_strings) == (inner.domain, inner.stop_strings)
+    assert world.split_of(PROMPT_ID) == inner.split_of(PROMPT_ID)
+    (prompt,) = PromptSource({"w": lambda config: make()}, {}, {"w": 1.0}, seed=0).draw(1)
+    assert prompt.domain == "compare"
+
+
+@pytest.mark.parametrize("outer", ["self_label", "self_iteration"])
+def test_the_domains_of_a_mixture_reach_through_its_wrappers(outer):
+    inner = {"datasets": {"chain_sum": 1.0, "gcd": 1.0}, "shared": {"num_shots": 0, "pool_size": 50}}
+    config = {"world": "rllib_srl.envs.math.reasoning_gym_mixture:ReasoningGymMixture", "world_config": inner}
+    source = PromptSource({"w": resolve(outer)}, {"w": config}, {"w": 1.0}, seed=0)
+    assert {prompt.domain for prompt in source.draw(30)} == {"chain_sum", "gcd"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world": ""}, "world is not set; expected"),
+        ({"ties": "all", "min_votes": 0, "min_share": 2}, "ties = 'all'; .*; min_votes = 0; .*; min_share = 2;"),
+        ({"world_config": {"feedback_turns": 1}}, "feedback tells what is right; expected 0"),
+        (
+            {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},
+            "feedback tells what is right; expected 0",
+        ),
+        ({"world": "self_label", "world_config": {"world": COMPARE}}, "settles its groups already"),
+        ({"votes": 1}, "votes is not a setting"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+def test_self_iteration_refuses_a_world_whose_labels_it_would_hide():
+    with pytest.raises(ValueError, match="paid by its group; expected it around self_iteration"):
+        SelfIteration({"world": "rllib_srl.envs.wrappers.self_label:SelfLabel", "world_config": {"world": COMPARE}})
+
+
+# --- in the runner ----------------------------------------------------------------------------
+
+
+class Letters(World):
+    """Two turns; the world itself pays 5 a turn; groups are paid for the number of letters of each episode."""
+
+    asked: list = []
+    mischief = ""
+
+    def step(self, action):
+        observation, _, is_over, *rest = super().step(action)
+        return observation, 5.0, is_over, *rest
+
+    def settle_group(self, prompt_id, turns):
+        Letters.asked.append((prompt_id, turns))
+        if prompt_id in ("hangs", "raises", "short"):
+            self.failed = prompt_id
+        if prompt_id == "hangs":
+            time.sleep(1.5)
+        if prompt_id == "raises":
+            raise RuntimeError("no majority today")
+        if prompt_id == "short":
+            return [1.0]
+        return [float(len("".join(one).replace("\n", ""))) for one in turns]
+
+
+@pytest.fixture(name="played")
+def _played():
+    """Return what plays prompts twice each and settles them; group id -> episodes."""
+    calls, tokenizer = EnvCalls(4, 0.5), make_tokenizer()
+
+    def played(prompt_ids, worlds=None, script=None):
+        World.made.clear()
+        Letters.asked.clear()
+        worlds = worlds or {"world": lambda: Letters(num_turns=2)}
+
+        def written(request_id, token_ids):
+            said = "x\n" if "/0/" in request_id else "xyz\n"
+            return tokenizer(said, add_special_tokens=False)["input_ids"]
+
+        requests = [PlayRequest(Prompt("world", i), f"g-{i}", n) for i in prompt_ids for n in (0, 1)]
+        episodes = list(
+            play(
+                requests,
+                engine=ScriptedEngine(tokenizer, script or written),
+                worlds=worlds,
+                transcript=RawTranscript(tokenizer),
+                sampling=Sampling(max_tokens=1),
+                limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500),
+                calls=calls,
+                deadline_s=20.0,
+            )
+        )
+        settle(episodes[::-1], worlds=worlds, calls=calls, deadline_s=10.0)
+        groups: dict = {}
+        for episode in episodes:
+            groups.setdefault(episode.custom_data["group_id"], []).append(episode)
+        return groups
+
+    played.calls = calls
+    yield played
+    calls.close(1.0)
+
+
+def test_a_settled_reward_stands_in_place_of_the_worlds(played):
+    groups = played(["q1", "q2"])
+    for prompt_id in ("q1", "q2"):
+        group = to_group(Prompt("world", prompt_id), f"g-{prompt_id}", groups[f"g-{prompt_id}"])
+        assert group is not None
+        assert group.rewards_G.tolist() == [2.0, 6.0]  # letters of both turns, and no 5
+    assert [list(e.get_rewards()) for e in sorted(groups["g-q1"], key=lambda e: e.id_)] == [[0.0, 2.0], [0.0, 6.0]]
+    assert sorted(Letters.asked) == [(i, [["x\n", "x\n"], ["xyz\n", "xyz\n"]]) for i in ("q1", "q2")]
+
+
+def test_worlds_without_settling_keep_their_rewards(played):
+    groups = played(["q1"], {"world": lambda: World(num_turns=2)})
+    assert [list(e.get_rewards()) for e in groups["g-q1"]] == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_only_valid_episodes_vote(played):
+    class Crashing(Letters):
+        def step(self, action):
+            if action.startswith("xyz"):
+                raise RuntimeError("infrastructure")
+            return super().step(action)
+
+    groups = played(["q1"], {"world": lambda: Crashing(num_turns=2)})
+    assert Letters.asked == [("q1", [["x\n", "x\n"]])]
+    reasons = {e.custom_data["index"]: e.custom_data["stop_reason"] for e in groups["g-q1"]}
+    assert reasons == {0: StopReason.TERMINATED, 1: StopReason.ENV_CRASHED}
+
+
+@pytest.mark.slow
+def test_a_group_that_cannot_be_settled_is_lost_and_the_others_are_not(played):
+    groups = played(["raises", "short", "hangs", "q1"])
+    told = {
+        group: {(e.custom_data["stop_reason"], e.custom_data["error"]) for e in episodes}
+        for group, episodes in groups.items()
+    }
+    where = "environment 'world', prompt '{}', settle_group: "
+    assert told["g-raises"] == {(StopReason.ENV_CRASHED, where.format("raises") + "RuntimeError: no majority today")}
+    ((reason, error),) = told["g-short"]
+    assert reason is StopReason.ENV_CRASHED and "returned rewards of shape (1,); expected 2 finite numbers" in error
+    ((reason, error),) = told["g-hangs"]
+    assert reason is StopReason.ENV_TIMEOUT and "did not return within 0.5 s" in error
+    assert sorted(e.get_return() for e in groups["g-q1"]) == [2.0, 6.0]
+    assert to_group(Prompt("world", "raises"), "g-raises", groups["g-raises"]) is None
+    # Nobody plays in an instance that failed, or that a thread may still be inside of.
+    idle = [instance.env for instance in played.calls.pool.drain()]
+    assert idle and not {env.failed for env in idle if hasattr(env, "failed")}
+
+
+class Parity(gym.Env):
+    """Votes with whether the answer has an even first character, and pays 0.5 for anything."""
+
+    domain = "parity"
+
+    def __init__(self, env_config=None):
+        pass
+
+    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
+        return (f"{split} {number}" for number in range(30))
+
+    def reset(self, *, seed=None, options=None):
+        return f"{options['prompt_id'] if options else 'train 0'}: ", {}
+
+    def step(self, action):
+        return "", 0.5, True, False, {}
+
+    def vote(self, prompt_id, turns):
+        return str(ord(turns[-1][0]) % 2) if turns and turns[-1] else None
+
+
+@pytest.mark.slow
+def test_training_sees_the_majority_and_evaluation_the_gold(tmp_path, random_llama_dir):
+    config = small_config(random_llama_dir, tmp_path)
+    config.environment("rllib_srl.envs.wrappers.self_label:SelfLabel", env_config={"world": f"{__name__}:Parity"})
+    returns = []
+    config.callbacks(on_episode_end=lambda *, episode, **kwargs: returns.append(float(episode.get_return())))
+    algo = config.build_algo()
+    try:
+        seen = watch(algo)
+        algo.train()
+        groups = [group for batch in seen for group in batch.groups]
+        assert len(groups) == 4
+        paid = [group.rewards_G.tolist() for group in groups]
+        # Two answers and four votes: 4 or 3 agree, or it is a tie and nobody is paid; less where a turn is empty.
+        assert all(set(rewards) <= {0.0, 1.0} and sum(rewards) != 1 for rewards in paid)
+        assert any(sum(rewards) >= 2 for rewards in paid)
+        assert sorted(returns) == sorted(reward for rewards in paid for reward in rewards)
+        evaluated = algo.evaluate()
+        assert evaluated["env_runners"]["episode_return_mean"] == 0.5
+    finally:
+        algo.stop()

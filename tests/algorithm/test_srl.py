@@ -1,0 +1,365 @@
+"""SRL end to end, all in one process on a small random model: it counts, learns, evaluates, reports and exports."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.batch.estimators import group as group_rule
+from rllib_srl.types import StopReason
+from tests.small_worlds import small_config, watch
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    return small_config(random_llama_dir, tmp_path)
+
+
+@pytest.fixture
+def build():
+    """Return a function that builds an algorithm, and stop all of them afterwards."""
+    built = []
+
+    def of(config):
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield of
+    for algo in built:
+        algo.stop()
+
+
+def weights_of(algo) -> dict[str, np.ndarray]:
+    weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
+    return {name: np.array(array) for name, array in weights.items()}
+
+
+def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def tokens_of(batches) -> list[list[int]]:
+    return [meta.ref.token_ids_N.tolist() for batch in batches for meta in batch.groups]
+
+
+def played(result, name: str) -> float:
+    return float(result["env_runners"][name])
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_counts_add_up(config, build):
+    algo = build(config.training(num_prompts_per_batch=5, group_size=3))
+    seen = watch(algo)
+    for iteration in (1, 2, 3):
+        result = algo.train()
+        names = ("num_groups_with_signal", "num_groups_without_signal", "num_groups_dropped")
+        assert sum(played(result, name) for name in names) == 5
+        assert sum(played(result, f"stop_reason/{reason.value}") for reason in StopReason) == 15
+        assert played(result, "num_episodes_lifetime") == 15 * iteration
+        rewards = [meta.rewards_G for meta in seen[-1].groups]
+        assert played(result, "num_groups_with_signal") == sum(len(set(r.tolist())) > 1 for r in rewards)
+        assert played(result, "episode_return_mean") == pytest.approx(np.concatenate(rewards).mean())
+        num_tokens = sum(int(meta.ref.loss_mask_N.sum()) for meta in seen[-1].groups)
+        assert played(result, "num_generated_tokens") == num_tokens
+    assert algo.iteration == 3
+
+
+@pytest.mark.slow
+def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, build):
+    """A world that hangs on every second prompt: its groups are dropped, the others train."""
+    config.environment("tests.small_worlds:Hanging", env_config={}).env_runners(env_timeout_s=0.2)
+    algo = build(config.training(num_prompts_per_batch=6, group_size=2))
+    seen = watch(algo)
+    result = algo.train()
+    hangs = [int(meta.prompt.prompt_id.split()[1]) % 4 == 0 for meta in seen[0].groups]
+    num_lost = int(played(result, "num_groups_dropped"))
+    assert not any(hangs) and 0 < num_lost < 6 and len(seen[0].groups) == 6 - num_lost
+    assert played(result, "stop_reason/env_timeout") == played(result, "num_episodes_lost") == 2 * num_lost
+    assert len(seen[0].errors) == 2 * num_lost and "Hanging" in seen[0].errors[0]
+
+
+@pytest.mark.slow
+def test_limits_are_kept(config, build):
+    algo = build(config.env_runners(max_turn_tokens=5, engine_max_num_seqs=3))
+    seen = watch(algo)
+    algo.train()
+    assert max(int(n) for meta in seen[0].groups for n in meta.num_loss_tokens_G) == 5
+    assert algo.env_runner.engine._max_num_seqs == 3
+
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_reward_rises(config, build):
+    algo = build(config.training(num_prompts_per_batch=8, group_size=8))
+    rewards = [played(algo.train(), "episode_return_mean") for _ in range(12)]
+    # 64 answers an iteration: the standard error of a mean is at most .063
+    assert np.mean(rewards[:2]) < 0.5 and np.mean(rewards[-3:]) > np.mean(rewards[:2]) + 0.35, rewards
+
+
+@pytest.mark.slow
+def test_colocated_engines_sleep_while_the_learner_works(config, build):
+    """On a CPU nothing is freed, but the contract is the one of a shared GPU: asleep, then awake, whatever happens."""
+    algo = build(config.training(num_prompts_per_batch=8).env_runners(colocate=True))
+    learner, engine, asleep = algo.learner_group._learner, algo.env_runner.engine, []
+    accumulate = learner._accumulate_gradients
+    learner._accumulate_gradients = lambda stats: asleep.append(engine._is_asleep) or accumulate(stats)
+    algo.train()
+    assert asleep == [True] and not engine._is_asleep and algo.version == 1
+
+    def fail(stats):
+        raise RuntimeError("out of memory")
+
+    learner._accumulate_gradients = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        algo.train()
+    assert not engine._is_asleep
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"lr": 0.0}, {"pay": 0.5}], ids=["no learning rate", "no signal"])
+def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
+    if "pay" in changes:
+        config.environment(env_config=changes)
+    else:
+        config.training(**changes)
+    algo = build(config)
+    before = weights_of(algo)
+    for _ in range(2):
+        result = algo.train()
+    assert equal(weights_of(algo), before)
+    if "pay" in changes:
+        assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 4)
+    else:
+        assert (algo.version, result["num_empty_batches"]) == (2, 0)
+
+
+@pytest.mark.slow
+def test_the_engine_holds_the_weights_of_the_learner(config, build):
+    algo = build(config)
+    first = weights_of(algo)
+    result = algo.train()
+    assert algo.version == algo.env_runner.engine.version == result["weight_sync"]["version"] == 1
+    assert not equal(weights_of(algo), first)
+    engine = {f"model.{name}": p.numpy() for name, p in algo.env_runner.engine._model.named_parameters()}
+    assert equal(engine, weights_of(algo))
+    assert result["weight_sync"]["canary_max"] <= 1e-3
+
+
+@pytest.mark.slow
+def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
+    """Advantages are those of reward less kl_coeff times k1; which groups train is decided by the reward alone."""
+    algo = build(config.training(kl_coeff=0.5, kl_estimator="k1", num_prompts_per_batch=8))
+    learner = algo.learner_group._learner
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.mul_(1.1)  # away from the reference
+    algo._sync_weights()
+    captured = []
+    algo._learn = lambda shards: captured.extend(shards) or False
+    result = algo.train()
+    (shard,) = captured
+    assert 0 < played(result, "num_groups_with_signal") == len(shard.group_refs)
+    for group, advantages, sums in zip(shard.groups(), shard.advantages, learner.episode_kl(shard)):
+        assert np.ptp(group.rewards_G) > 0 and np.ptp(sums) > 0.01
+        assert advantages == pytest.approx(group_rule(group.rewards_G.astype(float) - 0.5 * np.array(sums)))
+        assert advantages != pytest.approx(group_rule(group.rewards_G.astype(float)), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_two_seeds_differ_and_one_repeats(config, build):
+    def first_tokens(seed):
+        algo = build(config.copy(copy_frozen=False).debugging(seed=seed))
+        seen = watch(algo)
+        algo.train()
+        return [meta.prompt for meta in seen[0].groups], tokens_of(seen)
+
+    assert first_tokens(1) == first_tokens(1)
+    one, other = first_tokens(1), first_tokens(2)
+    assert one[0] != other[0] and one[1] != other[1]
+
+
+# --- several worlds -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_mixture_plays_each_item_in_its_own_world(config, build):
+    """Even pays what Odd does not, so that a prompt graded in the wrong world would show."""
+    config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
+    config.environment(worlds={even: {"num_prompts": 900}, odd: {"num_prompts": 900}}, mixture={even: 3, odd: 1})
+    algo = build(config.training(num_prompts_per_batch=200, group_size=2, lr=0.0))
+    seen = watch(algo)
+    algo.train()
+    shares = Counter(meta.prompt.env_id for meta in seen[0].groups)
+    assert shares[even] == pytest.approx(150, abs=25)  # 4 standard deviations of a binomial of 200 at .75
+    for meta in seen[0].groups:
+        assert meta.prompt.domain == meta.prompt.prompt_id.split()[0] == meta.prompt.env_id.split(":")[1].lower()
+        for g in range(meta.ref.size):
+            mask = meta.ref.loss_mask_N[meta.ref.offsets[g] : meta.ref.offsets[g + 1]]
+            text = algo.env_runner.tokenizer.decode(meta.ref.stream(g)[mask], skip_special_tokens=True)
+            is_even = bool(text) and ord(text[0]) % 2 == 0
+            assert meta.rewards_G[g] == (is_even if meta.prompt.env_id == even else not is_even)
+    results = algo.evaluate()
+    assert set(results["by_domain"]) == {"even", "odd"}
+
+
+# --- evaluation and callbacks ---------------------------------------------------------------------
+
+
+def test_evaluation_reports_what_the_world_pays(config, build):
+    """`Known` pays 1 on half of the held-out prompts and .25 on the others, whatever is answered."""
+    config.environment("tests.small_worlds:Known", env_config={"num_prompts": 8})
+    algo = build(config.evaluation(evaluation_duration=100, evaluation_pass_k=3))
+    results = algo.evaluate()
+    assert results["env_runners"] == {"episode_return_mean": pytest.approx(0.625), "num_episodes": 8}
+    assert (results["accuracy"], results["num_prompts"], results["num_lost"]) == (0.5, 8, 0)
+    # Wilson, 4 of 8: centre .5, half 1.96 sqrt(.25 / 8 + 1.96^2 / 256) / (1 + 1.96^2 / 8) = .2848
+    assert results["accuracy_low"] == pytest.approx(0.2152, abs=1e-4)
+    assert results["accuracy_high"] == pytest.approx(0.7848, abs=1e-4)
+    assert results["by_domain"] == {"even": {"accuracy": 0.5}}
+    assert (results["pass_at_1"], results["pass_at_k"]) == (0.5, 0.5)
+
+
+@pytest.mark.slow
+def test_evaluation_never_touches_the_randomness_of_training(config, build):
+    runs = []
+    for interval in (None, 1):
+        changed = config.copy(copy_frozen=False).evaluation(evaluation_interval=interval, evaluation_pass_k=2)
+        algo = build(changed)
+        seen = watch(algo)
+        results = [algo.train() for _ in range(3)]
+        assert ("evaluation" in results[0]) == (interval == 1)
+        training = [batch for batch in seen if batch.groups and batch.groups[0].ref is not None]
+        assert len(training) == 3 and len(seen) == (3 if interval is None else 9)
+        runs.append((tokens_of(training), weights_of(algo)))
+    assert runs[0][0] == runs[1][0]
+    assert equal(runs[0][1], runs[1][1])
+
+
+def test_evaluation_is_greedy_and_on_heldout_prompts(config, build):
+    algo = build(config)
+    seen = watch(algo)
+    first, second = algo.evaluate(), algo.evaluate()
+    assert first == second
+    prompts = [[meta.prompt.prompt_id for meta in batch.groups] for batch in seen]
+    assert prompts[0] == prompts[1] and len(set(prompts[0])) == 8
+    assert all(int(prompt.split()[1]) % 2 == 1 for prompt in prompts[0])  # `Even` holds the odd numbers out
+
+
+class Counting(RLlibCallback):
+    """Counts calls, by name."""
+
+    calls: Counter = Counter()
+
+    def on_episode_end(self, *, episode, env_runner, metrics_logger, **kwargs):
+        self.calls["on_episode_end"] += 1
+        metrics_logger.log_value("answer_length", len(episode.get_actions(0)), reduce="mean", window=1000)
+
+    def on_sample_end(self, *, samples, env_runner, metrics_logger, **kwargs):
+        self.calls["on_sample_end"] += len(samples)
+
+    def on_evaluate_start(self, *, algorithm, metrics_logger, **kwargs):
+        self.calls["on_evaluate_start"] += 1
+
+    def on_evaluate_end(self, *, algorithm, metrics_logger, evaluation_metrics, **kwargs):
+        self.calls["on_evaluate_end"] += evaluation_metrics["num_prompts"]
+
+    def on_train_result(self, *, algorithm, metrics_logger, result, **kwargs):
+        self.calls["on_train_result"] += 1
+
+
+@pytest.mark.slow
+def test_callbacks_of_rllib_are_called(config, build):
+    Counting.calls.clear()
+    config.callbacks(Counting, on_episode_end=lambda **kwargs: Counting.calls.update(["function"]))
+    algo = build(config.evaluation(evaluation_interval=1, evaluation_duration=6))
+    result = algo.train()
+    assert Counting.calls == {
+        "on_episode_end": 16 + 6,
+        "function": 16 + 6,
+        "on_sample_end": 16 + 6,
+        "on_evaluate_start": 1,
+        "on_evaluate_end": 6,
+        "on_train_result": 1,
+    }
+    assert 1 <= played(result, "answer_length") <= 3
+
+
+# --- what is left behind --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_transcripts_show_what_was_played_and_learnt(config, build, tmp_path):
+    algo = build(config.env_runners(num_transcripts=2))
+    seen = watch(algo)
+    algo.train()
+    algo.train()
+    lines = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["iteration"] for line in lines] == [1] * 8 + [2] * 8
+    groups = {meta.group_id: meta for batch in seen for meta in batch.groups}
+    assert len({line["group_id"] for line in lines}) == 4
+    for line in lines:
+        meta = groups[line["group_id"]]
+        advantages = group_rule(meta.rewards_G.astype(float))
+        assert line["reward"] == meta.rewards_G[line["index"]]
+        assert line["advantage"] == pytest.approx(advantages[line["index"]])
+        assert line["stop_reason"] == meta.stop_reasons[line["index"]].value
+        assert (line["prompt_id"], line["origin"]) == (meta.prompt.prompt_id, "fresh")
+        assert line["version"] == line["iteration"] - 1
+        ask, answer = line["turns"][:2]
+        assert ask == {"role": "environment", "text": f"{meta.prompt.prompt_id}: "}
+        assert answer["role"] == "policy"
+        assert line["reward"] == float(bool(answer["text"]) and ord(answer["text"][0]) % 2 == 0)
+    assert list(tmp_path.glob("events.out.tfevents*"))
+
+
+@pytest.mark.slow
+def test_without_transcripts_there_is_no_file(config, build, tmp_path):
+    build(config.env_runners(num_transcripts=0)).train()
+    assert not (tmp_path / "transcripts.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_checkpoints_are_written_and_pruned(config, build, tmp_path):
+    algo = build(config.training(checkpoint_every=2, checkpoints_kept=2))
+    for _ in range(7):
+        algo.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint_*")) == ["checkpoint_000004", "checkpoint_000006"]
+
+
+@pytest.mark.slow
+def test_an_export_loads_in_transformers_with_equal_logits(config, build, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    algo = build(config)
+    algo.train()
+    path = algo.export_to_huggingface(tmp_path / "export")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    ids = torch.tensor([tokenizer("even 12: ").input_ids])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, algo.learner_group._learner.model(ids).logits)
+    with pytest.raises(FileExistsError, match=r"export directory .* is not empty; expected a new one"):
+        algo.export_to_huggingface(tmp_path / "export")
+
+
+@pytest.mark.slow
+def test_sampling_outside_of_srl_draws_prompts_of_its_own(config, build):
+    runner = build(config).env_runner
+    episodes = runner.sample(num_episodes=3)
+    assert [len(episode) for episode in episodes] == [1, 1, 1]
+    assert sum(len(episode) for episode in runner.sample(num_timesteps=2)) == 2
+    greedy = [runner.sample(prompts=[episodes[0].custom_data["prompt"]], explore=False)[0] for _ in range(2)]
+    assert greedy[0].get_actions(0).tolist() == greedy[1].get_actions(0).tolist()
+    with pytest.raises(ValueError, match="random_actions = True"):
+        runner.sample(random_actions=True)

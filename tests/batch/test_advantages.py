@@ -1,0 +1,89 @@
+"""Advantages against values worked by hand, and the laws every rule obeys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rllib_srl.batch.estimators import (
+    ADVANTAGES,
+    GROUP_NORMALISED,
+    group,
+    group_relative,
+    has_signal,
+    leave_one_out,
+    mean_only,
+    trains,
+)
+
+REWARDS = arrays(np.float64, st.integers(2, 16), elements=st.floats(0, 1, width=32))
+
+
+def test_group_divides_by_the_unbiased_deviation():
+    # mean .5, deviations +-.5, unbiased std sqrt(.5) = .707107: .5 / (.707107 + 1e-4) = .707007
+    np.testing.assert_allclose(group(np.array([1.0, 0.0])), [0.707007, -0.707007], atol=1e-6)
+
+
+def test_mean_only_keeps_the_spread():
+    np.testing.assert_allclose(mean_only(np.array([1.0, 0.0, 0.0, 0.0])), [0.75, -0.25, -0.25, -0.25])
+
+
+def test_leave_one_out_compares_with_the_others():
+    # .9 - (.3 + 0) / 2 = .75, .3 - .45 = -.15, 0 - .6 = -.6
+    np.testing.assert_allclose(leave_one_out(np.array([0.9, 0.3, 0.0])), [0.75, -0.15, -0.6], atol=1e-12)
+
+
+def test_batch_divides_by_the_spread_of_all_groups():
+    # all rewards 1 0 | 1 1 0: mean .6, unbiased variance (3 * .16 + 2 * .36) / 4 = .3, std .547723
+    one, two = group_relative([np.array([1.0, 0.0]), np.array([1.0, 1.0, 0.0])], "batch")
+    np.testing.assert_allclose(one, np.array([0.5, -0.5]) / 0.547823, atol=1e-6)
+    np.testing.assert_allclose(two, np.array([1, 1, -2]) / 3 / 0.547823, atol=1e-6)
+    (apart,) = group_relative([np.array([1.0, 0.0])], "batch", batch_rewards=[np.array([1.0, 0.0, 1, 1, 0])])
+    np.testing.assert_allclose(apart, one)
+
+
+def test_recalibrated_subtracts_the_median_of_group_means():
+    groups = [np.array([1.0, 0.0]), np.array([1.0, 1.0]), np.array([0.0, 0.0])]  # means .5, 1, 0
+    assert [a.tolist() for a in group_relative(groups, "recalibrated")] == [[0.5, -0.5], [0.5, 0.5], [-0.5, -0.5]]
+    assert group_relative(groups[:1], "recalibrated", baseline=0.25)[0].tolist() == [0.75, -0.25]
+
+
+def test_gae_hands_the_return_on():
+    assert group_relative([np.array([1.0, 0.25])], "gae")[0].tolist() == [1.0, 0.25]
+
+
+def test_which_groups_train_depends_on_what_the_rule_looks_at():
+    equal = np.array([0.5, 0.5])
+    wanted = {rule: rule in ("recalibrated", "gae") for rule in ADVANTAGES}
+    assert {rule: trains(equal, rule) for rule in ADVANTAGES} == wanted
+    assert all(trains(np.array([0.5, 0.6]), rule) for rule in ADVANTAGES)
+
+
+@pytest.mark.parametrize("rule", sorted(GROUP_NORMALISED))
+@given(rewards_G=REWARDS)
+def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rule, rewards_G):
+    (advantage_G,) = group_relative([rewards_G], rule)
+    assert abs(advantage_G.sum()) < 1e-6 * max(1, np.abs(advantage_G).sum())
+    order = np.argsort(rewards_G, kind="stable")
+    assert (np.diff(advantage_G[order]) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("num_right, expected", [(0, False), (1, True), (7, True), (8, False)])
+def test_only_groups_that_disagree_have_signal(num_right, expected):
+    assert has_signal(np.array([1.0] * num_right + [0.0] * (8 - num_right))) is expected
+
+
+def test_groups_do_not_see_each_other():
+    alone = group_relative([np.array([1.0, 0.0, 0.0])])[0]
+    beside = group_relative([np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.9])])[0]
+    np.testing.assert_array_equal(alone, beside)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="advantage = 'grpo'; expected one of"):
+        group_relative([np.array([1.0, 0.0])], rule="grpo")
+    with pytest.raises(ValueError, match="a group of 1 episode has no baseline"):
+        group_relative([np.array([1.0])])

@@ -1,0 +1,191 @@
+"""The trie's shape and its attention: its parts against the mask they stand for, five families against padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.batch.layout import trie_layout
+from rllib_srl.batch.trie import Trie
+from rllib_srl.learner import trie_attention
+from rllib_srl.learner.rl_module import token_logps
+from rllib_srl.learner.trie_attention import attention, block_mask, mask_mod, register
+
+STREAMS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9)
+WINDOW = 40  # of the families that slide; streams are longer
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+}  # fmt: skip
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+FAMILIES = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, **SLIDING},
+    "qwen3": {},
+    "gemma2": {"query_pre_attn_scalar": 16, **SLIDING},
+    "gemma3_text": {"query_pre_attn_scalar": 16, **SLIDING},
+    "smollm3": {"pad_token_id": None},
+}
+
+
+def naive_mask(depth_T, window=None):
+    """Walk from each token to its root, parent by parent."""
+    parents = [max((j for j in range(i) if depth_T[j] == depth - 1), default=-1) for i, depth in enumerate(depth_T)]
+    mask = np.zeros((len(depth_T), len(depth_T)), bool)
+    for i, depth in enumerate(depth_T):
+        j = i
+        while j >= 0 and (window is None or depth - depth_T[j] < window):
+            mask[i, j] = True
+            j = parents[j]
+    return mask
+
+
+def covered(cover, num_tokens):
+    """Return how often each pair is computed, and how often each row is met on the diagonal."""
+    count, met = np.zeros((num_tokens, num_tokens), int), np.zeros(num_tokens, int)
+    for squares in cover.squares:
+        for start, run, mask in zip(squares.starts, squares.runs, squares.mask_NSS, strict=True):
+            count[start : start + squares.size, start : start + squares.size] += mask
+            met[run] += 1
+            outside = np.ones(squares.size, bool)
+            outside[run.start - start : run.stop - start] = False
+            assert not mask[:, outside].any() and not mask[outside].any()
+    for one in [*cover.triangles, *cover.below]:
+        shape = one.rows.stop - one.rows.start, one.keys.stop - one.keys.start
+        seen = np.tri(*shape, dtype=bool) if one.is_causal else np.ones(shape, bool) if one.mask is None else one.mask
+        count[one.rows, one.keys] += seen
+    for one in cover.triangles:
+        assert one.rows == one.keys
+        met[one.rows] += 1
+    return count, met
+
+
+@settings(max_examples=60)
+@given(STREAMS, st.sampled_from([None, 1, 2, 3, 5]), st.sampled_from([1, 3, 8, 96]))
+def test_a_cover_holds_each_seen_pair_once(streams, window, small):
+    trie = trie_layout([np.array(s, np.int32) for s in streams]).trie
+    wanted = naive_mask(trie.depth_T, window)
+    np.testing.assert_array_equal(trie.mask_TT(window), wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rllib_srl.batch.trie.SMALL", small)
+        patch.setattr("rllib_srl.batch.trie.FILL", small // 2)
+        count, met = covered(trie.cover(window), len(trie))
+    np.testing.assert_array_equal(count, wanted)
+    assert (met == 1).all()
+
+
+def test_ends_worked_by_hand():
+    # few shot ─┬─ prompt ─┬─ a b      depths 0 1 2 3 4 3 2 3
+    #           │          └─ c
+    #           └─ prompt ─── d
+    trie = Trie.of(np.array([0, 1, 2, 3, 4, 3, 2, 3]))
+    assert trie.end_T.tolist() == [8, 8, 6, 5, 5, 6, 8, 8]
+    assert Trie.of(np.array([0, 1, 0, 1])).end_T.tolist() == [2, 2, 4, 4]  # two tries, packed
+    with pytest.raises(ValueError, match="at most 1 deeper"):
+        Trie.of(np.array([0, 2]))
+
+
+def test_nothing_is_spent_on_unrelated_tries():
+    trie = Trie.of(np.tile(np.arange(200), 10))
+    cover = trie.cover()
+    assert [one.rows for one in cover.triangles] == [slice(200 * n, 200 * n + 200) for n in range(10)]
+    assert not cover.squares and not cover.below
+
+
+@settings(max_examples=30)
+@given(STREAMS, st.sampled_from([None, 1, 2, 4]))
+def test_flex_attention_sees_the_explicit_mask(streams, window):
+    trie = trie_layout([np.array(s, np.int32) for s in streams]).trie
+    index = torch.arange(len(trie))
+    seen = mask_mod(trie, window, "cpu")(None, None, index[:, None], index[None])
+    np.testing.assert_array_equal(seen.numpy(), naive_mask(trie.depth_T, window))
+
+
+@pytest.mark.slow
+def test_flex_attention_computes_what_the_parts_do():
+    """The GPU's function without its compiler, forward only: the kernel itself needs a GPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    trie = trie_layout(family_streams()).trie
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, len(trie), 16) for heads in (4, 2, 2))
+    for window in (None, WINDOW):
+        mask = block_mask(trie, window, "cpu")
+        with torch.no_grad():
+            flex = flex_attention(q, k, v, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+        own, _ = attention(None, q, k, v, None, scaling=0.3, sliding_window=window, trie=trie)
+        torch.testing.assert_close(own, flex, atol=2e-6, rtol=1e-5)
+
+
+def family_streams():
+    """Return streams that share a few-shot text, prompts and answers of many lengths, and two that share nothing."""
+    rng = np.random.default_rng(0)
+    few, streams = rng.integers(1, 64, 110), []
+    for _ in range(3):
+        prompt = np.concatenate([few, rng.integers(1, 64, rng.integers(5, 130))])
+        streams += [np.concatenate([prompt, rng.integers(1, 64, rng.integers(2, 130))]) for _ in range(3)]
+    return [*streams, rng.integers(1, 64, 60), rng.integers(1, 64, 90)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_the_log_probs_and_gradients_of_padding(family):
+    """Against transformers' own eager attention, stream by stream, beyond the window: relative L2 below 1e-5."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family]})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    streams = family_streams()
+    layout = trie_layout(streams)
+    assert max(map(len, streams)) > 2 * WINDOW and layout.num_tokens < 0.6 * sum(map(len, streams))
+    weights = [torch.randn(len(stream) - 1) for stream in streams]
+    model.set_attn_implementation(register())
+    batch = {"token_ids": torch.from_numpy(layout.token_ids_RT), "trie": layout.trie, "temperature": 0.7}
+    batch["position_ids"] = torch.from_numpy(layout.position_ids_RT)
+    batch["predictor"] = torch.from_numpy(np.concatenate([path[:-1] for path in layout.paths]))
+    batch["target"] = torch.from_numpy(np.concatenate([s[1:] for s in streams]).astype(np.int64))
+    logp_N = token_logps(model, batch)["logp"]
+    (logp_N * torch.cat(weights)).sum().backward()
+    own = torch.cat([p.grad.flatten() for p in model.parameters()])
+    model.zero_grad()
+    model.set_attn_implementation("eager")
+    wanted = []
+    for stream, weight in zip(streams, weights, strict=True):
+        ids = torch.from_numpy(stream.astype(np.int64))
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1] / 0.7
+        wanted.append(logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0])
+        (wanted[-1] * weight).sum().backward()
+    padded = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert relative(logp_N.detach(), torch.cat(wanted).detach()) < 1e-5
+    assert relative(own, padded) < 1e-5
+
+
+def test_a_sliding_layer_that_forgot_its_window_would_be_seen(monkeypatch):
+    """The mutant: without the window the same comparison fails."""
+    monkeypatch.setattr(Trie, "cover", lambda self, window=None, own=Trie.cover: own(self, None))
+    with pytest.raises(AssertionError):
+        test_a_family_has_the_log_probs_and_gradients_of_padding("qwen2")
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def test_attention_in_bf16_is_that_of_fp32_rounded():
+    trie = trie_layout(family_streams()).trie
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, heads, len(trie), 16).bfloat16() for heads in (4, 2, 2))
+    exact, _ = attention(None, q.float(), k.float(), v.float(), None, trie=trie)
+    rounded, _ = attention(None, q, k, v, None, trie=trie)
+    assert rounded.dtype == torch.bfloat16
+    assert relative(rounded.float(), exact) < 4e-3  # half a unit in the last of 8 bits
+
+
+def test_the_registered_name_is_the_one_that_models_are_loaded_with(random_llama_dir):
+    from rllib_srl.learner.rl_module import load_causal_lm
+
+    assert load_causal_lm(str(random_llama_dir)).config._attn_implementation == trie_attention.NAME

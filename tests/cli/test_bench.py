@@ -1,0 +1,83 @@
+"""The benchmarks in a short mode, on the tiny model: both sides of a ratio did the same work, and parts add up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from rllib_srl.engine.models import local_model
+from scripts.bench import common as bench
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.engine
+
+
+def figures_of(name, tmp_path, *arguments):
+    """Run a benchmark and return the figures it wrote, and what it printed."""
+    path = tmp_path / "figures.json"
+    command = [sys.executable, "-m", f"scripts.bench.{name}", *arguments, "--model", "tiny", "--json", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
+    assert path.exists(), done.stderr[-2000:]
+    return json.loads(path.read_text()), done
+
+
+def test_the_runner_and_bare_vllm_do_the_same_work(tmp_path):
+    sizes = ["--num-prompts", "3", "--group-size", "2", "--forced-prompts", "2", "--forced-tokens", "11"]
+    results, done = figures_of(
+        "rollout", tmp_path, *sizes, "--num-repeats", "2", "--forced-repeats", "2", "--least", "0"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [one["workload"]["is_forced"] for one in results] == [False, True]
+    for one in results:
+        for side in ("runner", "bare"):
+            assert one[side]["num_episodes"] == [2 * one["workload"]["num_prompts"]] * 2
+        assert one["runner"]["num_prompt_tokens"] == one["bare"]["num_prompt_tokens"]
+        # A ratio is that of tokens a second, repeat by repeat.
+        rates = [np.divide(one[side]["num_tokens"], one[side]["seconds"]) for side in ("runner", "bare")]
+        assert one["ratios"] == pytest.approx((rates[0] / rates[1]).tolist())
+    short, forced = results
+    for side in ("runner", "bare"):
+        assert forced[side]["num_tokens"] == [2 * 2 * 11] * 2
+        assert all(6 <= number <= 6 * 8 for number in short[side]["num_tokens"])
+
+
+def test_a_ratio_below_the_bound_is_an_error(tmp_path):
+    sizes = ["--num-prompts", "1", "--group-size", "2", "--forced-prompts", "0", "--num-repeats", "1"]
+    _, done = figures_of("rollout", tmp_path, *sizes, "--least", "1000")
+    assert done.returncode == 1
+    assert "at least 1000: MISSED" in done.stdout
+
+
+def test_the_parts_of_a_step_add_up_and_the_plain_move_has_the_bytes_of_the_sync(tmp_path):
+    figures, done = figures_of("step", tmp_path, "--num-iterations", "2", "--most", "1e9")
+    assert done.returncode == 0, done.stderr[-2000:]
+    from rllib_srl.learner.rl_module import load_causal_lm
+
+    size = getattr(torch, figures["dtype"]).itemsize
+    needed = [-(-p.numel() * size // 64) * 64 for p in load_causal_lm(str(local_model("tiny"))).parameters()]
+    assert figures["num_bytes"] == sum(needed)
+    assert 1 <= len(figures["parts"]) == len(figures["moves"]) == len(figures["landings"]) <= 2
+    for parts in figures["parts"]:
+        for whole in ("rollout", "learn", "sync"):
+            details = [seconds for name, seconds in parts.items() if name.startswith(f"{whole}: ")]
+            assert sum(details) == pytest.approx(parts[whole])
+            assert min(details) > -0.05 * parts[whole]
+        assert parts["other"] >= 0
+        for name in ("rollout: engine_s", "learn: forward_backward_s", "learn: optimizer_s", "sync: load_s"):
+            assert parts[name] > 0
+    for parts, move, ratio in zip(figures["parts"], figures["moves"], figures["sync_ratios"]):
+        assert ratio == pytest.approx(parts["sync"] / move)
+    assert "sync over move" in done.stdout
+
+
+def test_spread_is_the_median_and_the_range():
+    assert bench.spread([3.0, 1.0, 2.5], 1) == "2.5 (1.0 to 3.0)"
+    assert bench.verdict(True) == "met"
+    assert bench.verdict(False) == "MISSED"

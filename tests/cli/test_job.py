@@ -1,0 +1,113 @@
+"""A stranger's environment, 20 lines outside of the repository, trains through `ray job submit` to a local cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+MY_ENV = '''
+import random
+
+import gymnasium as gym
+
+
+class MyEnv(gym.Env):
+    """Asks for a vowel; a seed is the prompt, as in any environment of gymnasium."""
+
+    def __init__(self, env_config):
+        self.vowels = env_config.get("vowels", "aeiou")
+
+    def reset(self, *, seed=None, options=None):
+        name = random.Random(seed).choice("bcdfg")
+        return f"A vowel for {name}: ", {}
+
+    def step(self, action):
+        return "", float(any(letter in self.vowels for letter in action)), True, False, {}
+'''
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Start a head on this machine; return the dashboard's address and the environment of its clients."""
+    directory = Path(tempfile.mkdtemp(prefix="srl"))  # not below tmp_path: names of sockets must be short
+    ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port")}
+    command = [*RAY, "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
+    command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--temp-dir={directory}"]
+    command += [f"--{name}={port}" for name, port in ports.items()]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "PYTHONPATH")}
+    environment |= {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with (tmp_path / "head.log").open("w") as log:
+        head = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path, start_new_session=True)
+    address = f"http://127.0.0.1:{ports['dashboard-port']}"
+    try:
+        wait_for(ports["dashboard-port"], head, tmp_path / "head.log")
+        yield address, environment
+    finally:
+        end(head)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def end(head: subprocess.Popen) -> None:
+    """End a head and everything it started, and nothing else of Ray on this machine."""
+    family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
+def wait_for(port: int, head: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert head.poll() is None, log.read_text()
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"no dashboard within 120 s: {log.read_text()}")
+
+
+@pytest.mark.smoke
+def test_a_world_from_outside_trains_as_a_job(cluster, random_llama_dir, tmp_path):
+    address, environment = cluster
+    home, out = tmp_path / "home", tmp_path / "out"
+    home.mkdir()
+    (home / "my_env.py").write_text(MY_ENV)
+    train = [sys.executable, str(ROOT / "scripts" / "train.py"), "--env", "my_env:MyEnv", "--out", str(out)]
+    train += ["--model", str(random_llama_dir), "--engine", "transformers", "--iterations", "2", "--lr", "1e-3"]
+    train += ["--num_prompts_per_batch", "4", "--group_size", "4", "--max_turn_tokens", "4"]
+    train += ["--max_episode_tokens", "64", "--num_cpus_per_env_runner", "0.5", "--num_cpus_for_main_process", "0.5"]
+    submit = [*RAY, "job", "submit", "--address", address, "--working-dir", str(home), "--", *train]
+    job = subprocess.run(submit, env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+    assert job.returncode == 0, job.stdout[-6000:] + job.stderr[-3000:]
+    assert "succeeded" in job.stdout
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [1, 2]
+    assert all(line["env_runners/num_groups"] + line["env_runners/num_groups_dropped"] == 4 for line in lines)
+    shown = [json.loads(line) for line in (out / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(line["turns"][0]["text"].startswith("A vowel for ") for line in shown)
+    assert all(line["reward"] == any(c in "aeiou" for c in line["turns"][1]["text"]) for line in shown)

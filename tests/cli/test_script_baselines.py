@@ -1,0 +1,49 @@
+"""Majority answer and chance, against counts made by hand."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import gymnasium
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.cli.shared.baselines import baselines, majority_turns, rows_of
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.types import Prompt
+
+# 2 of 3, 3 of 4, ...: of the numbers 1 to 4, in pairs, 4 is the larger one in half of all pairs.
+SMALL = {"num_numbers": 2, "lowest": 1, "highest": 4, "num_shots": 0}
+
+
+class Silent(gymnasium.Env):
+    """A world that knows neither gold turns nor prompt ids."""
+
+
+def test_the_majority_answer_is_played_on_the_held_out_prompts() -> None:
+    config = SRLConfig().environment("compare", env_config=SMALL)
+    prompts = [Prompt("compare", prompt_id, "compare") for prompt_id in ("1, 4", "4, 2", "2, 3", "4, 3")]
+    found = baselines(config, prompts, seed=0)
+    world = Compare(SMALL)
+    train = [world.question(prompt_id).answer for prompt_id in world.prompt_ids("train", 0)]
+    most = max(sorted(set(train)), key=train.count)
+    assert found.majority_answers == {"compare": most}
+    assert found.majority == sum(world.question(p.prompt_id).answer == most for p in prompts) / 4
+    assert found.chance == 0.5
+    assert dict(rows_of(found)) == {f"majority answer ('{most}')": f"{found.majority:.3f}", "chance": "0.500"}
+
+
+def test_worlds_without_an_answer_have_no_baseline() -> None:
+    assert majority_turns(Silent(), seed=0) is None
+    config = SRLConfig().environment("compare", env_config=SMALL)
+    found = baselines(config, [], seed=0)
+    assert (found.majority, found.chance) == (None, None)
+
+
+def test_the_majority_answer_of_three_numbers_is_a_large_one() -> None:
+    world = Compare({"num_numbers": 3, "num_shots": 0})
+    (turn,) = majority_turns(world, seed=1) or ("",)
+    assert int(turn) > 85
+    held_out = [world.question(prompt_id) for prompt_id in islice(world.prompt_ids("heldout", 1), 200)]
+    share = sum(question.answer == turn.strip() for question in held_out) / 200
+    assert share == pytest.approx(1 / 30, abs=0.05)  # 99 is among three of 90 numbers once in 30

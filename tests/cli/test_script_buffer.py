@@ -1,0 +1,368 @@
+"""srl memory on a real run: what each command says is what the run did, and reading disturbs nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rllib_srl.cli import memory as script
+from rllib_srl.cli import memory_plots as buffer_plots
+from rllib_srl.cli.shared.settings import read_values
+from rllib_srl.replay.journal.file import PAGE_BYTES
+from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.journal.reader import reading
+from rllib_srl.replay.schedule.spacing import make_spacing
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.tools.export import import_groups
+from rllib_srl.types import Group, Prompt
+from tests.small_buffer import cells, said
+from tests.small_worlds import small_config
+
+ROOT = Path(__file__).resolve().parents[2]
+ITERATIONS, CAPACITY = 14, 24  # 4 prompts an iteration, half of them revisits: 30 items come
+
+
+@dataclass
+class Run:
+    """A run that has ended, and what it knew of itself."""
+
+    directory: Path
+    model_dir: Path
+    rows: dict[str, np.void] = field(default_factory=dict)  # key -> the item's row at the end
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+    stats: dict[str, float] = field(default_factory=dict)
+    recall: dict[str, float] = field(default_factory=dict)
+    drawn: list[tuple[int, str]] = field(default_factory=list)  # iteration, key
+    groups: dict[str, Group] = field(default_factory=dict)  # id -> stored group
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "replay/shard_0/journal.db"
+
+
+@pytest.fixture(scope="module")
+def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
+    """Train in this process, and note what the memory held when it stopped."""
+    run = Run(tmp_path_factory.mktemp("memory") / "run", random_llama_dir)
+    config = small_config(random_llama_dir, run.directory, num_prompts=400).training(lr=3e-3)
+    config.replay(revisit_fraction=0.5, reuse_fraction=0.25, capacity=CAPACITY, min_buffer_size=4)
+    algo = config.build_algo()
+    due = algo.memory.due
+
+    def watched(num: int, now: int, *shares: Any) -> list[Prompt]:
+        prompts = due(num, now, *shares)
+        run.drawn += [(now, prompt.key) for prompt in prompts]
+        return prompts
+
+    algo.memory.due = watched
+    for _ in range(ITERATIONS):
+        algo.train()
+    buffer = algo.memory._shards[0].buffer
+    slots = buffer.store.slots()
+    for slot, recall in zip(slots.tolist(), buffer.recall.retrievability(slots, ITERATIONS).tolist(), strict=True):
+        prompt = buffer.store.prompt_of(slot)
+        run.prompts[prompt.key], run.recall[prompt.key] = prompt, recall
+        run.rows[prompt.key] = buffer.store.items[slot].copy()
+        for at in buffer.store.groups_of(slot):
+            group = buffer.ledger.payloads.get(int(buffer.store.groups[at]["seq"]))
+            run.groups[group.group_id] = group
+    run.stats = buffer.stats(ITERATIONS)
+    algo.save_to_path(str(run.directory / "checkpoint_000014"))
+    algo.stop()
+    (run.directory / "settings.yaml").write_text(yaml.safe_dump({"model": str(random_llama_dir)}))
+    return run
+
+
+def bytes_in(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ls_lists_the_items_as_they_were(run: Run, capsys: pytest.CaptureFixture) -> None:
+    lines = said(capsys, "ls", run.directory, "--limit", 99).splitlines()
+    assert lines[-1] == f"{len(run.rows)} of {len(run.rows)} items, iteration {ITERATIONS}, sorted by due"
+    heading, *rows = map(cells, lines[:-1])
+    assert len(rows) == len(run.rows) == CAPACITY
+    shown = {row[0]: dict(zip(heading, row, strict=True)) for row in rows}
+    for key, row in run.rows.items():
+        found = shown[key[:10]]
+        assert found["prompt"] == f"tests.small_worlds:Even [{run.prompts[key].prompt_id}]"
+        assert found["recall"] == f"{run.recall[key]:.2f}"
+        assert (found["visits"], found["lapses"]) == (str(row["visits"]), str(row["lapses"]))
+        assert (found["pass rate"], found["diversity"]) == (f"{row['pass_rate']:.2f}", f"{row['diversity']:.2f}")
+        assert (found["due"] == "waiting") == (row["status"] == 1)
+    due = [run.rows[key]["due"] for row in rows for key in run.rows if key.startswith(row[0]) and row[3] != "waiting"]
+    assert due == sorted(due) and len(due) == run.stats["num_scheduled"]
+
+
+@pytest.mark.slow
+def test_ls_sorts_filters_and_limits(run: Run, capsys: pytest.CaptureFixture) -> None:
+    lines = said(capsys, "ls", run.directory, "--sort", "recall", "--limit", 5).splitlines()
+    assert [cells(line)[4] for line in lines[1:-1]] == [f"{recall:.2f}" for recall in sorted(run.recall.values())[:5]]
+    lapses = [int(cells(line)[7]) for line in said(capsys, "ls", run.directory, "--sort", "lapses").splitlines()[1:-1]]
+    assert lapses == sorted((int(row["lapses"]) for row in run.rows.values()), reverse=True)
+    waiting = said(capsys, "ls", run.directory, "--status", "waiting", "--limit", 1).splitlines()
+    assert len(waiting) == 3 and " waiting " in waiting[1]
+    assert said(capsys, "ls", run.directory, "--domain", "odd").startswith(f"0 of {CAPACITY} items")
+    assert said(capsys, "ls", run.directory, "--domain", "even", "--limit", 2).startswith("key")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_and_a_file_are_read_like_a_run(run: Run, capsys: pytest.CaptureFixture) -> None:
+    expected = said(capsys, "ls", run.directory)
+    for place in (run.directory / "checkpoint_000014", run.journal, run.journal.parent, run.directory / "replay"):
+        assert said(capsys, "ls", place) == expected
+
+
+@pytest.mark.slow
+def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> None:
+    first, *lines = said(capsys, "stats", run.directory).splitlines()
+    assert first.startswith(f"iteration {ITERATIONS}; spacing fsrs, desired retention 0.9, 1 iteration a day")
+    shown = dict(map(cells, lines))
+    known = {name: value for name, value in run.stats.items() if name not in script.OF_A_PROCESS}
+    assert shown == {name: f"{value:.6g}" for name, value in known.items()}
+    assert int(shown["num_evicted"]) > 0 and int(shown["num_revisits"]) == len(run.drawn)
+
+
+# --- one item -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_show_tells_the_item_its_reviews_and_what_was_said(run: Run, capsys: pytest.CaptureFixture) -> None:
+    key = max(run.rows, key=lambda key: run.rows[key]["visits"])
+    row = run.rows[key]
+    shown = said(capsys, "show", run.directory, run.prompts[key].prompt_id)
+    assert f"item                  {key}\n" in shown
+    assert f"reviews               {row['reps']}, " in shown
+    assert f"{run.recall[key]:.2f} expected now, iteration {ITERATIONS}; the rule asks for 0.9" in shown
+    with Journal(Path(copy_of(run.journal))) as journal:
+        reviews = journal.reviews()[journal.reviews()["key"] == row["key"]]
+    table = [cells(line) for line in shown.split("reviews\n", 1)[1].split("\n\n")[0].splitlines()[1:]]
+    assert [int(line[0]) for line in table] == reviews["now"].tolist() and len(table) > 2
+    assert [line[3] for line in table[1:]] == [f"{predicted:.2f}" for predicted in reviews["predicted"][1:]]
+    rates = [f"{row['num_success'] / row['n']:.2f} ({row['num_success']} of 4)" for row in reviews]
+    assert [line[2] for line in table] == rates
+    own = [group for group in run.groups.values() if group.prompt.key == key]
+    assert len(own) == row["num_groups"] == 2
+    for group in own:
+        born = int(group.group_id.split(".")[0])
+        assert f"group {group.group_id}: age {ITERATIONS - born} iteration" in shown
+        assert f"rewards {' '.join(f'{reward:g}' for reward in group.rewards_G)}" in shown
+    assert shown.count(f"environment │ {group.prompt.prompt_id}:") == 8  # 2 groups of 4 episodes
+    assert shown.count("     policy │ ") == 8
+
+
+@pytest.mark.slow
+def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixture) -> None:
+    """The recall a draw rested on is the one that the review of that iteration was judged by."""
+    with Journal(Path(copy_of(run.journal))) as journal:
+        predicted = {(int(r["now"]), f"{int(r['key']):016x}"): float(r["predicted"]) for r in journal.reviews()}
+    num_draws = 0
+    for key in run.rows:
+        lines = said(capsys, "why", run.directory, key, "--limit", 99).splitlines()
+        drawn = [line for line in lines if line.startswith("drawn for")]
+        iterations = [now for now, other in run.drawn if other == key]
+        assert [int(re.findall(r"\d+", line)[0]) for line in drawn] == iterations
+        for line, now in zip(drawn, iterations, strict=True):
+            assert f"predicted recall {predicted[now, key]:.2f}, lapses " in line and line.endswith(", rule srl")
+        assert f"iteration {ITERATIONS + 1}" in lines[-1]
+        num_draws += len(drawn)
+        if run.rows[key]["status"] == 1:
+            assert "it waits outside the schedule with" in lines[-1]
+        elif run.rows[key]["due"] > ITERATIONS + 1:
+            assert f"predicted recall {run.recall[key]:.2f} now" in lines[-1] and "not due until" in lines[-1]
+        else:
+            assert "may be drawn for iteration" in lines[-1]
+    assert num_draws > 10
+
+
+@pytest.mark.slow
+def test_names_that_are_unknown_ambiguous_or_gone(run: Run, capsys: pytest.CaptureFixture) -> None:
+    with reading(run.journal) as one:
+        gone = next(key for key in map("{:016x}".format, one.reviews["key"].tolist()) if key not in run.rows)
+    text = said(capsys, "why", run.directory, "zz", status=1)
+    assert text == f"error: none of {CAPACITY} items has the prompt id or key 'zz'; expected one that ls shows\n"
+    assert "one was evicted, reviewed" in said(capsys, "show", run.directory, gone, status=1)
+    text = said(capsys, "why", run.directory, "", status=1)
+    assert text.startswith("error: '' is 24 items: ") and text.endswith("and 19 more; expected more digits of a key\n")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys, suffix: str) -> None:
+    path = tmp_path / f"groups{suffix}"
+    assert said(capsys, "export", run.directory, path).startswith(f"{len(run.groups)} groups in ")
+    rows = import_groups(path).rows
+    assert {row.group.group_id for row in rows} == set(run.groups)
+    for row in rows:
+        stored = run.groups[row.group.group_id]
+        for name in ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "rewards_G", "versions_G2"):
+            assert np.array_equal(getattr(row.group, name), getattr(stored, name)), name
+        item = run.rows[row.group.prompt.key]
+        assert row.item["key"] == item["key"] and row.item["due"] == item["due"] and row.item["reps"] == item["reps"]
+
+
+@pytest.mark.slow
+def test_import_into_a_new_buffer_and_again(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, new = tmp_path / "groups.jsonl", tmp_path / "new"
+    said(capsys, "export", run.directory, path)
+    assert json.loads(path.read_text().splitlines()[0])["text"][0].startswith("even ")
+    num, items = len(run.groups), len(run.rows)
+    taken = said(capsys, "import", new, path, "--model", run.model_dir, "--now", 3)
+    assert taken == f"{num} of {num} groups stored, born in iteration 3; {items} new items; refused: none\n"
+    again = said(capsys, "import", new, path, "--model", run.model_dir, "--now", 5)
+    assert again == f"0 of {num} groups stored, born in iteration 5; 0 new items; refused: {num} duplicate\n"
+    with reading(new / "journal.db") as one:
+        assert set(one.stored.groups["born"].tolist()) == {3}
+        assert (one.stored.items["reps"] == 1).all()  # neither a second group nor a second import tests a policy
+        logps = {one.group(seq).behaviour_logp_N.tobytes() for seq in one.stored.seqs.tolist()}
+        assert logps == {group.behaviour_logp_N.tobytes() for group in run.groups.values()}
+        ids = [one.group(seq).group_id for seq in one.stored.seqs.tolist()]
+    assert not set(ids) & set(run.groups) and {name.split("~")[0] for name in ids} == set(run.groups)
+    assert said(capsys, "verify", new).startswith("ok  ")
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+def copy_of(journal: Path) -> Path:
+    """Return a copy of a journal that nobody has open."""
+    copies = journal.parent / "copies"
+    copies.mkdir(exist_ok=True)
+    (copies / "journal.db").write_bytes(journal.read_bytes())
+    return copies / "journal.db"
+
+
+@pytest.mark.slow
+def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> None:
+    text = said(capsys, "verify", run.directory)
+    num_reviews = int(run.stats["num_predicted_reviews"]) + len(run.rows)
+    assert text.startswith(f"ok  {run.journal}: {CAPACITY} items, {len(run.groups)} groups, ")
+    assert int(re.search(r"(\d+) reviews", text)[1]) >= num_reviews
+    assert said(capsys, "verify", run.directory / "checkpoint_000014").startswith("ok  ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group {} is damaged"),
+        ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 3", "item 3 is damaged: its checksum"),
+        ("UPDATE state SET value = '9' || value WHERE name = 'slots'", "state slots is damaged: its checksum"),
+        ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "has lost its payload"),
+        ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "num_groups"),
+    ],
+)
+def test_verify_names_each_fault(run: Run, tmp_path: Path, capsys, damage: str, expected: str) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(run.journal.read_bytes())
+    with sqlite3.connect(path) as db:
+        seqs = [seq for (seq,) in db.execute("SELECT seq FROM groups ORDER BY seq")]
+        db.execute(damage)
+    db.close()
+    capsys.readouterr()
+    assert script.main(["verify", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    if "{}" in expected:
+        assert len(lines) == len(seqs) and all(expected.format(s) in line for s, line in zip(seqs, lines, strict=True))
+    else:
+        assert expected in lines[0]
+
+
+@pytest.mark.slow
+def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    data = bytearray(run.journal.read_bytes())
+    for end in range(2 * PAGE_BYTES, len(data) + 1, PAGE_BYTES):
+        data[end - 64 : end] = bytes(64)
+    (tmp_path / "journal.db").write_bytes(data)
+    capsys.readouterr()
+    assert script.main(["verify", str(tmp_path)]) == 1
+    assert re.match(r"page: |journal .* failed|\w+ .* damaged", capsys.readouterr().out)
+    (tmp_path / "journal.db").write_bytes(b"no database at all")
+    text = said(capsys, "ls", tmp_path, status=1)
+    assert text.startswith(f"error: journal {tmp_path / 'journal.db'}") and text.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["ls", "{tmp}/nowhere"], "does not exist; expected a run's directory, a checkpoint or a journal file"),
+        (["ls", "{tmp}"], "holds no memory; expected a run's directory"),
+        (["export", "{run}", "{tmp}/x.csv"], "expected a name that ends in .jsonl or .parquet"),
+        (["import", "{run}", "{tmp}/missing.jsonl"], "missing.jsonl"),
+        (["import", "{run}/checkpoint_000014", "{tmp}/x.jsonl"], "is part of a checkpoint; expected a run's directory"),
+        (["import", "{tmp}/new", "{tmp}/x.jsonl"], "the tokenizer is not known"),
+        (["fit", "{run}", "--min_reviews", "9999"], "expected at least 9999"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str], expected: str) -> None:
+    text = said(capsys, *(word.format(tmp=tmp_path, run=run.directory) for word in argv), status=1)
+    assert text.startswith("error: ") and expected in text and text.count("\n") == 1
+
+
+# --- judging --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.CaptureFixture) -> None:
+    text = said(capsys, "fit", run.directory, "--min_reviews", 8)
+    losses = dict(re.findall(r"^ +(rule as .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
+    assert losses["rule as fitted"] < losses["rule as it is set"]
+    values = read_values(yaml.safe_load(text.splitlines()[-1]))
+    rule = make_spacing("fsrs", **values["replay_spacing_config"])
+    printed = re.findall(r"^ +w(\d+) +\S+ +(\S+)$", text, re.M)
+    assert [rule.w[int(number)] for number, _ in printed] == [float(value) for _, value in printed] and len(
+        printed
+    ) == 7
+    assert ReplaySettings(spacing_config=values["replay_spacing_config"]).faults() == []
+    assert "the constant: " in text and ("beats" in text or "does not beat" in text)
+
+
+@pytest.mark.slow
+def test_plot_shows_what_the_log_says(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert said(capsys, "plot", run.directory, "--out", tmp_path / "m.png") == f"{tmp_path / 'm.png'}\n"
+    assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "m.png").stat().st_size > 20_000
+    with reading(run.journal) as one:
+        log = script.whole_log([one])
+        keys, nums = np.unique(log.key, return_counts=True)
+        own = log[log.key == keys[nums.argmax()]]
+        times, recalls = buffer_plots.expected_over_time(one.rule, own, 1.0, ITERATIONS + 5)
+    ends = np.flatnonzero(np.diff(times) == 0)  # a review: the curve falls to it and starts anew
+    assert times[ends].tolist() == own.now[1:].tolist() and len(ends) > 2
+    np.testing.assert_allclose(recalls[ends], own.predicted[1:], rtol=1e-12)
+    assert (recalls[ends + 1] == 1).all()
+
+
+# --- a run that goes on ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_reading_changes_nothing(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    before, key = bytes_in(run.directory), next(iter(run.rows))
+    for argv in (["ls"], ["stats"], ["verify"], ["show", key], ["why", key], ["export", tmp_path / "x.parquet"]):
+        said(capsys, argv[0], run.directory, *argv[1:])
+    assert bytes_in(run.directory) == before
+
+
+@pytest.mark.slow
+def test_help_in_a_process_of_its_own() -> None:
+    command = [sys.executable, "-m", "rllib_srl.cli", "memory", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "Look into the memory of a run" in shown.stdout and "verify" in shown.stdout

@@ -1,0 +1,277 @@
+"""srl memory on buffers made by hand: words for each case, imports, secrets, shards, and a live journal."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import shutil
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_srl.cli import memory_plots as buffer_plots
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.journal import reader as readings
+from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.journal.reader import copied, reading
+from rllib_srl.replay.schedule.calibration import ReviewLog
+from rllib_srl.replay.schedule.spacing import make_spacing
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.tools.export import import_groups
+from rllib_srl.replay.tools.verify import verify
+from tests.small_buffer import a_group, by_hand, cells, said
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def last_line(capsys: pytest.CaptureFixture, directory: Path, name: str) -> str:
+    return said(capsys, "why", directory, name).splitlines()[-1]
+
+
+def test_what_keeps_an_item_from_being_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Visited in iteration 10 with an interval of 4: due at 14; the reading stands at 10, 12 and 16."""
+    buffer = by_hand(tmp_path / "a", min_recall_interval=3, leech_failures=1, leech_interval=20)
+    buffer.add([a_group(1, (1, 1), 10), a_group(2, (0, 0), 10)], 10, "10.add")
+    buffer.due(0, 10, "10.due", slots=2.0)
+    buffer.close()
+    text = last_line(capsys, tmp_path / "a", "p1")
+    assert text.startswith("not drawn for iteration 11: not due until iteration 14 (in 4 iterations), predicted recall")
+    assert text.endswith("; rests until iteration 13 (min_recall_interval)")
+    assert last_line(capsys, tmp_path / "a", "p2") == (
+        "not drawn for iteration 11: a leech, failed 1 times in a row; tested again from iteration 30, leeches taking "
+        "at most 10% of revisits"
+    )
+    buffer = by_hand(tmp_path / "a", min_recall_interval=1)
+    buffer.due(0, 12, "12.due", slots=2.0)
+    buffer.close()
+    assert last_line(capsys, tmp_path / "a", "p1").endswith("now; before that only if too few items are due")
+    buffer = by_hand(tmp_path / "a")
+    buffer.due(0, 16, "16.due", slots=2.0)
+    buffer.close()
+    text = last_line(capsys, tmp_path / "a", "p1")
+    assert text.startswith("may be drawn for iteration 17: due 2 iterations ago, predicted recall")
+    assert text.endswith("; 0 other items are due for 2 slots an iteration, rule srl")
+
+
+def test_a_draw_in_words(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    buffer = by_hand(tmp_path)
+    buffer.add([a_group(1, (1, 1), 1), a_group(2, (1, 0), 1)], 1, "1.add")
+    buffer.due(0, 1, "1.due", slots=2.0)
+    assert {prompt.prompt_id for prompt in buffer.due(2, 8, "8.due")} == {"p1", "p2"}
+    assert [group.prompt.prompt_id for group in buffer.sample(1, 8, "8.sample")] == ["p2"]  # the one with signal
+    buffer.close()
+    lines = said(capsys, "why", tmp_path, "p2").splitlines()
+    assert re.fullmatch(
+        r"drawn for iteration 8: due 3 iterations ago, predicted recall 0\.\d\d, lapses 0, novelty \d\.\d\d "
+        r"\(diversity \d\.\d\d\), rule srl",
+        lines[1],
+    )
+    assert lines[2] == "reused in iteration 8: its group of iteration 1 was trained on again"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_import_into_a_stopped_run_changes_no_schedule(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    buffer = by_hand(tmp_path / "replay/shard_0", run="mine")
+    buffer.add([a_group(1, (1, 0), 1), a_group(2, (1, 1), 1)], 1, "1.add")
+    before = buffer.store.items[buffer.store.slots()].copy()
+    buffer.snapshot(tmp_path / "snapshot.sqlite")
+    buffer.close()
+    other = by_hand(tmp_path / "other")
+    other.add([a_group(1, (0, 1, 0), 9), a_group(3, (0, 1), 9)], 9)
+    other.close()
+    said(capsys, "export", tmp_path / "other", tmp_path / "x.parquet")
+    taken = said(capsys, "import", tmp_path, tmp_path / "x.parquet", "--now", 4)
+    assert taken.startswith("2 of 2 groups stored, born in iteration 4; 1 new items")
+    with reading(tmp_path / "replay/shard_0/journal.db") as one:
+        for name in ("due", "reps", "pass_rate", "last_review", "alpha", "novelty"):
+            assert one.stored.items[name][:2].tolist() == before[name].tolist(), name
+        assert one.stored.items["num_groups"].tolist() == [2, 1, 1]
+        assert one.stored.state["run"] == "mine"
+    buffer = by_hand(tmp_path / "replay/shard_0", run="mine")  # resumed from its checkpoint, the run still has them
+    assert buffer.restore(tmp_path / "snapshot.sqlite") == 2 and len(buffer) == 2
+    buffer.check_valid()
+    buffer.close()
+
+
+def test_a_broken_row_is_named_and_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    buffer = by_hand(tmp_path / "a")
+    buffer.add([a_group(1, (1, 0), 1), a_group(2, (1, 1), 1)], 1)
+    buffer.close()
+    path = tmp_path / "x.jsonl"
+    said(capsys, "export", tmp_path / "a", path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["prompt_id"], rows[1]["behaviour_logp"][0][1] = "p3", float("nan")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = said(capsys, "ls", tmp_path / "a")
+    text = said(capsys, "import", tmp_path / "a", path, status=1)
+    assert text.startswith("error: 1 broken rows, nothing was imported: x.jsonl row 2: group 1.2 is not valid: ")
+    assert "behaviour_logp_N is not finite" in text and text.count("\n") == 1
+    assert said(capsys, "ls", tmp_path / "a") == before
+    text = said(capsys, "import", tmp_path / "a", path, "--skip-broken")
+    assert text.startswith("1 of 1 groups stored") and "left out: x.jsonl row 2: " in text
+    assert said(capsys, "ls", tmp_path / "a").splitlines()[-1].startswith("3 of 3 items")
+
+
+def test_secrets_are_shown_and_exported_by_their_kind(
+    random_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(random_llama_dir)
+    ids = tokenizer.encode("a password=hunter2xyz b", add_special_tokens=False)
+    settings = {"on_secret": "mask", "model_dir": random_llama_dir}
+    buffer = by_hand(tmp_path, **settings)
+    assert buffer.add([a_group(1, (1, 0), 1, ids)], 1)[0].refused == ""
+    buffer.close()
+    shown = said(capsys, "show", tmp_path, "p1", "--model", random_llama_dir)
+    assert "password=[password]" in shown and "hunter2" not in shown
+    assert "expected it, to redact what is exported" in said(capsys, "export", tmp_path, tmp_path / "x.jsonl", status=1)
+    said(capsys, "export", tmp_path, tmp_path / "x.jsonl", "--model", random_llama_dir)
+    (row,) = import_groups(tmp_path / "x.jsonl").rows
+    assert "hunter2" not in (tmp_path / "x.jsonl").read_text()
+    text = tokenizer.decode(row.group.stream(0).tolist())
+    assert "password=" in text and "hunter" not in text and text.endswith(" b")
+    assert not row.group.loss_mask_N[row.group.token_ids_N == 0].any()
+
+
+# --- a run that goes on ---------------------------------------------------------------------------
+
+
+def write_on(directory: str, started: Event, ended: Event) -> None:
+    """Play the run: commit, and move the WAL into the file, as fast as it goes."""
+    buffer = by_hand(Path(directory), groups_per_item=1)
+    now = 0
+    while not ended.is_set():
+        now += 1
+        buffer.add(
+            [a_group(n, (1, 0), now, [9 + now % 90, now % 70, 3]) for n in range(now % 7, 40, 7)], now, f"{now}.add"
+        )
+        if now % 5 == 0:
+            buffer.tidy()
+        if now == 20:
+            started.set()
+    buffer.check_valid()
+    buffer.close()
+
+
+@pytest.mark.slow
+def test_a_live_journal_is_read_whole_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    context = multiprocessing.get_context("spawn")
+    started, ended = context.Event(), context.Event()
+    writer = context.Process(target=write_on, args=(str(tmp_path), started, ended))
+    writer.start()
+    try:
+        assert started.wait(60)
+        positions = []
+        for _ in range(4):
+            text = said(capsys, "verify", tmp_path)
+            positions.append(int(re.search(r"position (\d+)", text)[1]))
+            assert text.startswith("ok  ") and " 40 items, 40 groups, " in text
+        assert positions == sorted(positions) and positions[-1] > positions[0] >= 20
+        (tmp_path / "x.jsonl").write_text("")
+        text = said(capsys, "import", tmp_path, tmp_path / "x.jsonl", status=1)
+        assert f"is in use by process {writer.pid}" in text and text.count("\n") == 1
+    finally:
+        ended.set()
+        writer.join(60)
+    assert writer.exitcode == 0
+
+
+def test_a_copy_has_what_was_acknowledged_or_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner moves its WAL into the file and begins a new one between the copies of the two: old file, new WAL."""
+    buffer, copies, turns = by_hand(tmp_path), [], iter(range(1, 99))
+    num_disturbed, copy = 0, shutil.copyfile
+
+    def play() -> None:
+        now = next(turns)
+        buffer.add([a_group(n, (1, 0), now, [9, now]) for n in range(4 * now, 4 * now + 4)], now)
+
+    def disturbed_copy(source: Path, target: Path) -> None:
+        nonlocal num_disturbed
+        copy(source, target)
+        copies.append(Path(source).name)
+        if num_disturbed and copies[-1] == "journal.db":
+            num_disturbed -= 1
+            play()
+            buffer.tidy()
+            play()
+
+    monkeypatch.setattr(readings.shutil, "copyfile", disturbed_copy)
+    play()
+    play()
+    with reading(tmp_path / "journal.db") as one:
+        assert (one.stored.position, len(one.stored.items)) == (2, 8)
+    assert copies == ["journal.db", "journal.db-wal"]
+    num_disturbed = 1
+    with reading(tmp_path / "journal.db") as one:
+        assert (one.stored.position, len(one.stored.items)) == (4, 16)
+    assert copies == ["journal.db", "journal.db-wal"] * 3
+    assert not verify(tmp_path / "journal.db").faults
+    monkeypatch.setattr(readings, "NUM_TRIES", 3)
+    num_disturbed = 3
+    with pytest.raises(JournalError, match="was rewritten during each of 3 copies"), copied(tmp_path / "journal.db"):
+        pass
+    buffer.check_valid()
+    buffer.close()
+
+
+def test_shards_are_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Prompt n goes to the shard of its key; a shard that was not asked lately stands at the other's iteration."""
+    groups = [a_group(n, (1, 0), n + 1) for n in range(12)]
+    shards = [[g for g in groups if int(g.prompt.key, 16) % 2 == i] for i in range(2)]
+    for index, part in enumerate(shards):
+        buffer = by_hand(tmp_path / f"replay/shard_{index}", num_shards=2)
+        for group in part:
+            buffer.add([group], int(group.group_id.split(".")[0]))
+        buffer.close()
+    assert said(capsys, "ls", tmp_path).splitlines()[-1] == "12 of 12 items, iteration 12, sorted by due"
+    lines = said(capsys, "stats", tmp_path).splitlines()
+    found = {name: values for name, *values in map(cells, lines[2:])}
+    assert found["num_items"] == ["12", str(len(shards[0])), str(len(shards[1]))]
+    said(capsys, "export", tmp_path, tmp_path / "x.jsonl")
+    assert said(capsys, "import", tmp_path, tmp_path / "x.jsonl").startswith("0 of 12 groups stored")
+    (tmp_path / "y.jsonl").write_text((tmp_path / "x.jsonl").read_text().replace('"prompt_id":"p', '"prompt_id":"q'))
+    assert said(capsys, "import", tmp_path, tmp_path / "y.jsonl").startswith("12 of 12 groups stored")
+    assert said(capsys, "verify", tmp_path).count("ok  ") == 2
+    for index in range(2):
+        with reading(tmp_path / f"replay/shard_{index}/journal.db") as one:
+            assert {int(prompt.key, 16) % 2 for prompt in one.stored.prompts} == {index}
+
+
+def test_settings_travel_with_the_journal(tmp_path: Path) -> None:
+    settings = ReplaySettings(
+        spacing="leitner", spacing_config={"scale": 0.5}, mask_window=(0.2, 3.0), on_secret="keep", domains=["a"]
+    )
+    SRLReplayBuffer(settings, directory=tmp_path).close()
+    with reading(tmp_path / "journal.db") as one:
+        assert one.settings == ReplaySettings() and one.now == 0  # nothing was committed yet
+    for now, given in enumerate((settings, replace(settings, desired_retention=0.6, domains="last")), 1):
+        buffer = SRLReplayBuffer(given, directory=tmp_path)
+        buffer.add([a_group(now, (1, 0), now)], now)
+        buffer.close()
+        with reading(tmp_path / "journal.db") as one:
+            assert one.settings == given and one.now == now
+            assert one.rule == make_spacing("leitner", given.desired_retention, scale=0.5)
+
+
+def test_points_of_the_plot_by_hand() -> None:
+    """Three reviews after 1, 3 and 2 iterations of 2, 4 and 4 episodes with 1, 4 and 2 right."""
+    log = ReviewLog(
+        key=[1, 1, 2, 3],
+        now=[1, 2, 4, 5],
+        elapsed_days=[0, 0.5, 1.5, 1.0],
+        grade=[3] * 4,
+        num_success=[1, 1, 4, 2],
+        n=[2, 2, 4, 4],
+        predicted=[np.nan, 0.55, 0.98, 0.52],
+        **{name: [1] * 4 for name in ("trained", "version", "temperature", "trained_tokens")},
+    )
+    points = [point[:2] for point in buffer_plots.observed_by_time(log, scale=2.0)]
+    assert points == [(1.0, 0.5), (2.5, 0.75)]
+    points = [point[:2] for point in buffer_plots.calibration_points(log)]
+    np.testing.assert_allclose(points, [((2 * 0.55 + 4 * 0.52) / 6, 0.5), (0.98, 1.0)])

@@ -1,0 +1,206 @@
+"""What scripts print and log: progress, tables, numbers, memory, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rllib_srl.cli.shared import display
+from rllib_srl.cli.shared import peak_memory as memory
+from rllib_srl.cli.shared.cluster import message_of, run_cleanly
+from rllib_srl.cli.shared.display import Progress, duration, rounded, sparkline, table
+from rllib_srl.cli.shared.run_log import Iteration, RunLog, numbers_of
+from rllib_srl.cli.shared.stopping import stop_between_iterations
+
+SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
+RESULT = {
+    "training_iteration": 3,
+    "time_this_iter_s": 5.0,
+    "env_runners": {"episode_return_mean": np.float64(0.5), "num_generated_tokens": 800.0},
+    "timers": {**SECONDS, "training_step": 4.0},
+    "replay": {"num_items": np.float64(12.0)},
+    "learners": {"default_policy": {"loss": np.float32(0.25), "kl": float("nan")}},
+    "config": {"lr": 1.0},
+    "done": False,
+    "experiment": "text",
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_each_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    progress = Progress(3, stream)
+    progress.begin("starting ...")
+    for number, seconds in ((1, 10.0), (2, 20.0), (3, 15.0)):
+        progress.iteration(number, 0.5, 812.4, seconds)
+    progress.end()
+    assert stream.getvalue().splitlines() == [
+        "starting ...",
+        "iteration 1/3  reward 0.50  812 tokens/s  20s left",  # 2 iterations of 10 s
+        "iteration 2/3  reward 0.50  812 tokens/s  15s left",  # 1 iteration of (10 + 20) / 2 s
+        "iteration 3/3  reward 0.50  812 tokens/s  done",
+    ]
+
+
+def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it() -> None:
+    stream = Terminal()
+    progress = Progress(2, stream)
+    progress.iteration(1, math.nan, 10, 1.0)
+    progress.note("a warning")
+    progress.end()
+    line = "iteration 1/2  reward -  10 tokens/s  1s left"
+    assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Ka warning\n\r\x1b[K{line}\n"
+
+
+def test_what_takes_long_shows_a_sign_of_life() -> None:
+    stream = io.StringIO()
+    progress = Progress(1, stream, beat_s=0.6)
+    progress.begin("starting Ray ...")
+    time.sleep(2.0)
+    progress.begin("starting engine ...")  # which ends what was said before
+    progress.end()
+    time.sleep(0.8)
+    assert stream.getvalue().splitlines() == [
+        *("starting Ray ...", "starting Ray ... 1s", "starting Ray ... 1s", "starting Ray ... 2s"),
+        "starting engine ...",
+    ]
+    assert Progress(1, io.StringIO())._beat_s <= 10
+
+
+def test_a_sign_of_life_stays_in_its_line_on_a_terminal() -> None:
+    stream = Terminal()
+    progress = Progress(1, stream, beat_s=0.6)
+    progress.begin("starting Ray ...")
+    time.sleep(0.9)
+    progress.end()
+    assert stream.getvalue() == "\r\x1b[Kstarting Ray ...\r\x1b[Kstarting Ray ... 1s\n"
+
+
+def test_the_package_says_what_it_starts() -> None:
+    stream = io.StringIO()
+    progress = Progress(1, stream)
+    display.show_warnings(progress)
+    logging.getLogger("rllib_srl.start").info("opening the memory")
+    logging.getLogger("rllib_srl.algorithm.srl").info("not for users")
+    progress.end()
+    assert stream.getvalue() == "opening the memory ...\n"
+
+
+def test_the_warnings_of_the_package_become_notes() -> None:
+    stream = io.StringIO()
+    display.show_warnings(Progress(1, stream))
+    logging.getLogger("rllib_srl.algorithm.metrics").warning("an episode was lost: %s", "it hung")
+    assert stream.getvalue() == "warning: an episode was lost: it hung\n"
+
+
+def test_small_things() -> None:
+    assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█ "
+    assert [duration(s) for s in (45.4, 125, 11220)] == ["45s", "2m 05s", "3h 07m"]
+    assert [rounded(v) for v in (0.126, None, math.nan)] == ["0.13", "-", "-"]
+    assert table([("a", "bb"), ("ccc", "d")]) == "  a    bb\n  ccc  d"
+
+
+def test_an_iteration_reads_the_result_of_train() -> None:
+    iteration = Iteration.of(RESULT)
+    assert (iteration.number, iteration.reward, iteration.num_tokens) == (3, 0.5, 800)
+    assert iteration.tokens_per_s == 400.0  # 800 tokens in 2 s of rollout
+    assert iteration.seconds_by_part == SECONDS and iteration.memory == {"num_items": 12.0}
+    assert Iteration.of({name: value for name, value in RESULT.items() if name != "replay"}).memory == {}
+
+
+def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(3, RESULT)
+    log.write(4, {"a": {"b": 1}})
+    log.close()
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert second == {"iteration": 4, "a/b": 1.0}
+    assert first["learners/default_policy/loss"] == 0.25
+    assert {"learners/default_policy/kl", "config/lr", "experiment"}.isdisjoint(first)
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    assert dict(numbers_of({"x": True, "y": None})) == {"x": 1.0}
+
+
+def test_evaluations_before_and_after_are_in_the_one_event_file(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    beside = RunLog(tmp_path, log._writer)  # of whoever logs to the same run
+    log.evaluation(0, {"accuracy": 0.25, "by_domain": {"a": {"accuracy": np.float64(0.5)}}, "about": "text"})
+    beside.write(1, {"loss": 1.0})
+    beside.close()
+    log.evaluation(1, {"accuracy": 0.75})
+    log.close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("evaluation/accuracy")] == [(0, 0.25), (1, 0.75)]
+    assert events.Tags()["scalars"] == ["evaluation/accuracy", "evaluation/by_domain/a/accuracy", "loss"]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1  # a line an iteration
+
+
+def test_memory_is_the_proportional_size_of_a_process_tree() -> None:
+    assert memory.proportional_bytes("Rss:  900 kB\nPss:  300 kB\nPss_Anon: 5 kB\n") == 300 * 1024
+    assert memory.proportional_bytes("") == 0
+    if memory.memory_of_tree(os.getpid()) == 0:
+        pytest.skip("this system has no /proc")
+    source = "print(flush=True); input(); held = b'1' * (32 << 20); print(flush=True); input()"
+    # A tree of its own: other tests' processes come and go under this one.
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        sizes = []
+        for _ in range(2):
+            child.stdout.readline()
+            sizes.append(memory.memory_of_tree(child.pid))
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+    assert 0.9 * 2**25 < sizes[1] - sizes[0] < 1.5 * 2**25
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (ValueError("lr = 0; expected more"), "error: lr = 0; expected more\n"),
+        (KeyError("x"), "error: KeyError: 'x'\n(--debug shows where it comes from)\n"),
+    ],
+)
+def test_errors_are_one_message(error: Exception, printed: str, capsys: pytest.CaptureFixture) -> None:
+    def fail() -> int:
+        raise error
+
+    assert run_cleanly(fail, debug=False) == 1
+    assert capsys.readouterr().err == printed
+    with pytest.raises(type(error)):
+        run_cleanly(fail, debug=True)
+
+
+def test_a_remote_traceback_is_cut_to_what_it_says() -> None:
+    text = "ray::f() died\nTraceback (most recent call last):\n  File 'x', line 1\nRuntimeError: no vLLM here"
+    assert message_of(RuntimeError(text)) == "RuntimeError: no vLLM here"
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
+    said: list[str] = []
+    usual = signal.getsignal(signal.SIGINT)
+
+    def press_twice() -> None:
+        with stop_between_iterations(said.append) as request:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert request.is_made and said == ["stopping after this iteration; Ctrl-C again stops at once"]
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert signal.getsignal(signal.SIGINT) is usual

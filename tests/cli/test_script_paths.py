@@ -1,0 +1,47 @@
+"""Flags that name a directory refuse URIs, in every script that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllib_srl.cli import quickstart, report, train, tune, upgrade
+from rllib_srl.contrib.images import main as images
+from scripts import learn_worlds
+
+RUN = ("--env", "compare", "--model", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("script", "flag", "others"),
+    [
+        (train, "--out", RUN),
+        (train, "--export", RUN),
+        (train, "--resume", ()),
+        (quickstart, "--out", ()),
+        (learn_worlds, "--out", ()),
+        (upgrade, "--out", ("tiny", "--on", "compare", "--keep", "lookup")),
+        (upgrade, "--resume", ()),
+        (tune, "--storage", ("replay",)),
+        (images, "--out", ()),
+        (report, "--out", ("results",)),
+    ],
+)
+@pytest.mark.parametrize("uri", ["s3://bucket/run", "gs://bucket"])
+def test_a_uri_is_refused_and_no_folder_is_named_after_it(
+    tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture, script: Any, flag: str, others: tuple, uri: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        script.main([*others, flag, uri])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{flag}: {uri} is a URI; expected a path on this machine, such as that of a mounted bucket" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_uri_is_the_path_it_names(tmp_path: Path) -> None:
+    assert train.parse([*RUN, "--out", f"file://{tmp_path}/a%20b"]).out == tmp_path / "a b"
+    assert train.parse([*RUN, "--out", "results/first"]).out == Path("results/first")

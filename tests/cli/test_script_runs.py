@@ -1,0 +1,130 @@
+"""The directory of a run: what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.shared.runs import (
+    RunError,
+    find_checkpoint,
+    gone_if_it_fails,
+    how_to_resume,
+    new_directory,
+    plan_run,
+)
+from rllib_srl.storage.checkpoints import CheckpointError, seal
+from rllib_srl.storage.seal_key import make_key
+
+SETTINGS = "env: compare\nenv_config: {}\nworlds: null\nmodel: tiny\nseed: 5\noptimizer_name: adamw\nlr: 0.1\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a run with checkpoints of iterations 10 and 20, and an unfinished one of 30."""
+    directory = tmp_path / "run"
+    for iteration in (10, 20, 30):
+        place = directory / f"checkpoint_{iteration:06d}"
+        place.mkdir(parents=True)
+        (place / "weights").write_text(f"{iteration}")
+        if iteration < 30:
+            seal(place, key=make_key())
+    (directory / "settings.yaml").write_text(SETTINGS)
+    return directory
+
+
+@pytest.mark.parametrize("name", ["settings.yaml", "transcripts.jsonl", "metrics.jsonl", "checkpoint_000010"])
+def test_a_directory_in_use_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(RunError, match=f"--out {tmp_path} holds a run already; give another, or go on"):
+        plan_run(tmp_path, None, {"env": "compare"})
+
+
+def test_a_file_is_no_directory_and_an_empty_one_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        plan_run(tmp_path / "file", None, {})
+    (tmp_path / "empty").mkdir()
+    plan = plan_run(tmp_path / "empty", None, {"env": "compare"})
+    assert (plan.directory, plan.checkpoint, plan.values) == (tmp_path / "empty", None, {"env": "compare"})
+    assert new_directory("my.module:World").name.startswith("my.module-World-")
+
+
+def test_resume_takes_the_newest_finished_checkpoint_and_its_settings(run: Path) -> None:
+    plan = plan_run(None, run, {"lr": 0.2, "seed": 5})
+    assert (plan.directory, plan.checkpoint) == (run, run / "checkpoint_000020")
+    assert (plan.values["lr"], plan.values["env"], plan.values["seed"]) == (0.2, "compare", 5)
+    assert how_to_resume(run) == f"continue with: {command('train', '--resume', run)}"
+    assert how_to_resume(run, "--export", run / "a b").endswith(f" --resume {run} --export '{run}/a b'")
+
+
+def test_resume_refuses_to_change_what_is_trained_on_what(run: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        plan_run(None, run, {"env": "lookup", "seed": 6, "lr": 0.2})
+    assert str(caught.value).splitlines()[1:] == ["  env = 'lookup'; expected 'compare'", "  seed = 6; expected 5"]
+
+
+def test_an_earlier_checkpoint_needs_a_new_directory(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"checkpoint_000020 is\), which would be overwritten; give a new directory"):
+        plan_run(None, run / "checkpoint_000010", {})
+    plan = plan_run(tmp_path / "other", run / "checkpoint_000010", {})
+    assert (plan.directory, plan.checkpoint) == (tmp_path / "other", run / "checkpoint_000010")
+    with pytest.raises(RunError, match="holds a run already"):
+        plan_run(_used(tmp_path), run / "checkpoint_000010", {})
+
+
+def _used(tmp_path: Path) -> Path:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "metrics.jsonl").write_text("")
+    return tmp_path / "used"
+
+
+def test_a_checkpoint_that_somebody_else_sealed_needs_trust(run: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "their.key"
+    seal(run / "checkpoint_000020", key=make_key(theirs))
+    with pytest.raises(CheckpointError, match=r"sealed with another key than .*seal.key.*give --trust-checkpoint"):
+        plan_run(None, run, {})
+    assert plan_run(None, run, {}, trust=True).is_trusted
+    assert not plan_run(None, run, {"seal_key_file": str(theirs)}).is_trusted
+    # Which key is believed is the user's to say: the run's own settings may come with the checkpoint.
+    (run / "settings.yaml").write_text(SETTINGS + f"seal_key_file: {theirs}\n")
+    with pytest.raises(CheckpointError, match="sealed with another key than"):
+        plan_run(None, run, {})
+    assert "seal_key_file" not in plan_run(None, run, {}, trust=True).values
+
+
+def test_damaged_unfinished_and_missing_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoint_000020" / "weights").write_text("x")
+    with pytest.raises(CheckpointError, match="checkpoint_000020 is damaged: weights; use an earlier one"):
+        plan_run(None, run, {})
+    with pytest.raises(CheckpointError, match="checkpoint_000030 has no manifest.json"):
+        plan_run(None, run / "checkpoint_000030", {})
+    with pytest.raises(CheckpointError, match="does not exist; expected a checkpoint, or the directory of a run"):
+        find_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="has no finished checkpoint"):
+        find_checkpoint(tmp_path / "empty")
+    assert how_to_resume(tmp_path / "empty").startswith("no checkpoint was written yet")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_start_that_fails_leaves_no_directory_of_its_own(run: Path, tmp_path: Path, error: type) -> None:
+    def fail(directory: Path) -> None:
+        with gone_if_it_fails(directory):
+            (directory / "replay" / "shard_0").mkdir(parents=True)
+            (directory / "events").write_text("")
+            raise error
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for directory in (tmp_path / "new", empty, run):
+        with pytest.raises(error):
+            fail(directory)
+    assert not (tmp_path / "new").exists()
+    assert empty.is_dir() and not list(empty.iterdir())
+    assert (run / "events").exists() and (run / "checkpoint_000020").exists()  # what lies there may be a run
+    with gone_if_it_fails(tmp_path / "new"):
+        (tmp_path / "new").mkdir()
+    assert (tmp_path / "new").exists()

@@ -1,0 +1,189 @@
+"""Settings from YAML and flags: types, order, and refusals that name everything at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.algorithm.config import SETTINGS
+from rllib_srl.cli import train
+from rllib_srl.cli.shared import settings
+from rllib_srl.cli.shared.settings import RLLIB, SettingsError, build_config, given_settings, read_value
+from scripts import settings_doc
+
+
+def given(*argv: str) -> dict:
+    return given_settings(train.parse(list(argv)))
+
+
+def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train.parse(["--help-all"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    for name in {*SETTINGS, *RLLIB} - {"log_directory"}:
+        assert f"--{name} " in shown
+    clip_high = "upper clip bound of the ratio is 1 + clip_high (0.28 if no preset)"
+    assert f"--clip_high VALUE {clip_high} (default: preset)" in shown
+    assert "(default: smollm2-135m)" in shown and "(default: none)" in shown
+    assert "--log_directory" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("lr", "3e-5", 3e-5),
+        ("lr", [[0, 1e-5], [100, 0]], [[0, 1e-5], [100, 0]]),
+        ("lr", 1, 1.0),
+        ("group_size", "16", 16),
+        ("num_gpus_per_env_runner", "0.5", 0.5),
+        ("colocate", "true", True),
+        ("is_truncation", "none", None),
+        ("clip_high", "1", 1.0),
+        ("clip_high", "preset", "preset"),
+        ("clip_rule", "none", "none"),
+        ("correction_window", "[0.5, 2]", (0.5, 2)),
+        ("seed", "7", 7),
+        ("adam_betas", "[0.9, 0.95]", (0.9, 0.95)),
+        ("model", "123", "123"),
+        ("num_cpus_per_learner", "2", 2),
+        ("env_config", ["num_numbers=2", "pool=[1, 2]"], {"num_numbers": 2, "pool": [1, 2]}),
+        ("env_config", '{"num_numbers": 2}', {"num_numbers": 2}),
+        ("worlds", ["compare={num_numbers: 2}", "lookup={}"], {"compare": {"num_numbers": 2}, "lookup": {}}),
+        ("mixture", {"compare": 0.5}, {"compare": 0.5}),
+    ],
+)
+def test_values_take_the_type_of_their_setting(name: str, text: object, value: object) -> None:
+    read = read_value(name, text)
+    assert read == value and type(read) is type(value)
+
+
+def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        given("--group_size", "many", "--colocate", "maybe", "--env_config", "num_numbers", "--lr", "1e-5")
+    assert str(caught.value).splitlines() == [
+        "settings cannot be read:",
+        "  env_config = ['num_numbers']; expected name=value pairs, or one JSON object",
+        "  colocate = 'maybe'; expected true or false",
+        "  group_size = 'many'; expected a number",
+    ]
+
+
+def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("env: compare\nenv_config: {num_numbers: 2}\nlr: 3e-5\ngroup_size: 4\niterations: 7\n")
+    values = given("--config", str(path), "--group-size", "16", "--kl-coeff=0.1")
+    assert values == {
+        "env": "compare",
+        "env_config": {"num_numbers": 2},
+        "lr": 3e-5,
+        "group_size": 16,
+        "iterations": 7,
+        "kl_coeff": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("groupsize: 4\nlr: 1\n", "groupsize: did you mean group_size?"),
+        ("xyzzy: 4\n", "xyzzy: --help lists the settings"),
+        ("log_directory: here\n", "log_directory: expected --out in its place"),
+        ("- lr\n", "holds list; expected lines of `name: value`"),
+        ("lr: [\n", "is no YAML"),
+        (None, "No such file or directory; expected a YAML file that can be read"),
+    ],
+)
+def test_files_that_are_no_settings_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "run.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SettingsError) as caught:
+        given("--config", str(path))
+    assert message in str(caught.value) and str(path) in str(caught.value)
+
+
+def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
+    """Return the lines with which a command line is refused."""
+    with pytest.raises(SystemExit) as stop:
+        given(*argv)
+    assert stop.value.code == 2
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--groupsize", "4"], "--groupsize: did you mean --group_size?"),
+        (["--group-sise=4"], "--group-sise: did you mean --group_size?"),
+        (["--verbos"], "--verbos: did you mean --verbose?"),
+        (["--learning-rate", "1e-5"], "--learning-rate: use --lr"),
+        (["--num_generations", "4"], "--num_generations: use --group_size"),
+        (["--output_dir", "here"], "--output_dir: use --out"),
+        (["--beta", "-1"], "--beta: use --kl_coeff"),
+        (["actor_rollout_ref.rollout.n=8"], "actor_rollout_ref.rollout.n: use --group_size"),
+        (["+trainer.seed=8"], "+trainer.seed: use --seed"),
+        (["--zzz"], "--zzz: --help lists them all"),
+    ],
+)
+def test_unknown_flags_are_refused_with_what_to_use(
+    capsys: pytest.CaptureFixture, argv: list[str], line: str
+) -> None:
+    assert refused(capsys, *argv) == ["error: unknown arguments:", f"  {line}"]
+
+
+def test_flags_values_and_settings_are_refused_in_one_round(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("beta: 0.1\nclip_low: 2\nenv: compare\nenv_config: {num_numbers: 99}\n")
+    said = refused(capsys, "--config", str(path), "--group_sise", "4", "--colocate", "maybe", "--max_turns", "0")
+    assert said[:2] == ["error: unknown arguments:", "  --group_sise: did you mean --group_size?"]
+    assert said[2:6] == [
+        f"settings file {path} has names that are no settings:",
+        "  beta: use kl_coeff",
+        "settings cannot be read:",
+        "  colocate = 'maybe'; expected true or false",
+    ]
+    assert said[6] == "settings have faults:" and len(said) == 10
+    assert any(line.startswith("  max_turns = 0; expected an integer of at least 1") for line in said)
+    assert any(line.startswith("  clip_low = 2.0; expected") for line in said)
+    assert any(line.startswith("  env = 'compare'; env_config of Compare: num_numbers = 99") for line in said)
+
+
+def test_a_flag_without_its_value_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    assert refused(capsys, "--lr", "--group_size", "4") == ["error: argument --lr: expected one argument"]
+
+
+@pytest.mark.parametrize("number", ["-1e-5", "-1", "-.5", "-2.5E3"])
+def test_a_negative_number_is_a_value(number: str) -> None:
+    assert given("--lr", number, "--seed", "3") == {"lr": float(number), "seed": 3}
+
+
+def test_a_negative_number_is_refused_by_its_range(capsys: pytest.CaptureFixture) -> None:
+    assert train.main(["--env", "compare", "--model", "tiny", "--lr", "-1e-5"]) == 1
+    assert "lr = -1e-05; expected a number of at least 0, or a schedule" in capsys.readouterr().err
+
+
+def test_the_config_holds_what_was_given() -> None:
+    config = build_config(
+        {"env": "compare", "env_config": {"num_numbers": 2}, "model": "tiny", "lr": 3e-5, "clip_high": 0.3}
+        | {"evaluation_interval": 5, "num_env_runners": 0, "iterations": 3}
+    )
+    assert (config.env, config.env_config, config.model_config) == ("compare", {"num_numbers": 2}, {"model": "tiny"})
+    assert (config.lr, config.clip_high, config.evaluation_interval) == (3e-5, 0.3, 5)
+    assert not hasattr(config, "iterations")
+
+
+def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_doc.main(["--check"]) == 0, "run python scripts/settings_doc.py"
+    names = {line.split("`")[1] for line in settings_doc.document().splitlines() if line.startswith("| `")}
+    assert names == {*SETTINGS, *RLLIB}
+    monkeypatch.setattr(settings_doc, "TARGET", tmp_path / "settings.md")
+    assert settings_doc.main(["--check"]) == 1
+
+
+def test_every_default_is_that_of_a_new_config() -> None:
+    config = build_config({})
+    for setting in settings.all_settings().values():
+        if setting.name not in ("model", "iterations", "grace_s"):
+            assert getattr(config, setting.name) == setting.default, setting.name

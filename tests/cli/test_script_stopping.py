@@ -1,0 +1,270 @@
+"""How scripts end when they are asked to: SIGTERM to one process or to a whole group, while starting and in a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rllib_srl.cli.shared.stopping import WATCH, StopRequest, Terminated, spared_from_sigterm, stop_between_iterations
+from tests.conftest import ROOT
+
+PATIENCE_S = 240.0  # for a start on two busy cores
+TINY = [
+    *("--model", "tiny", "--engine", "transformers", "--compute_dtype", "float32", "--seed", "5", "--lr", "3e-4"),
+    *("--env", "compare", "--env_config", "num_shots=0", "--max_turn_tokens", "8", "--max_episode_tokens", "128"),
+    *("--num_prompts_per_batch", "48", "--group_size", "4"),
+    *("--iterations", "3", "--checkpoint_every", "1"),
+    *("--num_cpus_per_env_runner", "0.5", "--num_cpus_for_main_process", "0.5"),
+]
+# What tells of the process and not of the run: times, what it holds in memory, since when it runs, and how many groups
+# of the iteration that is repeated had been stored before the end.
+OF_THE_PROCESS = re.compile(r"_s$|time|throughput|num_bytes_in_memory|num_read_back|since_restore|num_orphan")
+
+
+# --- any script -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(command: list[str], home: Path, **options: object) -> Iterator[subprocess.Popen]:
+    """Start a command in a session of its own, without the repository on its path; nothing of it is left behind."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
+    options = {"cwd": home, "env": environment, "start_new_session": True, "text": True, **options}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    try:
+        yield process
+    finally:
+        for left in [*family(process), process.pid]:
+            try:
+                os.kill(left, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.wait(timeout=30)
+        process.stdout.close()
+
+
+def family(process: subprocess.Popen) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def read_until(process: subprocess.Popen, text: str) -> str:
+    """Return what a process has written up to the line that holds `text`."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"{text!r} was never written:\n{said}")
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in pids if not is_gone(pid)]
+        time.sleep(0.1)
+
+
+SCRIPT = """
+import hashlib, subprocess, sys, time
+sys.path.insert(0, {root!r})
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.stopping import WATCH
+def work():
+    WATCH.grace_s, WATCH.last_words = {grace_s}, lambda: "continue with: X"
+    child = subprocess.Popen(["sleep", "600"])
+    print(child.pid, flush=True)
+    {work}
+    return 0
+sys.exit(run_cleanly(work, debug=True))
+"""
+WAITING = "time.sleep(600)"
+# Minutes in native code, which looks at no signal.
+STUCK = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10 ** 9)"
+FAILING = """
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        raise ValueError("runner 1 died") from None
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "grace_s", "said"),
+    [
+        (WAITING, 25, "\nstopped by SIGTERM\n"),
+        (FAILING, 25, "\nstopped by SIGTERM\nrunner 1 died\n"),  # the signal reached the actors, too
+        (
+            STUCK,
+            0.5,
+            "\nstopped by SIGTERM: what was running did not end within 0.5 s (grace_s) and is lost\ncontinue with: X\n",
+        ),
+    ],
+)
+def test_sigterm_ends_a_script_and_what_it_started_in_time(
+    tmp_path: Path, work: str, grace_s: float, said: str
+) -> None:
+    source = SCRIPT.format(root=str(ROOT), grace_s=grace_s, work=work.strip())
+    with running([sys.executable, "-c", source], tmp_path) as process:
+        child = int(process.stdout.readline())
+        time.sleep(0.3)
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # a second one changes nothing
+        output = process.communicate(timeout=20)[0]
+        assert time.monotonic() - start < 10
+        assert (process.returncode, output) == (143, said)
+        assert_gone([child])
+
+
+def test_a_request_is_made_once_and_says_how_the_script_ends() -> None:
+    said: list[str] = []
+    usual = signal.getsignal(signal.SIGTERM)
+    with WATCH.kept():
+        WATCH.grace_s = 7.0
+        with stop_between_iterations(said.append) as request:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert request.is_made and request.status == 143 and WATCH.is_terminated
+        assert isinstance(request.interruption(), Terminated)
+    assert said == ["SIGTERM: stopping after this iteration if it ends within 7 s (grace_s)"]
+    assert signal.getsignal(signal.SIGTERM) is usual
+    assert type(StopRequest().interruption()) is KeyboardInterrupt
+
+
+def test_what_is_started_apart_outlives_the_signal_and_handlers_stay() -> None:
+    usual = signal.getsignal(signal.SIGTERM)
+    with spared_from_sigterm():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as ray.init puts its own handler there
+        spared = subprocess.Popen(["sleep", "600"])
+    other = subprocess.Popen(["sleep", "600"])
+    assert signal.getsignal(signal.SIGTERM) is usual
+    try:
+        spared.terminate()
+        other.terminate()
+        assert other.wait(timeout=10) == -signal.SIGTERM
+        assert spared.poll() is None
+    finally:
+        spared.kill()
+        spared.wait(timeout=10)
+    with pytest.raises(Terminated), spared_from_sigterm():
+        raise SystemExit(1)  # as Ray's handler ends a process
+
+
+# --- a run on real Ray ----------------------------------------------------------------------------
+
+
+def train(*flags: str) -> list[str]:
+    return [sys.executable, str(ROOT / "scripts" / "train.py"), *flags]
+
+
+def numbers_of(directory: Path) -> list[dict[str, float]]:
+    """Return what each iteration measured of the run."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not OF_THE_PROCESS.search(name)} for line in lines]
+
+
+def digest_of(model: Path) -> str:
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+
+
+def listeners_beyond_this_machine(pids: list[int]) -> list[str]:
+    """Return the sockets of processes that other machines can reach."""
+    local = ("127.", "::1", "::ffff:127.")
+    found = []
+    for pid in pids:
+        for socket in psutil.Process(pid).net_connections(kind="inet"):
+            if socket.status == psutil.CONN_LISTEN and not socket.laddr.ip.startswith(local):
+                found.append(f"{psutil.Process(pid).name()} {socket.laddr}")
+    return found
+
+
+def open_to_others(directory: Path) -> list[str]:
+    """Return the files and directories that not only their user may read."""
+    modes = {path: path.stat().st_mode for path in [directory, *directory.rglob("*")]}
+    return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o77]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Return the directory that holds an unbroken run and its model, made by processes that keep to themselves."""
+    home = tmp_path_factory.mktemp("whole")
+    with running(train(*TINY, "--out", "run", "--export", "model"), home) as process:
+        said = read_until(process, "iteration 1/3  reward")
+        assert listeners_beyond_this_machine([process.pid, *family(process)]) == []
+        said += process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, said
+    return home
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_files_of_a_run_are_private_and_there_is_one_event_file(whole: Path) -> None:
+    assert open_to_others(whole / "run") == [] == open_to_others(whole / "model")
+    assert len(list((whole / "run").glob("events.out.tfevents.*"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("grace", "done", "signalled"),
+    [
+        ((), 2, lambda process: os.killpg(process.pid, signal.SIGTERM)),  # Slurm and systemd signal a whole group
+        (("--grace_s", "0.05"), 1, lambda process: process.send_signal(signal.SIGTERM)),
+    ],
+    ids=["the iteration fits", "it does not"],
+)
+def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(
+    whole: Path, tmp_path: Path, grace: tuple, done: int, signalled: Callable[[subprocess.Popen], None]
+) -> None:
+    with running(train(*TINY, *grace, "--out", "run", "--export", "model"), tmp_path) as process:
+        said = read_until(process, "iteration 1/3  reward")
+        started = family(process)
+        time.sleep(0.3)  # into the second iteration
+        start = time.monotonic()
+        signalled(process)
+        said += process.communicate(timeout=60)[0]
+        assert time.monotonic() - start < 25
+    assert process.returncode == 143 and "Traceback" not in said, said
+    assert_gone(started)
+    assert len(numbers_of(tmp_path / "run")) == done
+    (command,) = re.findall(r"continue with: (.*)", said)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with running(["bash", "-c", command], elsewhere) as process:  # as printed
+        said = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, said
+    assert numbers_of(tmp_path / "run") == numbers_of(whole / "run")
+    assert digest_of(tmp_path / "model") == digest_of(whole / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("phase", "delay_s"), [("starting Ray ...", 1.0), ("starting engine and learner ...", 2.0)])
+def test_sigterm_while_starting_leaves_nothing(tmp_path: Path, phase: str, delay_s: float) -> None:
+    with running(train(*TINY, "--out", "run"), tmp_path) as process:
+        read_until(process, phase)
+        time.sleep(delay_s)
+        started = family(process)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=40)[0]
+    assert (process.returncode, said.strip()) == (143, "stopped by SIGTERM")
+    assert_gone(started)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,172 @@
+"""A study end to end: killed in the middle, resumed without repeating a trial, and reported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rllib_srl.cli import report, tune
+from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.cli.tuning.plan import Plan
+from rllib_srl.storage.checkpoints import CheckpointError, seal
+from rllib_srl.storage.seal_key import make_key
+from rllib_srl.studies.recording import write_study
+from rllib_srl.studies.results import Results, read_results
+from rllib_srl.studies.trial import run_path
+from tests.cli.killing import killed_when
+from tests.studies.synthetic import small_study, write_synthetic
+
+PATIENCE_S = 600  # for the first finished trial, on two busy cores
+
+
+def is_between_trials(directory: Path) -> bool:
+    """Say whether one trial is finished and another has rows."""
+    if not (directory / "study.json").exists():
+        return False
+    trials = read_results(directory).trials
+    return any(trial.is_finished for trial in trials) and any(not trial.is_finished for trial in trials)
+
+
+def finished_files(results: Results) -> dict[str, bytes]:
+    """Return the files of finished trials."""
+    return {trial.path.name: trial.path.read_bytes() for trial in results.trials if trial.is_finished}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys):
+    directory = tmp_path / "replay_short"
+    command = ["-m", "rllib_srl.cli", "tune", "replay", "--short", "--storage", str(tmp_path)]
+    killed_when(command, lambda: is_between_trials(directory), PATIENCE_S)
+    before = finished_files(read_results(directory))
+    assert 1 <= len(before) <= 3
+    assert tune.main(["replay", "--short", "--storage", str(tmp_path)]) == 1
+    assert "holds this study already" in capsys.readouterr().err
+    assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--max-turns", "5"]) == 1
+    assert "holds another study than the one asked for" in capsys.readouterr().err
+
+    assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--debug"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{4 - len(before)} of 4 trials to run" in shown and "expected: " in shown
+    assert "srl_diversity" in shown and "primary comparison" in shown
+    for name in before:  # no line of progress about a trial that was finished
+        arm, _, seed = name.removesuffix(".jsonl").partition("--")
+        assert f"{arm} seed {seed}:" not in shown
+    results = read_results(directory)
+    assert [(trial.header.arm, trial.header.seed, trial.is_finished) for trial in results.trials] == [
+        (arm, seed, True) for arm in ("srl_diversity", "no_replay") for seed in (1, 2)
+    ]
+    after = finished_files(results)
+    assert {name: after[name] for name in before} == before
+    for trial in results.trials:
+        assert [row.stage for row in trial.rows] == [-1, -1, 0, 0, 1, 1]
+        assert results.study.budget <= trial.rows[-1].num_generated_tokens < results.study.budget * 1.5
+        assert all(row.num_prompts == 16 for row in trial.rows)
+    first = {(t.header.arm, t.header.seed): [row.accuracy for row in t.rows[:2]] for t in results.trials}
+    for seed in (1, 2):  # the same model answers the same held-out prompts
+        assert first["srl_diversity", seed] == first["no_replay", seed]
+    assert not list((directory / "runs").glob("*"))
+
+    assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume"]) == 0
+    assert "every trial is finished" in capsys.readouterr().out
+    assert report.main([str(directory)]) == 0
+    page = (directory / "report.md").read_text(encoding="utf-8")
+    assert "SRL + diversity" in page and "no replay" in page and "generated tokens" in page
+
+
+@pytest.mark.slow
+def test_bad_input_of_a_study_is_one_clear_error_before_anything_starts(tmp_path, capsys):
+    def refusal(*words: str) -> str:
+        assert tune.main([*words, "--storage", str(tmp_path)]) == 1
+        assert not list(tmp_path.iterdir())
+        return capsys.readouterr().err
+
+    assert "study 'repaly' is unknown; expected one of" in refusal("repaly")
+    assert "arm 'unifrom' is unknown" in refusal("replay", "--arms", "unifrom")
+    assert "budget = 10; expected at least 640" in refusal("replay", "--budget", "10")
+    assert "group_size = 1; expected" in refusal("replay", "--group_size", "1")
+    assert "holds no study to resume" in refusal("replay", "--resume")
+
+
+def test_the_answer_shows_every_arm_the_verdict_and_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    study = small_study(seeds=range(1, 8), arms=("srl", "no_replay"))
+    write_synthetic(tmp_path, study, skip=[("no_replay", 7)])
+    study_run.show(Plan(study, ("srl", "no_replay"), study.seeds, tmp_path))
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1] for line in shown.splitlines() if line.startswith("  ")}
+    assert (rows["srl"], rows["no_replay"]) == ("7/7", "6/7")
+    assert "primary comparison, srl against no_replay: cannot be told yet" in shown
+    assert "no replay: 1 of 7 trials are not finished" in shown
+    assert f"report: {command('report', tmp_path)}" in shown
+
+
+class Begun(Exception):
+    """The study has come to the point where Ray starts."""
+
+
+@pytest.mark.parametrize(("key", "is_refused"), [(None, True), (b"o" * 32, True), ("own", False)])
+def test_checkpoints_of_others_are_refused_before_anything_starts(tmp_path, monkeypatch, key, is_refused):
+    def begin(verbose):
+        raise Begun
+
+    study = small_study(seeds=(1,), arms=("srl", "no_replay"))
+    plan = Plan(study, ("srl", "no_replay"), (1,), tmp_path)
+    write_study(tmp_path, study)
+    monkeypatch.setattr(study_run, "planned", lambda *_: plan)
+    monkeypatch.setattr(study_run, "start_ray", begin)
+    path = run_path(tmp_path, "no_replay", 1) / "checkpoint_000002"
+    path.mkdir(parents=True)
+    (path / "state").write_bytes(b"weights")
+    seal(path, {}, make_key() if key == "own" else key)
+    words = ["replay", "--resume", "--storage", str(tmp_path)]
+    with pytest.raises(CheckpointError if is_refused else Begun) as caught:
+        study_run.run(study, {}, tune.parse(words))
+    if is_refused:
+        told = str(caught.value)
+        assert f"checkpoint {path} " in told and "give --trust-checkpoint" in told and "\n" not in told
+    with pytest.raises(Begun):
+        study_run.run(study, {}, tune.parse([*words, "--trust-checkpoint"]))
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_trials_take_the_trust_that_was_given(tmp_path, monkeypatch, trust):
+    study = small_study(seeds=(1,), arms=("srl", "no_replay"))
+    configs = []
+    monkeypatch.setattr(study_run, "config_of", lambda plan, arm, seed, directory, trust: (arm, trust))
+    monkeypatch.setattr(study_run, "fit", lambda asked, *_: configs.extend(asked) or SimpleNamespace(errors=[]))
+    plan = Plan(study, ("srl", "no_replay"), (1,), tmp_path)
+    assert study_run.play(plan, plan.trials(), verbose=False, trust=trust) == []
+    assert configs == [("srl", trust), ("no_replay", trust)]
+
+
+def test_the_hours_of_a_trial_by_hand():
+    # 20 s to start, 60 000 tokens at 0.01 s each, and 6 evaluations of 5 s: 20 + 600 + 30
+    told = {"start_s": 15.0, "seconds": 12.0, "num_generated_tokens": 1200, "probe_s": 5.0}
+    assert study_run.seconds_of(told, small_study(), took=37.0) == 650.0
+    assert study_run.seconds_of(told, small_study(), took=30.0) == 645.0  # no less than the trial itself timed
+
+
+def test_a_line_of_progress_tells_trials_done_and_time_left(tmp_path, capsys, monkeypatch):
+    study = small_study(seeds=(1,), arms=("srl", "no_replay"))  # 2 trials of 60 000 tokens
+    clock = iter([0.0, 100.0, 300.0])
+    monkeypatch.setattr(study_run.time, "monotonic", lambda: next(clock))
+    lines = study_run.Lines(Plan(study, ("srl", "no_replay"), (1,), tmp_path), [("srl", 1), ("no_replay", 1)])
+
+    def tell(arm: str, tokens: int, stage: int, **more: float) -> str:
+        about = {"arm": arm, "seed": 1, "stage": stage, "num_generated_tokens": tokens, **more}
+        lines.on_trial_result(0, [], None, {"study": about})
+        return capsys.readouterr().out
+
+    assert tell("srl", 0, 0) == ""
+    # 12 000 tokens in 100 s; 108 000 are ahead: 900 s
+    assert tell("srl", 12_000, 0, accuracy=0.25) == (
+        "srl seed 1: stage 1/5  average accuracy 0.250  12,000 tokens  0/2 trials  15m 00s left\n"
+    )
+    assert tell("no_replay", 0, 0) == ""
+    # 60 000 in 300 s; as many are ahead
+    assert tell("srl", 60_000, 4, accuracy=0.5).endswith("60,000 tokens  1/2 trials  5m 00s left\n")

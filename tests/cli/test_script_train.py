@@ -1,0 +1,280 @@
+"""srl train, evaluate.py and episodes.py on the tiny model, end to end in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rllib_srl import SRL
+from rllib_srl.algorithm.checkpointing import MODULE
+from rllib_srl.cli import episodes, evaluate, quickstart, train, upgrade
+from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.shared.display import Progress
+from rllib_srl.cli.shared.settings import flag_settings
+from rllib_srl.cli.upgrading.attempts import starting_model
+from rllib_srl.cli.upgrading.order import read_order
+from rllib_srl.common.remote_calls import ActorFailure
+from rllib_srl.storage.checkpoints import seal, verify_own, verify_sealed
+from rllib_srl.storage.weight_file import WEIGHTS, read_weights
+from tests.algorithm.poison import poisoned
+from tests.cli.conftest import TINY
+
+
+def iterations_of(directory: Path) -> list[int]:
+    return [json.loads(line)["iteration"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def names_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir() if not path.name.startswith("events.out")}
+
+
+def status_of(argv: list[str]) -> int:
+    """Return the exit status of train.py; argparse raises it."""
+    try:
+        return train.main(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run, for tests that change it."""
+    return Path(shutil.copytree(trained, tmp_path / "copied"))
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
+    files = {"checkpoint_000002", "metrics.jsonl", "replay", "settings.yaml", "transcripts.jsonl"}
+    assert names_in(trained) == files
+    assert len(list(trained.glob("events.out.tfevents.*"))) == 1
+    written = yaml.safe_load((trained / "settings.yaml").read_text())
+    assert (written["env_config"], written["lr"], written["seed"]) == ({"num_shots": 0}, 3e-4, 5)
+    assert (written["kl_coeff"], written["entropy_coeff"]) == ("preset", 0.0)  # defaults
+    assert iterations_of(trained) == [1, 2]
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model = tmp_path / "model"
+    flags = ["--iterations", "3", "--lr", "1e-4", "--export", str(model), "--debug"]
+    assert train.main(["--resume", str(copied), *flags]) == 0
+    assert "iteration 3/3" in capsys.readouterr().out
+    assert iterations_of(copied) == [1, 2, 3]
+    assert names_in(copied) >= {"checkpoint_000002", "checkpoint_000003"}
+    assert yaml.safe_load((copied / "settings.yaml").read_text())["lr"] == 1e-4
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names_in(model)
+    assert train.main(["--resume", str(copied), "--iterations", "4", "--export", str(model)]) == 1
+    assert "is not empty; expected a new directory" in capsys.readouterr().err
+    assert train.main(["--resume", "--out", str(copied)]) == 1
+    assert "at iteration 3 already; expected --iterations above that" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_after_the_iteration_with_a_checkpoint(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    shown = Progress.iteration
+
+    def press(self: Progress, *figures: float) -> None:
+        shown(self, *figures)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "iteration", press)
+    assert train.main(["--resume", str(copied), "--iterations", "50"]) == 130
+    assert f"stopped after iteration 3 of 50; continue with: {command('train', '--resume', copied)}" in (
+        capsys.readouterr().out
+    )
+    assert iterations_of(copied) == [1, 2, 3] and "checkpoint_000003" in names_in(copied)
+
+
+@pytest.mark.slow
+def test_a_lost_process_says_how_to_go_on(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(self: SRL) -> None:
+        raise ActorFailure("runner 1 died")
+
+    monkeypatch.setattr(SRL, "training_step", fail)
+    assert train.main(["--resume", str(copied), "--iterations", "4"]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith(f"error: runner 1 died\ncontinue with: {command('train', '--resume', copied)}\n")
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused(copied: Path, capsys: pytest.CaptureFixture) -> None:
+    (victim,) = copied.glob("checkpoint_000002/algorithm_state.*")
+    victim.write_bytes(victim.read_bytes()[:-1])
+    for script, flags in ((train, ["--resume", str(copied), "--iterations", "4"]), (evaluate, [str(copied)])):
+        assert script.main(flags) == 1
+        assert f"checkpoint_000002 is damaged: {victim.name}; use an earlier one" in capsys.readouterr().err
+    assert iterations_of(copied) == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
+    trained: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    marker, checkpoint = tmp_path / "marker", copied / "checkpoint_000002"
+    poisoned(checkpoint, marker)
+    flags = ["--evaluation_duration", "8", "--json", "-", "--debug"]
+    figures = []
+    for run in (trained, copied):
+        assert evaluate.main([str(run), *flags]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    differ = {name for name in figures[0] if figures[0][name] != figures[1][name]}
+    assert differ == {"what"} and figures[0]["iteration"] == 2
+    arguments = upgrade.parse([str(copied), "--on", "lookup", "--keep", "compare"])
+    model = starting_model(read_order(arguments), tmp_path / "start", Progress(1), verbose=False)
+    exported, stored = load_file(model / "model.safetensors"), read_weights(checkpoint / MODULE / WEIGHTS)
+    assert all(np.array_equal(stored[f"model.{name}"], array) for name, array in exported.items())
+    before = names_in(copied)
+    capsys.readouterr()
+    assert train.main(["--resume", str(copied), "--iterations", "3"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: checkpoint {checkpoint} was sealed with another key than ")
+    assert "give --trust-checkpoint" in said and names_in(copied) == before and not marker.exists()
+    shutil.rmtree(checkpoint)
+    shutil.copytree(trained / "checkpoint_000002", checkpoint)
+    seal(checkpoint, verify_sealed(checkpoint))  # as earlier versions did: nobody's
+    assert train.main(["--resume", str(copied), "--iterations", "3"]) == 1
+    assert "checkpoint_000002 is not signed: " in capsys.readouterr().err
+    assert train.main(["--resume", str(copied), "--iterations", "3", "--trust-checkpoint", "--debug"]) == 0
+    assert iterations_of(copied) == [1, 2, 3]
+    verify_own(copied / "checkpoint_000003")  # what it writes from now on is this user's
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (["--group_size", "1", "--lr", "1e-5"], ["group_size = 1; expected an integer of at least 2"]),
+        (["--env", "nowhere"], ["environment 'nowhere' is unknown"]),
+        (["--model", "./nowhere"], ["model directory ./nowhere does not exist"]),
+        (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
+        (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
+        (["--iterations", "0"], ["iterations = 0; expected an integer of at least 1"]),
+        (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
+        (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["path = '/no/such.jsonl' is no file"]),
+        (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? known: bfcl, "]),
+        (["--model", "nobody/nothing"], ["  model = 'nobody/nothing'; ", "HF_HUB_OFFLINE is set"]),
+        (["--max_episode_tokens", "1024"], ["max_episode_tokens = 1024; expected at most 512, the context of the m"]),
+        (["--learning_rate", "1e-5"], ["unknown arguments:", "--learning_rate: use --lr"]),
+        (["--iterations", "0", "--group_size", "1"], ["iterations = 0; expected an", "group_size = 1; expected an"]),
+        (["--grace_s", "-1"], ["grace_s = -1.0; expected a number of at least 0"]),
+        (["--max_turn_tokens", "500", "--clip_low", "2"], ["max_turn_tokens = 500", "clip_low = 2.0"]),
+    ],
+)
+def test_bad_input_is_one_message_and_leaves_nothing(
+    ray_here, tmp_path: Path, capsys: pytest.CaptureFixture, flags: list[str], messages: list[str]
+) -> None:
+    assert status_of([*TINY, "--out", str(tmp_path / "run"), *flags]) == (2 if "--learning_rate" in flags else 1)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "Traceback" not in said
+    assert all(message in said for message in messages), said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--max_episode_tokens", "5000"], ["--lr", "-1"], ["--num_generations", "8"]])
+def test_bad_input_leaves_a_run_as_it_was(copied: Path, flags: list[str]) -> None:
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+
+    before = content()
+    assert status_of(["--resume", str(copied), "--iterations", "4", *flags]) in (1, 2)
+    assert content() == before
+
+
+@pytest.mark.slow
+def test_evaluate_a_checkpoint_and_a_model(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    before = names_in(trained)
+    report = tmp_path / "accuracy.json"
+    flags = ["--evaluation_duration", "40", "--evaluation_pass_k", "2", "--json", str(report), "--debug"]
+    assert evaluate.main([str(trained), *flags]) == 0
+    figures = json.loads(report.read_text())
+    assert (figures["iteration"], figures["num_prompts"], figures["worlds"]) == (2, 40, ["compare"])
+    # The tiny model half knows the world: far above the most frequent answer, and not yet perfect.
+    assert 0.4 < figures["accuracy"] < 1 and figures["baselines"]["majority"] < 0.15
+    assert figures["accuracy_low"] < figures["accuracy"] < figures["accuracy_high"]
+    assert figures["pass_at_1"] <= figures["pass_at_k"]
+    assert figures["baselines"]["chance"] == pytest.approx(1 / 3)
+    shown = capsys.readouterr().out
+    assert f"{figures['accuracy']:.3f}  [{figures['accuracy_low']:.3f}, {figures['accuracy_high']:.3f}]" in shown
+    assert "pass@2" in shown and names_in(trained) == before
+    model_flags = [*TINY[2:], "--evaluation_duration", "8", "--json", "-", "--debug"]
+    assert evaluate.main(["tiny", *model_flags]) == 0
+    assert json.loads(capsys.readouterr().out)["what"] == "tiny"
+
+
+def test_episodes_of_a_real_run(trained: Path, capsys: pytest.CaptureFixture) -> None:
+    assert episodes.main([str(trained), "--iteration", "2", "--limit", "1"]) == 0
+    head, question, *rest = capsys.readouterr().out.splitlines()
+    assert head.startswith("── iteration 2  group 2.0 episode 0  reward ")
+    assert "environment │ Question: Which is largest: " in question and any("policy │" in row for row in rest)
+
+
+def assert_works_elsewhere(line: str, directory: Path) -> None:
+    """A printed command works from any directory, without the repository on the path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    where = {"cwd": directory, "env": environment}
+    ended = subprocess.run(["bash", "-c", line], **where, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0 and ended.stdout, (line, ended.stderr)
+
+
+@pytest.mark.slow
+def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out, report = tmp_path / "quick", tmp_path / "quick.json"
+    flags = ["--model", "tiny", "--engine", "transformers", "--iterations", "2", "--out", str(out), "--debug"]
+    settings = {**quickstart.SETTINGS, "env_config": {"num_shots": 0}, "num_env_runners": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "SETTINGS", settings | {"evaluation_duration": 20, "num_prompts_per_batch": 4})
+        assert quickstart.main([*flags, "--seed", "3", "--json", str(report)]) == 0
+    shown = capsys.readouterr().out
+    for text in ("before ", "after ", "majority answer", "chance", "reward by iteration", "where the time went"):
+        assert text in shown
+    figures = json.loads(report.read_text())
+    assert (len(figures["reward"]), figures["after"]["num_prompts"]) == (2, 20)
+    assert names_in(out) >= {"quickstart.png", "checkpoint_000002", "settings.yaml", "transcripts.jsonl"}
+    commands = re.findall(rf"{re.escape(str(Path(sys.executable).parent))}/\w+ .*", shown)
+    expected = (" episodes ", "tensorboard", " memory ls ")
+    assert [any(name in line for line in commands) for name in expected] == [True] * 3
+    for line in commands:
+        assert_works_elsewhere(line + (" --inspect" if "tensorboard" in line else ""), tmp_path)  # else it serves on
+    (_,) = out.glob("events.out.tfevents.*")
+    accuracy = EventAccumulator(str(out)).Reload().Scalars("evaluation/accuracy")
+    expected = [(0, figures["before"]["accuracy"]), (2, figures["after"]["accuracy"])]
+    assert [(event.step, pytest.approx(event.value)) for event in accuracy] == expected
+    parts, spans = figures["seconds_by_part"], figures["seconds"]
+    assert sum(parts.values()) == pytest.approx(spans["training"] + spans["evaluation"])
+    assert quickstart.main([*flags[:-1]]) == 1
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_help_is_a_page_and_help_all_has_every_setting(capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    page, whole = ([], [])
+    for flag, lines in (("--help", page), ("--help-all", whole)):
+        with pytest.raises(SystemExit) as ended:
+            train.main([flag])
+        assert ended.value.code == 0
+        lines += capsys.readouterr().out.splitlines()
+    shown, known = (re.findall(r"^  --([a-z_0-9]+)", "\n".join(lines), re.M) for lines in (page, whole))
+    assert len(page) <= 60 and {"env", "model", "lr", "group_size", "out", "resume"} <= set(shown)
+    assert "srl train --env compare" in "\n".join(page)
+    names = {setting.name for setting in flag_settings()}
+    assert set(known) >= names and 10 <= len(names & set(shown)) <= 16
+    assert len(known) == len(set(known))

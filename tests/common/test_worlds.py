@@ -1,0 +1,200 @@
+"""Worlds by name, path, class and registry; what is said when that fails; prompts of foreign environments."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from importlib.metadata import EntryPoint
+from itertools import islice
+
+import gymnasium
+import pytest
+
+from rllib_srl.common import environments as worlds
+from rllib_srl.common.environments import WorldError, check_world, prompts_of, resolve, seed_of
+from rllib_srl.envs.math.compare import Compare
+
+
+class Foreign(gymnasium.Env):
+    """A text environment that knows nothing of rllib_srl."""
+
+    def __init__(self, env_config=None):
+        self.env_config = env_config
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return f"guess {self.np_random.integers(1000)}", {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that these entry points are installed, whatever is."""
+    points = [
+        EntryPoint("compare", "rllib_srl.envs.math.compare:Compare", worlds.ENTRY_POINT_GROUP),
+        EntryPoint("stale", "envs.gone:Gone", worlds.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(worlds, "entry_points", lambda group: points if group == worlds.ENTRY_POINT_GROUP else [])
+
+
+def test_a_name_is_an_entry_point(installed):
+    assert resolve("compare") is Compare
+    assert worlds.known_worlds() == ["compare", "stale"]
+
+
+def test_an_import_path_is_a_class():
+    creator = resolve("rllib_srl.envs.math.compare:Compare")
+    assert creator is Compare
+    assert pickle.loads(pickle.dumps(creator)) is Compare
+
+
+def test_a_class_and_a_callable_stand_for_themselves():
+    def make(env_config):
+        return Foreign(env_config)
+
+    assert resolve(Foreign) is Foreign
+    assert resolve(make)({"a": 1}).env_config == {"a": 1}
+
+
+def test_the_registry_is_asked_last(installed):
+    asked = []
+
+    def registry(name):
+        asked.append(name)
+        return Foreign if name == "mine" else None
+
+    assert resolve("compare", registry) is Compare
+    assert asked == []
+    assert resolve("mine", registry) is Foreign
+    with pytest.raises(WorldError, match="'other' is unknown"):
+        resolve("other", registry)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "chian_sum",
+            r"environment 'chian_sum' is unknown; known: compare, stale; or give \"package.module:Class\", a class",
+        ),
+        ("stale", r"environment 'stale': module 'envs.gone' cannot be imported \(ModuleNotFoundError: No module named"),
+        ("no_such.module:World", r"module 'no_such.module' cannot be imported"),
+        ("rllib_srl.envs.math.compare:Contrast", r"module 'rllib_srl.envs.math.compare' has no 'Contrast'"),
+        ("rllib_srl.envs.math.compare:_PROMPT_ID", r"is a Pattern; expected a class or a callable"),
+        (":Compare", r"is not an import path"),
+        ("rllib_srl.envs.math.compare:", r"is not an import path"),
+        (7, r"environment 7 is of type int; expected"),
+    ],
+)
+def test_what_cannot_be_resolved_is_one_clear_line(installed, spec, message):
+    with pytest.raises(WorldError, match=message) as caught:
+        resolve(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_old_path_of_an_environment_says_which_name_to_use():
+    with pytest.raises(worlds.WorldError) as caught:
+        worlds.resolve("envs.compare:Compare")
+    assert str(caught.value).endswith("the environments of this package have moved to rllib_srl.envs; use 'compare'")
+    with pytest.raises(worlds.WorldError, match="expected a module that is installed"):
+        worlds.resolve("envs.mine:Mine")
+
+
+def test_a_module_that_raises_when_imported_is_one_clear_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_world.py").write_text("raise RuntimeError('no luck\\nat all')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(WorldError, match=r"'broken_world' cannot be imported \(RuntimeError: no luck\); expected") as e:
+        resolve("broken_world:World")
+    assert "\n" not in str(e.value)
+    assert "broken_world" not in sys.modules
+
+
+def test_a_world_and_a_foreign_environment_keep_the_contract():
+    check_world(Compare(), "compare")
+    check_world(Foreign(), "foreign")
+    check_world(gymnasium.wrappers.OrderEnforcing(Foreign()), "wrapped")
+
+
+class NumbersOut(Foreign):
+    stop_strings = "\n"
+
+    def reset(self, *, seed=None, options=None):
+        return 7, None
+
+
+class NoOptions(Foreign):
+    def prompt_ids(self, split, seed):
+        return iter(())
+
+    def reset(self, *, seed=None):
+        return "text", {}
+
+
+class Raises(Foreign):
+    def reset(self, *, seed=None, options=None):
+        raise KeyError("the database")
+
+
+@pytest.mark.parametrize(
+    ("env", "messages"),
+    [
+        (object(), ["is a object; expected a gymnasium.Env", "no method reset", "no method step"]),
+        (NumbersOut(), ["observation is a int; expected text", "info is a NoneType", r"stop_strings = '\n'; expected"]),
+        (NoOptions(), ["has prompt_ids, but its reset takes no options"]),
+        (Raises(), ["reset(seed=0) raised KeyError: 'the database'"]),
+    ],
+)
+def test_everything_wrong_with_a_world_is_said_at_once(env, messages):
+    with pytest.raises(WorldError, match="environment 'mine' cannot be played: ") as caught:
+        check_world(env, "mine")
+    for message in messages:
+        assert message in str(caught.value)
+
+
+def test_prompts_of_a_world_are_its_own():
+    world = Compare()
+    assert list(islice(prompts_of(world, "heldout", 3), 20)) == list(islice(world.prompt_ids("heldout", 3), 20))
+
+
+def test_prompts_of_a_foreign_environment_are_seeds():
+    env = gymnasium.wrappers.OrderEnforcing(Foreign())
+    train = list(islice(prompts_of(env, "train", 0), 500))
+    assert train == list(islice(prompts_of(env, "train", 0), 500))
+    assert train != list(islice(prompts_of(env, "train", 1), 500))
+    seeds = {
+        split: {seed_of(p) for s in (0, 1, 2) for p in islice(prompts_of(env, split, s), 2000)}
+        for split in worlds.SPLITS
+    }
+    assert len(seeds["train"]) > 5990  # a repetition among 2**30 seeds is rare
+    assert not seeds["train"] & seeds["heldout"]
+    assert max(seeds["train"] | seeds["heldout"]) < 2**31  # what any library takes as a seed
+    env.reset(seed=seed_of(train[0]))
+
+
+def test_a_split_and_a_seed_are_checked():
+    with pytest.raises(WorldError, match="split = 'test'; expected one of train, heldout"):
+        next(prompts_of(Foreign(), "test", 0))
+    assert seed_of("seed:123") == 123
+    for bad in ("123", "seed:", "seed:-1", "seed:x", "17, 93", "seed:²"):
+        with pytest.raises(WorldError, match="expected 'seed:<number>'"):
+            seed_of(bad)
+
+
+class Plain(gymnasium.Env):
+    """An environment without settings, as gymnasium's own are."""
+
+    def reset(self, *, seed=None, options=None):
+        return "say a:", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+
+
+@pytest.mark.slow
+def test_an_environment_without_settings_is_made_without_them():
+    creator = resolve(Plain)
+    assert isinstance(creator({}), Plain)
+    with pytest.raises(WorldError, match="'Plain' takes no settings; expected an empty env_config, not .'a': 1"):
+        creator({"a": 1})

@@ -1,0 +1,100 @@
+"""The prompt source: endless, seeded, restorable, and true to its mixture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import gymnasium as gym
+import pytest
+
+from rllib_srl.curriculum.prompts import PromptSource
+from tests.small_worlds import Even, Odd
+
+
+def source(seed=0, mixture=None, **env_configs):
+    mixture = mixture or {"even": 1.0}
+    return PromptSource({"even": Even, "odd": Odd, "seeds": Seeds}, env_configs, mixture, seed)
+
+
+class Seeds(gym.Env):
+    """A world without prompt ids, where the seed of reset is the prompt."""
+
+    def __init__(self, env_config):
+        pass
+
+
+def ids(prompts):
+    return [prompt.prompt_id for prompt in prompts]
+
+
+def test_a_pass_plays_each_prompt_once_and_the_next_in_another_order():
+    passes = source(even={"num_prompts": 6})
+    first, second = ids(passes.draw(6)), ids(passes.draw(6))
+    assert sorted(first) == sorted(second) == sorted(f"even {number}" for number in range(0, 12, 2))
+    assert first != second
+
+
+def test_the_order_is_the_seeds_whatever_the_size_of_a_draw():
+    whole = ids(source(seed=3).draw(30))
+    pieces = source(seed=3)
+    assert [one for size in (1, 7, 22) for one in ids(pieces.draw(size))] == whole
+    assert ids(source(seed=4).draw(30)) != whole
+
+
+def test_prompts_know_their_world_and_domain():
+    prompts = source(mixture={"even": 1, "odd": 1}).draw(40)
+    assert {(p.env_id, p.domain, p.prompt_id.split()[0]) for p in prompts} == {("even",) * 3, ("odd",) * 3}
+
+
+def test_shares_follow_the_mixture():
+    prompts = source(mixture={"even": 3, "odd": 1}).draw(4000)
+    share = Counter(prompt.env_id for prompt in prompts)["even"] / 4000
+    assert share == pytest.approx(0.75, abs=0.03)  # 4 standard deviations of .0068
+
+
+@pytest.mark.parametrize("num_before", [0, 3, 11, 40])
+def test_a_state_goes_on_exactly_in_any_source(num_before):
+    mixture = {"even": 2, "odd": 1, "seeds": 1}
+    worlds = {"even": {"num_prompts": 5}, "odd": {"num_prompts": 3}}
+    one = source(7, mixture, **worlds)
+    one.draw(num_before)
+    state = one.get_state()
+    want = one.draw(25)
+    for other in (source(7, mixture, **worlds), source(99, mixture, **worlds), one):
+        other.set_state(state)
+        assert other.draw(25) == want
+    assert source(7, mixture, **worlds).draw(25) == want or num_before
+
+
+def test_a_state_of_other_worlds_is_refused():
+    state = source().get_state()
+    with pytest.raises(ValueError, match=r"the checkpoint's worlds are \['even'\]; this run's are \['odd'\]"):
+        source(mixture={"odd": 1}).set_state(state)
+
+
+def test_heldout_prompts_are_fixed_apart_from_training_and_shared_equally():
+    worlds = source(mixture={"even": 5, "odd": 1})
+    heldout = worlds.heldout(9)
+    assert Counter(prompt.env_id for prompt in heldout) == {"even": 5, "odd": 4}
+    worlds.draw(13)
+    assert worlds.heldout(9) == heldout
+    assert not set(heldout) & set(worlds.draw(200))
+    assert len(source(even={"num_prompts": 4}).heldout(9)) == 4
+
+
+def test_a_world_of_seeds_never_ends_and_keeps_its_splits_apart():
+    worlds = source(mixture={"seeds": 1})
+    train, heldout = worlds.draw(50), worlds.heldout(50)
+    assert len(set(train)) == len(set(heldout)) == 50
+    assert {int(p.prompt_id.removeprefix("seed:")) % 2 for p in train} == {0}
+    assert {int(p.prompt_id.removeprefix("seed:")) % 2 for p in heldout} == {1}
+
+
+def test_a_world_without_training_prompts_says_so():
+    with pytest.raises(ValueError, match=r"environment 'even' has no training prompts"):
+        source(even={"num_prompts": 0}).draw(1)
+
+
+def test_the_worlds_own_generator_is_only_read_as_far_as_needed():
+    assert ids(source().draw(3)) == list(islice(ids(source().draw(10)), 3))

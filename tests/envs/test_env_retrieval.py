@@ -1,0 +1,162 @@
+"""Retrieval: measures by hand, facts that hold together, searches that find, and files."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import islice
+
+import pytest
+
+from rllib_srl.envs.search.corpus import Corpus
+from rllib_srl.envs.search.facts import Document, facts
+from rllib_srl.envs.search.retrieval import Retrieval, exact_match, f1, normalized
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "exact", "overlap"),
+    [
+        ("Ulvane", "ulvane.", 1, 1),
+        ("The river Mide!", "river mide", 1, 1),
+        ("Karo Velmin", "Karo", 0, 2 / 3),  # precision 1/2, recall 1
+        ("the city of Tarosk", "Tarosk city", 0, 0.8),  # precision 2/3, recall 1
+        ("no no no", "no", 0, 0.5),  # precision 1/3, recall 1
+        ("Oslo", "Riga", 0, 0),
+        ("Velmin Karo", "Karo Velmin", 0, 1),
+        ("the", "an", 1, 1),
+    ],
+)
+def test_exact_match_and_f1_by_hand(answer, right, exact, overlap):
+    assert exact_match(answer, right) == exact
+    assert f1(answer, right) == pytest.approx(overlap)
+
+
+def test_normalisation_by_hand():
+    assert normalized("The  U.S.-led, an Apple's a") == ["usled", "apples"]
+
+
+def test_bm25_finds_rare_words_and_orders_ties_by_position():
+    documents = [Document(title, text) for title, text in (("A", "fox fox dog"), ("B", "dog cat"), ("C", "dog cat"))]
+    corpus = Corpus(documents)
+    assert [one.title for one in corpus.search("fox", 3)] == ["A"]
+    assert [one.title for one in corpus.search("Cat!", 3)] == ["B", "C"]
+    assert [one.title for one in corpus.search("cat", 1)] == ["B"]
+    assert corpus.search("", 3) == corpus.search("unicorn", 3) == corpus.search("?!", 3) == []
+
+
+def test_the_facts_of_a_seed_are_the_same_and_hold_together():
+    one = facts(0)
+    assert one.facts == facts.__wrapped__(0).facts != facts(1).facts
+    assert len(one.documents()) == len(one.facts) == 900 + 150 + 90 + 18
+    for chain in one.chains()[::97]:
+        named = [*chain.looked_up[1:], chain.answer]
+        texts = {document.title: document.text for document in one.documents()}
+        for title, told in zip(chain.looked_up, named, strict=True):
+            assert told in texts[title]
+
+
+@pytest.mark.slow
+def test_every_gold_search_finds_its_document():
+    world = Retrieval({})
+    for chain in facts(0).chains()[::31]:
+        for title in chain.looked_up:
+            assert title in [found.title for found in world.corpus.search(title, world.settings.num_results)]
+
+
+@pytest.mark.slow
+def test_an_episode_by_hand():
+    world = Retrieval({"num_shots": 0, "num_hops": 2})
+    chain = next(one for one in facts(0).chains() if one.question.startswith("In which region was"))
+    prompt, _ = world.reset(options={"prompt_id": chain.question})
+    assert prompt.endswith(f"\n\nQuestion: {chain.question}\n")
+    person, city = chain.looked_up
+    observation = world.step(f"<search>{person}</search>")[0]
+    assert observation.startswith(f"\n<information>({person}) {person} is a ") and f"born in {city} in" in observation
+    assert f"region of {chain.answer}" in world.step(f"I look up {city}. <search>{city}</search>")[0]
+    assert world.step(f"<answer> the {chain.answer.upper()}.</answer>") == ("", 1.0, True, False, {})
+
+
+@pytest.mark.parametrize("call_format", ["tags", "line", "xml", "json", "python", "native"])
+def test_the_gold_turns_earn_one_in_every_format(call_format):
+    world = Retrieval({"call_format": call_format})
+    for split in ("train", "heldout"):
+        for prompt_id in islice(world.prompt_ids(split, 0), 8):
+            world.reset(options={"prompt_id": prompt_id})
+            assert [world.step(turn)[1] for turn in world.gold_turns(prompt_id)][-1] == 1.0
+            world.reset(options={"prompt_id": prompt_id})
+            assert world.step("")[1:] == (0.0, True, False, {"stop_reason": "unparsable"})
+
+
+def test_there_are_thousands_of_questions_of_every_depth():
+    sizes = {hops: Retrieval({"num_hops": hops, "num_shots": 0}).num_questions for hops in (0, 1, 2, 3)}
+    assert sizes == {0: 10_800, 1: 2_700, 2: 4_500, 3: 3_600}
+
+
+def test_a_person_is_in_one_split():
+    world = Retrieval({})
+    subjects = {
+        split: {world._chains[prompt_id].subject for prompt_id in world.prompt_ids(split, 0)}
+        for split in ("train", "heldout")
+    }
+    assert len(subjects["heldout"]) > 80
+    assert not subjects["train"] & subjects["heldout"]
+
+
+def test_f1_pays_for_part_of_an_answer():
+    world = Retrieval({"reward": "f1", "num_shots": 0})
+    chain = next(one for one in facts(0).chains() if one.question.startswith("Who is the mayor"))
+    world.reset(options={"prompt_id": chain.question})
+    assert world.step(f"<answer>{chain.answer.split()[0]}</answer>")[1] == pytest.approx(2 / 3)
+
+
+def test_hostile_queries_are_answered_in_time():
+    world = Retrieval({"num_shots": 0, "max_calls": 100})
+    world.reset(seed=0)
+    start = time.monotonic()
+    for query in ("", "a" * 20_000, "the " * 5_000, "\x00", "\ud800", "🦊", "') OR 1=1 --", "x" * 9 * 10**5):
+        assert world.step(f"<search>{query}</search>")[0].startswith("\n<information>"), ascii(query[:9])
+    assert time.monotonic() - start < 5
+
+
+def test_files_are_played_and_their_faults_are_named(tmp_path):
+    corpus, questions = tmp_path / "corpus.jsonl", tmp_path / "questions.jsonl"
+    documents = [{"title": "Oslo", "text": "Oslo is in Norway."}, {"id": 1, "contents": '"Riga"\nRiga is in Latvia.'}]
+    corpus.write_text("\n".join(map(json.dumps, documents)))
+    rows = [
+        {"question": "Where is Oslo?", "golden_answers": ["Norway", "in Norway"]},
+        {"question": "Where is Riga?", "answer": "Latvia"},
+    ]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    settings = {"corpus_path": str(corpus), "questions_path": str(questions), "num_shots": 0}
+    world = Retrieval(settings)
+    assert world.num_questions == 2
+    world.reset(options={"prompt_id": "Where is Oslo?"})
+    assert "(Oslo) Oslo is in Norway." in world.step("<search>oslo</search>")[0]
+    assert world.step("<answer>In Norway</answer>")[1] == 1.0
+    questions.write_text("\n".join(map(json.dumps, [*rows, {"question": "Who?"}, {"question": ""}])))
+    again = tmp_path / "again.jsonl"
+    again.write_text(questions.read_text())
+    settings["questions_path"] = str(again)
+    with pytest.raises(ValueError, match=r"again.jsonl, row 3: field 'answer'; expected text.*\(and 1 more\)"):
+        Retrieval(settings)
+    world = Retrieval({**settings, "broken_rows": "skip"})
+    assert (world.num_questions, len(world.row_faults)) == (2, 2)
+
+
+def test_settings_are_checked_all_at_once():
+    with pytest.raises(ValueError) as caught:
+        Retrieval({"num_results": 0, "num_hops": 4, "corpus_path": "x", "reward": "best"})
+    for part in ("num_results = 0", "num_hops = 4", "corpus_path = 'x', questions_path = ''", "reward = 'best'"):
+        assert part in str(caught.value)
+
+
+def test_a_turn_takes_less_than_two_milliseconds():
+    world, seconds = Retrieval({}), []
+    for prompt_id in islice(world.prompt_ids("train", 0), 60):
+        turns = world.gold_turns(prompt_id)
+        start = time.process_time()  # others share the machine
+        world.reset(options={"prompt_id": prompt_id})
+        for turn in turns:
+            world.step(turn)
+        seconds.append((time.process_time() - start) / (1 + len(turns)))
+    assert sorted(seconds)[12] < 0.002

@@ -1,0 +1,310 @@
+"""One contract for every installed text world: the worlds come from setup.cfg, how to make each from world_table."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+
+from rllib_srl.common.environments import check_world
+from rllib_srl.envs import text
+from rllib_srl.rollout import replies
+from rllib_srl.types import Prompt
+from tests.envs import world_table
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = world_table.cases()
+MOST_TURNS = 300  # more than any world's own limit
+MALFORMED = [
+    "\x00", "\ud800", "\udfff\ud800", "🦊" * 50, "\u202e\u200b\ufeff", "\x1b[2J\x07\x08", "\r\r\r", "\n\n\n", "\t",
+    "1" * 100_000, "x" * 1_000_000, "🦊 " * 250_000, "٣", "²", "nan", "-inf", "1e309", "[]", "{}", "[" * 5000,
+    "(" * 5000, '{"a": ' * 2000, "<tool>" * 500, "</tool_call>", "Tool:", "Tool: (", "Answer:", "get", "answer ",
+    "__import__('os').getcwd()", "'; DROP TABLE questions; --", "${jndi:ldap://x}", "None", "%s%n", "\\", "```",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Made:
+    """One world of the contract, and how to make more of it."""
+
+    name: str
+    row: world_table.Row
+    make: Callable[..., Any]
+
+
+PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * row.is_slow) for name, (_, row) in CASES.items()]
+
+
+@pytest.fixture(params=PARAMETERS, name="case")
+def _case(request: pytest.FixtureRequest) -> Made:
+    path, row = CASES[request.param]
+    if absent := world_table.missing(row):
+        pytest.skip(f"{', '.join(absent)} not installed")
+    return Made(request.param, row, lambda **changes: world_table.made(path, row, **changes))
+
+
+@pytest.fixture(name="world")
+def _world(case: Made) -> Iterator[Any]:
+    world = case.make()
+    yield world
+    world.close()
+
+
+def first_ids(world: Any, split: str = "train", seed: int = 0, count: int = 20) -> list[str]:
+    return list(islice(world.prompt_ids(split, seed), count))
+
+
+@dataclass
+class Played:
+    """An episode as the runner sees it. Invariant: `rewards` has one entry a turn."""
+
+    observations: list[str]
+    rewards: list[float]
+    is_over: bool
+    info: dict[str, Any]
+    stop_reason: Any
+
+    @property
+    def earned(self) -> float:
+        return sum(self.rewards)
+
+
+def play(world: Any, prompt_id: str, turns: Sequence[str]) -> Played:
+    """Play turns until they or the episode end, every reply checked as the runner checks it (`rollout.replies`)."""
+    reply = replies.reset(world, Prompt("world", prompt_id))
+    played = Played([reply.observation], [], False, reply.info, None)
+    for turn in turns:
+        reply = replies.step(world, turn)
+        played.observations.append(reply.observation)
+        played.rewards.append(reply.reward)
+        played.info, played.stop_reason = reply.info, reply.stop_reason
+        if reply.is_terminated or reply.is_truncated:
+            played.is_over = True
+            break
+    return played
+
+
+def question(case: Made, world: Any, prompt_id: str) -> str:
+    """Return the text that makes a task what it is: what is asked and, where more is hidden, how the gold play goes."""
+    asked = world.reset(options={"prompt_id": prompt_id})[0]
+    if not case.row.is_hidden:
+        return asked
+    gold = world.gold_turns(prompt_id)
+    return "".join([*play(world, prompt_id, gold).observations, *gold])
+
+
+@pytest.mark.slow
+def test_it_is_a_gymnasium_environment_of_text(case: Made, world: Any) -> None:
+    assert isinstance(world, gymnasium.Env)
+    check_world(world, case.name)
+    observation, info = world.reset(seed=1)
+    assert observation and observation in world.observation_space and "" in world.action_space
+    assert info["prompt_id"] not in first_ids(world, "heldout", count=100)
+    assert isinstance(world.domain, str) and world.domain
+    assert isinstance(world.stop_strings, tuple) and all(world.stop_strings)
+
+
+def test_gymnasiums_own_checker_finds_nothing(case: Made, world: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harmless = "spec|render_mode|Box|custom space|is not a known|is not fully supported"
+        warnings.filterwarnings("ignore", message=f".*({harmless}).*")
+        check_env(world, skip_render_check=True)
+
+
+def test_a_seed_decides_the_prompt_and_no_more(case: Made, world: Any) -> None:
+    drawn = [world.reset(seed=seed)[1]["prompt_id"] for seed in (5, 6, 5)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    other = case.make()
+    observation, info = other.reset(seed=5)
+    assert (observation, info["prompt_id"]) == (world.reset(seed=5)[0], drawn[0])
+    other.close()
+    assert len({world.reset()[1]["prompt_id"] for _ in range(8)}) > 1  # without a seed the generator goes on
+
+
+@pytest.mark.slow
+def test_a_prompt_id_is_the_same_task_in_every_instance(case: Made, world: Any) -> None:
+    other = case.make()
+    for prompt_id in first_ids(world, count=case.row.num_checked):
+        observation, info = world.reset(options={"prompt_id": prompt_id})
+        world.step("played in between")
+        assert info["prompt_id"] == prompt_id and isinstance(prompt_id, str)
+        assert other.reset(seed=99, options={"prompt_id": prompt_id})[0] == observation
+    other.close()
+
+
+@pytest.mark.slow
+def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Made, world: Any) -> None:
+    count = 15 * case.row.num_checked
+    ids, other = first_ids(world, seed=3, count=count), case.make()
+    assert ids == first_ids(other, seed=3, count=count)
+    assert ids != first_ids(world, seed=4, count=count)
+    assert len(set(ids)) == len(ids) >= 2
+    checked = ids[: 5 * case.row.num_checked]
+    assert len({question(case, world, prompt_id) for prompt_id in checked}) == len(checked)
+    other.close()
+
+
+@pytest.mark.slow
+def test_the_splits_share_no_question_whatever_the_seeds(case: Made, world: Any) -> None:
+    asked = {
+        split: {
+            question(case, world, prompt_id)
+            for seed in (0, 1)
+            for prompt_id in first_ids(world, split, seed, 5 * case.row.num_checked)
+        }
+        for split in text.SPLITS
+    }
+    assert asked["train"] and asked["heldout"]
+    assert not asked["train"] & asked["heldout"]
+    with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
+        next(iter(world.prompt_ids("test", 0)))
+
+
+def test_the_gold_turns_earn_one_in_both_splits(case: Made, world: Any) -> None:
+    for split in text.SPLITS:
+        for prompt_id in first_ids(world, split, count=case.row.num_checked):
+            played = play(world, prompt_id, world.gold_turns(prompt_id))
+            assert played.earned == pytest.approx(1.0), prompt_id
+            assert played.is_over and played.stop_reason is None, prompt_id
+            assert len(played.rewards) == len(world.gold_turns(prompt_id))  # not over before the last
+
+
+def test_empty_answers_earn_nothing(case: Made, world: Any) -> None:
+    for prompt_id in first_ids(world, count=3):
+        for turn in ("", "\n", "   "):
+            played = play(world, prompt_id, [turn] * MOST_TURNS)
+            assert played.is_over and played.earned == 0.0, (prompt_id, turn)
+
+
+def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Made, world: Any) -> None:
+    (prompt_id,) = first_ids(world, count=1)
+    for answer in MALFORMED:
+        played = play(world, prompt_id, [answer] * 3)  # `replies` refuses what is not a reward or a stop reason
+        assert all(math.isfinite(reward) for reward in played.rewards), ascii(answer[:12])
+        assert case.row.pays_any_text or played.earned == 0.0, ascii(answer[:12])
+        assert all(len(said) < 100_000 for said in played.observations[1:]), ascii(answer[:12])  # no echo without end
+    assert play(world, prompt_id, world.gold_turns(prompt_id)).earned == pytest.approx(1.0)  # unharmed
+
+
+@pytest.mark.slow
+def test_a_history_of_turns_is_replayed(case: Made, world: Any) -> None:
+    if case.row.iterates:
+        pytest.skip("its history is of answers to go on from: tests/envs/test_self_iteration.py")
+    for prompt_id in first_ids(world, count=3):
+        gold = world.gold_turns(prompt_id)
+        whole = play(world, prompt_id, gold)
+        for num in range(len(gold)):
+            transcript = whole.observations[0] + "".join(
+                turn + said for turn, said in zip(gold[:num], whole.observations[1:], strict=False)
+            )
+            other = case.make()
+            observation, info = other.reset(options={"prompt_id": prompt_id, "history": gold[:num]})
+            assert (observation, info["prompt_id"]) == (transcript, prompt_id)
+            results = [other.step(turn) for turn in gold[num:]]
+            assert sum(result[1] for result in results) == pytest.approx(1.0 - sum(whole.rewards[:num]))
+            other.close()
+        with pytest.raises(ValueError, match="ends the episode of prompt"):
+            world.reset(options={"prompt_id": prompt_id, "history": gold})
+
+
+def test_parallel_instances_share_nothing(case: Made, world: Any) -> None:
+    first, second = first_ids(world, count=2)
+    alone = [play(world, prompt_id, world.gold_turns(prompt_id)) for prompt_id in (first, second)]
+    other = case.make()
+    said: list[list[Any]] = [[each.reset(options={"prompt_id": i})[0]] for each, i in ((world, first), (other, second))]
+    turns = [world.gold_turns(first), world.gold_turns(second)]
+    for number in range(max(map(len, turns))):  # one turn each, in turns
+        for which, each in enumerate((world, other)):
+            if number < len(turns[which]):
+                said[which].append(each.step(turns[which][number])[:2])
+    for which, each in enumerate(alone):
+        assert [said[which][0], *(reply[0] for reply in said[which][1:])] == each.observations
+        assert [reply[1] for reply in said[which][1:]] == each.rewards
+    other.close()
+
+
+def test_stepping_out_of_turn_is_refused(case: Made, world: Any) -> None:
+    with pytest.raises(ResetNeeded):
+        world.step("x\n")
+    (prompt_id,) = first_ids(world, count=1)
+    play(world, prompt_id, world.gold_turns(prompt_id))
+    with pytest.raises(ResetNeeded):
+        world.step("x\n")
+    world.reset(seed=0)
+    with pytest.raises(TypeError, match="expected text"):
+        world.step(7)
+
+
+@pytest.mark.parametrize("prompt_id", ["", "no such prompt", "{}", "[]", "\x00", "x" * 100_000, 7])
+def test_an_unknown_prompt_is_refused(world: Any, prompt_id: Any) -> None:
+    with pytest.raises(ValueError, match="prompt_id = .*; expected"):
+        world.reset(options={"prompt_id": prompt_id})
+
+
+@pytest.mark.slow
+def test_an_unknown_option_is_refused(world: Any) -> None:
+    with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id"):
+        world.reset(options={"promptid": "17, 93"})
+    with pytest.raises(ValueError, match="history without the prompt_id"):
+        world.reset(options={"history": ["7\n"]})
+
+
+def test_an_unknown_setting_is_refused(case: Made) -> None:
+    with pytest.raises(ValueError, match="no_such_setting is not a setting; expected one of "):
+        case.make(no_such_setting=1)
+
+
+def test_playing_draws_nothing_from_the_global_generators(case: Made) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    world = case.make()
+    world.reset(seed=0)
+    world.step("7\n")
+    (prompt_id,) = first_ids(world, count=1)
+    play(world, prompt_id, world.gold_turns(prompt_id))
+    world.close()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def seen_of(name: str) -> list[Any]:
+    """Return what another process must see of a world as well."""
+    path, row = CASES[name]
+    world = world_table.made(path, row)
+    ids = first_ids(world, "heldout", seed=5, count=2)
+    seen = [[i, world.gold_turns(i), play(world, i, world.gold_turns(i)).observations] for i in ids]
+    world.close()
+    return seen
+
+
+@pytest.mark.slow
+def test_another_process_plays_the_same() -> None:
+    names = [name for name, (_, row) in CASES.items() if not row.is_slow and not world_table.missing(row)]
+    script = f"import json, tests.envs.test_envs as t; print(json.dumps([t.seen_of(name) for name in {names!r}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )  # fmt: skip
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    assert dict(zip(names, theirs, strict=True)) == json.loads(json.dumps({name: seen_of(name) for name in names}))
+
+
+def test_every_row_is_of_a_world_that_is_installed() -> None:
+    assert set(world_table.ROWS) <= set(world_table.entry_points())

@@ -1,0 +1,299 @@
+"""Hostile code ends with a `stop`, within its time, and leaves no process and no file behind.
+
+Every case is a program that tries something it must not; what it must come to, and what it must not have done, is
+stated beside it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult, WeakSandboxError
+from rllib_srl.envs.sandbox.pool import NUM_WARM, pool_of
+from tests.machine import CAN_ISOLATE, OFFERS, processes_below
+
+TIMEOUT_S = 1.0
+LATEST_S = 6.0  # from the call to its result, on a busy machine
+LIMITS = Limits(timeout_s=TIMEOUT_S, memory_bytes=192 << 20, scratch_bytes=1 << 20, output_bytes=10_000)
+
+pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
+
+ENDLESS = "timeout"
+REFUSED = "error"  # an exception that the code does not catch
+
+# name: (stop, or stops that are all right; code). `done` is printed only by code that got its way.
+CASES = {
+    # processes
+    "fork": (REFUSED, "import os\nos.fork()\nprint('done')"),
+    "fork bomb": (ENDLESS, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
+    "forkpty": (REFUSED, "import os\nos.forkpty()\nprint('done')"),
+    "vfork by number": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(58) > 0: print('done')"),
+    "clone3 by number": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(435, 0, 0) >= 0: print('done')"),
+    "daemon by double fork": (
+        ("ok", "crashed"),  # where forks are allowed two processes may report
+        "import os, time\ntry:\n    if os.fork() == 0:\n        os.setsid()\n"
+        "        if os.fork() == 0: time.sleep(60)\nexcept OSError: pass",
+    ),
+    "subprocess": (REFUSED, "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 60'])\nprint('done')"),
+    "os.system": ("ok", "import os\nif os.system('echo done') == 0: print('done')"),
+    "exec": (REFUSED, "import os, sys\nos.execv('/proc/self/exe', ['x'])\nprint('done')"),
+    "exec of a file in scratch": (
+        REFUSED, "import os\nopen('x', 'w').write('#!/bin/sh\\necho done')\nos.execv('./x', ['x'])",
+    ),
+    "posix_spawn": (REFUSED, "import os\nos.posix_spawn('/bin/sh', ['sh'], {})\nprint('done')"),
+    "multiprocessing": (("error", "timeout"), "import multiprocessing as m\nm.Process(target=print).start()"),
+    "new session": (REFUSED, "import os\nos.setsid()\nprint('done')"),
+    "threads without end": (
+        ("error", "memory", "timeout", "crashed"),
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
+    ),
+    "a thread that stays": (ENDLESS, "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"),
+    "a daemon thread that stays": (
+        "ok", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    ),
+    # signals
+    "kill the parent": (REFUSED, "import os\nos.kill(os.getppid(), 9)\nprint('done')"),
+    "kill everybody": (REFUSED, "import os\nos.kill(-1, 9)\nprint('done')"),
+    "kill the group": (REFUSED, "import os\nos.killpg(0, 9)\nprint('done')"),
+    "stop itself": (("ok", "crashed", "timeout"), "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
+    "kill itself": (("ok", "crashed"), "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"),
+    "abort": ("crashed", "import os\nos.abort()"),
+    "segmentation fault": ("crashed", "import ctypes\nctypes.string_at(0)"),
+    "catch every signal": (
+        ENDLESS,
+        "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\nwhile True: pass",
+    ),
+    "catch KeyboardInterrupt and SystemExit": (
+        ENDLESS, "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    ),
+    "pidfd of the parent": (REFUSED, "import os\nos.pidfd_open(os.getppid())\nprint('done')"),
+    "signals of a pipe": (
+        "ok", "import ctypes, os\nr, w = os.pipe()\nif ctypes.CDLL(None).fcntl(r, 8, os.getppid()) == 0: print('done')",
+    ),
+    "a lease on a library": (
+        "ok", "import ctypes, os\nf = open('/etc/ld.so.cache')\n"
+        "if ctypes.CDLL(None).fcntl(f.fileno(), 1024, 1) == 0: print('done')",
+    ),
+    "a huge pipe": (
+        "ok", "import ctypes, os\nif ctypes.CDLL(None).fcntl(os.pipe()[0], 1031, 1 << 20) > 0: print('done')",
+    ),
+    "ptrace": ("ok", "import ctypes\nif ctypes.CDLL(None).ptrace(16, 1, 0, 0) >= 0: print('done')"),
+    "process_vm_readv": (
+        "ok", "import ctypes\nif ctypes.CDLL(None).syscall(310, 1, 0, 0, 0, 0, 0) >= 0: print('done')",
+    ),
+    # time
+    "endless loop": (ENDLESS, "while True: pass"),
+    "sleep": (ENDLESS, "import time\ntime.sleep(60)"),
+    "a sum in C that holds the lock": (ENDLESS, "sum(range(10**12))"),
+    "a power without end": (ENDLESS, "x = 9 ** 9 ** 9"),
+    "a regular expression without end": (ENDLESS, "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')"),
+    "wait for input": ("error", "input()"),
+    "wait on a lock": (ENDLESS, "import threading\nl = threading.Lock(); l.acquire(); l.acquire()"),
+    "wait on a pipe": (ENDLESS, "import os\nr, w = os.pipe()\nos.read(r, 1)"),
+    "an object that never prints": (
+        ENDLESS, "class A:\n    def __repr__(self):\n        while True: pass\nA()",
+    ),
+    "a destructor without end": (
+        ("ok", "timeout"), "class A:\n    def __del__(self):\n        while True: pass\na = A()",
+    ),
+    "raise the limits": (
+        REFUSED, "import resource as r\nr.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY,) * 2)\nprint('done')",
+    ),
+    # memory
+    "a large list": ("memory", "x = [0] * 10**9"),
+    "a growing list": ("memory", "x = []\nwhile True: x.append(bytes(10**6))"),
+    "a growing string": (("memory", "timeout"), "x = 'ab'\nwhile True: x += x"),
+    "mmap": (("error", "memory"), "import mmap\nm = [mmap.mmap(-1, 10**8) for _ in range(9)]\nprint('done')"),
+    "memory in memfds": (REFUSED, "import os\nos.memfd_create('x')\nprint('done')"),
+    "shared memory": (REFUSED, "from multiprocessing.shared_memory import SharedMemory as S\nS(create=True, size=9)"),
+    "a zip bomb": (
+        ("memory", "timeout"),
+        "import zlib\nz = zlib.compress(bytes(10**8))\nx = [zlib.decompress(z) for _ in range(20)]",
+    ),
+    "deep recursion": (REFUSED, "def f(): return f()\nf()"),
+    "deep recursion without a limit": (
+        ("crashed", "memory", "timeout"), "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return f([x])\nf(0)",
+    ),
+    "deeply nested source": (("error", "memory", "crashed"), "(" * 50_000 + ")" * 50_000),
+    "deeply nested lists": ("error", "x = []\nfor _ in range(10**5): x = [x]\nprint(repr(x))"),
+    # output
+    "endless output": ("output", "while True: print('x' * 1000)"),
+    "endless errors": ("output", "import sys\nwhile True: sys.stderr.write('x' * 1000)"),
+    "100 MB at once": (("output", "memory"), "print('x' * 10**8)"),
+    "a huge value": ("output", "'x' * (2 << 20)"),
+    "output without a newline or end": ("output", "import os\nwhile True: os.write(1, b'x' * 100)"),
+    "bytes that are no text": ("ok", "import os\nos.write(1, bytes(range(256)))\nNone"),
+    # files
+    "write to the root": (REFUSED, "open('/x', 'w')\nprint('done')"),
+    "write to the library": (REFUSED, "import os\nopen(os.__file__, 'w')\nprint('done')"),
+    "write through ..": (REFUSED, "open('../../x', 'w')\nprint('done')"),
+    "write through a link": (REFUSED, "import os\nos.symlink('/', 'l')\nopen('l/x', 'w')\nprint('done')"),
+    "delete the library": (REFUSED, "import os\nos.remove(os.__file__)\nprint('done')"),
+    "read passwords": (REFUSED, "print('done', open('/etc/passwd').read())"),
+    "read /proc": (REFUSED, "print('done', open('/proc/1/environ').read())"),
+    "mount": ("ok", "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, 0) == 0: print('done')"),
+    "leave the root": (REFUSED, "import os\nos.chroot('.')\nprint('done')"),
+    "make a device": (REFUSED, "import os\nos.mknod('d', 0o60666, os.makedev(254, 0))\nprint('done')"),
+    "a set-user-id file": (REFUSED, "import os\nopen('x', 'w').close()\nos.chmod('x', 0o4777)\nprint('done')"),
+    "fill the disk": (REFUSED, "for n in range(99): open(str(n), 'wb').write(bytes(10**6))\nprint('done')"),
+    "a million files": (REFUSED, "for n in range(10**6): open(str(n), 'w').close()\nprint('done')"),
+    "a sparse file": (REFUSED, "open('x', 'wb').truncate(1 << 40)\nprint('done')"),
+    "open files without end": (REFUSED, "f = [open('x', 'w') for _ in range(10**5)]\nprint('done')"),
+    # network
+    "TCP": (REFUSED, "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)\nprint('done')"),
+    "UDP": (REFUSED, "import socket as s\ns.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'x', ('8.8.8.8', 53))"),
+    "listen": (REFUSED, "import socket\nsocket.create_server(('0.0.0.0', 0))\nprint('done')"),
+    "names": (REFUSED, "import socket\nsocket.getaddrinfo('example.com', 80)\nprint('done')"),
+    "Unix socket": (REFUSED, "import socket as s\ns.socket(s.AF_UNIX).connect('\\0x')\nprint('done')"),
+    "datagrams from a pair": (REFUSED, "import socket as s\ns.socketpair(s.AF_UNIX, s.SOCK_DGRAM)\nprint('done')"),
+    "an address for a pair": (
+        REFUSED, "import socket as s\na, b = s.socketpair()\na.sendto(b'x', '/dev/log')\nprint('done')",
+    ),
+    "out of band": (
+        REFUSED, "import socket as s\na, b = s.socketpair()\na.send(b'x', s.MSG_OOB)\nprint('done')",
+    ),
+    "raw socket": (REFUSED, "import socket as s\ns.socket(s.AF_INET, s.SOCK_RAW, 1)\nprint('done')"),
+    "netlink": (REFUSED, "import socket as s\ns.socket(16, s.SOCK_RAW, 0)\nprint('done')"),
+    "urllib": (REFUSED, "from urllib.request import urlopen\nurlopen('http://127.0.0.1', timeout=1)\nprint('done')"),
+    "io_uring": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(425, 8, bytes(120)) >= 0: print('done')"),
+    # privileges
+    "setuid": (REFUSED, "import os\nos.setuid(0)\nprint('done')"),
+    "be root": ("ok", "import os\nif 0 in (os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()): print('done')"),
+    "a new user namespace": ("ok", "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('done')"),
+    "bpf": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(321, 0, bytes(128), 128) >= 0: print('done')"),
+    "reboot": ("ok", "import ctypes\nif ctypes.CDLL(None).reboot(0x1234567) == 0: print('done')"),
+    "read the environment": ("ok", "import os\nif any('SECRET' in k for k in os.environ): print('done')"),
+    # the way it ends
+    "os._exit": ("crashed", "import os\nos._exit(0)"),
+    "exit by number": ("crashed", "import ctypes\nctypes.CDLL(None).syscall(231, 0)"),
+    "close every descriptor": ("crashed", "import os\nos.closerange(0, 100)"),
+    "close standard output": ("ok", "import sys\nsys.stdout.close(); sys.stderr.close()"),
+    "delete standard output": ("ok", "import sys\ndel sys.stdout, sys.stderr"),
+    "sys.exit with text": ("error", "import sys\nsys.exit('done')"),
+    "noise on every descriptor": (
+        "crashed",
+        "import os\nfor fd in range(3, 100):\n    try: os.write(fd, b'{\"stop\": \"ok\"}')\n    except OSError: 0",
+    ),
+    "a report of nested brackets": ("crashed", "import os\nos.write(3, b'[' * 10**5)\nos._exit(0)"),
+    "no Unicode": ("error", "x = '\ud800'"),
+    "a zero byte": ("error", "x = 1\0"),
+    "characters that turn text around": ("error", "x = 1 \u202e\u2066 # done"),
+    "confusable names": ("error", "рrint('done')"),  # the first letter is Cyrillic
+    "ten megabytes": ("too_long", "#" + "x" * 10_000_000),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", name="sandbox")
+def _sandbox():
+    return Sandbox(LIMITS)
+
+
+def assert_nothing_is_left(without: tuple[str, ...] = ()) -> None:
+    """Below the zygote there are only its own inner process and the workers that wait."""
+    pool = pool_of((), without)
+    deadline = time.monotonic() + 2.0
+    while len(left := processes_below(pool._process.pid)) > 1 + NUM_WARM and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(left) <= 1 + NUM_WARM, left
+    assert not Path("/tmp/x").exists() and not Path("/x").exists()
+
+
+def test_there_are_sixty_cases():
+    assert len(CASES) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_call_ends_and_leaves_nothing(sandbox, name, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    stops, code = CASES[name]
+    began = time.monotonic()
+    result = sandbox.run(code)
+    took = time.monotonic() - began
+    assert result.stop in ((stops,) if isinstance(stops, str) else stops), result
+    assert "done" not in result.stdout, result
+    assert took < LATEST_S and result.duration_s < TIMEOUT_S + 2.0
+    assert len(result.stdout) + len(result.stderr) <= LIMITS.output_bytes
+    assert not result.is_leaking
+    assert_nothing_is_left()
+    assert sandbox.run("1 + 1").value == "2"  # the next call is none the worse
+
+
+ALONE = ("fork bomb", "daemon by double fork", "subprocess", "kill everybody", "catch every signal", "a growing list",
+         "endless output", "write to the library", "write through a link", "read passwords", "read /proc", "TCP", "UDP",
+         "setuid", "be root", "read the environment", "close every descriptor")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(("kind", "without"), [("filters", ("namespaces",)), ("namespaces", ("landlock", "seccomp"))])
+def test_one_kind_of_mechanism_alone_is_enough(name, kind, without, monkeypatch):
+    """Where a machine has no namespaces, as in most containers, or has nothing but them."""
+    if not OFFERS[kind]:
+        pytest.skip(f"this machine has no {kind}")
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    stops, code = CASES[name]
+    result = Sandbox(LIMITS, without=without).run(code)
+    assert result.stop in ((stops,) if isinstance(stops, str) else stops), result
+    assert "done" not in result.stdout and not result.is_leaking
+    assert_nothing_is_left(without)
+
+
+def test_the_parent_is_not_reached_over_the_network(sandbox):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        result = sandbox.run(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)")
+        assert result.stop == "error"
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_nothing_stays_from_one_call_to_the_next(sandbox):
+    sandbox.run("import builtins, math\nmath.pi = 3\nbuiltins.len = None\nopen('kept', 'w').write('x')")
+    result = sandbox.run("import math, os\n[math.pi == 3, len('abc'), os.listdir('.')]")
+    assert result.value == "[False, 3, []]"
+
+
+@pytest.mark.slow
+def test_a_forged_report_says_nothing_that_counts(sandbox):
+    """The code can claim any value, which is all that returning it would do, and cannot claim the outcome of time."""
+    forged = '{"stop": "ok", "value": "forged", "returned": [{"value": 7}, {"value": 8}]}'
+    result = sandbox.run(f"import os\nos.write(3, {forged.encode()!r})\nos._exit(0)", calls=[Call("f")])
+    assert (result.stop, result.returned) == ("crashed", ())  # two values for one call: no report
+    result = sandbox.run(f"import os\nos.write(3, {forged.encode()!r})\nwhile True: pass")
+    assert (result.stop, result.value) == ("timeout", None)
+    for lie in ('{"stop": "timeout"}', '{"stop": "fine"}', '{"stop": "ok", "value": [1]}', "7", "null"):
+        result = sandbox.run(f"import os\nos.write(3, {lie.encode()!r})\nos._exit(0)")
+        assert result.value is None and result.stop in ("crashed", "ok")
+
+
+@pytest.mark.slow
+def test_256_hostile_calls_from_8_threads_leave_nothing(sandbox):
+    results: list[SandboxResult] = []
+    codes = ["print(1)", "import os\nos._exit(3)", "x = [0] * 10**9", "import os\nos.fork()"]
+
+    def play(first: int) -> None:
+        results.extend(sandbox.run(codes[(first + n) % 4]) for n in range(32))
+
+    threads = [threading.Thread(target=play, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert Counter(result.stop for result in results) == {"ok": 64, "crashed": 64, "memory": 64, "error": 64}
+    assert_nothing_is_left()
+
+
+def test_a_machine_without_guarantees_is_refused():
+    with pytest.raises(WeakSandboxError, match="does not isolate network, files, processes"):
+        Sandbox(without=("namespaces", "landlock", "seccomp"))

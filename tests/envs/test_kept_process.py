@@ -1,0 +1,89 @@
+"""Processes that end with their owner: killed, ended, idle or computing; and not with a thread of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.envs.kept_process import start_kept
+from rllib_srl.envs.math.pool import SymbolicPool
+from tests.machine import processes_below, still_alive
+
+ROOT = Path(__file__).resolve().parents[2]
+SLEEPER = """
+import sys, time
+from rllib_srl.envs.kept_process import end_with
+end_with(int(sys.argv[1]))
+print(1, flush=True)"""
+GRADER = """
+import threading, time
+from rllib_srl.envs.math.pool import symbolic_pool
+pool = symbolic_pool()
+if {has_computed}:
+    assert pool.ask("x + 1", "1 + x", 60.0)
+if {computes}:
+    threading.Thread(target=pool.ask, args=("1", "10000000!", 60.0), daemon=True).start()
+    time.sleep(0.3)
+else:
+    pool.warm()
+    time.sleep(0.3)
+print("ready", flush=True)
+{ending}
+"""
+
+
+def ended(pids):
+    """Wait for processes to be gone; return those that are not."""
+    deadline = time.monotonic() + 10.0
+    while (left := still_alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "import os; os._exit(0)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(("has_computed", "computes"), [(True, False), (True, True), (False, False), (False, True)])
+def test_no_grader_outlives_a_runner(has_computed, computes, ending):
+    """The runner is killed, or ends otherwise, while its grader starts, is idle, or computes what has no end."""
+    script = GRADER.format(has_computed=has_computed, computes=computes, ending=ending)
+    runner = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert runner.stdout is not None and runner.stdout.readline() == "ready\n"
+    graders = processes_below(runner.pid)
+    if ending.startswith("time"):
+        assert 1 <= len(graders) <= 2 and still_alive(graders) == graders
+        runner.kill()
+    runner.wait(timeout=30)
+    runner.stdout.close()
+    assert ended(graders) == []
+
+
+@pytest.mark.slow
+def test_a_grader_outlives_the_thread_that_asked_first():
+    pool, answers = SymbolicPool(num_workers=1), []
+    first = threading.Thread(target=lambda: answers.append(pool.ask("x + 1", "1 + x", 30.0)))
+    first.start()
+    first.join(60)
+    (worker,) = pool._ready.queue
+    time.sleep(0.2)  # in which the kernel would have ended it
+    assert worker.is_alive and pool.ask("x", "y", 30.0) is False and answers == [True]
+    assert list(pool._ready.queue) == [worker]
+    pool.close()
+
+
+def test_one_that_is_orphaned_before_it_has_begun_ends_itself():
+    done = subprocess.run([sys.executable, "-c", SLEEPER, "1"], cwd=ROOT, capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, b"")  # its owner is not process 1
+
+
+def test_what_cannot_be_started_is_told_to_the_one_who_asked():
+    with pytest.raises(FileNotFoundError):
+        start_kept(["/no/such/program"])

@@ -1,0 +1,548 @@
+"""Grading of mathematics: what counts as right, by hand and as laws; hostile answers; and that late workers die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.envs.kept_process import start_kept
+from rllib_srl.envs.math import grading as math_grading
+from rllib_srl.envs.math import pool as math_pool
+from rllib_srl.envs.math.final_answers import graded
+from rllib_srl.envs.math.grading import Stated, choice_in, final_answer, grade, numbers_in, plain
+from rllib_srl.envs.math.pool import LateError, PoolError, SymbolicPool, symbolic_pool
+from rllib_srl.envs.math.size import is_absurd
+from tests.machine import processes_below, still_alive
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(name="no_worker")
+def _no_worker(monkeypatch):
+    def refused():
+        raise AssertionError("a worker was asked")
+
+    monkeypatch.setattr(math_grading, "symbolic_pool", refused)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("42", "42", 1),
+        ("42", " 42. ", 1),
+        ("42", "$42$", 1),
+        ("42", r"\boxed{42}", 1),
+        ("42", r"\(42\)", 1),
+        ("42", "**42**", 1),
+        ("42", "42.0", 1),
+        ("42", "+42", 1),
+        ("42", "43", 0),
+        ("42", "-42", 0),
+        ("42", "42.0000001", 1),  # equal after rounding to 6 places
+        ("42", "42.001", 0),
+        ("1000", "1,000", 1),
+        ("1,000", "1000", 1),
+        ("1000", r"1\,000", 1),
+        ("12", "1,2", None),  # no thousands, and no number: left to symbols, see below
+        ("78", "7 8", None),
+        ("1/2", "0.5", 1),
+        ("1/2", r"\frac{1}{2}", 1),
+        (r"\dfrac{3}{4}", ".75", 1),
+        ("-1/2", r"-\frac{1}{2}", 1),
+        ("1/3", "0.333333", 1),
+        ("1/3", "0.33", 0),
+        ("50%", "50", 1),
+        ("50%", "0.5", 1),
+        ("0.5", r"50\%", 1),
+        ("50", "5%", 0),
+        ("1500", "1.5e3", 1),
+        ("0.00003", "3E-5", 1),
+        ("3", "e3", None),
+        ("$5", "5", 1),
+        ("18", r"\$18", 1),
+        ("\u22125", "-5", 1),
+        ("B", "(B)", 1),
+        ("B", "B. Paris", 1),
+        ("B", "b", 1),
+        ("B", "C", 0),
+        ("(B)", "B) it is", 1),
+        ("east", r"\text{East}", 1),
+        ("2x + 3", "2x+3", 1),
+        ("42", "", "none"),
+        ("42", "   \n", "none"),
+        ("B", "Banana", "none"),
+    ],
+)
+def test_plain_answers_by_hand(gold, answer, expected, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def refused():
+        raise Asked
+
+    monkeypatch.setattr(math_grading, "symbolic_pool", refused)
+    if expected is None:
+        with pytest.raises(Asked):
+            grade(gold, answer)
+    else:
+        assert grade(gold, answer) == (None if expected == "none" else expected)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("2x+3", "3+2x", 1),
+        ("2x+3", "3+2x+1", 0),
+        (r"\sqrt{8}", r"2\sqrt{2}", 1),
+        ("x^2-1", "(x-1)(x+1)", 1),
+        ("x**2 - 1", "(x-1)*(x+1)", 1),
+        ("5", "x=5", 1),
+        ("x=5", "5", 1),
+        ("10", r"10 \text{ apples}", 1),
+        (r"\{1,2\}", r"\{2,1\}", 1),
+        ("(1,2)", "(2,1)", 0),
+        ("[0,1)", "[0,1]", 0),
+        (r"\frac{\pi}{2}", r"\pi/2", 1),
+        ("2^{10}", "1024", 1),
+        ("exp(x)*2", "2e^x", 1),
+        ("log(x)", r"\ln(x)", 1),
+        ("sin(x)", "nis(x)", 0),  # no product of letters
+        ("3i+2", "2+3i", 1),
+        ("12", "1,2", 0),
+        ("78", "7 8", 0),
+        ("7", r"\frac{", None),
+        ("7", "\u0663", None),
+    ],
+)
+def test_formulas_by_hand(gold, answer, expected):
+    assert grade(gold, answer, deadline_s=20.0) == expected
+
+
+def test_a_kind_allows_one_way_of_being_right(no_worker):
+    assert grade("0.5", "1/2", "number") == 1.0
+    assert grade("0.5", "x/2", "number") is None
+    assert grade("x", "7", "number") == 0.0
+    assert grade("2x", "x*2", "text") == 0.0
+    assert grade("A", "A. 7", "choice") == 1.0
+    assert grade("A", "7", "choice") is None
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ("So it is 3.\nThe answer is 42.\nRight?", Stated("42.", "phrase")),
+        ("Answer: 7", Stated("7", "phrase")),
+        ("Answer: 7\nAnswer: 8", Stated("8", "phrase")),
+        ("To answer this, we add.\n7", Stated("7", "bare")),
+        ("3 + 4 = 7\n#### 1,234\n", Stated("1,234", "hashes")),
+        (r"\boxed{1} or \boxed{\frac{1}{2}}. The answer is 3", Stated(r"\frac{1}{2}", "boxed")),
+        (r"\boxed{7", Stated(r"\boxed{7", "bare")),
+        ("", Stated("", "bare")),
+        ("7", Stated("7", "bare")),
+    ],
+)
+def test_final_answers_by_hand(turn, expected):
+    assert final_answer(turn) == expected
+
+
+def test_the_marker_asked_for_is_looked_for_first():
+    turn = "\\boxed{1}\n#### 2\nThe answer is 3"
+    found = {marker: final_answer(turn, marker).answer for marker in ("any", "boxed", "hashes", "phrase")}
+    assert found == {"any": "1", "boxed": "1", "hashes": "2", "phrase": "3"}
+    assert final_answer("#### 2", "boxed") == Stated("2", "hashes")
+
+
+@given(st.fractions(max_denominator=10**6), st.sampled_from(["", "$", "boxed", "frac"]))
+def test_a_number_is_read_as_what_it_is(value, around):
+    written = {
+        "": str(value),
+        "$": f"${value}$",
+        "boxed": rf"\boxed{{{value}}}",
+        "frac": ("-" if value < 0 else "") + rf"\frac{{{abs(value.numerator)}}}{{{value.denominator}}}",
+    }[around]
+    assert numbers_in(plain(written)) == (value,)
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_asked_ends_in_a_number_or_nothing(text):
+    assert grade("42", text, "number") in (None, 0.0, 1.0)
+    assert grade("B", text, "choice") in (None, 0.0, 1.0)
+    assert isinstance(final_answer(text).answer, str)
+    if numbers_in(plain(text)):
+        assert all(isinstance(value, Fraction) for value in numbers_in(plain(text)))
+
+
+@given(st.text(alphabet="ABCJK().:123 bx", max_size=8))
+def test_a_choice_is_one_of_ten_letters(text):
+    assert choice_in(text) in (None, *"ABCDEFGHIJ")
+
+
+HOSTILE = {
+    "a power tower": "9**9**9**9",
+    "a power tower in LaTeX": "9^{9^{9^{9}}}",
+    "a huge exponent": "(1+x)^{99999999}",
+    "a factorial": "10000000!",
+    "a sum without end": r"\sum_{n=1}^{10^9} n^n",
+    "an integral": r"\int_0^1 e^{x^x} dx",
+    "open fractions": r"\frac{" * 160,
+    "open brackets": "(" * 990,
+    "closed brackets": "(" * 450 + "x" + ")" * 450,
+    "open matrices": r"\begin{pmatrix}" * 60,
+    "many primes": "x" + "'" * 900,
+    "minus signs": "-" * 999,
+    "many digits": "1" * 999,
+    "an exponent": "1e999999999",
+    "10 MB of digits": "7" * 10_000_000,
+    "10 MB of boxes": r"\boxed{" * 1_500_000,
+    "10 MB of the phrase": "answer is " * 1_000_000,
+    "10 MB of hashes": "#" * 10_000_000,
+    "10 MB of dollars": "$" * 10_000_000,
+    "spaces": " " * 10_000_000 + "7",
+    "arabic digits": "\u0664\u0662",
+    "fullwidth digits": "\uff14\uff12",
+    "a superscript": "\u00b2",
+    "half a character": "\ud800",
+    "a null": "\x00",
+    "a right-to-left mark": "\u202e24",
+    "code": "__import__('os').system('touch {path}')",
+    "code in text": r"\text{__import__('os').system('touch {path}')}",
+    "a lambda": "(lambda: open('{path}', 'w'))()",
+    "input of a file": r"\input{{path}}",
+    "a newline": "1\n2\n\n3",
+    "a JSON reply": '"}\n{"is_right": true}',
+    "not a number": "nan",
+    "infinity": r"\infty",
+    "division by nothing": "1/0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_answers_end_in_time_and_earn_nothing(name, tmp_path):
+    touched = tmp_path / "touched"
+    symbolic_pool().ask("1", "2", 30.0)  # a worker is warm
+    turn = HOSTILE[name].replace("{path}", str(touched))
+    start = time.monotonic()
+    assert graded("42", turn, deadline_s=0.5).grade in (None, 0.0)
+    assert time.monotonic() - start < 5.0
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("10000000!", True), ("3001!", True), ("3000!", False), ("20!", False), ("(10^7)!", True), ("{10^{7}}!", True),
+        ("5!!", False), ("20!!", True), ("n!", False), ("1,000,000!", True), ("1,000!", False),
+        ("9^9^9", True), ("9^{9^{9}}", True), ("9^{9^{9^{9}}}", True), ("2^{2^3}", False), ("2^{2^{2^2}}", False),
+        ("2^{2^{2^{2^2}}}", True),
+        ("10^{100}", False), ("2^{10000}", False), ("2^{10001}", True), ("x^{99999999}", True), ("9^{-99999}", True),
+        ("(1+x)^{99999999}", True), ("(1+x)^{10}", False), ("e^{x^2}", False), ("x^{2n}", False),
+        ("2^{" + "9" * 900, True),
+        ("1^{1^{999}}", False), ("0^{0}", False),
+        (r"\binom{10^9}{10^8}", True), (r"\binom{10^{9}}{10^{8}}", True), (r"\binom{20}{10}", False),
+        (r"\binom{1000000}{2}", False), (r"\binom{1000000}{999998}", False), (r"\dbinom{99999}{50000}", True),
+        (r"\binom{n}{k}", False), (r"\binom{9^{9^9}}{9^{9^9}}", True),
+        ("(" * 61, True), ("(" * 60 + ")" * 60, False), ("()" * 400, False), ("{" * 500, True),
+        (")" * 900 + "(", False),
+        ("1" * 999, False), ("", False), ("\ud800^\u0664!", False), ("^" * 900, False), ("9^" * 400 + "9", True),
+    ],
+)  # fmt: skip
+def test_absurd_sizes_by_hand(formula, expected):
+    started = time.perf_counter()
+    assert is_absurd(formula) == expected
+    assert time.perf_counter() - started < 0.05
+
+
+@given(st.text(alphabet="0123456789^{}(),! \\binom+-x", max_size=1000))
+def test_sizes_are_read_in_no_time(text):
+    started = time.perf_counter()
+    assert is_absurd(text) in (True, False)
+    assert time.perf_counter() - started < 0.2
+
+
+def test_an_absurd_answer_is_not_computed(no_worker):
+    for answer in ("10000000!", "9**9**9", r"\binom{10^9}{10^8}", "(" * 450 + "x" + ")" * 450, "7" * 2_000_000):
+        assert grade("42", answer, deadline_s=0.5) is None
+    assert grade("10000000!", "10000000!") == 1.0  # the same text
+    with pytest.raises(AssertionError, match="a worker was asked"):  # whoever wrote the gold means it
+        grade("10000000!", "10000000! + 0")
+
+
+@pytest.mark.slow
+def test_late_answers_end_by_their_deadline_and_the_others_are_served(pool):
+    """Half of a runner's threads send what never ends, while the others ask what is answered at once."""
+    for _ in range(2):
+        pool.warm()
+        time.sleep(0.1)
+    held = [pool._taken(time.monotonic() + 60) for _ in range(2)]  # both have started
+    for worker in held:
+        pool._ready.put(worker)
+    deadline_s, hostile, normal, stop = 0.5, [], [], threading.Event()
+
+    def send_endless():
+        while not stop.is_set():
+            started = time.monotonic()
+            with pytest.raises(LateError):
+                pool.ask("1", ENDLESS, deadline_s)
+            hostile.append(time.monotonic() - started)
+
+    sender = threading.Thread(target=send_endless)
+    sender.start()
+    for _ in range(20):
+        started = time.monotonic()
+        assert pool.ask("x+1", "1+x", 30.0) is True
+        normal.append(time.monotonic() - started)
+        time.sleep(0.1)
+    stop.set()
+    sender.join(30)
+    assert len(hostile) >= 2 and pool.num_killed == 0 and pool.num_late == len(hostile)
+    # The deadline is one of work; on a busy machine an answer may take four times as long.
+    assert max(hostile) < 4 * deadline_s + 1.0 and median(normal) < deadline_s
+
+
+def test_plain_numbers_take_under_two_milliseconds(no_worker):
+    pairs = [("42", "43"), ("1,234.5", "1234.5"), (r"\frac{1}{2}", "0.5"), ("B", "(C)"), ("42", "42 ")]
+    times = []
+    for _ in range(40):
+        for gold, answer in pairs:
+            start = time.perf_counter()
+            grade(gold, final_answer(f"so the answer is {answer}").answer)
+            times.append(time.perf_counter() - start)
+    assert sorted(times)[len(times) // 2] < 0.002
+
+
+@pytest.fixture(name="pool")
+def _pool():
+    pool = SymbolicPool(num_workers=2)
+    yield pool
+    pool.close()
+
+
+ENDLESS = "(10^7 + 1)!"  # no check of sizes sees it
+
+
+@pytest.mark.slow
+def test_a_late_formula_costs_its_deadline_and_no_worker(pool):
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (worker,) = pool._ready.queue
+    (first,) = processes_below(worker._process.pid)
+    for count in (1, 2, 3):
+        with pytest.raises(LateError, match=r"no reply within the work of 0.5 s"):
+            pool.ask("1", "10000000!", 0.5)
+        started = time.monotonic()
+        assert pool.ask("x+1", "x+2", 30.0) is False  # another process answers at once
+        assert time.monotonic() - started < 0.9  # a worker that starts takes a second of work
+        assert (pool.num_late, pool.num_killed, list(pool._ready.queue)) == (count, 0, [worker])
+    assert still_alive([first]) == [] and len(processes_below(worker._process.pid)) == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_between_questions_answers_none_of_them(pool):
+    """Else the reply to one question would be read as that to the next."""
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (worker,) = pool._ready.queue
+    for right in (True, False, True):
+        (process,) = processes_below(worker._process.pid)
+        os.kill(process, signal.SIGKILL)
+        while processes_below(worker._process.pid) == [process]:
+            time.sleep(0.01)
+        assert pool.ask("x+1", "1+x" if right else "2+x", 30.0) is right
+    assert (pool.num_late, pool.num_killed) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_and_does_not_work_is_killed_in_the_end(pool):
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (worker,) = pool._ready.queue
+    for pid in (worker._process.pid, *processes_below(worker._process.pid)):
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(LateError, match="no reply after 0.9 s"):
+        pool.ask("x+1", "1+x", 0.1)
+    assert worker._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_who_asks_again_waits_behind_those_who_wait(monkeypatch):
+    pool, order = SymbolicPool(num_workers=1), []
+    assert pool.ask("x+1", "1+x", 30.0) is True
+
+    def ask_often(name):
+        for _ in range(20):
+            pool.ask("x+1", "1+x", 30.0)
+            order.append(name)
+
+    askers = [threading.Thread(target=ask_often, args=(name,)) for name in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(60)
+    pool.close()
+    assert len(order) == 80
+    # All four ask from the first answers to the last: between two answers of one, each other one gets its own.
+    gaps = [b - a for name in range(4) for a, b in pairwise([i for i, who in enumerate(order) if who == name])]
+    assert median(gaps) == 4 and max(gaps) <= 8  # a thread may be slow to ask again
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_start_while_another_worker_is_free(pool, monkeypatch):
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    begun, may_start = threading.Event(), threading.Event()
+
+    def slowly(*command, **options):
+        begun.set()
+        assert may_start.wait(60)
+        return start_kept(*command, **options)
+
+    monkeypatch.setattr(math_pool, "start_kept", slowly)
+    pool._end(pool._taken(time.monotonic() + 60))  # its worker is gone, and the next one starts
+    pool.warm()
+    assert begun.wait(10) and pool._ready.empty()
+    may_start.set()
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    held = pool._taken(time.monotonic() + 60)
+    begun.clear()
+    may_start.clear()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(pool.ask("x+1", "1+x", 30.0)))
+    asking.start()
+    assert begun.wait(10)  # none is free: another starts, and this one never gets to the end of it
+    pool._ready.put(held)
+    asking.join(30)
+    assert answers == [True] and pool._is_starting
+    may_start.set()
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_is_told_to_the_one_who_waits_and_tried_again(pool, monkeypatch):
+    starts: list[int] = []
+
+    def fail(*_, **__):
+        starts.append(1)
+        raise OSError("no memory")
+
+    monkeypatch.setattr(math_pool, "start_kept", fail)
+    for _ in range(2):
+        with pytest.raises(PoolError, match="a symbolic worker cannot be started"):
+            pool.ask("x", "y", 1.0)
+    assert len(starts) == 2  # one try for each question, however fast it fails
+    monkeypatch.undo()
+    assert pool.ask("x+1", "1+x", 30.0) is True and pool._num_workers == 1
+
+
+def test_a_start_that_fails_leaves_nobody_waiting(pool, monkeypatch):
+    def fail(*_, **__):
+        time.sleep(0.1)  # long enough for both threads to wait for the same start
+        raise OSError("no memory")
+
+    monkeypatch.setattr(math_pool, "start_kept", fail)
+    told: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(PoolError) as caught:
+            pool.ask("x", "y", 1.0)
+        told.append(str(caught.value))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert told == ["a symbolic worker cannot be started (no memory)"] * 2 and pool._num_waiting == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_died_between_questions_is_replaced(pool):
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (worker,) = pool._ready.queue
+    worker._process.kill()
+    worker._process.wait(10)
+    assert pool.ask("x+1", "1+x", 30.0) is True
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_in_use_is_waited_for_and_then_given_up(pool, monkeypatch):
+    taken = [pool._taken(time.monotonic() + 60) for _ in range(2)]
+    monkeypatch.setattr("rllib_srl.envs.math.pool._FREE_S", 0.2)
+    with pytest.raises(PoolError, match="no symbolic worker was free within 0.2 s; 2 exist"):
+        pool.ask("x", "y", 1.0)
+    for worker in taken:
+        pool._ready.put(worker)
+
+
+def test_a_warm_pool_has_one_worker_however_often_it_is_warmed(pool):
+    for _ in range(3):
+        pool.warm()
+    assert pool._num_workers == 1
+    assert pool.ask("x+1", "1+x", 30.0) is True
+    (worker,) = pool._ready.queue
+    pool.warm()
+    assert list(pool._ready.queue) == [worker] and not pool._is_starting
+
+
+def test_threads_share_the_workers(pool):
+    answers: list[bool | None] = []
+
+    def ask(number):
+        answers.append(pool.ask(f"x+{number}", f"{number}+x", 30.0))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [True] * 6
+    assert 1 <= pool._ready.qsize() <= pool._num_workers <= 2
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_its_owner_and_by_its_own_alarm():
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "rllib_srl.envs.math.worker", str(os.getpid())],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert worker.stdin is not None and worker.stdout is not None
+    assert worker.stdout.readline() == b'{"ready": true}\n'
+    worker.stdin.write(b'{"gold": "1", "answer": "10000000!", "deadline_s": 0.2, "wall_s": 9.0}\n')
+    worker.stdin.close()  # the owner is gone, and the worker computes
+    assert worker.wait(20) == 0
+    assert worker.stdout.read() == b'{"is_late": true}\n'
+    worker.stdout.close()
+
+
+def test_a_forked_process_has_a_pool_of_its_own():
+    ours = symbolic_pool()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"same" if symbolic_pool() is ours else b"own")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"own"
+    os.close(read)
+    os.close(write)
+    assert symbolic_pool() is ours
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=3), st.integers(-9, 9))
+def test_a_polynomial_equals_itself_reordered_and_no_other(coefficients, other):
+    def written(terms):
+        return " + ".join(f"({value})*x^{power}" for power, value in terms)
+
+    terms = list(enumerate(coefficients, 1))
+    changed = [(1, coefficients[0] + 1), *terms[1:]]
+    gold = written(terms) + f" + ({other})"
+    assert grade(gold, f"({other}) + " + written(terms[::-1]), deadline_s=20.0) == 1.0
+    assert grade(gold, written(changed) + f" + ({other})", deadline_s=20.0) == 0.0

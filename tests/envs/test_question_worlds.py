@@ -1,0 +1,340 @@
+"""What worlds of one question do beyond the contract of tests/envs/test_envs.py: shots, feedback, tries, counts."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.error import ResetNeeded
+
+from rllib_srl.envs import text
+from rllib_srl.envs.games.lookup import Lookup
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.math.reasoning_gym_env import (
+    ChainSum,
+    Products,
+    ReasoningGym,
+)
+from rllib_srl.envs.wrappers.self_iteration import SelfIteration
+from tests.envs.world_play import first_ids
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class IteratedCompare(SelfIteration):
+    """Compare inside SelfIteration: without a history the contract of questions holds as it does for Compare."""
+
+    settings_class = Compare.settings_class
+
+    def __init__(self, env_config):
+        super().__init__({"world": "rllib_srl.envs.math.compare:Compare", "world_config": env_config})
+        self.settings, self.question = self.world.settings, self.world.question
+
+
+WORLDS = {
+    "compare": (Compare, {}),
+    "compare 2 with feedback": (Compare, {"num_numbers": 2, "feedback_turns": 2}),
+    "compare for the smallest": (Compare, {"ask": "smallest"}),
+    "lookup": (Lookup, {"num_shots": 0}),
+    "lookup 3 with feedback": (Lookup, {"num_pairs": 3, "feedback_turns": 1}),
+    "compare inside self_iteration": (IteratedCompare, {}),
+    "chain_sum": (ChainSum, {"pool_size": 400}),
+    "chain_sum with feedback": (ChainSum, {"pool_size": 400, "feedback_turns": 1, "num_shots": 2}),
+    "products": (Products, {"pool_size": 400}),
+    "reasoning_gym spell_backward": (ReasoningGym, {"dataset": "spell_backward", "pool_size": 300, "level": 0}),
+}
+
+
+@pytest.fixture(params=WORLDS, name="make")
+def _make(request):
+    """Return a function that makes the world, with settings changed as asked."""
+    world_class, env_config = WORLDS[request.param]
+    return lambda **changes: world_class({**env_config, **changes})
+
+
+def play(world, turns, **options):
+    """Return observations, rewards and the last info of an episode of `turns`."""
+    observation, _ = world.reset(options=options)
+    observations, rewards, info = [observation], [], {}
+    for turn in turns:
+        observation, reward, terminated, truncated, info = world.step(turn)
+        observations.append(observation)
+        rewards.append(reward)
+        assert not truncated
+    return observations, rewards, terminated, info
+
+
+def test_it_is_a_gymnasium_environment_of_text(make):
+    world = make()
+    assert isinstance(world, gymnasium.Env)
+    observation, info = world.reset(seed=1)
+    assert observation in world.observation_space
+    assert observation.endswith("\nAnswer:")
+    assert isinstance(info["prompt_id"], str)
+    assert isinstance(world.domain, str) and world.domain
+    assert world.stop_strings == ("\n",)
+
+
+def test_a_seed_decides_the_question_and_no_more(make):
+    world = make()
+    drawn = [world.reset(seed=seed)[0] for seed in (5, 6, 5)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert make().reset(seed=5)[0] == drawn[0]
+    unseeded = {world.reset()[0] for _ in range(20)}
+    assert len(unseeded) > 5  # without a seed the generator goes on
+    assert all(world.split_of(world.reset(seed=seed)[1]["prompt_id"]) == "train" for seed in range(20))
+
+
+@pytest.mark.slow
+def test_a_prompt_id_is_the_same_question_in_every_instance(make):
+    world = make()
+    for prompt_id in first_ids(world, count=20):
+        observation, info = world.reset(options={"prompt_id": prompt_id})
+        assert info["prompt_id"] == prompt_id
+        assert make().reset(seed=99, options={"prompt_id": prompt_id})[0] == observation
+
+
+def test_prompt_ids_are_each_question_once_in_an_order_of_their_seed(make):
+    world = make()
+    ids = first_ids(world, seed=3, count=500)
+    assert ids == first_ids(make(), seed=3, count=500)
+    assert ids != first_ids(world, seed=4, count=500)
+    questions = [world.question(prompt_id).text for prompt_id in ids]
+    assert len(set(questions)) == len(set(ids)) == len(ids)
+
+
+@pytest.mark.slow
+def test_the_splits_share_no_question_whatever_the_seeds(make):
+    world = make()
+    questions = {
+        split: {world.question(i).text for seed in (0, 1) for i in first_ids(world, split, seed, 700)}
+        for split in text.SPLITS
+    }
+    assert questions["train"] and questions["heldout"]
+    assert not questions["train"] & questions["heldout"]
+    header = world.reset(seed=0)[0].rsplit("Question:", 1)[0]
+    shots = set(re.findall(r"Question: (.*)\n", header))
+    assert len(shots) == world.settings.num_shots
+    assert not shots & (questions["train"] | questions["heldout"])
+
+
+def test_the_gold_turns_earn_one_in_both_splits(make):
+    world = make()
+    for prompt_id in first_ids(world, "train") + first_ids(world, "heldout"):
+        observations, rewards, terminated, info = play(world, world.gold_turns(prompt_id), prompt_id=prompt_id)
+        assert (observations[1:], rewards, terminated, info) == ([""], [1.0], True, {})
+
+
+def test_a_wrong_answer_earns_nothing(make):
+    world = make(feedback_turns=0)
+    for prompt_id in first_ids(world):
+        _, rewards, terminated, info = play(world, [f" {world.question(prompt_id).wrong}\n"], prompt_id=prompt_id)
+        assert (rewards, terminated, info.get("stop_reason")) == ([0.0], True, None)
+
+
+def test_an_empty_answer_is_unparsable(make):
+    world = make(feedback_turns=0)
+    (prompt_id,) = first_ids(world, count=1)
+    for turn in ("", " ", "\n", "\n\n 7", "   \n7\n"):
+        _, rewards, terminated, info = play(world, [turn], prompt_id=prompt_id)
+        assert (rewards, terminated, info) == ([0.0], True, {"stop_reason": "unparsable"}), turn
+
+
+MALFORMED = [
+    "\x00",
+    "\ud800",
+    "🦊" * 50,
+    "1" * 100_000,
+    "9" * 31,
+    "-",
+    "--7",
+    "٣",
+    "²",
+    "7 " * 1000,
+    "nan",
+    "1e3",
+    "__import__('os').getcwd()",
+    "(" * 5000,
+    "[" * 5000,
+    "{'a': 1}",
+    "None",
+    "\r",
+]
+
+
+def test_a_malformed_answer_is_rewarded_and_never_crashes(make):
+    world = make(feedback_turns=0)
+    (prompt_id,) = first_ids(world, count=1)
+    for answer in MALFORMED:
+        _, rewards, terminated, info = play(world, [answer + "\n"], prompt_id=prompt_id)
+        assert (rewards, terminated) == ([0.0], True), ascii(answer[:12])
+        if world.settings_class is not ReasoningGym.settings_class or world.settings.dataset != "spell_backward":
+            assert info == {"stop_reason": "unparsable"}, ascii(answer[:12])
+
+
+def test_what_follows_the_newline_does_not_count(make):
+    world = make()
+    prompt_id = first_ids(world)[0]
+    (gold,) = world.gold_turns(prompt_id)
+    assert play(world, [gold + "Question: more\nAnswer: 0"], prompt_id=prompt_id)[1] == [1.0]
+    assert play(world, [gold.strip()], prompt_id=prompt_id)[1] == [1.0]
+
+
+def test_feedback_gives_further_tries_for_part_of_the_reward(make):
+    world = make(feedback_turns=2, retry_reward=0.25)
+    prompt_id = first_ids(world)[0]
+    wrong, (gold,) = f" {world.question(prompt_id).wrong}\n", world.gold_turns(prompt_id)
+    assert play(world, [gold], prompt_id=prompt_id)[1] == [1.0]
+    again = "Wrong. Try again.\nAnswer:"
+    observations, rewards, terminated, info = play(world, [wrong, wrong, gold], prompt_id=prompt_id)
+    assert observations[1:] == [again, again, ""]
+    assert (rewards, terminated, info) == ([0.0, 0.0, 0.25], True, {})
+    _, rewards, terminated, info = play(world, [wrong, "", wrong], prompt_id=prompt_id)
+    assert (rewards, terminated, info) == ([0.0, 0.0, 0.0], True, {})
+    *_, info = play(world, [wrong, wrong, ""], prompt_id=prompt_id)
+    assert info == {"stop_reason": "unparsable"}
+    observations, *_ = play(world, ["0 and no newline"], prompt_id=prompt_id)
+    assert observations[1] == "\n" + again  # feedback starts on a line of its own
+
+
+def test_the_shots_show_feedback_where_there_is_some(make):
+    for feedback_turns in (0, 1):
+        prompt, _ = make(feedback_turns=feedback_turns, num_shots=4).reset(seed=0)
+        assert prompt.count("Question: ") == 5
+        assert prompt.count("Wrong. Try again.\nAnswer:") == 2 * feedback_turns
+        assert "\n\n\n" not in prompt
+
+
+def test_a_history_is_replayed(make):
+    world = make(feedback_turns=2)
+    if isinstance(world, SelfIteration):
+        pytest.skip("its history is of answers to iterate on: tests/envs/test_self_iteration.py")
+    prompt_id = first_ids(world)[0]
+    wrong, (gold,) = f" {world.question(prompt_id).wrong}\n", world.gold_turns(prompt_id)
+    observations, *_ = play(world, [wrong, "x"], prompt_id=prompt_id)
+    transcript = observations[0] + wrong + observations[1] + "x" + observations[2]
+    other = make(feedback_turns=2)
+    assert other.reset(options={"prompt_id": prompt_id, "history": [wrong, "x"]})[0] == transcript
+    assert other.step(gold)[1:3] == (other.settings.retry_reward, True)  # the replayed tries count
+    other.reset(options={"prompt_id": prompt_id, "history": [wrong, "x"]})
+    assert other.step(wrong)[2]
+    for ending in ([gold], [wrong, wrong, wrong]):
+        with pytest.raises(ValueError, match="ends the episode of prompt"):
+            other.reset(options={"prompt_id": prompt_id, "history": ending})
+        with pytest.raises(ResetNeeded):
+            other.step(gold)
+
+
+def test_parallel_instances_share_nothing(make):
+    first, second = make(feedback_turns=1), make(feedback_turns=1)
+    ids = first_ids(first, count=2)
+    for world, prompt_id in zip((first, second), ids):
+        world.reset(options={"prompt_id": prompt_id})
+    assert first.step("wrong\n")[0] == text.WRONG
+    assert second.step(second.gold_turns(ids[1])[0])[1] == 1.0  # its first try
+    assert first.step(first.gold_turns(ids[0])[0])[1] == first.settings.retry_reward
+
+
+def test_stepping_out_of_turn_is_refused(make):
+    world = make(feedback_turns=0)
+    with pytest.raises(ResetNeeded):
+        world.step(" 7\n")
+    world.reset(seed=0)
+    world.step(" 7\n")
+    with pytest.raises(ResetNeeded):
+        world.step(" 7\n")
+    world.reset(seed=0)
+    with pytest.raises(TypeError, match="a turn is a int; expected text"):
+        world.step(7)
+
+
+@pytest.mark.parametrize("prompt_id", ["", "no such prompt", "{}", "[]", "1, 1", "a=12. b?", "a=12, a=13. a?", 7])
+def test_an_unknown_prompt_is_refused(make, prompt_id):
+    with pytest.raises(ValueError, match="prompt_id = .*; expected"):
+        make().reset(options={"prompt_id": prompt_id})
+
+
+def test_an_unknown_option_is_refused(make):
+    world = make()
+    with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id and history"):
+        world.reset(options={"promptid": "17, 93"})
+    with pytest.raises(ValueError, match="history without the prompt_id"):
+        world.reset(options={"history": ["7\n"]})
+    with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
+        next(world.prompt_ids("test", 0))
+
+
+def test_settings_are_checked_all_at_once(make):
+    with pytest.raises(ValueError) as caught:
+        make(num_shot=4, feedback_turns="2", num_shots=True)
+    assert "num_shot is not a setting; expected one of " in str(caught.value)
+    assert "feedback_turns = '2'; expected int" in str(caught.value)
+    assert "num_shots = True; expected int" in str(caught.value)
+    with pytest.raises(ValueError, match=r"num_shots = -1; expected 0 to 64; retry_reward = 2; expected 0 to 1"):
+        make(num_shots=-1, retry_reward=2)
+
+
+def test_a_world_can_be_pickled_by_class_and_settings(make):
+    world = make()
+    again = pickle.loads(pickle.dumps((type(world), world.settings)))
+    assert again == (type(world), world.settings)
+
+
+@pytest.mark.parametrize("world", [Compare(), Compare({"num_numbers": 2}), Lookup()])
+def test_the_worlds_of_learning_proofs_are_large(world):
+    assert world.num_questions >= 2000
+    for split, least in (("train", 2000), ("heldout", 200)):
+        ids = first_ids(world, split, count=least)
+        assert len({world.question(prompt_id).text for prompt_id in ids}) == least
+
+
+@pytest.mark.parametrize(
+    ("world", "num_questions"),
+    [
+        (Compare({"num_numbers": 2, "lowest": 0, "highest": 9}), 90 - 4),
+        (Compare({"num_numbers": 3, "lowest": 5, "highest": 12, "num_shots": 1}), 336 - 1),
+        (ChainSum(), None),
+        (Products({"num_shots": 0}), 100),
+        (ReasoningGym({"dataset": "chain_sum", "config": {"max_terms": 2, "max_digits": 1}, "num_shots": 0}), 200),
+    ],
+)
+def test_num_questions_is_what_the_splits_hold(world, num_questions):
+    ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
+    assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions
+    assert num_questions in (None, len(ids))
+
+
+@pytest.mark.slow
+def test_another_process_asks_the_same_questions():
+    script = (
+        "from itertools import islice\n"
+        "from rllib_srl.envs.math.compare import Compare\n"
+        "from rllib_srl.envs.math.reasoning_gym_env import ChainSum\n"
+        "for world in (Compare(), ChainSum({'pool_size': 400})):\n"
+        "    ids = list(islice(world.prompt_ids('train', 5), 3)); print(ids)\n"
+        "    print([world.reset(options={'prompt_id': i})[0] for i in ids])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    expected = []
+    for world in (Compare(), ChainSum({"pool_size": 400})):
+        ids = first_ids(world, seed=5, count=3)
+        expected += [str(ids), str([world.reset(options={"prompt_id": i})[0] for i in ids])]
+    assert done.stdout.splitlines() == expected
+
+
+def test_playing_draws_nothing_from_the_global_generator(make):
+    random.seed(1)
+    before = random.getstate()
+    world = make()
+    world.reset(seed=0)
+    world.step(" 7\n")
+    first_ids(world)
+    assert random.getstate() == before

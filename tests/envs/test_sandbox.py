@@ -1,0 +1,607 @@
+"""The sandbox as its users see it: results, limits, guarantees, threads, and what is left when all ends badly."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.algorithm.config import ENV_RUNNERS
+from rllib_srl.envs.sandbox import (
+    Call,
+    Limits,
+    Returned,
+    Sandbox,
+    SandboxError,
+    WeakSandboxError,
+    exchange,
+    probe,
+    seccomp,
+)
+from rllib_srl.envs.sandbox.calls import STOPS, LostWorkerError
+from rllib_srl.envs.sandbox.exchange import report_in
+from rllib_srl.envs.sandbox.guarantees import NAMES, Guarantee, Guarantees
+from rllib_srl.envs.sandbox.pool import ENVIRONMENT, MOST_RUNNING, NUM_WARM, Pool, close_all, pool_of
+from rllib_srl.envs.sandbox.rooms import readable_paths
+from rllib_srl.envs.slots import Slots
+from tests.machine import CAN_ISOLATE, OFFERS, processes_below, still_alive
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHOUT = [(), ("namespaces",), ("seccomp",), ("namespaces", "landlock", "seccomp")]
+
+
+@pytest.fixture(scope="module", name="sandbox")
+def _sandbox():
+    return Sandbox(Limits(timeout_s=2.0), allow_weak_sandbox=True)
+
+
+def test_what_code_prints_and_is_worth(sandbox):
+    result = sandbox.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
+    assert (result.stop, result.stdout, result.stderr, result.value) == ("ok", "out\n", "err\n", "42")
+    assert (result.exit_code, result.error, result.returned, result.is_leaking) == (0, "", (), False)
+    assert sandbox.run("x = 6 * 7").value is None and sandbox.run("None").value is None
+    assert sandbox.run("").stop == "ok"
+    assert sandbox.run("if __name__ == '__main__': print(__name__)").stdout == "__main__\n"
+
+
+def test_standard_input_and_files(sandbox):
+    code = "import sys\nprint(input(), sys.stdin.read(), open('a/b.txt').read(), sorted(__import__('os').listdir('.')))"
+    result = sandbox.run(code, stdin="one\ntwo", files={"a/b.txt": "ä\r\n", "c": ""})
+    assert result.stdout == "one two ä\n ['a', 'c']\n"  # open() reads \r\n as \n
+
+
+def test_an_exception_is_told_as_python_tells_it(sandbox):
+    result = sandbox.run("def f():\n    return 1 / 0\nprint('before')\nf()")
+    assert (result.stop, result.stdout, result.exit_code) == ("error", "before\n", 1)
+    assert result.error == "ZeroDivisionError: division by zero"
+    lines = result.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1] == '  File "<code>", line 4, in <module>'  # no frame of the sandbox's own
+    assert "    return 1 / 0" in lines and lines[-1] == result.error
+    assert sandbox.run("x = (").error.startswith("SyntaxError")
+    assert (sandbox.run("import sys; sys.exit(3)").stop, sandbox.run("import sys; sys.exit(0)").stop) == ("error", "ok")
+
+
+def test_calls_return_values_or_errors(sandbox):
+    code = "import math\ndef f(x): return {'a': (x, None, True, math.inf)}\ndef g(x): return 1 / x\nh = {1, 2}"
+    result = sandbox.run(code, calls=[Call("f", [1.5]), Call("g", [0]), Call("g", [4]), Call("h"), Call("none")])
+    assert result.returned == (
+        Returned({"a": [1.5, None, True, float("inf")]}),
+        Returned(error="ZeroDivisionError: division by zero"),
+        Returned(0.25),
+        Returned(error="TypeError: 'set' object is not callable"),
+        Returned(error="NameError: the code defines no none"),
+    )
+    assert sandbox.run("def f(): return object()", calls=[Call("f")]).returned[0].error.startswith("TypeError")
+    assert sandbox.run("1 / 0", calls=[Call("f")]).returned == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "fault"),
+    [
+        (Limits(timeout_s=0), "timeout_s = 0; expected 0.01 to 3600"),
+        (Limits(memory_bytes=1), "memory_bytes = 1; expected"),
+        (Limits(output_bytes=-1, code_bytes=0), "output_bytes = -1; .*; code_bytes = 0; "),
+        (Limits(packages=("no_such_package",)), "packages names 'no_such_package', which is not installed"),
+    ],
+)
+def test_bad_limits_are_named(limits, fault):
+    with pytest.raises(ValueError, match=fault):
+        Sandbox(limits, allow_weak_sandbox=True)
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "x\0y", "n" * 300])
+def test_file_names_that_lead_outside_are_refused(sandbox, name):
+    with pytest.raises(ValueError, match="expected a relative path inside"):
+        sandbox.run("1", files={name: "x"})
+
+
+@pytest.mark.slow
+def test_limits_are_kept():
+    limits = Limits(timeout_s=0.3, output_bytes=100, value_bytes=2000, code_bytes=500)
+    sandbox = Sandbox(limits, allow_weak_sandbox=True)
+    assert sandbox.run("print('x' * 99)").stop == "ok"  # 100 bytes with the newline
+    result = sandbox.run("print('x' * 100)")
+    assert (result.stop, len(result.stdout)) == ("output", 100)
+    assert sandbox.run("'x' * 3000").stop == "output"
+    assert sandbox.run("#" * 600).stop == "too_long"
+    began = time.monotonic()
+    result = sandbox.run("print(1, flush=True)\nwhile True: pass")
+    assert (result.stop, result.stdout, result.exit_code) == ("timeout", "1\n", -signal.SIGKILL)
+    assert 0.3 <= result.duration_s < 1.0 and time.monotonic() - began < 3.0
+    assert sandbox.run("import time; time.sleep(0.5); 1", timeout_s=2.0).value == "1"
+
+
+def test_code_that_draws_at_random_draws_the_same_again(sandbox):
+    codes = ("import random\nrandom.random()", "list({'a', 'b', 'c', 'd', 'e'})")
+    again = [Sandbox(without=("landlock",), allow_weak_sandbox=True).run(code).value for code in codes]  # other workers
+    assert [sandbox.run(code).value for code in codes] == again
+    assert again[0] == str(random.Random(0).random())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
+def test_nothing_runs_as_root_and_no_secret_is_inside(sandbox, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    close_all()  # the next zygote starts while the secret is there
+    code = "import os\n[os.getresuid(), os.getresgid(), os.getgroups(), sorted(os.environ)]"
+    user_ids, group_ids, groups, names = ast.literal_eval(sandbox.run(code).value)
+    assert 0 not in (*user_ids, *group_ids, *groups)
+    assert {*names} <= {*ENVIRONMENT, "LC_CTYPE"}
+    status = "import ctypes\nctypes.CDLL(None).prctl(39, 0, 0, 0, 0)"  # PR_GET_NO_NEW_PRIVS is not on the list
+    assert sandbox.run(status).value == "-1"
+
+
+def test_the_probe_says_what_holds():
+    assert not CAN_ISOLATE or probe().missing == []
+    table = str(probe())
+    assert [row.name for row in probe().rows] == list(NAMES)
+    assert all(f"\n{name} " in table for name in NAMES)
+    assert probe() is probe()
+    rows = tuple(Guarantee(name, name != "files", "landlock", "seen") for name in NAMES)
+    assert Guarantees(rows).missing == ["files"] and "files       NO   landlock" in str(Guarantees(rows))
+    assert "namespaces were given up: because" in str(Guarantees(rows, "because"))
+
+
+def test_the_probe_finds_what_is_missing():
+    """Without any mechanism the attacks succeed, the probe says so, and a sandbox is refused unless that is allowed."""
+    without = ("namespaces", "landlock", "seccomp")
+    found = {row.name: row for row in probe(without).rows}
+    assert not found["network"].holds and "UDP done" in found["network"].seen
+    assert not found["files"].holds and "doneknown" in found["files"].seen
+    assert not found["processes"].holds and "fork done" in found["processes"].seen
+    assert found["memory"].holds and found["time"].holds
+    assert "Unix datagram to a path done, to a name done" in found["network"].seen
+    with pytest.raises(WeakSandboxError, match="does not isolate network, files, processes .* allow_weak_sandbox"):
+        Sandbox(without=without)
+    assert Sandbox(without=without, allow_weak_sandbox=True).run("1 + 1").value == "2"
+
+
+@pytest.mark.skipif(not OFFERS["filters"], reason="this machine has no filters")
+def test_the_filter_alone_stops_datagrams_and_signals_to_processes_of_the_same_user():
+    """As in a container, on a kernel whose landlock has no scopes, where nothing but the filter stands in between."""
+    found = {row.name: row for row in probe(("namespaces", "landlock", "uid")).rows}
+    refused = "refused: PermissionError"
+    assert found["network"].holds and f"to a path {refused}, to a name {refused}" in found["network"].seen
+    assert found["processes"].holds and f"SIGKILL by a pipe's owner {refused}" in found["processes"].seen
+    found = {row.name: row for row in probe(("namespaces", "landlock", "seccomp", "uid")).rows}
+    assert not found["network"].holds and "to a path done, to a name done" in found["network"].seen
+    assert not found["processes"].holds and "SIGKILL by a pipe's owner done" in found["processes"].seen
+
+
+@pytest.mark.parametrize("without", [(), ("namespaces",)])
+def test_what_programs_need_of_sockets_and_descriptors_is_allowed(without):
+    sandbox = Sandbox(without=without, allow_weak_sandbox=True)
+    code = (
+        "import os, socket, threading\na, b = socket.socketpair()\na.setblocking(False)\na.sendall(b'x' * 10)\n"
+        "c = b.dup()\nos.set_inheritable(c.fileno(), True)\nthread = threading.Thread(target=print, args=('t',))\n"
+        "thread.start(); thread.join()\n"
+        "[c.recv(10, socket.MSG_PEEK), b.recv(10, socket.MSG_WAITALL), a.shutdown(socket.SHUT_WR), b.recv(1)]"
+    )
+    result = sandbox.run(code)
+    assert (result.value, result.stdout) == ("[b'xxxxxxxxxx', b'xxxxxxxxxx', None, b'']", "t\n"), result.error
+    if not without and OFFERS["namespaces"]:  # elsewhere a home's standard library cannot be read
+        code = (
+            "import asyncio, fcntl, os\nasync def f(): return await asyncio.to_thread(lambda: 7)\n"
+            "flags = fcntl.fcntl(0, fcntl.F_GETFL)\nfcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_NONBLOCK)\n"
+            "with open('x', 'w') as file: fcntl.lockf(file, fcntl.LOCK_EX)\nasyncio.run(f())"
+        )
+        assert sandbox.run(code).value == "7"
+
+
+@pytest.mark.slow
+def test_more_than_one_mechanism_holds_each_guarantee():
+    """On a machine with all of them, so that what one misses another stops."""
+    if not all(OFFERS.values()):
+        pytest.skip(f"this machine has {OFFERS}")
+    assert probe(("namespaces",)).missing == probe(("landlock", "seccomp")).missing == []
+    assert probe(("namespaces", "landlock")).missing == ["files"]
+    assert probe(("namespaces", "seccomp")).missing == ["network", "processes"]
+
+
+@pytest.mark.parametrize("without", WITHOUT)
+def test_files_come_and_go_with_whatever_mechanism_there_is(without):
+    sandbox = Sandbox(without=without, allow_weak_sandbox=True)
+    assert sandbox.run("open('a').read()", files={"a": "text"}).value == "'text'"
+    written = sandbox.run("open('b', 'w').write('x')\nopen('b').read()")
+    assert (written.value == "'x'") == ("mount" in pool_of((), without).mechanisms)  # elsewhere it is read-only
+    assert sandbox.run("import os\nos.listdir('.')").value == "[]"
+
+
+def test_a_stray_process_is_ended_even_where_nothing_forbids_it():
+    without = ("namespaces", "landlock", "seccomp")
+    sandbox = Sandbox(without=without, allow_weak_sandbox=True)
+    code = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n"
+        "    os._exit(0)\nos.wait()"
+    )
+    result = sandbox.run(code)
+    assert result.stop == "ok" and not result.is_leaking
+    assert len(processes_below(pool_of((), without)._process.pid)) <= NUM_WARM
+
+
+def test_unknown_mechanisms_are_refused():
+    with pytest.raises(ValueError, match="without names 'magic'; expected namespaces, landlock, seccomp, uid"):
+        Sandbox(without=("magic",))
+
+
+def test_a_call_starts_within_50_ms_from_a_warm_pool(sandbox):
+    starts = sorted(sandbox.run("1").start_s for _ in range(30))
+    assert starts[15] < 0.05, starts
+
+
+def test_many_threads_get_their_own_answers(sandbox):
+    wrong: list[int] = []
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 12):
+            if sandbox.run(f"print({number})").stdout != f"{number}\n":
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(100 * n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert wrong == [] and not any(thread.is_alive() for thread in threads)
+
+
+def test_places_are_given_in_the_order_they_were_asked_for():
+    slots, order = Slots(1), []
+    assert slots.acquire(1.0) and not slots.acquire(0.01)
+
+    def wait(name: int) -> None:
+        assert slots.acquire(10.0)
+        order.append(name)
+        slots.release()
+
+    threads = [threading.Thread(target=wait, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+        while len(slots._waiting) < threads.index(thread) + 1:
+            time.sleep(0.001)
+    slots.release()
+    assert slots.acquire(10.0)  # who gives a place back does not come before those that wait
+    for thread in threads:
+        thread.join(timeout=10)
+    assert order == [0, 1, 2, 3] and not slots.acquire(0.01)
+    slots.release()
+    assert slots.acquire(0.0)
+
+
+def test_a_sandbox_can_be_pickled(sandbox):
+    again = pickle.loads(pickle.dumps(sandbox))
+    assert again.limits == sandbox.limits and again.run("3").value == "3"
+
+
+def test_a_dead_zygote_is_replaced(sandbox):
+    pool = pool_of((), ())
+    before = pool._process.pid
+    os.kill(before, signal.SIGKILL)
+    pool._process.wait(timeout=10)  # until then a worker of the old one may still answer
+    assert sandbox.run("5").value == "5"
+    assert pool._process.pid != before
+
+
+@pytest.mark.slow
+def test_a_zygote_that_dies_during_a_call_costs_one_try(sandbox):
+    pool = pool_of((), ())
+    timer = threading.Timer(0.5, os.kill, (pool._process.pid, signal.SIGKILL))
+    timer.start()
+    assert sandbox.run("import time; time.sleep(1.5); 5").value == "5"
+    timer.join()
+
+
+WEAK = ("namespaces", "landlock", "seccomp", "uid")  # where the zygote is an ordinary process of the same user
+KILLER = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True: pass"
+
+
+def test_code_that_ends_the_zygote_is_to_blame_and_nobody_else():
+    """It is run again alone; those whose zygote it ended get their answers."""
+    sandbox, answers, threads = Sandbox(without=WEAK, allow_weak_sandbox=True), {}, []
+
+    def ask(name, code):
+        answers[name] = sandbox.run(code)
+
+    for number in range(3):
+        threads.append(threading.Thread(target=ask, args=(number, f"import time\ntime.sleep(0.5)\n{number}")))
+        threads[-1].start()
+    time.sleep(0.2)
+    ask("killer", KILLER)
+    for thread in threads:
+        thread.join(timeout=30)
+    assert (answers["killer"].stop, answers["killer"].value, answers["killer"].exit_code) == ("crashed", None, -9)
+    assert "in a call and again alone" in answers["killer"].error
+    assert [answers[number].value for number in range(3)] == ["0", "1", "2"]
+    assert sandbox.run("7").value == "7"
+
+
+def test_a_stopped_zygote_is_ended_and_the_time_limit_counts(monkeypatch):
+    monkeypatch.setattr(exchange, "END_S", 0.3)
+    sandbox = Sandbox(Limits(timeout_s=0.3), without=WEAK, allow_weak_sandbox=True)
+    stopper = "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\n"
+    before = pool_of((), WEAK)._process.pid
+    for code in (stopper, stopper + "while True: pass"):  # nobody tells that the first one has ended
+        result = sandbox.run(code)
+        assert (result.stop, result.value, result.exit_code) == ("timeout", None, -9)
+        assert still_alive([before]) == []
+        before = pool_of((), WEAK)._process.pid
+    assert sandbox.run("7").value == "7"
+
+
+def test_a_zygote_that_ends_after_the_time_limit_changes_nothing(sandbox, monkeypatch):
+    kill = Pool.kill
+
+    def killed_with_its_zygote(pool, worker):
+        os.kill(pool._process.pid, signal.SIGKILL)
+        pool._process.wait(timeout=10)
+        kill(pool, worker)
+
+    monkeypatch.setattr(Pool, "kill", killed_with_its_zygote)
+    assert sandbox.run("while True: pass", timeout_s=0.1).stop == "timeout"
+    monkeypatch.undo()
+    assert sandbox.run("7").value == "7"
+
+
+@pytest.mark.parametrize("num_free", [1, 4])  # of the 4 descriptors of a worker, and a fifth that holds its process
+def test_a_zygote_that_cannot_fork_says_so_and_goes_on(num_free):
+    pool = Pool(without=WEAK, num_warm=0)
+    zygote, generation = pool._process.pid, pool.generation
+    soft, hard = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
+    in_use = {int(fd) for fd in os.listdir(f"/proc/{zygote}/fd")}
+    limit = next(fd for fd in range(1000) if len({*range(fd)} - in_use) == num_free)
+    resource.prlimit(zygote, resource.RLIMIT_NOFILE, (limit, hard))
+    told = "no worker could be forked" if num_free == 4 else "the sandbox's zygote ended"
+    for _ in range(3):
+        with pytest.raises(LostWorkerError, match=told) as caught, pool.worker() as worker:
+            exchange.Exchange(pool, worker, Limits(), exchange.packed({})).run()
+        assert not caught.value.has_begun
+    resource.prlimit(zygote, resource.RLIMIT_NOFILE, (soft, hard))
+    assert processes_below(zygote) == []
+    request = {"code": "7", "stdin": "", "files": {}, "calls": [], "limits": asdict(Limits())}
+    with pool.worker() as worker:
+        assert exchange.Exchange(pool, worker, Limits(), exchange.packed(request)).run().value == "7"
+    assert (pool._process.pid, pool.generation) == (zygote, generation)
+    pool.close()
+
+
+@pytest.mark.parametrize("without", [(), ("namespaces",), WEAK])
+def test_workers_are_ended_first_where_memory_runs_out(without):
+    Sandbox(without=without, allow_weak_sandbox=True).run("1")
+    zygote = pool_of((), without)._process.pid
+    deadline, own = time.monotonic() + 5.0, Path("/proc/self/oom_score_adj").read_text()
+    scores: list[str] = []
+    while scores.count("1000\n") < NUM_WARM and time.monotonic() < deadline:
+        below = processes_below(zygote)
+        scores = [path.read_text() for pid in below if (path := Path(f"/proc/{pid}/oom_score_adj")).exists()]
+    assert scores.count("1000\n") == NUM_WARM
+    assert Path(f"/proc/{zygote}/oom_score_adj").read_text() == own
+
+
+def test_code_has_no_more_of_what_users_share_than_its_part():
+    limits = "import resource as r\n[r.getrlimit(r.RLIMIT_SIGPENDING), r.getrlimit(r.RLIMIT_NPROC)]"
+    signals, processes = ast.literal_eval(Sandbox(without=WEAK, allow_weak_sandbox=True).run(limits).value)
+    ours = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    assert signals == (64, 64)
+    assert processes == (2 * (ours if ours == resource.RLIM_INFINITY else ours * 3 // 4,))
+
+
+def test_no_thread_of_a_runner_waits_for_a_worker():
+    """Else calls of others that last to their limit could bring a call to the limit of its step, which is no fault."""
+    assert ENV_RUNNERS["num_env_threads"][0] <= MOST_RUNNING
+
+
+def test_a_fork_has_a_pool_of_its_own(sandbox):
+    sandbox.run("1")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, str(sandbox.run("7").value).encode())
+        close_all()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        assert file.read() == "7"
+    os.waitpid(pid, 0)
+    assert sandbox.run("8").value == "8"
+
+
+def test_closing_ends_every_process():
+    pool = Pool()
+    with pool.worker():
+        time.sleep(0.3)  # until the zygote has forked those that wait
+        processes = [pool._process.pid, *processes_below(pool._process.pid)]
+    assert len(processes) >= 1 + NUM_WARM
+    pool.close()
+    assert still_alive(processes) == []
+    with pytest.raises(SandboxError, match="closed"), pool.worker():
+        pass
+
+
+SCRIPT = """
+import threading, time
+from rllib_srl.envs.sandbox import Sandbox
+from rllib_srl.envs.sandbox.pool import pool_of
+sandbox = Sandbox(allow_weak_sandbox=True)
+thread = threading.Thread(target=lambda: sandbox.run("while True: pass", timeout_s=60), daemon=True)
+thread.start()
+time.sleep(0.3)
+print(pool_of((), ())._process.pid, flush=True)
+{ending}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "pass", "import os; os._exit(0)", "raise KeyboardInterrupt"])
+def test_no_process_outlives_the_parent(ending):
+    """Killed in the middle of a call, or ended in any other way."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("{ending}", ending)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment, text=True,
+    )  # fmt: skip
+    zygote = int(parent.stdout.readline())
+    processes = [zygote, *processes_below(zygote)]
+    if ending.startswith("time"):
+        assert len(processes) >= 2
+        parent.kill()
+    parent.wait(timeout=30)
+    parent.stdout.close()
+    deadline = time.monotonic() + 10.0
+    while still_alive(processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert still_alive(processes) == []
+
+
+def test_the_probe_is_printed():
+    probe = [sys.executable, "-m", "rllib_srl.envs.sandbox", "--without", "namespaces", "landlock", "seccomp"]
+    done = subprocess.run(probe, cwd=ROOT, capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 1 and "files       NO" in done.stdout and "allow_weak_sandbox" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weakness", ["", ", allow_weak_sandbox=True"])
+def test_what_is_isolated_is_printed_once_at_the_start(weakness):
+    script = f"from rllib_srl.envs.sandbox import Sandbox\nfor _ in range(2): Sandbox(without=('seccomp',){weakness})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("sandbox for code of the policy:\nisolates ") == 1
+    assert all(done.stderr.count(f"\n{name} ") == 1 for name in NAMES)
+
+
+def test_a_report_is_read_field_by_field():
+    assert report_in(b'{"stop": "ok", "value": "7"}', 0)["value"] == "7"
+    assert report_in(b'{"stop": "ok", "value": 7, "error": [], "returned": 3}', 0) == {
+        "stop": "ok", "value": None, "error": "", "returned": ()
+    }  # fmt: skip
+    assert report_in(b'{"stop": "ok", "value": "\\ud800"}', 0)["value"] == "\\ud800"
+    twice = b'{"stop": "ok"}{"stop": "ok"}'
+    nested = b'{"stop": "ok", "returned": [{"error": ' + b"[" * 200 + b"]" * 200 + b"}]}"
+    assert report_in(nested, 1)["returned"] == (Returned(error="no error"),)
+    for data in (b"", b"{", b"7", b"[" * 10**5, b'{"stop": "timeout"}', b"\xff", b"1" * 5000, twice):
+        assert report_in(data, 0) == {}, data[:20]
+    assert report_in(b'{"stop": "ok", "returned": [{"value": 1}]}', 2) == {}
+    assert report_in(b'{"stop": "error", "returned": []}', 2)["stop"] == "error"
+
+
+ALLOWED, REFUSED, KILLED, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050026
+
+
+def test_the_filter_is_what_it_says():
+    """Every rule jumps inside the program, and known calls come out as the list says, by a small BPF machine."""
+    program = seccomp.program(own_pid=7)
+    allowed = seccomp.allowed_numbers()
+    for number in (allowed["read"], allowed["mmap"], allowed["futex"]):
+        assert _verdict(program, number) == ALLOWED
+    x86 = {"fork": 57, "vfork": 58, "execve": 59, "socket": 41, "connect": 42, "ptrace": 101, "mount": 165,
+           "setuid": 105, "chmod": 90, "memfd_create": 319, "io_uring_setup": 425, "unshare": 272, "sendmsg": 46,
+           "sendmmsg": 307, "bind": 49, "rt_sigqueueinfo": 129, "tkill": 200, "pidfd_open": 434, "setpgid": 109,
+           "get_robust_list": 274, "splice": 275}  # fmt: skip
+    if seccomp._CLONE == 56:
+        for name, number in x86.items():
+            assert _verdict(program, number) == REFUSED, name
+        assert _verdict(program, 0x40000000) == REFUSED  # x32
+    assert _verdict(program, seccomp._CLONE3) == NO_SUCH_CALL
+    assert _verdict(program, allowed["read"], arch=1) == KILLED
+    assert len(program) < 4096
+
+
+HIGH = 1 << 32  # a bit of an argument's upper half
+NULL = 0
+ARGUMENTS = {
+    "a thread": ("_CLONE", (0x3D0F00,), ALLOWED),
+    "a process": ("_CLONE", (17,), REFUSED),
+    "a thread in a namespace": ("_CLONE", (0x3D0F00 | 0x10000000,), REFUSED),
+    "a signal to oneself": ("_KILL", (7, 9), ALLOWED),
+    "a signal to another": ("_KILL", (8, 9), REFUSED),
+    "a signal to all": ("_KILL", (0xFFFFFFFF, 9), REFUSED),
+    "a signal to another's thread": ("_TGKILL", (8, 7, 9), REFUSED),
+    "limits of another": ("_PRLIMIT", (8,), REFUSED),
+    "TCGETS": ("_IOCTL", (1, 0x5401), ALLOWED),
+    "TIOCSTI": ("_IOCTL", (0x5401, 0x5412), REFUSED),
+    "FIOASYNC": ("_IOCTL", (1, 0x5452), REFUSED),
+    "FIOSETOWN": ("_IOCTL", (1, 0x8901), REFUSED),
+    "SIOCSPGRP": ("_IOCTL", (1, 0x8902), REFUSED),
+    "to the other end": ("_SENDTO", (3, 4096, 1, 0x4000, NULL, 0), ALLOWED),
+    "to an address": ("_SENDTO", (3, 4096, 1, 0, 4096, 110), REFUSED),
+    "to an address above 4 GiB": ("_SENDTO", (3, 4096, 1, 0, 5 * HIGH, 110), REFUSED),
+    "to an address, no length": ("_SENDTO", (3, 4096, 1, 0, HIGH, 0), REFUSED),
+    "out of band": ("_SENDTO", (3, 4096, 1, 1, NULL, 0), REFUSED),
+    "zero copy": ("_SENDTO", (3, 4096, 1, 0x4000000, NULL, 0), REFUSED),
+    "receive": ("_RECVFROM", (3, 4096, 1, 0x42, NULL, NULL), ALLOWED),
+    "receive out of band": ("_RECVFROM", (3, 4096, 1, 1, NULL, NULL), REFUSED),
+    "receive errors": ("_RECVFROM", (3, 4096, 1, 0x2000, NULL, NULL), REFUSED),
+    "a stream": ("_SOCKETPAIR", (1, 1), ALLOWED),
+    "a stream as Python makes it": ("_SOCKETPAIR", (1, 1 | 0x80000 | 0x800), ALLOWED),
+    "datagrams": ("_SOCKETPAIR", (1, 2 | 0x80000), REFUSED),
+    "packets": ("_SOCKETPAIR", (1, 5), REFUSED),
+    "a raw socket": ("_SOCKETPAIR", (1, 3), REFUSED),
+    "another family": ("_SOCKETPAIR", (30, 1), REFUSED),  # AF_TIPC
+    "F_DUPFD": ("_FCNTL", (3, 0, 4), ALLOWED),
+    "F_SETFD": ("_FCNTL", (3, 2, 1), ALLOWED),
+    "F_SETLK": ("_FCNTL", (3, 6, 4096), ALLOWED),
+    "F_DUPFD_CLOEXEC": ("_FCNTL", (3, 1030, 0), ALLOWED),
+    "F_SETFL O_NONBLOCK": ("_FCNTL", (3, 4, 0x800), ALLOWED),
+    "F_SETFL O_ASYNC": ("_FCNTL", (3, 4, 0x2000), REFUSED),
+    "F_SETFL both": ("_FCNTL", (3, 4, 0x2800), REFUSED),
+    "F_SETOWN": ("_FCNTL", (3, 8, 1), REFUSED),
+    "F_SETSIG": ("_FCNTL", (3, 10, 9), REFUSED),
+    "F_SETOWN_EX": ("_FCNTL", (3, 15, 4096), REFUSED),
+    "F_SETLEASE": ("_FCNTL", (3, 1024, 1), REFUSED),
+    "F_NOTIFY": ("_FCNTL", (3, 1026, 1), REFUSED),
+    "F_SETPIPE_SZ": ("_FCNTL", (3, 1031, 1 << 20), REFUSED),
+    "F_SETOWN with a high half": ("_FCNTL", (3, HIGH | 8, 1), REFUSED),  # the kernel reads the low one
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_filter_reads_arguments(name):
+    number, arguments, expected = ARGUMENTS[name]
+    assert _verdict(seccomp.program(own_pid=7), getattr(seccomp, number), *arguments) == expected
+
+
+def _verdict(program, number, *arguments, arch=None):
+    """Run a filter over one call, as the kernel does."""
+    words = {0: number, 4: seccomp._ARCH if arch is None else arch}
+    for place, argument in enumerate(arguments):
+        words |= {16 + 8 * place: argument & 0xFFFFFFFF, 20 + 8 * place: argument >> 32}
+    at, accumulator = 0, 0
+    while True:
+        code, if_true, if_false, value = program[at]
+        at += 1
+        if code == 0x06:
+            return value
+        if code == 0x20:
+            accumulator = words.get(value, 0)
+        elif code == 0x54:
+            accumulator &= value
+        elif code == 0x05:
+            at += value
+        else:
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value}[code]
+            at += if_true if holds else if_false
+
+
+def test_readable_paths_are_apart_and_hold_the_standard_library():
+    paths = readable_paths([])
+    assert not any(a != b and b.startswith(a + "/") for a in paths for b in paths)
+    assert any(json.__file__.startswith(path + "/") for path in paths)
+    assert not {"/", "/etc", "/home", "/proc", "/root", "/tmp", "/usr", "/var"} & set(paths)
+
+
+def test_stops_are_all_there():
+    assert set(STOPS) == {"ok", "error", "timeout", "memory", "output", "crashed", "too_long"}
+    assert ctypes.sizeof(ctypes.c_void_p) == 8 and socket.AF_UNIX  # what the filter's layout assumes

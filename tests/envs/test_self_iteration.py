@@ -1,0 +1,237 @@
+"""Self-iteration: transcripts and rewards by hand, chains of steps, and that nothing changes without a history."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rllib_srl.algorithm.answers import Corrections, corrections, iteration_gain
+from rllib_srl.common.environments import check_world, resolve
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration, chain, improvement
+from rllib_srl.rollout.replies import reset
+from rllib_srl.types import Prompt
+
+COMPARE = "rllib_srl.envs.math.compare:Compare"
+PROMPT_ID = "17, 93, 40"
+ASK = "Question: Which is largest: 17, 93 or 40?\nAnswer:"
+
+
+def make(**changes):
+    return SelfIteration({"world": COMPARE, "world_config": {"num_shots": 0}, **changes})
+
+
+def played(world, turn, **options):
+    """Return reward, whether the episode is over, and the info of the one turn of an episode."""
+    world.reset(options={"prompt_id": PROMPT_ID, **options})
+    _, reward, terminated, truncated, info = world.step(turn)
+    assert not truncated
+    return reward, terminated, info
+
+
+def test_transcripts_by_hand():
+    world = make()
+    assert world.reset(options={"prompt_id": PROMPT_ID})[0] == ASK
+    improve = "That answer can be improved. Keep what is right in it, correct what is wrong, and answer again.\nAnswer:"
+    options = {"prompt_id": PROMPT_ID, "history": [" 17\n", " 40\n"]}
+    assert world.reset(options={**options, "step": "improve"})[0] == f"{ASK} 40\n{improve}"
+    assert world.reset(options=options)[0] == f"{ASK} 40\n{improve}"  # a history alone is there to be improved
+    diverge = world.reset(options={**options, "step": "diverge"})[0]
+    assert diverge == f"{ASK} 40\n{ASKED['diverge']}"
+    # An answer that does not end its line still stands on one of its own.
+    assert world.reset(options={**options, "history": [" 40"]})[0] == f"{ASK} 40\n{improve}"
+
+
+def test_divergence_asks_for_difference_and_for_three_things_in_order():
+    asked = ASKED["diverge"]
+    parts = ["very different", "how the answer above was reached", "a different way", "the answer it leads to"]
+    assert [asked.index(part) for part in parts] == sorted(asked.index(part) for part in parts)
+    for text in ASKED.values():
+        assert text.endswith("\nAnswer:")  # where a base model begins to answer
+
+
+def test_a_step_is_one_episode_graded_by_the_inner_world():
+    world = make()
+    for step in ("improve", "diverge"):
+        asked = {"history": [" 17\n"], "step": step}
+        assert played(world, " 93\n", **asked) == (1.0, True, {})
+        assert played(world, " 40\n", **asked) == (0.0, True, {})
+        assert played(world, " hm\n", **asked) == (0.0, True, {"stop_reason": "unparsable"})
+        thought = " The first number was named. Different: compare all three. Answer: 93\n"
+        assert played(world, thought, **asked) == (1.0, True, {})
+        assert played(world, "Named Answer: 93.\nNow sorted:\nAnswer: 40\n", **asked)[0] == 0.0  # the last one counts
+    assert played(world, " Answer: 93\n")[2] == {"stop_reason": "unparsable"}  # the base task is the inner world's
+
+
+def test_a_chain_of_episodes_builds_the_history():
+    world, history = make(num_steps=2), []
+    said = []
+    for turn in (" 17\n", " 40\n", " 93\n"):
+        observation, info = world.reset(options={"prompt_id": PROMPT_ID, "history": history})
+        said.append(info["can_iterate"])
+        assert observation.count("Question:") == 1  # only the last answer is shown, however deep the chain
+        world.step(turn)
+        history.append(turn)
+    assert said == [True, True, False]  # the base answer, step 1, and step 2 of 2
+    assert world.can_iterate
+
+
+@pytest.mark.parametrize(
+    ("reward", "before", "earned"), [(1, 0, 1), (0.75, 0.5, 0.5), (0.5, 0.5, 0), (0, 0.5, 0), (1, 1, 0), (0, 1, 0)]
+)
+def test_improvement_by_hand(reward, before, earned):
+    assert improvement(reward, before) == earned
+
+
+class Steady(gymnasium.Env):
+    """Pays the number an answer states; with `num_turns` only the last turn ends the episode."""
+
+    stop_strings = ("\n",)
+
+    def __init__(self, env_config=None):
+        self.num_turns = (env_config or {}).get("num_turns", 1)
+
+    def prompt_ids(self, split, seed):
+        yield "q"
+
+    def reset(self, *, seed=None, options=None):
+        self.num_left = self.num_turns
+        return "State a number:", {}
+
+    def step(self, action):
+        self.num_left -= 1
+        return "on:" if self.num_left else "", float(action), self.num_left == 0, False, {}
+
+
+def test_an_improvement_is_paid_for_what_was_missing():
+    world = SelfIteration({"world": f"{__name__}:Steady", "reward": "improvement"})
+
+    def earned(turn, history, step=""):
+        world.reset(options={"prompt_id": "q", "history": history, **({"step": step} if step else {})})
+        return world.step(turn)[1]
+
+    assert earned("0.5", []) == 0.5  # a base task is paid plainly
+    assert earned("0.75", ["0.5"], "improve") == 0.5  # half of what was missing
+    assert earned("0.75", ["0.9", "0.5"]) == 0.5  # against the last answer, not the best
+    assert earned("0.25", ["0.5"], "improve") == 0.0
+    assert earned("0.75", ["0.5"], "diverge") == 0.75  # plainly
+    assert earned("0.75", ["0.5", "idea. Answer: 0.25"], "improve") == pytest.approx(2 / 3)
+    # The first answer was to the base task, where "Answer:" was part of it, and wrong.
+    assert played(make(reward="improvement"), " 93\n", history=["Answer: 93\n"])[0] == 1.0
+    assert played(make(reward="improvement"), " 93\n", history=["", "Answer: 93\n"])[0] == 0.0
+    plain = SelfIteration({"world": f"{__name__}:Steady"})
+    plain.reset(options={"prompt_id": "q", "history": ["0.5"], "step": "improve"})
+    assert plain.step("0.75")[1] == 0.75
+
+
+def test_an_improvement_over_several_turns_is_paid_at_the_end():
+    config = {"world": f"{__name__}:Steady", "world_config": {"num_turns": 2}, "reward": "improvement"}
+    world = SelfIteration(config)
+    world.reset(options={"prompt_id": "q", "history": ["0.5"], "step": "improve"})
+    assert world.step("0.5")[:3] == ("on:", 0.0, False)
+    assert world.step("0.25")[:3] == ("", 0.5, True)  # 0.75 in all
+
+
+def test_prompts_domain_and_gold_turns_are_the_inner_worlds():
+    world, inner = make(), Compare({"num_shots": 0})
+    for split in ("train", "heldout"):
+        assert list(islice(world.prompt_ids(split, 3), 20)) == list(islice(inner.prompt_ids(split, 3), 20))
+    assert (world.domain, world.stop_strings) == (inner.domain, inner.stop_strings)
+    (gold,) = world.gold_turns(PROMPT_ID)
+    assert played(world, gold) == played(world, gold, history=[" 17\n"], step="improve") == (1.0, True, {})
+    (prompt,) = PromptSource({"again": lambda config: make()}, {}, {"again": 1.0}, seed=0).draw(1)
+    assert (prompt.env_id, prompt.domain, prompt.history, prompt.step) == ("again", "compare", (), "")
+
+
+def test_it_keeps_the_contract_of_worlds():
+    creator = resolve("rllib_srl.envs.wrappers.self_iteration:SelfIteration")
+    env = creator({"world": "compare"})  # by the name of its entry point
+    check_world(env, "self_iteration")
+    assert env.reset(seed=5)[0] == Compare().reset(seed=5)[0]
+    reply = reset(env, Prompt("w", PROMPT_ID, history=(" 40\n",), step="diverge"))
+    assert reply.observation.endswith(ASKED["diverge"])
+    assert reply.info == {"prompt_id": PROMPT_ID, "can_iterate": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_id": PROMPT_ID, "step": "improve"}, "step = 'improve' on a history of 0 answers; expected"),
+        ({"prompt_id": PROMPT_ID, "history": ["7"], "step": "repair"}, "expected improve or diverge, and an answer"),
+        ({"prompt_id": PROMPT_ID, "history": "7"}, "history = '7'; expected a list of texts"),
+        ({"prompt_id": PROMPT_ID, "history": [7]}, r"history = \[7\]; expected a list of texts"),
+        ({"history": ["7"]}, "history without the prompt_id"),
+        ({"prompt_id": "none"}, "prompt_id = 'none'; expected distinct numbers"),
+        ({"steps": "improve"}, "'steps' is unknown; expected prompt_id and history, or step"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make().reset(options=options)
+
+
+class Foreign(gymnasium.Env):
+    """Knows no prompt ids."""
+
+    def __init__(self, env_config=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("env_config", "message"),
+    [
+        ({}, r'world is not set; expected "package.module:Class" or one of .*compare'),
+        ({"world": "contrast"}, "world = 'contrast'; expected .*compare"),
+        ({"world": "no.module:World"}, "world = 'no.module:World' cannot be imported .ModuleNotFoundError"),
+        ({"world": "rllib_srl.envs.math.compare:Contrast"}, "cannot be imported .AttributeError"),
+        ({"world": f"{__name__}:Foreign"}, "has no prompt_ids; expected a world that can be asked the same again"),
+        ({"world": f"{__name__}:Nested"}, "iterates already; expected the world inside it"),
+        ({"world": COMPARE, "world_config": {"num_shot": 1}}, "num_shot is not a setting"),
+        ({"world": COMPARE, "num_steps": 0, "reward": "delta"}, "num_steps = 0; expected 1 to 1024; reward = 'delta'"),
+        ({"world": COMPARE, "worlds": 1}, "worlds is not a setting; expected one of num_steps, reward, world"),
+    ],
+)
+def test_bad_settings_are_refused(env_config, message):
+    with pytest.raises(ValueError, match=message):
+        SelfIteration(env_config)
+
+
+class Nested(SelfIteration):
+    """A world that iterates already."""
+
+    def __init__(self, env_config=None):
+        super().__init__({"world": COMPARE})
+
+
+def test_k_steps_are_evaluated_by_hand():
+    world, seen = make(num_steps=3), []
+    said = {"17, 93, 40": [" 40\n", " 17\n", " 93\n", " 93\n"], "5, 6, 4": [" 6\n", " 6\n", " 5\n", " 4\n"]}
+
+    def writing(turns):
+        left = iter(turns)
+
+        def policy(transcript):
+            seen.append(transcript)
+            return next(left)
+
+        return policy
+
+    rewards_AK = np.array([chain(world, prompt_id, writing(turns), 3) for prompt_id, turns in said.items()])
+    assert rewards_AK.tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
+    assert corrections(rewards_AK[:, :3] == 1) == Corrections(corrected=1, spoiled=1)
+    assert corrections(rewards_AK[:1] == 1).net == 1 and iteration_gain(rewards_AK).tolist() == [0, 0, 0, 0]
+    assert seen[0] == ASK and seen[2] == f"{ASK} 17\n{ASKED['improve']}"  # only the last answer is shown
+    seen.clear()
+    chain(world, "17, 93, 40", writing([" 40\n", " 93\n"]), 1, step="diverge")
+    assert seen[1] == f"{ASK} 40\n{ASKED['diverge']}"
+    for refused in ({"num_steps": 2}, {"reward": "improvement"}):
+        with pytest.raises(ValueError, match="expected 'plain' and 0 to"):
+            chain(make(**refused), PROMPT_ID, str, 3)
+    world = SelfIteration({"world": "rllib_srl.envs.games.registers:Registers", "world_config": {"num_shots": 0}})
+    prompt_id = next(world.prompt_ids("train", 0))
+    with pytest.raises(ValueError, match="goes on after answer 0"):
+        chain(world, prompt_id, lambda transcript: "get a\n", 1)

@@ -1,0 +1,362 @@
+"""Tools, calls and formats: worked by hand, round trips over random calls, hostile text, deadlines."""
+
+from __future__ import annotations
+
+import ast
+import json
+import threading
+import time
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.envs.tools.calls import (
+    MAX_CALL_CHARS,
+    CallError,
+    ToolCall,
+    ToolTimeoutError,
+    call_from_json,
+    parsed_calls,
+    written_call,
+)
+from rllib_srl.envs.tools.deadline import run_within
+from rllib_srl.envs.tools.formats import CALL_FORMATS, LineFormat, TagFormat
+from rllib_srl.envs.tools.tool import Tool
+from rllib_srl.envs.tools.world import presentable
+
+
+def book(city: str, nights: int = 1, price: float | None = None, kind: Literal["hotel", "flat"] = "hotel") -> str:
+    """Book a room.
+
+    Nothing is paid.
+
+    Args:
+        city: where it is,
+            by its English name
+        nights: how many
+    """
+    return f"{city} {nights} {price} {kind}"
+
+
+def search(query: str) -> list[str]:
+    """Find documents."""
+    return [query]
+
+
+def mean(values: list[float], weights: dict[str, int] | None = None, is_exact: bool = False) -> float:
+    """Average numbers."""
+    return sum(values) / len(values)
+
+
+BOOK = Tool.of(book)
+TOOLS = {tool.name: tool for tool in (BOOK, Tool.of(search), Tool.of(mean))}
+
+
+def test_a_schema_follows_from_hints_and_docstring():
+    about = BOOK.schema()["function"]
+    assert about["description"] == "Book a room. Nothing is paid."
+    assert about["parameters"] == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "where it is, by its English name"},
+            "nights": {"type": "integer", "description": "how many", "default": 1},
+            "price": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+            "kind": {"type": "string", "enum": ["hotel", "flat"], "default": "hotel"},
+        },
+        "required": ["city"],
+    }
+    assert BOOK.signature() == (
+        "book(city: str, nights: int = 1, price: float | None = None, kind: 'hotel' | 'flat' = 'hotel')"
+    )
+
+
+class Shop:
+    """A tool's state."""
+
+    def __init__(self) -> None:
+        self.sold: list[str] = []
+
+    def sell(self, what: str) -> int:
+        """Sell something."""
+        self.sold.append(what)
+        return len(self.sold)
+
+
+def test_methods_are_tools_of_their_instance():
+    one, other = Shop(), Shop()
+    tool = Tool.of(one.sell)
+    assert tool.function(**tool.arguments(ToolCall("sell", ("hat",)))) == 1
+    assert (one.sold, other.sold) == (["hat"], [])
+
+
+def test_a_function_that_cannot_be_described_is_refused_with_all_reasons():
+    def bare(a, *rest: int, **more: str):
+        pass
+
+    with pytest.raises(ValueError) as caught:
+        Tool.of(bare)
+    for part in ("tool 'bare'", "parameter a has no type hint", "rest is variadic", "more is variadic", "no docstring"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        (ToolCall("book", ("Oslo",)), {"city": "Oslo"}),
+        (ToolCall("book", ("Oslo", 2), {"price": 80}), {"city": "Oslo", "nights": 2, "price": 80.0}),
+        (ToolCall("book", (), {"city": "Oslo", "price": None, "kind": "flat"}), None),
+        (ToolCall("book", (), {"city": "3", "nights": "2", "price": "None"}, is_text=True), ("3", 2, None)),
+        (ToolCall("mean", ([1, 2.5],)), {"values": [1.0, 2.5]}),
+        (ToolCall("mean", ((1, 2),), {"weights": {"a": 1}}), {"values": [1.0, 2.0], "weights": {"a": 1}}),
+        (ToolCall("mean", (), {"values": "[1, 2]", "is_exact": "true"}, is_text=True), ([1.0, 2.0], True)),
+    ],
+)
+def test_arguments_that_fit(call, arguments):
+    found = TOOLS[call.name].arguments(call)
+    if isinstance(arguments, tuple):
+        assert tuple(found.values()) == arguments
+    else:
+        assert found == (call.kwargs if arguments is None else arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    [
+        (ToolCall("book"), ["book: city is missing. Expected book(city: str, nights: int = 1,"]),
+        (ToolCall("book", (3,), {"nights": "2", "cost": 1}), ["cost is unknown"]),
+        (ToolCall("book", (3,), {"nights": "2"}), ["city is '3'; Input should be a valid string", "nights is \"'2'\""]),
+        (ToolCall("book", ("a", 1, None, "hotel", 5)), ["5 arguments by position; expected at most 4"]),
+        (ToolCall("book", ("a",), {"city": "b"}), ["city is given twice"]),
+        (ToolCall("book", ("a", True)), ["nights is 'True'; Input should be a valid integer"]),
+        (ToolCall("book", ("a",), {"kind": "boat"}), ["kind is \"'boat'\"; Input should be 'hotel' or 'flat'"]),
+        (ToolCall("book", ("\ud800",)), ["Invalid JSON"]),
+        (ToolCall("mean", ([1, "x"],)), ["values.1 is \"'x'\"; Input should be a valid number"]),
+        (ToolCall("mean", ([float("inf")],)), ["values.0 is 'inf'; Input should be a finite number"]),
+        (ToolCall("book", (), {"city": "a", "nights": "two"}, is_text=True), ["nights is \"'two'\""]),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_why(call, parts):
+    with pytest.raises(CallError) as caught:
+        TOOLS[call.name].arguments(call)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def call(name, *args, **kwargs):
+    return ToolCall(name, args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("f()", [ToolCall("f")]),
+        ("f(1, -2.5, b='x')", [ToolCall("f", (1, -2.5), {"b": "x"})]),
+        ("[f(a=[1, (2,)]), g.h(c={'d': None})]", [call("f", a=[1, (2,)]), call("g.h", c={"d": None})]),
+        (" f('a\\nb')\ng(True) ", [ToolCall("f", ("a\nb",)), ToolCall("g", (True,))]),
+    ],
+)  # fmt: skip
+def test_calls_are_parsed_by_hand(text, calls):
+    assert parsed_calls(text) == calls
+
+
+HOSTILE = [
+    "",
+    "f",
+    "f(",
+    "f(x)",
+    "f(g(1))",
+    "f(1 + 1)",
+    "f(**{'a': 1})",
+    "f(*[1])",
+    "f(a=1, a=2)",
+    "f(lambda: 0)",
+    "f(__import__('os').system('true'))",
+    "__import__('os').system('true')",
+    "(lambda: 0)()",
+    "f([x for x in (1,)])",
+    "f(f'{1}')",
+    "f({1, 2})",
+    "f({1: 2})",
+    "f(b'x')",
+    "f(1j)",
+    "f(...)",
+    "f({[]: 1})",
+    "f(true)",
+    "x = f(1)",
+    "import os",
+    "f(1); import os",
+    "\x00",
+    "f('\x00')" + "(" * 10,
+    "f(" + "9" * 5000 + ")",
+    "f(" + "[" * 5000 + "]" * 5000 + ")",
+    "f(" + "-" * 9000 + "1)",
+    "f" + ".a" * 9000 + "(1)",
+    "f" + "()" * 9000,
+    "f(1)" + " if x else f(1)" * 1000,
+    "f(" + "1," * (MAX_CALL_CHARS // 2) + ")",
+    "f(" + "not " * 4000 + "1)",
+    "f('a' 'b' if 1 else 'c')",
+    "\\",
+    "f(\ud800)",
+    "f(٣)",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:12]) + str(len(text)))
+def test_what_is_no_call_of_literals_is_refused(text):
+    with pytest.raises(CallError) as caught:
+        parsed_calls(text)
+    assert 0 < len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize(
+    "turn", [*HOSTILE, "<" * 100_000, "<tool_call>" * 100_000, "<function=" * 100_000, "{" * 100_000]
+)
+def test_no_turn_makes_a_format_raise_or_stall(name, turn):  # fmt: skip
+    start = time.monotonic()
+    for text in (turn, f"Tool: {turn}", f"<tool_call>{turn}</tool_call>", f'{{"name": "f", "arguments": {turn}}}'):
+        said = CALL_FORMATS[name]().read(text, TOOLS)
+        assert not said.fault or not said.calls
+    assert time.monotonic() - start < 2
+
+
+PIECES = st.sampled_from(["Tool:", "Answer:", "Tool", " ", "7", "\t", "\xa0", *"\n\r\v\x1c\x85\u2028"])
+
+
+@settings(max_examples=300)
+@given(pieces=st.lists(PIECES, max_size=12))
+def test_the_first_line_of_either_kind_counts(pieces):
+    turn = "".join(pieces)
+    said = LineFormat(bare_tool="search").read(turn, TOOLS)
+    for line in turn.splitlines():  # a naive twin
+        word, colon, rest = line.strip().partition(":")
+        if colon and (word == "Tool" or (word == "Answer" and rest.strip())):
+            found = (said.calls[0].args[0] if said.calls else None, said.answer)
+            assert found == ((rest.strip(), None) if word == "Tool" else (None, rest.strip()))
+            return
+    assert said.fault and not said.calls
+
+
+def test_a_turn_of_more_calls_than_a_world_allows_is_refused():
+    for piece, name in (("<tool_call>search('x')</tool_call>", "xml"), ("<function=search></function>", "native")):
+        assert len(CALL_FORMATS[name]().read(piece * 1000, TOOLS).calls) == 1000
+        said = CALL_FORMATS[name]().read(piece * 1001, TOOLS)
+        assert (said.fault, said.calls) == ("more than 1000 calls in a turn", ())
+
+
+# fmt: off
+READINGS = [
+    ("line", "Tool: search('x')\n", "search('x')", None),
+    ("line", "I think.\nTool: search('x')\nResult: 3\nAnswer: 3\n", "search('x')", None),
+    ("line", "Answer: 12 \nTool: search('x')", "", "12"),
+    ("line", "12\n", "", None),
+    ("tags", "<search> capital of Chad </search>", "search('capital of Chad')", None),
+    ("tags", "<think><search>a</search></think><search>b</search>", "search('b')", None),
+    ("tags", "so <answer> Oslo </answer>", "", "Oslo"),
+    ("tags", "<search>a", "", None),
+    ("xml", '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>', "search(query='x')", None),
+    ("xml", '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call><tool_call>search("y")</tool_call>',
+     "search(query='x') search('y')", None),
+    ("xml", '<function=search>{"query": "x"}</function>', "search(query='x')", None),
+    ("xml", "<tool_call>\n<function=search>\n<parameter=query>\nx\ny\n</parameter>\n</function>\n</tool_call>",
+     "search(query='x\\ny')", None),
+    ("xml", "The answer is 3.\n<answer>3</answer>", "", "3"),
+    ("xml", '<tool_call>{"name": "search"</tool_call>', "", None),
+    ("json", '{"name": "search", "parameters": {"query": "x"}}', "search(query='x')", None),
+    ("json", '<|python_tag|>{"name": "search", "parameters": {"query": "x"}}; {"name": "search", "parameters": {}}',
+     "search(query='x') search()", None),
+    ("json", '[TOOL_CALLS][{"name": "search", "arguments": {"query": "x"}}]', "search(query='x')", None),
+    ("json", '{"tool_calls": [{"id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}]}',
+     "search()", None),
+    ("json", '```json\n{"name": "search", "arguments": {"query": "x"}}\n```', "search(query='x')", None),
+    ("json", '{"answer": 3}', "", "3"),
+    ("json", '{"name": "search", "name": "book"}', "", None),
+    ("json", "[]", "", None),
+    ("python", "[search('x'), search(query='y')]", "search('x') search(query='y')", None),
+    ("python", "search('x')", "search('x')", None),
+    ("python", "I am done.\nAnswer: 3", "", "3"),
+    ("native", "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>",
+     "search(query='x')", None),
+    ("native", '{"name": "search", "parameters": {"query": "x"}}', "search(query='x')", None),
+    ("native", "[search('x')]", "search('x')", None),
+    ("native", "Tool: search('x')", "search('x')", None),
+    ("native", "<answer>3</answer>", "", "3"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("name", "turn", "calls", "answer"), READINGS)
+def test_turns_are_read_by_hand(name, turn, calls, answer):
+    said = CALL_FORMATS[name]().read(turn, TOOLS)
+    assert (" ".join(map(written_call, said.calls)), said.answer) == (calls, answer)
+    assert bool(said.fault) == (not calls and answer is None)
+
+
+def test_text_without_a_call_is_an_answer_where_models_chat():
+    for name, make in CALL_FORMATS.items():
+        said = make().read("I cannot do that.", TOOLS)
+        assert bool(said.fault) != make.has_plain_answers, name
+        assert make().read("  \n", TOOLS).fault
+
+
+def test_a_bare_argument_is_one_call():
+    bare = LineFormat(bare_tool="search")
+    assert bare.read("Tool: 86 + 71\n", TOOLS).calls == (ToolCall("search", ("86 + 71",), is_text=True),)
+    assert bare.read("Tool: search('x')", TOOLS).calls == (ToolCall("search", ("x",)),)
+    assert bare.call(ToolCall("search", ("86 + 71",))) == "Tool: 86 + 71\n"
+    assert TagFormat(result_tag="information").results(["a"]) == "<information>a</information>\n"
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab_", max_size=3), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+NAMES = st.sampled_from(["book", "search", "mean"])
+CALLS = st.builds(ToolCall, NAMES, st.just(()), st.dictionaries(st.sampled_from("abc"), PLAIN, max_size=3))
+
+
+@given(calls=st.lists(CALLS, min_size=1, max_size=3), name=st.sampled_from(["line", "xml", "json", "python", "native"]))
+@settings(max_examples=150)
+def test_what_a_format_writes_it_reads(calls, name):
+    form = CALL_FORMATS[name]()
+    turn = form.call(*calls)
+    if name in ("xml", "native") and "</tool_call>" in turn[: -len("</tool_call>")]:
+        return
+    assert list(form.read(turn, TOOLS).calls) == calls
+
+
+@given(value=PLAIN)
+@settings(max_examples=150)
+def test_literals_are_what_python_says_they_are(value):
+    assert parsed_calls(f"f({value!r})") == [ToolCall("f", (ast.literal_eval(repr(value)),))]
+    assert call_from_json({"name": "f", "arguments": json.dumps({"a": value})}) == ToolCall("f", (), {"a": value})
+
+
+def test_a_call_ends_in_time_or_is_left_behind():
+    def spin() -> None:
+        while True:
+            pass
+
+    assert run_within(5.0, pow, {"base": 2, "exp": 3}) == 8
+    with pytest.raises(ZeroDivisionError):
+        run_within(5.0, lambda: 1 // 0, {})
+    start, before = time.monotonic(), set(threading.enumerate())
+    with pytest.raises(ToolTimeoutError, match="no result after 0.05 s"):
+        run_within(0.05, spin, {})
+    assert time.monotonic() - start < 1
+    while set(threading.enumerate()) - before and time.monotonic() - start < 20:
+        time.sleep(0.01)
+    assert set(threading.enumerate()) - before == set()  # the loop was ended
+
+
+def test_a_result_is_text_and_a_cut_is_stated():
+    assert presentable("abc", 3) == "abc"
+    assert presentable({"a": [1, None]}, 99) == '{"a": [1, null]}'
+    assert presentable({1j}, 99) == "{1j}"
+    assert presentable("\ud800", 99) == "\\ud800"
+    assert presentable("x" * 50, 20) == "x" * 20 + "\n[cut: the first 20 of 50 characters]"

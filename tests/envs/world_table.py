@@ -1,0 +1,141 @@
+"""How each installed world is made for the contract of tests/envs/test_envs.py, and what to know of it there.
+
+A world of setup.cfg without a row here is made with no settings: add a row where that cannot be.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import importlib.util
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.envs.people.rating import RatingQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUP = "rllib_srl.envs"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to make a world.
+
+    Invariant: `env_config` is plain data, so that another process makes the same world.
+    """
+
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()  # modules that an extra brings
+    is_hidden: bool = False  # two tasks may look alike at first: what tells them apart is found out by playing
+    iterates: bool = False  # its history is of answers to go on from, not of turns to replay
+    pays_any_text: bool = False  # a malformed answer may earn something (a rubric on form)
+    is_slow: bool = False  # a program is started or compiled for each prompt
+    num_checked: int = 20  # prompts a test looks at: fewer where a prompt is slow to make
+
+
+
+def _stars(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rate as a person would who knows which of some numbers is largest."""
+    numbers = re.findall(r"[0-9]+", request["prompt"].rpartition("Question:")[2])
+    return {"stars": 5 if request["answer"] == max(numbers, key=int) else 1}
+
+
+def _sums() -> str:
+    """Write a file of questions, and return its path: the same for all processes of this user."""
+    rows = ({"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 30))
+    path = Path(tempfile.gettempdir()) / f"sums-of-the-contract-{os.getuid()}.jsonl"
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(part, path)
+    return str(path)
+
+
+RATERS = RatingQueue(_stars)
+QUICK = {"num_shots": 1}
+ROWS: dict[str, list[Row]] = {
+    "chain_sum": [Row({"pool_size": 400}), Row({"pool_size": 400, "feedback_turns": 1, "num_shots": 2})],
+    "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2}), Row({"ask": "smallest"})],
+    "bfcl": [
+        Row(needs=("bfcl_eval",)),
+        Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",)),
+    ],
+    "function_call": [
+        Row(),
+        Row({"num_calls": 2, "feedback_turns": 1}),
+        Row({"num_calls": 0, "call_format": "json"}, pays_any_text=True),  # right is whatever makes no call
+        Row({"bfcl": "parallel", "num_shots": 0, "call_format": "python"}, needs=("bfcl_eval",)),
+    ],
+    "grid": [Row(is_hidden=True), Row({"width": 3, "height": 3, "sight": 2, "num_shots": 0}, is_hidden=True)],
+    "lookup": [Row({"num_shots": 0}), Row({"num_pairs": 3, "feedback_turns": 1})],
+    "products": [Row({"pool_size": 400})],
+    "reasoning_gym": [Row({"dataset": "spell_backward", "pool_size": 300, "level": 0})],
+    "reasoning_gym_mixture": [
+        Row({"datasets": {"chain_sum": 2.0, "gcd": {"weight": 1.0, "level": 2}}, "shared": {"pool_size": 200}})
+    ],
+    "registers": [
+        Row(is_hidden=True),
+        Row({"task": "larger", "num_shots": 1}, is_hidden=True),
+        Row({"task": "smaller", "num_shots": 1}, is_hidden=True),
+        Row({"task": "follow", "num_shots": 1, "num_registers": 5}, is_hidden=True),
+    ],
+    "question_file": [Row({"path": _sums(), "num_shots": 1})],
+    "rating": [Row({"world": "rllib_srl.envs.math.compare:Compare", "source": "tests.envs.world_table:RATERS"})],
+    "retail": [
+        Row(needs=("inspect_evals",)),
+        Row({"user": "asked", "num_replies": 1}, needs=("inspect_evals",), is_hidden=True),
+    ],
+    "retrieval": [
+        Row(),
+        Row({"index": "faiss"}, needs=("faiss", "sklearn")),
+        Row({"num_hops": 1, "call_format": "line", "feedback_turns": 1}),
+    ],
+    "rubric": [Row(pays_any_text=True), Row({"reward": "pass"})],
+    "self_iteration": [
+        Row({"world": "rllib_srl.envs.math.compare:Compare", "world_config": {}}, iterates=True),
+        Row({"world": "registers", "world_config": QUICK}, is_hidden=True, iterates=True),
+    ],
+    "self_label": [Row({"world": "rllib_srl.envs.math.compare:Compare", "world_config": QUICK})],
+    "sentences": [Row(pays_any_text=True)],
+    "textarena": [
+        Row({"game": "Mastermind-v0", "pool_size": 300}, needs=("textarena",), is_hidden=True),
+        Row({"game": "GuessTheNumber-v0", "pool_size": 300, "num_shots": 1}, needs=("textarena",), is_hidden=True),
+    ],
+    "textworld": [Row(needs=("textworld",), is_hidden=True, is_slow=True, num_checked=1)],
+    "tour": [Row(), Row({"num_places": 7, "num_turns": 10})],
+}
+
+
+@cache
+def entry_points() -> dict[str, str]:
+    """Return name -> "module:Class" of every world that setup.cfg installs."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    lines = parser["options.entry_points"][GROUP].split("\n")
+    return dict(map(str.strip, line.split("=", 1)) for line in lines if line.strip())  # type: ignore[misc]
+
+
+def cases() -> dict[str, tuple[str, Row]]:
+    """Return "name" or "name 2" -> import path and row, for every world and every way to make it."""
+    return {
+        name if number == 1 else f"{name} {number}": (path, row)
+        for name, path in sorted(entry_points().items())
+        for number, row in enumerate(ROWS.get(name, [Row()]), 1)
+    }
+
+
+def missing(row: Row) -> list[str]:
+    """Return the modules that a row needs and that are not installed."""
+    return [name for name in row.needs if importlib.util.find_spec(name) is None]
+
+
+def made(path: str, row: Row, **changes: Any) -> Any:
+    """Return a new instance of a world."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)({**row.env_config, **changes})

@@ -1,0 +1,215 @@
+"""Larger models: adapters, activations computed twice, shards over learners, each against the plain learner."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl import SRLConfig
+from rllib_srl.engine.sync import unpack
+from rllib_srl.learner.learner_group import call_learners
+from rllib_srl.learner.model_setup import adapters_off, merged
+from rllib_srl.learner.rl_module import load_causal_lm
+from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
+
+LORA = {"lora_rank": 4}
+STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
+
+
+class Gathering(Recording):
+    """Keeps whole gradients of shards."""
+
+    def postprocess_gradients(self, gradients_dict):
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.kept = {names[ref]: gradient.full_tensor().clone().numpy() for ref, gradient in gradients_dict.items()}
+        return super(Recording, self).postprocess_gradients(gradients_dict)
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    return (
+        SRLConfig()
+        .environment("rllib_srl.envs.math.compare:Compare", env_config={"num_shots": 0})
+        .rl_module(model_config={"model": str(random_llama_dir)})
+        .training(compute_dtype="float32", lr=1e-2, grad_clip=0.5, micro_batch_tokens=60)
+        .learners(learner_class=Recording)
+        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
+        .replay(revisit_fraction=0, reuse_fraction=0)
+    )
+
+
+def changed(config, **settings):
+    return config.copy(copy_frozen=False).training(**settings)
+
+
+# --- activation checkpointing -----------------------------------------------------------------------
+
+
+def test_computing_activations_again_changes_no_gradient(config, ray_here):
+    plain, again = learner_group(config), learner_group(changed(config, activation_checkpointing=True))
+    calls = []
+    layer = again._learner.model.base_model.layers[0].mlp
+    layer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    (wanted, _), (own, _) = (update(group, GROUPS) for group in (plain, again))
+    assert relative_gap(own[0], wanted[0]) < 1e-6
+    num_passes = len(again._learner._micro_batches[False])
+    assert len(calls) == 2 * num_passes  # forward, and again backwards
+    assert not any(one.training for one in again._learner.model.modules() if isinstance(one, torch.nn.Dropout))
+
+
+# --- adapters ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_adapters_start_as_the_base_and_train_alone(config, ray_here):
+    group = learner_group(changed(config, **LORA))
+    learner = group._learner
+    names = set(group.get_weights()[DEFAULT_MODULE_ID])
+    assert names and all("lora_" in name for name in names)  # what a checkpoint holds
+    base = dict(load_causal_lm(config.model_config["model"]).named_parameters())
+    before = {name: tensor.clone() for name, tensor in merged(learner.model)}
+    assert set(before) == set(base) and all(torch.equal(before[name], base[name]) for name in base)
+    gradients, _ = update(group, GROUPS)
+    assert set(gradients[0]) == {f"model.{n}" if not n.startswith("model.") else n for n in gradients[0]} and gradients
+    after = dict(merged(learner.model))
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert moved and all(name.split(".")[-2] in learner.config.lora_targets for name in moved)
+
+
+def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(config, ray_here):
+    group = learner_group(changed(config, **LORA, lr=0.1))
+    for _ in range(3):
+        update(group, GROUPS)
+    learner, sequence = group._learner, [1, 2, 3, 4, 5, 6, 7]
+    sent = learner.send(1, [sequence])
+    engine = load_causal_lm(config.model_config["model"])
+    start = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
+    engine.load_state_dict(dict(unpack(ray.get(sent.ref))), strict=False)
+    logp = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
+    picked = logp[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].detach().numpy()
+    np.testing.assert_allclose(picked, sent.logps[0], rtol=1e-5, atol=1e-5)
+    assert (logp - start).abs().max() > 1e-2  # or nothing was learned
+
+
+def test_the_reference_is_the_base_without_a_second_copy(config, ray_here):
+    group = learner_group(changed(config, **LORA, lr=0.1, kl_coeff=0.1, kl_estimator="k3"))
+    learner = group._learner
+    assert learner._reference is learner.model
+    _, first = update(group, GROUPS)
+    _, second = update(group, GROUPS)
+    assert first["kl"] == pytest.approx(0, abs=1e-7) and second["kl"] > 1e-5
+    with torch.no_grad(), adapters_off(learner.model):
+        off = learner.model(torch.tensor([[1, 2, 3]])).logits
+    base = load_causal_lm(config.model_config["model"])(torch.tensor([[1, 2, 3]])).logits
+    torch.testing.assert_close(off, base)
+    assert all(one.requires_grad == ("lora_" in name) for name, one in learner.model.named_parameters())
+
+
+@pytest.mark.slow
+def test_adapters_are_saved_restored_and_exported(config, ray_here, tmp_path):
+    config = changed(config, **LORA, lr=0.05)
+    group = learner_group(config)
+    update(group, GROUPS)
+    state = deepcopy(group.get_state())  # of a local learner it shares memory with the weights
+    wanted, _ = update(group, GROUPS)
+    other = learner_group(config)
+    other.set_state(state)
+    own, _ = update(other, GROUPS)
+    assert relative_gap(own[0], wanted[0]) == 0  # optimiser state included
+    assert relative_gap(other.get_weights()[DEFAULT_MODULE_ID], group.get_weights()[DEFAULT_MODULE_ID]) == 0
+    merged_now = {name: tensor.clone() for name, tensor in merged(group._learner.model)}
+    group._learner.model.save_pretrained(tmp_path, state_dict=merged_now)
+    loaded = dict(load_with_tokenizer(tmp_path, config).named_parameters())
+    assert all(torch.equal(loaded[name], merged_now[name]) for name in merged_now)
+
+
+def load_with_tokenizer(path, config):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+# --- shards -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(config, ray_here):
+    # Adam divides by the gradient's own size: at a large rate it would blow up rounding in gradients near 0.
+    config = changed(config, lr=1e-4)
+    local = learner_group(config)
+    wanted = [update(local, GROUPS) for _ in range(2)]
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
+    sharded = learner_group(two.training(fsdp=True))
+    first, _ = update(sharded, GROUPS)
+    for one in first:
+        assert relative_gap(one, wanted[0][0][0]) < 1e-5
+    call_learners(sharded, "gather", [()] * 2, 60, "gathering")
+    state = sharded.get_state()
+    sent = call_learners(sharded, "send", [(1, [[1, 2, 3, 4]], 0.1)] * 2, 60, "sending")
+    assert sent[1].ref is None and np.array_equal(sent[0].logps[0], sent[1].logps[0])
+    second, stats = update(sharded, GROUPS)
+    for one in second:
+        assert relative_gap(one, wanted[1][0][0]) < 1e-5
+    assert stats["loss"] == pytest.approx(wanted[1][1]["loss"], rel=1e-5)
+    call_learners(sharded, "gather", [()] * 2, 60, "gathering")
+    weights = sharded.get_weights()[DEFAULT_MODULE_ID]
+    assert relative_gap(weights, local.get_weights()[DEFAULT_MODULE_ID]) < 1e-5
+    other = learner_group(config)  # saved by two, restored by one
+    other.set_state(state)
+    own, _ = update(other, GROUPS)
+    assert relative_gap(own[0], wanted[1][0][0]) < 1e-5
+    assert relative_gap(other.get_weights()[DEFAULT_MODULE_ID], weights) < 1e-5
+    local_state = learner_group(config)
+    update(local_state, GROUPS)
+    sharded.set_state(deepcopy(local_state.get_state()))  # and the other way round
+    again, _ = update(sharded, GROUPS)
+    assert relative_gap(again[0], wanted[1][0][0]) < 1e-5
+    sharded.shutdown()
+
+
+@pytest.mark.slow
+def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
+    config = changed(config, lr=0.0)
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
+    sharded, local = learner_group(two.training(fsdp=True)), learner_group(config)
+    # With one group the second learner has none; stored groups are summed apart.
+    for batch in ((GROUPS[:1], ()), (GROUPS, STORED), (GROUPS, STORED[:1])):
+        own, _ = update(sharded, *batch)
+        wanted, _ = update(local, *batch)
+        for one in own:
+            assert relative_gap(one, wanted[0]) < 1e-5
+    sharded.shutdown()
+
+
+# --- settings that do not go together ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fsdp": True, "optimizer_name": "adamw_8bit"}, "expected one of adamw, sgd"),
+        ({"fsdp": True}, "num_learners = 0; expected at least 2"),
+        ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora_rank; expected one of the two"),
+        ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
+        ({"lora_rank": -1}, "lora_rank = -1; expected an integer of at least 0"),
+        ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora_targets = 'q_proj'; expected names of layers"),
+        ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha = 0; expected a number above 0"),
+        ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': a reference that moves"),
+        ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_reason(config, settings, message):
+    with pytest.raises(ValueError, match=message):
+        changed(config, **settings).validate()
+
+
+def test_an_unknown_layer_is_named(config, ray_here):
+    with pytest.raises(ValueError, match=r"lora_targets = \['qq'\]; \['qq'\] are none of the model's layers"):
+        learner_group(changed(config, lora_rank=2, lora_targets=("qq",)))
+
+

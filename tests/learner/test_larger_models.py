@@ -1,0 +1,109 @@
+"""Adapters and shards through the whole path: a remote vLLM engine, checkpoints, learners of another number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.engine.canary import FP32_MAX_GAP
+from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
+from rllib_srl.learner.model_setup import merged
+from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.storage.checkpoints import CheckpointError
+from tests.losses.kl_by_hand import captured, k3_mean
+from tests.small_worlds import small_config, watch
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = small_config(random_llama_dir, tmp_path / "log").env_runners(engine="vllm", num_env_runners=1)
+    return config.env_runners(num_cpus_per_env_runner=1, engine_kv_cache_gib=0.125)
+
+
+def agreed(result):
+    """Say whether the engine computed what the learner did after the last sync."""
+    return result["weight_sync"]["canary_max"] <= FP32_MAX_GAP
+
+
+@pytest.mark.timeout(600)
+def test_adapters_train_against_an_engine_with_merged_weights(config, random_llama_dir):
+    base = dict(load_causal_lm(str(random_llama_dir)).named_parameters())
+    config.training(lora_rank=4, lr=0.02, kl_coeff=0.01, kl_estimator="k3")
+    algo = config.build_algo()
+    try:
+        model = algo.learner_group._learner.model
+        seen = captured(algo, lambda: {name: tensor.clone() for name, tensor in merged(model)})
+        results = [algo.train() for _ in range(3)]
+        own = {name.replace(".base_layer.", "."): p.detach().clone() for name, p in model.named_parameters()}
+    finally:
+        algo.stop()
+    assert [one["weight_sync"]["version"] for one in results] == [1, 2, 3] and all(map(agreed, results))
+    assert all(torch.equal(own[name], base[name]) for name in base)  # bit for bit
+    kls = [one["learners"][DEFAULT_MODULE_ID]["kl"] for one in results]
+    assert kls == pytest.approx([k3_mean(random_llama_dir, *one, base) for one in seen], rel=1e-3, abs=1e-6)
+    assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 1e-4
+    assert results[2]["learners"][DEFAULT_MODULE_ID]["mismatch"] < 1e-4  # the engine wrote with what was merged
+    moved = [name for name in base if not torch.equal(seen[2][1][name], base[name])]
+    assert moved and all(name.split(".")[-2] in config.lora_targets for name in moved)
+
+
+@pytest.mark.timeout(900)
+def test_two_sharded_learners_go_on_as_one_and_as_two(config, tmp_path):
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.25).training(fsdp=True)
+    algo = two.build_algo()
+    try:
+        seen = watch(algo)
+        results = [algo.train() for _ in range(2)]
+        path = algo.save_to_path(tmp_path / "saved")
+        wanted = algo.train()
+        algo.restore_from_path(path)
+        again = algo.train()
+        drawn = prompts_of(seen[-2])
+        assert prompts_of(seen[-1]) == drawn
+    finally:
+        algo.stop()
+    assert all(map(agreed, results)) and agreed(again)
+    for name in ("loss", "mismatch", "num_tokens"):
+        losses = [one["learners"][DEFAULT_MODULE_ID][name] for one in (again, wanted)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5, abs=1e-7)
+    shards = ShardedFiles(tmp_path / "saved" / SHARDS)
+    sizes = {f.name: f.stat().st_size for f in (tmp_path / "saved" / SHARDS).iterdir()}
+    num_bytes = 3 * 4 * sum(np.prod(shape) for name, shape in shards.shapes.items() if name.startswith("weights/"))
+    assert all(0.45 * num_bytes < sizes[f"shard_0000{rank}.safetensors"] < 0.55 * num_bytes for rank in (0, 1))
+    rest = [f.stat().st_size for f in (tmp_path / "saved" / "learner_group").rglob("*") if f.is_file()]
+    assert sum(rest) < 0.2 * num_bytes  # no weights in RLlib's own files
+    one = config.copy(copy_frozen=False).build_algo()
+    try:
+        learner = one.learner_group._learner
+        one.restore_weights(path)
+        assert (one.version, one.iteration) == (2, 2)
+        for name, parameter in learner.module[DEFAULT_MODULE_ID].named_parameters():
+            assert torch.equal(parameter.detach(), shards.rows(f"weights/{name}", 0, len(parameter)))
+        one.restore_from_path(path)
+        assert (one.version, one.iteration) == (2, 2)
+        (key, optimizer), = learner._named_optimizers.items()
+        for name, parameter in learner.module[DEFAULT_MODULE_ID].named_parameters():
+            rows = (0, len(parameter))
+            assert torch.equal(parameter.detach(), shards.rows(f"weights/{name}", *rows))
+            for kind in ("exp_avg", "exp_avg_sq"):
+                saved = shards.rows(f"optimizers/{key}/{name}/{kind}", *rows)
+                assert torch.equal(optimizer.state[parameter][kind], saved)
+            assert float(optimizer.state[parameter]["step"]) == 2.0
+        seen, result = watch(one), one.train()
+        assert agreed(result) and prompts_of(seen[0]) == drawn
+        assert result["learners"][DEFAULT_MODULE_ID]["num_nonfinite_gradients"] == 0
+        file = tmp_path / "saved" / SHARDS / "shard_00001.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(CheckpointError, match="damaged: learner_shards/shard_00001.safetensors"):
+            one.restore_from_path(path)
+    finally:
+        one.stop()
+
+
+def prompts_of(batch):
+    """Return the prompts of what a runner played."""
+    return [group.prompt.key for group in batch.groups]

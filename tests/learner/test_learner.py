@@ -1,0 +1,201 @@
+"""The learner: tries equal padding, and any number of learners equals one process, gradient by gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl import SRLConfig
+from rllib_srl.batch.shard import build_shards, fetched
+from rllib_srl.learner.learner_group import update_learners
+from rllib_srl.types import GroupMeta, ListedRef
+from tests.small_learner import ADVANTAGES, GROUPS, Recording, learner_group, make_group, relative_gap, update
+
+STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12]), make_group(13, 2, [4, 4])]
+
+
+class LocalMean(Recording):
+    """The mutant: divides by its own tokens and averages over learners."""
+
+    def _create_iterator_if_necessary(self, *, training_data, **kwargs):
+        shard = training_data.batch
+        own_tokens = sum(int(group.loss_mask_N.sum()) for group in shard.groups())
+        shard.scales = [1 / (own_tokens * self.config.num_learners)] * len(shard.scales)
+        return super()._create_iterator_if_necessary(training_data=training_data, **kwargs)
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    return (
+        SRLConfig()
+        .environment("rllib_srl.envs.math.compare:Compare", env_config={"num_shots": 0})
+        .rl_module(model_config={"model": str(random_llama_dir)})
+        .training(compute_dtype="float32", optimizer_name="sgd", lr=1.0, grad_clip=None)
+        .learners(learner_class=Recording)
+        .training(micro_batch_tokens=60, is_truncation=1.1)
+        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
+        .replay(revisit_fraction=0, reuse_fraction=0)
+    )
+
+
+def train_once(config):
+    """Return gradients and weights after one update on `GROUPS`."""
+    group = learner_group(config)
+    num_shards = max(1, config.num_learners)
+    metas = [GroupMeta.of(g, ray.put(g)) for g in GROUPS]
+    shards = build_shards(metas, ADVANTAGES, num_shards, fetch_timeout_s=30)
+    results = update_learners(group, shards, {}, config.num_epochs, timeout_s=120)
+    gradients = group.foreach_learner(lambda learner: learner.gradients())
+    weights = group.get_weights()[DEFAULT_MODULE_ID]
+    group.shutdown()
+    return [one.get() for one in gradients], weights, results, shards
+
+
+def test_a_trie_has_the_gradient_of_padding(config, ray_here):
+    shared = train_once(config)
+    padded = train_once(config.copy(copy_frozen=False).training(prefix_sharing=False))
+    assert relative_gap(shared[0][0], padded[0][0]) < 1e-5
+    tokens = [run[2][0][DEFAULT_MODULE_ID]["num_computed_tokens"].peek() for run in (shared, padded)]
+    assert tokens[0] < 0.6 * tokens[1]  # and it computes far fewer tokens
+
+
+def test_groups_that_share_an_object_are_found_by_their_place(ray_here):
+    first, second, third = (replace(GROUPS[0], group_id=name) for name in "abc")
+    shared = ray.put([first, second])
+    refs = [ListedRef(shared, 1), ray.put(third), ListedRef(shared, 0), third]
+    assert [group.group_id for group in fetched(refs, 60)] == ["b", "c", "a", "c"]
+    assert fetched([], 60) == []
+
+
+def test_micro_batches_do_not_change_the_gradient(config, ray_here):
+    many = train_once(config)
+    one = train_once(config.copy(copy_frozen=False).training(micro_batch_tokens=10_000))
+    assert relative_gap(many[0][0], one[0][0]) < 1e-5
+
+
+def test_the_gradient_is_that_of_the_formula(config, ray_here):
+    """Against an independent computation: Hugging Face's own forward, episode by episode, on-policy ratio 1."""
+    from transformers import AutoModelForCausalLM
+
+    gradients, *_ = train_once(config)
+    model = AutoModelForCausalLM.from_pretrained(config.model_config["model"], dtype=torch.float32)
+    num_tokens = sum(int(g.loss_mask_N.sum()) for g in GROUPS)
+    for group, advantage_G in zip(GROUPS, ADVANTAGES, strict=True):
+        for g in range(group.size):
+            span = slice(group.offsets[g], group.offsets[g + 1])
+            ids, mask = torch.tensor(group.token_ids_N[span].astype(np.int64)), group.loss_mask_N[span]
+            logp = model(ids[None]).logits[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0][mask[1:]]
+            engine = torch.tensor(group.behaviour_logp_N[span][mask])
+            correction = (logp.detach() - engine).exp().clamp(max=1.1)
+            (-(correction * (logp - logp.detach()).exp() * advantage_G[g]).sum() / num_tokens).backward()
+    want = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert relative_gap(gradients[0], want) < 1e-5
+
+
+@pytest.mark.slow
+def test_learners_agree_and_the_mutant_does_not(config, ray_here):
+    local = train_once(config)
+    for num_learners in (1, 2):
+        remote = train_once(with_learners(config, num_learners))
+        assert len(remote[0]) == num_learners
+        for gradients in remote[0]:
+            assert relative_gap(gradients, local[0][0]) < 1e-5
+        assert relative_gap(remote[1], local[1]) < 1e-5
+    tokens = [sum(int(g.loss_mask_N.sum()) for g in shard.groups()) for shard in remote[3]]
+    assert tokens[0] != tokens[1]  # or the mutant could not be told apart
+    mutant = train_once(with_learners(config, 2).learners(learner_class=LocalMean))
+    assert relative_gap(mutant[0][0], local[0][0]) > 1e-2
+
+
+@pytest.mark.slow
+def test_learners_agree_on_reused_groups(config, ray_here):
+    """Also where one learner of two has none, where nothing else is trained on, and where there are none at all."""
+    batches = [(GROUPS, STORED), (GROUPS, STORED[:1]), ([], STORED[:1]), (GROUPS[:1], STORED), (GROUPS, [])]
+    config = config.training(lr=0.0)
+    runs = []
+    for num_learners in (0, 1, 2):
+        group = learner_group(with_learners(config, num_learners))
+        runs.append([update(group, *batch) for batch in batches])
+        group.shutdown()
+    for run in runs[1:]:
+        for (gradients, stats), (wanted, wanted_stats) in zip(run, runs[0], strict=True):
+            for one in gradients:
+                assert relative_gap(one, wanted[0]) < 1e-5
+            compared = {"loss", "num_tokens", *(name for name in stats if name.startswith("reuse/"))}
+            for name in compared - {"reuse/num_computed_tokens"}:  # fewer prefixes are shared in smaller shards
+                assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5, abs=1e-7), name
+    assert runs[0][1][1]["reuse/gradient_norm"] > 0.01 and runs[0][4][1]["reuse/gradient_norm"] == 0
+
+
+def with_learners(config, num_learners):
+    return config.copy(copy_frozen=False).learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+
+
+def test_a_learner_without_groups_contributes_nothing(config, ray_here):
+    group = learner_group(config)
+    before = group.get_weights()[DEFAULT_MODULE_ID]
+    before = {name: array.copy() for name, array in before.items()}
+    update_learners(group, build_shards([], [], 1, 10), {}, 1, 60)
+    assert relative_gap(group.get_weights()[DEFAULT_MODULE_ID], before) == 0
+
+
+def test_a_non_finite_gradient_skips_the_step_and_is_counted(config, ray_here):
+    group = learner_group(config)
+    before = {name: array.copy() for name, array in group.get_weights()[DEFAULT_MODULE_ID].items()}
+    metas = [GroupMeta.of(g, g) for g in GROUPS]
+    shards = build_shards(metas, [np.full(g.size, np.inf) for g in GROUPS], 1, 10)
+    results = update_learners(group, shards, {}, 1, 60)
+    assert relative_gap(group.get_weights()[DEFAULT_MODULE_ID], before) == 0
+    assert results[0][DEFAULT_MODULE_ID]["num_nonfinite_gradients"].peek() == 1
+
+
+def test_several_epochs_move_away_from_the_policy_that_started(config, ray_here):
+    """The second epoch's ratio is taken against the weights before the first: the clip must bite."""
+    config = config.training(num_epochs=3, lr=5.0, clip_low=1e-4, clip_high=1e-4)
+    _, _, results, _ = train_once(config)
+    assert results[0][DEFAULT_MODULE_ID]["clipped"].peek() > 0.2
+
+
+def test_kl_pulls_back_to_the_starting_model(config, ray_here):
+    """After the policy has moved, the k3 loss of a zero-advantage batch lowers the KL."""
+    config = config.training(kl_coeff=1.0, kl_estimator="k3", lr=0.02, num_epochs=1)
+    group = learner_group(config)
+    metas = [GroupMeta.of(g, g) for g in GROUPS]
+    kls = []
+    for advantages in (ADVANTAGES, *[[np.zeros(g.size) for g in GROUPS]] * 6):
+        result = update_learners(group, build_shards(metas, advantages, 1, 10), {}, 1, 60)
+        kls.append(result[0][DEFAULT_MODULE_ID]["kl"].peek())
+    assert kls[0] == pytest.approx(0, abs=1e-7)
+    assert kls[1] > 1e-4 and kls[-1] < 0.7 * kls[1], kls
+
+
+def test_sending_perturbed_weights_leaves_the_policy_as_it_was(config, ray_here):
+    group = learner_group(config)
+    learner, sequences = group._learner, [[1, 2, 3, 4, 5]]
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    sent = learner.send(3, sequences)
+    moved = learner.send(3, sequences, scale=0.1)
+    assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
+    assert np.abs(moved.logps[0] - sent.logps[0]).max() > 1e-3
+    assert not np.array_equal(ray.get(sent.ref).buffer, ray.get(moved.ref).buffer)
+
+
+def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):
+    """Three updates with the optimiser moved out and in between equal three without."""
+    config = config.training(optimizer_name="adamw", lr=1e-3)
+    weights = []
+    for moves in (False, True):
+        group = learner_group(config)
+        for _ in range(3):
+            update_learners(group, build_shards([GroupMeta.of(g, g) for g in GROUPS], ADVANTAGES, 1, 10), {}, 1, 60)
+            if moves:
+                group._learner.make_room()
+                assert all(p.grad is None for p in group._learner.model.parameters())
+                group._learner.take_room()
+        weights.append(group.get_weights()[DEFAULT_MODULE_ID])
+    assert relative_gap(*weights) == 0

@@ -1,0 +1,354 @@
+"""Each name of the loss acts in the real learner: its gradient is that of the slow loss, and not that without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.losses import PRESETS
+from rllib_srl.losses.covariance import key_of_episode, keys_of
+from tests.losses import slow_loss
+from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
+from tests.small_worlds import small_config
+
+STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
+
+
+def two_turns(group):
+    """Return `group` with a token read in the middle of each answer of three or more: two turns of the policy."""
+    mask_N, logp_N = group.loss_mask_N.copy(), group.behaviour_logp_N.copy()
+    for start, end in zip(group.offsets[:-1], group.offsets[1:], strict=True):
+        written = np.flatnonzero(mask_N[start:end]) + start
+        if len(written) > 2:
+            mask_N[written[1]], logp_N[written[1]] = False, 0.0
+    return replace(group, loss_mask_N=mask_N, behaviour_logp_N=logp_N)
+
+
+@pytest.fixture(scope="module")
+def learners(random_llama_dir, tmp_path_factory, ray_here):
+    """Return a learner whose weights have left the reference and never move."""
+    config = small_config(random_llama_dir, tmp_path_factory.mktemp("names"))
+    config.learners(learner_class=Recording).env_runners(max_episode_tokens=128, max_turns=2, max_turn_tokens=9)
+    config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl_coeff=1.0)
+    config.training(advantage="gae", use_critic=True).replay(max_drift=None, capacity=100)
+    group = learner_group(config)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in group._learner.model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture
+def gradient(learners):
+    """Return a function: settings -> the learner's gradient, its statistics, and a function that gives the slow one."""
+    learner = learners._learner
+    kept, critic = learner.config, learner._critic
+
+    def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
+        replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
+        off = {"advantage": "preset", "use_critic": False, "kl_coeff": 0.0}
+        learner.config = kept.copy(copy_frozen=False).training(**{**off, **given}).replay(**replay)
+        assert faults_of(learner.config) == []
+        settings = learner.config.loss_settings()
+        learner._critic = critic if settings.use_critic else None
+        arguments = (settings.aggregation, settings.longest_answer, settings.reuse_normalisation)
+        names = dict(zip(("aggregation", "longest", "normalisation"), arguments, strict=True))
+        (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
+        return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, reuse_coeff, bounds)
+
+    yield run
+    learner.config, learner._critic = kept, critic
+
+
+def slowly(learner, settings, played, stored, reuse_coeff, bounds):
+    """Return the gradient of the slow loss."""
+    groups = [(g, False) for g in played] + [(g, True) for g in stored]
+    reference = learner._reference if settings.kl_coeff else None
+    episodes = [
+        slow_loss.told(learner.model, reference, group, g, float(advantages_of(group)[g]), is_reused)
+        for group, is_reused in groups
+        for g in range(group.size)
+    ]
+    parameters = dict(learner.model.named_parameters())
+    scales = slow_loss.scales(settings, episodes, reuse_coeff)
+    total = sum(slow_loss.episode_loss(settings, *pair, bounds) for pair in zip(episodes, scales, strict=True))
+    found = torch.autograd.grad(total, list(parameters.values()))
+    return {name: g.numpy() for name, g in zip(parameters, found, strict=True)}
+
+
+# The behaviour policy of these groups is off by 0.3 nats a token: narrow clips bite in the first epoch already.
+BYPASS = {"old_policy": "bypass", "correction": "none", "clip_low": 0.2, "clip_high": 0.25}
+BARE = {"correction": "none"}
+PLAYED = [
+    ("clip_rule symmetric", {**BYPASS, "clip_high": 20.0}, {"clip_rule": "symmetric", "clip_high": "preset"}),
+    ("clip_rule higher", {**BYPASS, "clip_rule": "none"}, {"clip_rule": "higher"}),
+    ("clip_rule dual", BYPASS, {"clip_rule": "dual", "dual_clip": 1.1}),
+    ("clip_rule two_sided", BYPASS, {"clip_rule": "two_sided", "clip_delta": 1.3}),
+    ("clip_rule cispo", BYPASS, {"clip_rule": "cispo", "cispo_bounds": (0.9, 1.2)}),
+    ("cispo_bounds", {**BYPASS, "clip_rule": "cispo"}, {"cispo_bounds": (0.9, 1.2)}),
+    ("clip_rule sapo", BYPASS, {"clip_rule": "sapo"}),
+    ("sapo_taus", {**BYPASS, "clip_rule": "sapo"}, {"sapo_taus": (2.0, 4.0)}),
+    ("clip_rule none", BYPASS, {"clip_rule": "none"}),
+    ("clip_low", BYPASS, {"clip_low": 0.05}),
+    ("clip_high", BYPASS, {"clip_high": 0.05}),
+    ("dual_clip", {**BYPASS, "clip_rule": "dual"}, {"dual_clip": 1.1}),
+    ("clip_delta", {**BYPASS, "clip_rule": "two_sided"}, {"clip_delta": 1.3}),
+    ("old_policy bypass", BARE, {"old_policy": "bypass"}),
+    ("ratio_level sequence", BYPASS, {"ratio_level": "sequence"}),
+    ("ratio_level geometric", BYPASS, {"ratio_level": "geometric"}),
+    ("aggregation sequence_mean", BARE, {"aggregation": "sequence_mean"}),
+    ("aggregation constant", BARE, {"aggregation": "constant"}),
+    ("longest_answer", {**BARE, "aggregation": "constant"}, {"longest_answer": 5}),
+    ("correction tis", BARE, {"correction": "tis", "is_truncation": 1.1}),
+    ("is_truncation", {"correction": "tis"}, {"is_truncation": 1.1}),
+    ("correction sequence_tis", BARE, {"correction": "sequence_tis", "is_truncation": 1.1}),
+    ("correction mis", BARE, {"correction": "mis", "correction_window": (0.8, 1.2)}),
+    ("correction sequence_mask", BARE, {"correction": "sequence_mask", "correction_window": (0.5, 3.0)}),
+    ("correction geometric_mask", BARE, {"correction": "geometric_mask", "sequence_window": (0.4, 0.85)}),
+    (
+        "correction mis_po",
+        BARE,
+        {"correction": "mis_po", "correction_window": (0.2, 1.3), "sequence_window": (0.4, 0.85)},
+    ),
+    ("off_policy_mask", BARE, {"off_policy_mask": 0.05}),
+    ("entropy_coeff", BARE, {"entropy_coeff": 1.0}),
+    ("kl_estimator k2", BARE, {"kl_coeff": 1.0, "kl_estimator": "k2"}),
+    ("kl_estimator k3", BARE, {"kl_coeff": 1.0, "kl_estimator": "k3"}),
+    ("kl_estimator k3_k2", {**BARE, "kl_coeff": 1.0, "kl_estimator": "k3"}, {"kl_estimator": "k3_k2"}),
+    ("gae_lambda", {**BARE, "advantage": "gae"}, {"gae_lambda": 0.5}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("without", "change"), [row[1:] for row in PLAYED], ids=[row[0] for row in PLAYED])
+def test_a_name_acts_on_played_tokens(gradient, without, change):
+    before, *_ = gradient(**without)
+    after, _, slow = gradient(**{**without, **change})
+    assert relative_gap(after, slow()) < 1e-5
+    assert relative_gap(after, before) > 1e-3
+
+
+REUSED = [
+    ("replay_reuse_correction clip", {"replay_reuse_correction": "truncate"}, {"replay_reuse_correction": "clip"}),
+    ("replay_reuse_correction mask", {}, {"replay_reuse_correction": "mask", "replay_mask_window": (0.9, 1.1)}),
+    ("replay_reuse_correction shape", {}, {"replay_reuse_correction": "shape"}),
+    ("reuse_shaping", {"replay_reuse_correction": "shape"}, {"reuse_shaping": 0.5}),
+    ("reuse_normalisation", {}, {"reuse_normalisation": "joint"}),
+    ("kl_on_reused", {"kl_coeff": 1.0}, {"kl_on_reused": "weighted"}),
+    ("aggregation sequence_mean", {}, {"aggregation": "sequence_mean"}),
+    ("ratio_level geometric", {"clip_low": 0.1}, {"ratio_level": "geometric"}),
+    ("off_policy_mask", {}, {"off_policy_mask": 0.05}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("without", "change"), [row[1:] for row in REUSED], ids=[row[0] for row in REUSED])
+def test_a_name_acts_on_reused_tokens(gradient, without, change):
+    both = {"played": GROUPS[:1], "stored": STORED, "reuse_coeff": 0.7, "correction": "none", "clip_high": 0.1}
+    before, *_ = gradient(**{**both, **without})
+    after, _, slow = gradient(**{**both, **without, **change})
+    assert relative_gap(after, slow()) < 1e-5
+    assert relative_gap(after, before) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [name for name in PRESETS if name != "bapo"])
+def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
+    off = {"old_policy": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})
+    window = {"sequence_window": (0.4, 0.85)} if loss == "mis_po" else {}
+    kl = {"kl_coeff": "preset"}
+    for given in ({**kl, **window}, {**kl, **window, **off}):
+        got, _, slow = gradient(loss=loss, **given)
+        assert relative_gap(got, slow()) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["active", "paper", "released"])
+def test_bapo_finds_its_bounds_in_the_whole_batch(gradient, mode):
+    """Almost all tokens of the third group have a negative advantage: the search has to move."""
+    given = {"loss": "bapo", "bapo_mode": mode, "bapo_low": (0.7, 0.95, 0.01), "bapo_high": (1.0, 1.6, 0.01)}
+    given["played"] = GROUPS[2:]
+    got, stats, slow = gradient(**given, bapo_target=0.9)
+    bounds = (stats["bapo_low"], stats["bapo_high"])
+    assert relative_gap(got, slow(bounds)) < 1e-5
+    held, *_ = gradient(**given, bapo_target=1e-6)
+    assert relative_gap(held, slow((0.7, 1.0))) < 1e-5  # met at once: the first bounds
+    assert stats["bapo_steps"] > 0 and relative_gap(got, held) > 1e-3
+
+
+def test_the_covariance_clip_takes_exactly_its_share_and_the_same_tokens_in_any_micro_batches(gradient, learners):
+    window = {"cov_clip_ratio": 0.1, "cov_clip_window": (0.0, 1e9), **BARE}
+    plain, *_ = gradient(**BARE)
+    clipped, stats, _ = gradient(**window)
+    num_tokens = sum(int(group.loss_mask_N.sum()) for group in GROUPS)  # 52
+    assert stats["cov_clipped"] * num_tokens == pytest.approx(5)  # floor(.1 * 52)
+    taken = tokens_taken(learners._learner)
+    assert relative_gap(clipped, plain) > 1e-3
+    merged, *_ = gradient(**window, micro_batch_tokens=10_000)
+    assert relative_gap(merged, clipped) < 1e-5 and tokens_taken(learners._learner) == taken
+    # by hand: means over all tokens, then the lowest keys of those with a covariance above 0
+    assert taken == expected_tokens(learners._learner, 5)
+    none, stats, _ = gradient(**{**window, "cov_clip_window": (1e8, 1e9)})
+    assert relative_gap(none, plain) < 1e-6 and stats["cov_clipped"] == 0
+
+
+def tokens_taken(learner):
+    found = set()
+    for one in learner._micro_batches[False]:
+        for episode in one["episode"].unique().tolist():
+            at = one["is_cov_clipped"][one["episode"] == episode]
+            found |= {(episode, place) for place in np.flatnonzero(at.numpy()).tolist()}
+    return found
+
+
+def expected_tokens(learner, num):
+    rows = []
+    index = 0
+    for group in GROUPS:
+        logps = learner.score([group.stream(g).tolist() for g in range(group.size)])
+        for g, logp in enumerate(logps):
+            mask = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]][1:]
+            keys = keys_of(np.full(mask.sum(), key_of_episode(group.group_id, g)), np.arange(mask.sum()))
+            rows += [(advantages_of(group)[g], p, k, (index, t)) for t, (p, k) in enumerate(zip(logp[mask], keys))]
+            index += 1
+    mean_a, mean_p = (np.mean([row[i] for row in rows]) for i in (0, 1))
+    chances = sorted((k, token) for a, p, k, token in rows if (a - mean_a) * (p - mean_p) > 0)
+    return {token for _, token in chances[:num]}
+
+
+def test_a_turn_mask_trains_some_turns_alone(gradient):
+    groups = [two_turns(group) for group in GROUPS]
+    both, *_ = gradient(groups, **BARE)
+    parts = {name: gradient(groups, **BARE, turn_mask=name)[0] for name in ("first", "last")}
+    again = {name: parts["first"][name] + parts["last"][name] for name in both}
+    # An answer of one turn is its first and its last, so it is counted twice above.
+    once = [replace(group, loss_mask_N=one_turn_only(group)) for group in groups]
+    scale = sum(g.loss_mask_N.sum() for g in once) / sum(g.loss_mask_N.sum() for g in groups)
+    alone, *_ = gradient(once, **BARE)
+    assert relative_gap({name: again[name] - scale * alone[name] for name in both}, both) < 1e-5
+    assert relative_gap(parts["first"], both) > 1e-2 and relative_gap(parts["last"], both) > 1e-2
+
+
+def one_turn_only(group):
+    mask_N = group.loss_mask_N.copy()
+    for start, end, turns in zip(group.offsets[:-1], group.offsets[1:], group.num_turns_G(), strict=True):
+        mask_N[start:end] &= turns == 1
+    return mask_N
+
+
+# --- GAE with a value head --------------------------------------------------------------------------------------
+
+
+def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its_value_off(gradient, learners):
+    """With lambda = 1 the advantage is the return less the value: the slow loss with each advantage less V by hand."""
+    critic = learners._learner._critic
+    state = {name: one.clone() for name, one in critic.head.state_dict().items()}
+    torch.nn.init.zeros_(critic.head.weight)
+    torch.nn.init.zeros_(critic.head.bias)
+    plain, *_ = gradient(advantage="gae", **BARE)
+    ignorant, stats, _ = gradient(advantage="gae", use_critic=True, critic_lr=1e-2, **BARE)
+    assert relative_gap(ignorant, plain) < 1e-6
+    # V = 0: the mean of return^2 / 2 over tokens
+    squares = [(advantages_of(g)[i] ** 2) * n for g in GROUPS for i, n in enumerate(g.num_loss_tokens_G())]
+    assert stats["value_loss"] == pytest.approx(0.5 * sum(squares) / 52, rel=1e-5)
+    assert float(critic.head.bias) != 0 and all(p.grad is None for p in critic.head.parameters())  # it has learned
+    torch.nn.init.zeros_(critic.head.weight)
+    torch.nn.init.constant_(critic.head.bias, 0.4)
+    shifted, *_ = gradient(advantage="gae", use_critic=True, critic_lr=1e-2, **BARE)
+    learner = learners._learner
+    less = [advantages_of(group) - 0.4 for group in GROUPS]
+    learner.config, learner._critic = learner.config.copy(copy_frozen=False).training(use_critic=False), None
+    (wanted,), _ = update(learners, GROUPS, advantages=less)
+    assert relative_gap(shifted, wanted) < 1e-5 and relative_gap(shifted, plain) > 1e-2
+    critic.head.load_state_dict(state)
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{}, {"correction": "mis_po"}, {"correction": "mis"}, {"off_policy_mask": 0.1}])
+@pytest.mark.parametrize("side", ["played", "stored"])
+def test_a_log_prob_that_is_not_finite_skips_the_step_and_is_counted(gradient, given, side):
+    bad = GROUPS[0].behaviour_logp_N.copy()
+    bad[np.flatnonzero(GROUPS[0].loss_mask_N)[1]] = -np.inf
+    groups = {"played": GROUPS[1:], side: [replace(GROUPS[0], behaviour_logp_N=bad)]}
+    got, stats, _ = gradient(**groups, **given, replay_reuse_correction="mask")
+    assert (stats["num_nonfinite_logps"], stats["num_nonfinite_gradients"]) == (1, 1)
+    assert all(np.isnan(array).any() for array in got.values())
+
+
+def test_a_finite_batch_counts_nothing(gradient):
+    _, stats, _ = gradient()
+    assert (stats["num_nonfinite_logps"], stats["num_nonfinite_gradients"]) == (0, 0)
+
+
+def test_masked_tokens_are_reported(gradient):
+    _, stats, _ = gradient(correction="mis", correction_window=(0.999, 1.001))
+    assert 0.9 < stats["masked"] <= 1
+
+
+# --- references that move ---------------------------------------------------------------------------------------
+
+
+def test_a_reference_follows_the_policy_and_is_saved(learners):
+    learner = learners._learner
+    kept, base = learner.config, {n: p.clone() for n, p in learner._reference.named_parameters()}
+    learner.config = kept.copy(copy_frozen=False).training(kl_reference="ema")
+    try:
+        policy = dict(learner.model.named_parameters())
+        learner.follow_policy(0.25)
+        for name, parameter in learner._reference.named_parameters():
+            torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
+        state = learner.get_state()
+        assert set(state["companions"]) == {"critic", "reference"}
+        learner.follow_policy(1.0)
+        learner.set_state(state)
+        for name, parameter in learner._reference.named_parameters():
+            torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
+    finally:
+        learner.config = kept
+        with torch.no_grad():
+            for name, parameter in learner._reference.named_parameters():
+                parameter.copy_(base[name])
+    assert "reference" not in learner.get_state().get("companions", {})
+    assert DEFAULT_MODULE_ID in learner.module
+
+
+# --- several learners -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": "bapo", "bapo_target": 0.9, "cov_clip_ratio": 0.1, "cov_clip_window": (0.0, 1e9)},
+        {"loss": "gspo", "old_policy": "bypass", "clip_low": 0.9, "clip_high": 0.9},
+        {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
+    ],
+    ids=["survey", "gspo", "critic"],
+)
+def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_here, given):
+    """Also where the second learner has no group at all, and must join every sum all the same."""
+    runs = []
+    for num_learners in (0, 2):
+        config = small_config(random_llama_dir, tmp_path).training(optimizer_name="sgd", lr=0.01, grad_clip=None)
+        config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **given)
+        config.learners(learner_class=Recording, num_learners=num_learners, num_cpus_per_learner=0.5)
+        group = learner_group(config)
+        settings = config.loss_settings()
+        scales = {"aggregation": settings.aggregation, "longest": settings.longest_answer}
+        runs.append([update(group, played, (), **scales) for played in (GROUPS, GROUPS[2:])])
+        group.shutdown()
+    for (one,), stats in runs[0]:
+        assert np.isfinite(stats["loss"]) and len(one)
+    for (found, stats), ((wanted,), wanted_stats) in zip(runs[1], runs[0], strict=True):
+        for gradients in found:
+            assert relative_gap(gradients, wanted) < 1e-5
+        for name in {"bapo_low", "bapo_high", "cov_clipped", "cov_eligible", "value_loss"} & set(stats):
+            assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5), name

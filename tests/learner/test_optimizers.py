@@ -1,0 +1,85 @@
+"""Optimisers in the learner: eight-bit state steps as AdamW does, is saved, and what cannot run says why."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.learner import model_setup as optimizers
+from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
+from tests.small_worlds import small_config
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path):
+    return small_config(random_llama_dir, tmp_path).env_runners(max_episode_tokens=128).training(lr=1e-3)
+
+
+def trained(config, name, num_updates=3):
+    own = config.copy(copy_frozen=False).training(optimizer_name=name, weight_decay=0.01)
+    group = learner_group(own.learners(learner_class=Recording))
+    for _ in range(num_updates):
+        update(group, GROUPS)
+    return group
+
+
+def weights_of(group):
+    return {name: array.copy() for name, array in group.get_weights()[DEFAULT_MODULE_ID].items()}
+
+
+def state_of(group):
+    """Return the optimiser's state by parameter, and its bytes."""
+    (optimizer,) = group._learner._named_optimizers.values()
+    tensors = [value for entry in optimizer.state.values() for value in entry.values() if torch.is_tensor(value)]
+    return optimizer.state, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def test_eight_bit_state_steps_as_adamw_does(config, ray_here):
+    plain, small = trained(config, "adamw"), trained(config, "adamw_8bit")
+    start = weights_of(trained(config, "adamw", num_updates=0))
+    moved = {name: array - start[name] for name, array in weights_of(plain).items()}
+    gap = relative_gap({name: array - start[name] for name, array in weights_of(small).items()}, moved)
+    assert 1e-6 < gap < 0.05  # rounded to eight bits, else the same
+    state, num_bytes = state_of(small)
+    large = [entry for parameter, entry in state.items() if parameter.numel() >= 4096]
+    assert large and all(entry["state1"].dtype == entry["state2"].dtype == torch.uint8 for entry in large)
+    assert num_bytes < 0.35 * state_of(plain)[1]
+
+
+def test_eight_bit_state_is_saved_and_restored(config, ray_here):
+    group = trained(config, "adamw_8bit")
+    other = trained(config, "adamw_8bit", num_updates=0)
+    other.set_state(deepcopy(group.get_state()))
+    for one in (group, other):
+        update(one, GROUPS)
+    assert relative_gap(weights_of(other), weights_of(group)) == 0
+    (found, _), (wanted, _) = state_of(other), state_of(group)
+    assert [entry["step"] for entry in found.values()] == [entry["step"] for entry in wanted.values()]
+    for entry, expected in zip(found.values(), wanted.values(), strict=True):
+        assert entry.keys() == expected.keys() and torch.equal(entry["state1"], expected["state1"])
+
+
+@pytest.mark.parametrize("name", sorted(optimizers.PAGED))
+def test_paging_needs_a_gpu(config, name):
+    assert faults_of(config.training(optimizer_name=name)) == [
+        f"optimizer_name = {name!r}; expected num_gpus_per_learner above 0: on a CPU there is nothing to page"
+    ]
+    assert optimizers.fault_of(name, num_gpus=0.5) is None
+
+
+def test_a_missing_package_is_named(config, monkeypatch):
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    (line,) = faults_of(config.training(optimizer_name="adamw_8bit"))
+    assert "expected the package bitsandbytes: pip install 'rllib_srl[optimizers]'" in line
+    assert optimizers.fault_of("adamw", 0) is None
+
+
+def test_every_name_is_an_optimiser():
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    for name in ("adamw", "sgd", "adamw_8bit"):
+        made = optimizers.make_optimizer(name, parameters, (0.8, 0.99), 0.0)
+        assert name == "sgd" or tuple(made.param_groups[0]["betas"]) == (0.8, 0.99)

@@ -1,0 +1,214 @@
+"""Settings of the loss: what presets fill in, what wins, and which contradictions are refused with their reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.loss_validation import AGGREGATIONS, OLD_POLICIES, REFERENCES, RESCUES
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.batch.estimators import ADVANTAGES
+from rllib_srl.losses import (
+    CLIP_RULES,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    PRESET,
+    PRESETS,
+    RATIO_LEVELS,
+    REUSE_CORRECTIONS,
+    LossSettings,
+)
+from rllib_srl.losses.bapo import BAPO_MODES
+from rllib_srl.losses.presets import DEFAULTS
+from rllib_srl.losses.settings import TABLE
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
+
+
+# What tells each preset from the defaults, by the names of the papers.
+MARKS = {
+    None: ("group", "token", "higher", 0.2, 0.28, "token_mean", "decoupled", "tis"),
+    "grpo": ("group", "token", "symmetric", 0.2, 0.2, "sequence_mean", "decoupled", "tis"),
+    "dr_grpo": ("mean_only", "token", "symmetric", 0.2, 0.2, "constant", "decoupled", "tis"),
+    "dapo": ("group", "token", "higher", 0.2, 0.28, "token_mean", "decoupled", "tis"),
+    "gspo": ("group", "geometric", "higher", 3e-4, 4e-4, "sequence_mean", "decoupled", "none"),
+    "cispo": ("group", "token", "cispo", 0.2, 0.28, "token_mean", "decoupled", "tis"),
+    "rloo": ("leave_one_out", "token", "none", 0.2, 0.28, "constant", "decoupled", "tis"),
+    "bapo": ("group", "token", "bapo", 0.2, 0.28, "token_mean", "bypass", "none"),
+    "mis_po": ("group", "token", "none", 0.2, 0.28, "token_mean", "decoupled", "mis_po"),
+}
+NAMES = ("advantage", "ratio_level", "clip_rule", "clip_low", "clip_high", "aggregation", "old_policy", "correction")
+
+
+@pytest.mark.parametrize("loss", MARKS)
+def test_a_preset_is_its_row_and_has_no_fault(config, loss):
+    settings = config.training(loss=loss).loss_settings()
+    assert tuple(getattr(settings, name) for name in NAMES) == MARKS[loss]
+    assert faults_of(config) == []
+    config.validate()
+    assert config.loss_settings() == settings
+
+
+def test_every_preset_of_the_design_is_there():
+    assert set(PRESETS) == set(MARKS) - {None}
+
+
+def test_what_only_some_presets_set(config):
+    dapo = config.copy(copy_frozen=False).training(loss="dapo").loss_settings()
+    assert (dapo.dynamic_sampling_tries, dapo.overlong_penalty) == (10, 1.0)
+    cispo = config.copy(copy_frozen=False).training(loss="cispo").loss_settings()
+    assert cispo.cispo_bounds == (0.0, 5.0)  # the bound itself, not 1 + 5
+    mis_po = config.training(loss="mis_po").loss_settings()
+    assert (mis_po.correction_window, mis_po.sequence_window) == ((0.5, 2.0), (0.996, 1.001))
+    assert (mis_po.kl_coeff, mis_po.kl_estimator, mis_po.kl_reference) == (1e-3, "k3", "base")
+
+
+def test_an_explicit_setting_wins_whatever_the_order(config):
+    for order in ({"loss": "gspo", "clip_low": 0.2}, {"clip_low": 0.2, "loss": "gspo"}):
+        settings = config.copy(copy_frozen=False).training(**order).loss_settings()
+        assert (settings.clip_low, settings.clip_high) == (0.2, 4e-4)  # 0.2 is the default too, and was asked for
+    config.training(loss="gspo").validate()
+    again = config.copy(copy_frozen=False).training(loss="cispo")
+    assert again.loss_settings().ratio_level == "token"  # a checked config has not turned its preset into settings
+
+
+def test_left_alone_every_setting_has_its_default(config):
+    settings = config.loss_settings()
+    assert all(getattr(settings, name) == value for name, value in DEFAULTS.items())
+    assert {name for name, (default, _) in TABLE.items() if default == PRESET} == set(DEFAULTS) - {"advantage"}
+
+
+def test_a_setting_has_no_third_place():
+    fields = set(LossSettings.__dataclass_fields__)
+    assert fields == {*TABLE, "advantage", "reuse_correction", "mask_window", "max_drift"}
+
+
+def test_without_a_truncation_there_is_no_correction(config):
+    assert config.training(is_truncation=None).loss_settings().correction == "none"
+    assert faults_of(config) == []
+    lines = faults_of(config.training(correction="tis"))
+    assert any("is_truncation = None with correction = 'tis'" in line for line in lines)
+
+
+def test_the_longest_answer_is_what_the_turns_allow(config):
+    assert config.env_runners(max_turns=3, max_turn_tokens=7).loss_settings().longest_answer == 21
+    assert config.training(longest_answer=5).loss_settings().longest_answer == 5
+    assert config.training(longest_answer=None).env_runners(max_episode_tokens=16).loss_settings().longest_answer == 16
+
+
+WRONG = [
+    ("loss", "ppo", "loss = 'ppo'; expected one of None, 'grpo'"),
+    ("advantage", "best", "advantage = 'best'; expected one of 'group', 'mean_only'"),
+    ("ratio_level", "turn", "expected one of 'token', 'sequence', 'geometric'"),
+    ("clip_rule", "hard", "clip_rule = 'hard'; expected one of 'symmetric'"),
+    ("clip_low", 0, "clip_low = 0; expected a number in (0, 1]"),
+    ("clip_high", float("nan"), "clip_high = nan; expected a number above 0"),
+    ("dual_clip", 1, "expected a number above 1"),
+    ("cispo_bounds", (5, 1), "cispo_bounds = (5, 1); expected two numbers, 0 <= lower < upper"),
+    ("cispo_bounds", 5.0, "expected two numbers"),
+    ("sapo_taus", (1, 0), "expected two numbers above 0"),
+    ("bapo_mode", "fixed", "expected one of 'active', 'paper', 'released'"),
+    ("bapo_low", (0.9, 0.6, 0.02), "expected first <= last in [0, 1] and a step above 0"),
+    ("bapo_high", (1.2, 3.0, 0), "expected first <= last in [1, inf] and a step above 0"),
+    ("aggregation", "sum", "expected one of 'token_mean', 'sequence_mean', 'constant'"),
+    ("longest_answer", 0, "expected an integer of at least 1, or None"),
+    ("turn_mask", "second", "expected one of 'all', 'first', 'last'"),
+    ("old_policy", "prox", "expected one of 'decoupled', 'bypass'"),
+    ("correction", "icepop", "expected one of 'none', 'tis'"),
+    ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
+    ("correction_window", (2, 0.5), "expected two numbers, 0 <= lower < upper"),
+    ("off_policy_mask", 0, "expected a number above 0, or None"),
+    ("cov_clip_ratio", 1.5, "expected a number in [0, 1]"),
+    ("entropy_coeff", -1, "expected a number of at least 0"),
+    ("kl_coeff", -0.1, "expected a number of at least 0"),
+    ("kl_estimator", "k4", "expected one of 'k1', 'k2', 'k3', 'k3_k2'"),
+    ("kl_reference", "first", "expected one of 'base', 'last_good', 'ema'"),
+    ("reference_every", 0, "expected an integer of at least 1"),
+    ("reference_rate", 0, "expected a number in (0, 1]"),
+    ("gae_lambda", 1.1, "expected a number in [0, 1]"),
+    ("use_critic", 1, "use_critic = 1; expected one of False, True"),
+    ("critic_lr", 0, "expected a number above 0"),
+    ("overlong_share", 0, "expected a number in (0, 1]"),
+    ("tool_reward", -1, "expected a number of at least 0"),
+    ("dynamic_sampling_tries", 1.5, "expected an integer of at least 0"),
+    ("reuse_shaping", 0, "expected a number above 0"),
+    ("reuse_normalisation", "none", "expected one of 'split', 'joint'"),
+    ("reuse_advantage", "best", "expected one of None, 'group'"),
+    ("reuse_positive_only", "yes", "expected one of False, True"),
+    ("reuse_ramp", -1, "expected an integer of at least 0"),
+    ("rescue", "her", "expected one of 'none', 'arpo', 'rlep'"),
+    ("rescue_episodes", 0, "expected an integer of at least 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG)
+def test_a_wrong_value_has_its_own_line(config, name, value, expected):
+    (line,) = faults_of(config.training(**{name: value}))
+    assert line.startswith(f"{name} = {value!r}; ") and expected in line
+
+
+CONTRADICTIONS = [
+    ({"loss": "gspo", "correction": "tis"}, "the unit of the ratio is an episode, a token's weight would tear it"),
+    ({"ratio_level": "sequence"}, "correction = 'tis' with ratio_level = 'sequence'"),
+    ({"loss": "gspo", "correction": "mis"}, "correction = 'mis' with ratio_level = 'geometric'"),
+    ({"use_critic": True}, "use_critic = True with advantage = 'group'; expected advantage = 'gae'"),
+    ({"use_critic": True, "advantage": "leave_one_out"}, "the group is a baseline already"),
+    ({"use_critic": True, "advantage": "recalibrated"}, "expected advantage = 'gae'"),
+    ({"old_policy": "bypass"}, "correction = 'tis' with old_policy = 'bypass'; expected 'none'"),
+    ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
+    ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_delta = 1.2; expected more than 1 + clip_high"),
+    ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1 as a loss is noise"),
+    ({"kl_reference": "ema"}, "kl_reference = 'ema' with kl_coeff = 0"),
+    ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
+    ({"kl_on_reused": "weighted"}, "kl_on_reused = 'weighted' with kl_coeff = 0"),
+    ({"advantage": "gae", "rescue": "rlep"}, "expected an advantage relative to a group"),
+    ({"advantage": "gae", "dynamic_sampling_tries": 2}, "groups of equal rewards have a signal there"),
+    ({"advantage": "gae", "reuse_advantage": "group"}, "reuse_advantage = 'group' with advantage = 'gae'"),
+    ({"reuse_advantage": "gae"}, "expected it with advantage = 'gae' only"),
+]
+
+
+@pytest.mark.parametrize(("settings", "reason"), CONTRADICTIONS)
+def test_contradictions_are_refused_with_the_reason(config, settings, reason):
+    assert any(reason in line for line in faults_of(config.training(**settings)))
+    with pytest.raises(ValueError, match="SRLConfig has faults"):
+        config.validate()
+
+
+def test_rescue_needs_a_memory_and_whole_embeddings(config):
+    config.training(rescue="arpo").replay(capacity=0, revisit_fraction=0, reuse_fraction=0)
+    assert any("expected a memory that keeps the successes" in line for line in faults_of(config))
+    config.replay(capacity=100, embedding="policy")
+    assert any("rescue = 'arpo' with replay_embedding = 'policy'" in line for line in faults_of(config))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": "gspo", "correction": "sequence_mask"},
+        {"loss": "gspo", "correction": "sequence_tis"},
+        {"old_policy": "bypass", "correction": "none"},
+        {"advantage": "gae", "use_critic": True},
+        {"kl_coeff": 0.1, "kl_estimator": "k1"},
+        {"clip_rule": "symmetric", "clip_low": 0.3, "clip_high": 0.3},
+    ],
+)
+def test_what_fits_together_passes(config, settings):
+    assert faults_of(config.training(**settings)) == []
+
+
+def test_the_document_of_losses_names_every_one_of_them():
+    """A name without a row in docs/losses.md is one that nobody finds."""
+    text = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+    rows = " ".join(line for line in text.splitlines() if line.startswith("|"))
+    tables = (RATIO_LEVELS, CLIP_RULES, CORRECTIONS, REUSE_CORRECTIONS, KL_ESTIMATORS, ADVANTAGES, PRESETS, BAPO_MODES)
+    names = {*(name for table in tables for name in table), *AGGREGATIONS, *OLD_POLICIES, *REFERENCES, *RESCUES}
+    settings = set(TABLE) - {"loss", "longest_answer", "reference_rate", "correction_window", "sequence_window"}
+    settings -= {"clip_low", "clip_high", "dual_clip", "clip_delta", "cispo_bounds", "sapo_taus", "is_truncation"}
+    assert [name for name in sorted({*names, *settings} - {"kl_coeff", "bapo_target"}) if f"`{name}`" not in rows] == []
+    assert [name for name in TABLE if f"{name}" not in text] == []

@@ -1,0 +1,295 @@
+"""Rules of a user's own: by registered name or import path, named where they are wrong, and never run by a reader."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import ray
+
+from rllib_srl.common.rules import Rules
+from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.admission.secrets import DETECTORS, Span
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
+from rllib_srl.replay.journal.reader import reading
+from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.schedule.grading import GRADES
+from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
+from rllib_srl.replay.selection.eviction import EVICTIONS
+from rllib_srl.replay.selection.predicates import PREDICATES
+from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF
+from rllib_srl.replay.settings import RULES, ReplaySettings, check_trusted, register_rules, users_rules
+from rllib_srl.types import GroupMeta
+from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.small_buffer import said
+
+
+def by_number(candidates, num, generator, settings):
+    """Take the items that came last, in order: `recent`, under a name of our own."""
+    return np.argsort(-candidates.seq)[:num]
+
+
+def oldest_stays(candidates, num, generator, settings):
+    """Evict what came last."""
+    return np.argsort(-candidates.seq)[:num]
+
+
+def nine_days(desired_retention=0.9, **parameters):
+    """Wait nine days after whatever happened."""
+    return make_spacing("fixed", desired_retention, interval=9.0)
+
+
+def always_easy(evidence, min_graded):
+    """Find everything easy."""
+    return np.full(len(evidence.size_N), 4)
+
+
+def no_33(text):
+    """Find the word "w33"."""
+    return [Span(at, at + 3, "33") for at in range(len(text)) if text.startswith("w33", at)]
+
+
+class Unigrams(NgramEmbedder):
+    """Vectors of single tokens."""
+
+    def __init__(self):
+        super().__init__(dim=8, orders=(1,))
+
+
+OWN = {
+    "selection": (SELECTIONS, by_number),
+    "reuse_selection": (SELECTIONS, by_number),
+    "spacing": (SPACINGS, nine_days),
+    "eviction": (EVICTIONS, oldest_stays),
+    "embedding": (EMBEDDINGS, Unigrams),
+    "grade": (GRADES, always_easy),
+    "secret_detector": (DETECTORS, no_33),
+    "domains": (PREDICATES, lambda domain: domain == "words"),
+}
+
+
+def acting(settings, actor_of=ReplayBufferActor, **given):
+    """Return what a buffer of ten prompts does with some settings: vectors, grades, draws and who is left."""
+    actor = actor_of(settings, decode=lambda ids: " ".join(f"w{i}" for i in ids), **given)
+    domains = ("sums", "words")
+    groups = [a_group(a_prompt(i, domains[i % 2]), 1, i, (1.0, 0.0, 0.0, i % 2)) for i in range(10)]
+    visits, _ = actor.add(groups, 1, "1.add")
+    store, buffer = actor.buffer.store, actor.buffer
+    return {
+        "selection": [prompt.prompt_id for prompt in actor.due(3, 2, "2.due")],
+        "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.sample")],
+        "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
+        "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
+        "embedding": buffer.variety._embedder.dim,
+        "grade": [visit.grade for visit in visits],
+        "secret_detector": buffer.counts["num_refused_secret"],
+        "domains": sorted({prompt.domain for prompt in actor.due(9, 3, "3.due")}),
+    }
+
+
+EXPECTED = {
+    "selection": ["p5", "p4", "p3"],
+    "reuse_selection": ["p5", "p4", "p3"],
+    "spacing": [9.0],
+    "eviction": [f"p{i}" for i in range(6)],
+    "embedding": 8,
+    "grade": [4] * 10,
+    "domains": ["words"],
+}
+
+
+@pytest.mark.parametrize("way", ["registered", "imported"])
+@pytest.mark.parametrize("setting", OWN)
+def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
+    table, rule = OWN[setting]
+    if way == "registered":
+        monkeypatch.setitem(table, "mine", rule)
+        name = "mine"
+    else:
+        name = f"{__name__}:{rule.__qualname__}" if setting != "domains" else f"{__name__}:is_of_words"
+    plain = {"load_control": "none", "early": True, "min_recall_interval": 1}
+    plain |= {} if setting == "secret_detector" else {"on_secret": "keep"}
+    plain |= {"capacity": 6, "eviction": "mine" if way == "registered" else name} if setting == "eviction" else {}
+    if setting in ("selection", "reuse_selection"):
+        plain |= {"capacity": 6, "eviction": f"{__name__}:oldest_stays"}
+    settings = ReplaySettings(**{"capacity": 50, **plain, setting: name})
+    assert settings.faults() == []
+    found = acting(settings)[setting]
+    if setting == "secret_detector":
+        groups = [a_group(a_prompt(i, ("sums", "words")[i % 2]), 1, i) for i in range(10)]
+        assert 10 > found == sum(bool((one.token_ids_N[one.loss_mask_N] == 33).any()) for one in groups) > 0
+    else:
+        assert found == EXPECTED[setting]
+
+
+def is_of_words(domain):
+    """Say whether a domain is that of words."""
+    return domain == "words"
+
+
+def test_what_came_with_the_package_is_told_from_what_a_user_registered(monkeypatch):
+    assert users_rules(ReplaySettings()) == {}
+    monkeypatch.setitem(SELECTIONS, "mine", by_number)
+    monkeypatch.setitem(SPACINGS, "fsrs", nine_days)  # in place of one of the package's
+    settings = ReplaySettings(selection="mine", reuse_selection="uniform")
+    assert users_rules(settings) == {"selection": by_number, "spacing": nine_days}
+    imported = ReplaySettings(selection=f"{__name__}:by_number", spacing="sm2")
+    assert users_rules(imported) == {}  # every process imports it itself
+
+
+def test_rules_reach_a_process_that_does_not_know_them():
+    settings = ReplaySettings(selection="theirs", on_secret="keep")
+    actor = ReplayBufferActor(settings)
+    with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
+        actor.check_started()
+    try:
+        actor = ReplayBufferActor(settings, rules={"selection": by_number})
+        actor.check_started()
+        assert SELECTIONS["theirs"] is by_number
+        actor.close()
+    finally:
+        SELECTIONS.pop("theirs", None)
+
+
+def test_names_that_are_nowhere_are_named_early():
+    faults = ReplaySettings(selection="uniforms", eviction="fifi", grade="likelihood", secret_detector=3).faults()
+    assert len(faults) == 4
+    assert faults[0].startswith("grade = 'likelihood'; expected one of 'pass_rate', 'rating', 'reward', 'module:rule'")
+    assert "selection = 'uniforms'" in faults[1] and faults[1].endswith("did you mean 'uniform'?")
+    assert faults[2].endswith("did you mean 'fifo'?") and "did you mean" not in faults[3]
+    bad = {
+        "no.such.module:rule": "ModuleNotFoundError",
+        f"{__name__}:nothing": "AttributeError",
+        f"{__name__}:OWN": "expected something to call; it is a dict",
+    }
+    for name, said_of_it in bad.items():
+        (fault,) = ReplaySettings(spacing=name).faults("replay_")
+        assert fault.startswith(f"replay_spacing = {name!r}; expected") and said_of_it in fault
+
+
+def test_a_rule_that_cannot_be_sent_is_named_before_anything_starts(tmp_path, monkeypatch):
+    import threading
+
+    lock = threading.Lock()
+
+    def held(candidates, num, generator, settings):
+        with lock:
+            return np.arange(num)
+
+    monkeypatch.setitem(SELECTIONS, "held", held)
+    settings = ReplaySettings(selection="held", on_secret="keep")
+    with pytest.raises(ValueError, match="replay_selection = .*expected a rule that can be pickled, or an import path"):
+        Memory.start(settings, directory=tmp_path, seed=1, run="r", is_local=False, timeout_s=5.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_own_selection_may_read_every_setting():
+    assert set(SETTINGS_OF) == set(SELECTIONS.own)
+    settings = ReplaySettings(selection=f"{__name__}:by_number", selection_config={"kappa": 2.0})
+    assert settings.faults() == []
+    (fault,) = ReplaySettings(selection=f"{__name__}:by_number", selection_config={"kapa": 2.0}).faults()
+    assert "kapa" in fault
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def test_a_reader_runs_no_code_that_a_memory_names_unless_it_is_trusted(tmp_path, capsys, monkeypatch):
+    called = []
+    monkeypatch.setattr(f"{__name__}.nine_days", lambda **given: called.append(1) or make_spacing("fixed"))
+    buffer = a_buffer(tmp_path, spacing=f"{__name__}:nine_days", selection=f"{__name__}:by_number")
+    buffer.add([a_group(1)], 1)
+    buffer.close()
+    called.clear()
+    for command in (["ls"], ["stats"]):
+        error = said(capsys, *command, tmp_path, status=1)
+        assert f"spacing = '{__name__}:nine_days'; expected --trust-rules" in error.replace("\n", " ")
+    assert called == []
+    assert "1 of 1 items" in said(capsys, "ls", tmp_path, "--trust-rules")
+    assert "num_items" in said(capsys, "stats", tmp_path, "--trust-rules")
+    assert called
+
+
+def test_rules_of_drawing_alone_hinder_no_reader(tmp_path, capsys):
+    own = f"{__name__}:by_number"
+    buffer = a_buffer(tmp_path, selection=own, reuse_selection=own, eviction=f"{__name__}:oldest_stays")
+    buffer.add([a_group(1)], 1)
+    buffer.close()
+    with reading(tmp_path / JOURNAL) as one:
+        assert one.settings.selection == own
+    assert "num_items" in said(capsys, "stats", tmp_path)
+    with pytest.raises(ValueError, match="selection = .*reuse_selection = .*eviction = .*expected --trust-rules"):
+        check_trusted(one.settings)
+
+
+class Wordless:
+    """An embedder that embeds no single turns."""
+
+
+def test_an_own_embedder_must_embed_turns_where_these_count():
+    own = f"{__name__}:Wordless"
+    with pytest.raises(ValueError, match="'episodic' with embedding = .*Wordless'; expected an embedder with a method"):
+        a_buffer(embedding=own, diversity_parts=("variance", "episodic"))
+
+
+def test_register_rules_undoes_users_rules(monkeypatch):
+    monkeypatch.setitem(GRADES, "mine", always_easy)
+    settings = ReplaySettings(grade="mine")
+    sent = users_rules(settings)
+    del GRADES["mine"]
+    assert settings.faults()
+    register_rules(settings, sent)
+    assert settings.faults() == [] and set(RULES) >= set(sent)
+    with pytest.raises(ValueError, match="kind = 'b'; expected one of 'a', 'module:rule'"):
+        Rules("kind", {"a": len}).named("b")
+
+
+def pid_of(shard):
+    return ray.get(shard.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+
+
+# --- a real actor ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(ray_here, tmp_path, monkeypatch):
+    """A rule that no import could find there: it exists in this function alone."""
+
+    def last_first(candidates, num, generator, settings):
+        return np.argsort(-candidates.seq)[:num]
+
+    def only_easy(evidence, min_graded):
+        return np.full(len(evidence.size_N), 4)
+
+    class OneWord(NgramEmbedder):
+        def __init__(self):
+            super().__init__(dim=8, orders=(1,))
+
+    own = {"selection": last_first, "grade": only_easy, "embedding": OneWord, "spacing": nine_days}
+    own |= {"eviction": oldest_stays, "domains": lambda domain, entry: entry.prompt.prompt_id != "p7"}
+    for name, rule in own.items():
+        monkeypatch.setitem(RULES[name], "mine", rule)
+    given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "on_secret": "keep", "load_control": "none"}
+    settings = ReplaySettings(num_shards=2, capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
+    memory = Memory.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
+    try:
+        groups = [a_group(index, 1, index) for index in range(12)]
+        metas = [GroupMeta.of(group, ray.put(group)) for group in groups]
+        assert {visit.grade for visit in memory.add(metas, 1).values()} == {4}
+        memory.stats(1)
+
+        def expected(num):
+            shards = [[i for i in range(12) if int(a_prompt(i).key, 16) % 2 == shard and i != 7] for shard in (0, 1)]
+            return {f"p{i}" for shard in shards for i in shard[-num:]}
+
+        assert {prompt.prompt_id for prompt in memory.due(8, 2)} == expected(2)
+        before = pid_of(memory._shards[0])
+        os.kill(before, signal.SIGKILL)  # at once, unlike ray.kill: the next answer comes from another process
+        assert {prompt.prompt_id for prompt in memory.due(8, 3)} == expected(2)
+        assert pid_of(memory._shards[0]) != before
+        assert memory.stats(3)["num_items"] == 12
+    finally:
+        memory.stop()

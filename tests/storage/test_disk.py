@@ -1,0 +1,366 @@
+"""A full disk at the start of the memory, in a commit, a checkpoint or a transcript: one error, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import sqlite3
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from ray.exceptions import RayTaskError
+from tensorboardX.proto import event_pb2
+
+from rllib_srl.cli import train
+from rllib_srl.learner.learner import GRPOTorchLearner
+from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.client import Memory
+from rllib_srl.replay.journal.file import holder_of
+from rllib_srl.replay.journal.journal import Journal, JournalError
+from rllib_srl.replay.journal.schema import JournalFull
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.storage import checkpoints
+from rllib_srl.storage.disk import DiskFull, append, cannot_grow, full_message, is_full, writing
+from rllib_srl.storage.event_file import EventFile
+from tests.cli.conftest import TINY
+from tests.replay.groups import a_group
+from tests.replay.stored import GROUP, ITEM
+from tests.small_memory import check_shards, memory_config
+from tests.storage.small_disk import Disk, Limited, Tmpfs, used
+
+MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free space there[^\n]*resume[^\n]*$"
+
+
+@pytest.fixture(params=["tmpfs", "limit"])
+def disk(request, tmp_path):
+    if request.param == "limit":
+        (tmp_path / "disk").mkdir()
+        yield Limited(tmp_path / "disk")
+    elif Tmpfs.is_allowed(tmp_path):
+        with Tmpfs.mounted(tmp_path / "disk", "2m") as mounted:
+            yield mounted
+    else:
+        pytest.skip("no mount; the same tests run with a limit to the size of files")
+
+
+def fails_on_a_full(disk: Disk, name: str, action) -> None:
+    """Do something on a full disk: it is refused in one line with the path, and room is made again."""
+    disk.fill()
+    try:
+        with pytest.raises(DiskFull) as caught:
+            action()
+    finally:
+        disk.free()
+    assert re.match(MESSAGE.format(name), str(caught.value)), str(caught.value)
+
+
+def a_buffer(directory: Path) -> SRLReplayBuffer:
+    return SRLReplayBuffer(capacity=50, on_secret="keep", directory=directory, run="one", seed=1)
+
+
+# --- the memory -----------------------------------------------------------------------------------
+
+
+def test_a_memory_without_room_does_not_start_and_later_does(disk):
+    place = disk.path / "replay" / "shard_0"
+    fails_on_a_full(disk, "journal.db(.lock)?|replay/shard_0", lambda: a_buffer(place))
+    buffer = a_buffer(place)
+    assert len(buffer.add([a_group(1)], 1, "1.add")) == 1
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda buffer: buffer.add([a_group(index, 2, index) for index in range(20, 25)], 2, "2.add"),
+        lambda buffer: buffer.due(2, 2, "2.due"),
+        lambda buffer: buffer.draw(2, 2, "2.sample"),
+    ],
+)
+def test_what_was_acknowledged_before_a_full_disk_is_there_after_it(disk, call):
+    buffer = a_buffer(disk.path / "replay")
+    buffer.add([a_group(index, 1, index) for index in range(20)], 1, "1.add")
+    items, groups = len(buffer), buffer.store.num_groups
+    fails_on_a_full(disk, "journal.db", lambda: call(buffer))
+    assert (len(buffer), buffer.store.num_groups) == (items, groups) == (20, 20)
+    buffer.check_valid()
+    disk.fill()
+    buffer.close()  # as a run that ends
+    disk.free()
+    again = a_buffer(disk.path / "replay")
+    assert (len(again), again.store.num_groups) == (20, 20)
+    again.check_valid()
+    assert call(again)
+    again.check_valid()
+    again.close()
+
+
+def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(disk, tmp_path):
+    buffer = a_buffer(disk.path / "replay")
+    buffer.add([a_group(index, 1, index) for index in range(20)], 1, "1.add")
+    buffer.ledger.journal.tidy()
+    before = used(disk.path)
+    fails_on_a_full(disk, "copy.sqlite", lambda: buffer.snapshot(disk.path / "checkpoint" / "copy.sqlite"))
+    assert used(disk.path) == before
+    buffer.snapshot(tmp_path / "copy.sqlite")
+    buffer.add([a_group(30, 2, 30)], 2, "2.add")
+    buffer.close()
+    buffer = a_buffer(disk.path / "replay")  # without a log that a restore could take the room of
+    fails_on_a_full(disk, "journal.db", lambda: buffer.restore(tmp_path / "copy.sqlite"))
+    buffer.check_valid()
+    assert len(buffer) == 21
+    assert buffer.restore(tmp_path / "copy.sqlite") == 1 and len(buffer) == 20
+    buffer.close()
+
+
+def test_a_fault_of_the_disk_that_is_not_for_want_of_room_is_called_otherwise(tmp_path, monkeypatch):
+    with Journal.temporary(ITEM, GROUP) as journal:
+        assert not cannot_grow(journal.path)
+        with (
+            pytest.raises(JournalError, match="reading it failed: disk I/O error") as caught,
+            journal._explained("reading it"),
+        ):
+            raise sqlite3.OperationalError("disk I/O error")
+        assert not isinstance(caught.value, JournalFull)
+
+
+def test_an_actor_whose_buffer_could_not_be_opened_is_an_actor_all_the_same():
+    """Ray asks for its truth after a failed call; an error there ends the worker, and Ray starts the next one."""
+    assert ReplayBufferActor(ReplaySettings(capacity=0))
+    actor = ReplayBufferActor(ReplaySettings(capacity=5, on_secret="keep"))
+    assert len(actor) == 0 and actor
+    actor.close()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_lines_are_appended_whole_or_not_at_all(disk):
+    path = disk.path / "transcripts.jsonl"
+    append(path, "ä first\n" * 30)
+    fails_on_a_full(disk, "transcripts.jsonl", lambda: append(path, "second " * 5000 + "\n"))
+    assert path.read_text() == "ä first\n" * 30
+    append(path, "third\n")
+    assert path.read_text() == "ä first\n" * 30 + "third\n"
+
+
+def events_in(directory: Path) -> list:
+    """Return the events of the only event file, as any reader of TFRecords finds them."""
+    (path,) = directory.glob("events.out.tfevents.*")
+    data, events = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return events
+
+
+def test_an_event_file_on_a_full_disk_neither_hangs_nor_is_torn(disk):
+    writer = EventFile(disk.path)
+    writer.add_scalar("loss", 0.5, 1)
+    writer.flush()
+
+    def write() -> None:
+        for step in range(2000):
+            writer.add_scalar("loss", 0.25, 2 + step)
+        writer.flush()
+
+    fails_on_a_full(disk, "events.out.tfevents[^ ]*", write)
+    writer.add_text("transcript", "right", 3000)
+    writer.close()
+    first, *rest = events_in(disk.path)
+    assert first.file_version == "brain.Event:2" and [event.step for event in rest] == [1, 3000]
+    assert rest[0].summary.value[0].tag == "loss" and rest[0].summary.value[0].simple_value == 0.5
+
+
+def test_tensorboard_reads_an_event_file(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writer = EventFile(tmp_path)
+    writer.add_scalar("loss", 0.5, 1)
+    writer.flush()
+    writer.add_scalar("loss", 0.25, 2)
+    writer.close()
+    read = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def write_checkpoint(place: Path, num_bytes: int = 100_000) -> None:
+    with checkpoints.written_whole(place):
+        (place / "learner").mkdir(parents=True, exist_ok=True)
+        (place / "learner" / "state.pkl").write_bytes(bytes(num_bytes))
+        checkpoints.seal(place)
+
+
+def test_a_checkpoint_without_room_is_gone_and_the_earlier_ones_stand(disk):
+    write_checkpoint(disk.path / "checkpoint_000001")
+    fails_on_a_full(disk, "checkpoint_000002", lambda: write_checkpoint(disk.path / "checkpoint_000002"))
+    assert sorted(path.name for path in disk.path.glob("*point*")) == ["checkpoint_000001"]
+    checkpoints.verify_sealed(disk.path / "checkpoint_000001")
+    write_checkpoint(disk.path / "checkpoint_000002")
+    assert len(checkpoints.checkpoints_in(disk.path)) == 2
+
+
+def test_what_lay_where_a_checkpoint_could_not_be_written_stays(disk):
+    place = disk.path / "mine"
+    place.mkdir()
+    (place / "letter.txt").write_text("dear")
+    fails_on_a_full(disk, "mine", lambda: write_checkpoint(place))
+    assert (place / "letter.txt").read_text() == "dear" and not (place / checkpoints.MANIFEST).exists()
+
+
+# --- what is a full disk, and what is not -----------------------------------------------------------
+
+
+def chained() -> ValueError:
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    except OSError as error:
+        wrapped = ValueError("saving failed")
+        wrapped.__cause__ = error
+        return wrapped
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (OSError(errno.EFBIG, "File too large"), True),
+        (chained(), True),
+        (RayTaskError("save", "Traceback ...", OSError(errno.ENOSPC, "no room")), True),
+        (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'), True),
+        (sqlite3.OperationalError("database or disk is full"), True),
+        (DiskFull("disk full: x"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (sqlite3.OperationalError("database is locked"), False),
+        (ValueError("full of faults"), False),
+    ],
+)
+def test_a_full_disk_is_told_from_other_faults(error, is_so, tmp_path):
+    assert is_full(error) is is_so
+    with pytest.raises(DiskFull if is_so else type(error)), writing(tmp_path / "file"):
+        raise error
+
+
+def test_the_message_names_a_path_that_does_not_exist_and_travels_between_processes(tmp_path):
+    line = full_message(tmp_path / "not" / "there", "commit 5 failed")
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize >> 20
+    assert f"disk full: cannot write {tmp_path}/not/there (" in line and ": commit 5 failed; free space there" in line
+    assert abs(int(line.split("(")[1].split(" MiB")[0]) - free) < 1000 and "\n" not in line
+    for error in (DiskFull(line), JournalFull(line)):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == line
+
+
+# --- whole runs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tmpfs(tmp_path):
+    if not Tmpfs.is_allowed(tmp_path):
+        pytest.skip("no mount; the quick tests above run with a limit to the size of files")
+    with Tmpfs.mounted(tmp_path / "disk", "64k") as mounted:
+        yield mounted
+
+
+class Clumsy(GRPOTorchLearner):
+    """Meets a full disk that others do not meet, while a file of that name lies beside the log."""
+
+    def get_checkpointable_components(self):
+        if (Path(self.config.log_directory).parent / "clumsy").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().get_checkpointable_components()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_dir, ray_here):
+    """At its start, where Ray restarted it without end; and in a commit, after which the same run can go on."""
+    settings = ReplaySettings(on_secret="keep")
+    where = {"directory": tmpfs.path / "replay", "seed": 1, "run": "full", "is_local": False}
+    start = time.monotonic()
+    with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):
+        Memory.start(settings, **where, timeout_s=60.0, model_dir=random_llama_dir)
+    assert time.monotonic() - start < 30
+    tmpfs.resize("16m")
+    config = memory_config(random_llama_dir, tmpfs.path / "log").env_runners(num_env_runners=1)
+    algo = config.learners(num_learners=1, learner_class=Clumsy).build_algo()
+    try:
+        algo.train()
+        tmpfs.fill()
+        start = time.monotonic()
+        with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):
+            algo.train()
+        assert time.monotonic() - start < 30 and algo.memory.num_restarts == 0
+        tmpfs.free()
+        check_shards(algo)
+        result = algo.train()
+        assert result["replay"]["num_restarts"] == 0 and result["replay"]["num_items"] > 4
+        tmpfs.fill()
+        with pytest.raises(DiskFull, match=MESSAGE.format("checkpoint_000001")):
+            algo.save_to_path(tmpfs.path / "log" / "checkpoint_000001")
+        assert not (tmpfs.path / "log" / "checkpoint_000001").exists()
+        tmpfs.free()
+        (tmpfs.path / "clumsy").touch()
+        with pytest.raises(DiskFull, match=MESSAGE.format("checkpoint_000001")):
+            algo.save_to_path(tmpfs.path / "log" / "checkpoint_000001")
+        (tmpfs.path / "clumsy").unlink()
+        checkpoints.verify_sealed(Path(algo.save_to_path(tmpfs.path / "log" / "checkpoint_000001")))
+    finally:
+        algo.stop()
+
+
+def num_groups_in(run: Path) -> int:
+    """Return how many groups the memory of a run holds, once its actor has ended."""
+    path, deadline = run / "replay" / "shard_0" / "journal.db", time.monotonic() + 30
+    while holder_of(path) is not None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with Journal(path) as journal:
+        return len(journal.load().seqs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_that_fills_its_disk_ends_in_one_line_and_goes_on_once_there_is_room(tmpfs, ray_here, capfd):
+    """Without room for its memory; with room for one checkpoint; with room enough."""
+    run = tmpfs.path / "run"
+    flags = [*TINY, "--num_env_runners", "1", "--checkpoint_every", "1", "--replay_min_buffer_size", "2"]
+
+    def fails(*given: str) -> str:
+        start = time.monotonic()
+        capfd.readouterr()
+        assert train.main([*flags, *given]) == 1
+        assert time.monotonic() - start < 120
+        said = capfd.readouterr().err
+        assert "Traceback" not in said
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        return line
+
+    line = fails("--out", str(run), "--iterations", "30")
+    assert "disk full: cannot write" in line and "journal.db" in line
+    tmpfs.resize("30m")
+    for name in used(run):
+        (run / name).unlink()  # what a failed start leaves
+    line = fails("--out", str(run), "--iterations", "30")
+    assert "disk full: cannot write" in line and "MiB free" in line
+    (newest,) = checkpoints.checkpoints_in(run)[-1:]
+    assert not [path for path in run.glob("checkpoint_*") if not (path / checkpoints.MANIFEST).is_file()]
+    num_stored = num_groups_in(run)
+    for file in ("transcripts.jsonl", "metrics.jsonl"):
+        for written in (run / file).read_text().splitlines():
+            json.loads(written)
+    tmpfs.resize("120m")
+    last = int(newest.name.removeprefix("checkpoint_")) + 2
+    assert train.main(["--resume", str(run), "--iterations", str(last)]) == 0
+    assert num_groups_in(run) >= num_stored > 0  # what was stored after the checkpoint came along
+    assert checkpoints.checkpoints_in(run)[-1].name == f"checkpoint_{last:06d}"

@@ -1,0 +1,69 @@
+"""Measures of an accuracy matrix, worked by hand on the one drawn in accuracy.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_srl.studies.accuracy import (
+    NEVER,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+    plasticity,
+)
+
+BEFORE = np.array([0.1, 0.2, 0.1])
+R = np.array([[0.9, 0.3, 0.1], [0.7, 0.8, 0.2], [0.6, 0.7, 0.9]])
+IN_ORDER = np.arange(3)
+
+
+def test_the_matrix_of_the_docstring():
+    assert average_accuracy(R, IN_ORDER) == pytest.approx(2.2 / 3)  # (.6 + .7 + .9) / 3
+    assert backward_transfer(R, IN_ORDER) == pytest.approx(-0.2)  # ((.6 - .9) + (.7 - .8)) / 2
+    assert forward_transfer(R, IN_ORDER, BEFORE) == pytest.approx(0.1)  # ((.3 - .2) + (.2 - .1)) / 2
+    assert forgetting(R, IN_ORDER) == pytest.approx(0.2)  # ((.9 - .6) + (.8 - .7)) / 2
+    assert plasticity(R, IN_ORDER, BEFORE) == pytest.approx(2 / 3)  # ((.9 - .1) + (.8 - .3) + (.9 - .2)) / 3
+
+
+def test_forgetting_counts_from_the_best_and_backward_transfer_from_the_own_stage():
+    # domain 0 still rises after its stage: .5, .8, .6; domain 1: -, .7, .7
+    risen = np.array([[0.5, 0.0], [0.8, 0.7], [0.6, 0.7]])
+    taught = np.array([0, 1])
+    assert forgetting(risen, taught) == pytest.approx(0.1)  # ((.8 - .6) + (.7 - .7)) / 2
+    assert backward_transfer(risen, taught) == pytest.approx(0.05)  # ((.6 - .5) + (.7 - .7)) / 2
+
+
+def test_a_best_from_before_a_domain_was_taught_is_not_forgotten():
+    lost_early = np.array([[0.5, 0.9], [0.5, 0.6], [0.5, 0.6]])
+    assert forgetting(lost_early, np.array([0, 1])) == pytest.approx(0.0)
+
+
+def test_another_order_of_domains_changes_nothing():
+    order = [2, 0, 1]
+    assert backward_transfer(R[:, order], IN_ORDER[order]) == pytest.approx(backward_transfer(R, IN_ORDER))
+    assert forward_transfer(R[:, order], IN_ORDER[order], BEFORE[order]) == pytest.approx(0.1)
+    assert plasticity(R[:, order], IN_ORDER[order], BEFORE[order]) == pytest.approx(2 / 3)
+
+
+def test_a_domain_that_is_never_taught_counts_in_forward_transfer_alone():
+    taught = np.array([0, 1, NEVER])
+    assert average_accuracy(R, taught) == pytest.approx(0.65)  # (.6 + .7) / 2
+    assert forward_transfer(R, taught, BEFORE) == pytest.approx(0.45)  # ((.3 - .2) + (.9 - .1)) / 2
+    assert plasticity(R, taught, BEFORE) == pytest.approx(0.65)  # ((.9 - .1) + (.8 - .3)) / 2
+    assert forgetting(R, taught) == pytest.approx(0.2)
+
+
+def test_where_there_is_nothing_to_average_the_result_is_unknown():
+    one = np.array([[0.5]])
+    assert np.isnan(backward_transfer(one, np.array([0]))) and np.isnan(forgetting(one, np.array([0])))
+
+
+def test_all_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match=r"learned_at_C has shape \(2,\), accuracy_SC 3 domains"):
+        average_accuracy(R, np.array([0, 1]))
+    with pytest.raises(ValueError, match=r"(?s)expected stages from 0 to 2.*before_C has shape \(1,\)"):
+        plasticity(R, np.array([0, 1, 3]), np.array([0.1]))
+    with pytest.raises(ValueError, match=r"expected \[S, C\]"):
+        average_accuracy(np.zeros((0, 3)), IN_ORDER)

@@ -1,0 +1,113 @@
+"""From results to a verdict: by hand on made-up findings, and on a synthetic study whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rllib_srl.studies.contrasts import (
+    Finding,
+    contrasts_of,
+    curves_of,
+    findings_of,
+    ratios_of,
+    verdict_of,
+    warnings_of,
+)
+from rllib_srl.studies.results import read_results
+from rllib_srl.studies.seeds import Interval
+from tests.studies.synthetic import small_study, write_synthetic
+
+
+@pytest.fixture(scope="module")
+def whole(written):
+    """Return results, curves and findings of the synthetic study."""
+    results = read_results(written)
+    curves = curves_of(results)
+    return results, curves, findings_of(curves)
+
+
+def finding(**values):
+    return Finding({int(seed[1:]): value for seed, value in values.items()}, 0.0, Interval(0, 0), 0.0)
+
+
+def test_a_contrast_pairs_by_seed_and_corrects_for_its_family():
+    ours = {"average_accuracy": finding(s1=0.5, s2=0.6, s3=0.7, s4=0.9), "forgetting": finding(s1=0.1, s2=0.1, s3=0.2)}
+    theirs = {"average_accuracy": finding(s2=0.5, s3=0.5, s4=0.5), "forgetting": finding(s1=0.2, s2=0.3, s3=0.1)}
+    accuracy, forgot = contrasts_of({"a": ours, "b": theirs}, "a", ["b"], ["average_accuracy", "forgetting"])
+    assert accuracy.differences == pytest.approx({2: 0.1, 3: 0.2, 4: 0.4})
+    assert accuracy.mean == pytest.approx(0.7 / 3) and accuracy.favours == "a"
+    assert accuracy.p == 0.25 and accuracy.p_holm == 0.5  # 2 of 2^3 patterns; twice that for two comparisons
+    assert accuracy.smallest_p_holm == 0.5 and not accuracy.is_significant
+    # forgetting -.1, -.2, +.1: lower is better, so the mean -.0667 favours a; runs of a are lower in 5 of 9 pairs:
+    # .1 < .2, .3 (and = .1) twice, .2 < .3, = .2: 5 + 3 / 2 = 6.5 of 9
+    assert forgot.favours == "a" and forgot.improvement == pytest.approx(6.5 / 9)
+
+
+@pytest.mark.slow
+def test_the_verdict_of_a_study_whose_truth_is_known(whole):
+    results, _, findings = whole
+    verdict = verdict_of(results, findings)
+    assert verdict.holds is True and not verdict.reasons and len(verdict.contrasts) == 6
+    assert {c.p_holm for c in verdict.contrasts} == {6 * 2 / 1024}  # all at the least there is, six of them
+    lowest = next(c for c in verdict.contrasts if c.measure == "average_accuracy" and c.second == "uniform")
+    assert 0.05 < lowest.interval.low < lowest.mean < lowest.interval.high < 0.15
+
+
+@pytest.mark.slow
+def test_the_other_way_round_it_fails_and_says_why(whole):
+    results, _, findings = whole
+    primary = replace(results.study.primary, treatment="no_replay", controls=("extra_epochs", "srl"))
+    verdict = verdict_of(replace(results, study=replace(results.study, primary=primary)), findings)
+    assert verdict.holds is False and len(verdict.reasons) == 4
+    assert verdict.reasons[0].startswith("final accuracy against extra epochs: the difference is not significant")
+    assert verdict.reasons[1] == (
+        "final accuracy against SRL + diversity: the difference is in favour of the other, significantly"
+    )
+    assert verdict.reasons[2] == "retention against extra epochs: the difference is in favour of the other"
+
+
+def test_an_unfinished_or_small_study_decides_nothing(tmp_path, quick):
+    study = small_study(seeds=range(4), arms=("srl", "no_replay"))
+    results = read_results(write_synthetic(tmp_path, study, skip=[("srl", 2)]))
+    findings = findings_of(curves_of(results))
+    verdict = verdict_of(results, findings)
+    assert verdict.holds is None
+    assert verdict.reasons[0] == "SRL + diversity: 1 of 4 trials are not finished"
+    assert "3 pairs of trials are too few" in verdict.reasons[1] and "0.5" in verdict.reasons[1]  # 2 * 2 / 2^3
+    assert set(findings["srl"]["forgetting"].values) == {0, 1, 3}
+    text = "\n".join(warnings_of(results, findings))
+    assert "SRL + diversity: no finished trial with seed 2" in text and "4 runs an arm are few" in text
+
+
+def test_ratios_of_the_targets(whole):
+    results, curves, findings = whole
+    against = {ratio.control: ratio for ratio in ratios_of(results, curves, findings)}
+    means = {arm: findings[arm]["forgetting"].mean for arm in ("srl", "no_replay")}
+    assert against["no_replay"].forgetting == pytest.approx(means["srl"] / means["no_replay"])
+    assert against["no_replay"].forgetting < 0.5 and against["no_replay"].tokens < 0.7
+    assert against["no_replay"].tokens < against["uniform"].tokens < 1
+
+
+def test_missed_budgets_and_untested_spacing_are_said(whole):
+    results, _, findings = whole
+    assert warnings_of(results, findings) == []
+    doubled = replace(results, study=replace(results.study, budget=2 * results.study.budget))
+    assert "the budget of generated tokens was not met: 50% with seed 1" in warnings_of(doubled, findings)[0]
+    spaced = replace(results, study=replace(results.study, asks_about_spacing=True))
+    assert warnings_of(spaced, findings) == []  # five reviews of the median item
+    few = {a: {**f, "median_reviews": replace(f["median_reviews"], mean=3.0)} for a, f in findings.items()}
+    assert "no test of spacing: the median item was reviewed 3.0 times" in warnings_of(spaced, few)[0]
+    none = {a: {n: v for n, v in f.items() if n != "median_reviews"} for a, f in findings.items()}
+    assert "reviewed 0.0 times" in warnings_of(spaced, none)[0]
+
+
+def test_a_measure_that_is_missing_in_a_run_is_unknown_and_undecided(whole):
+    results, _, findings = whole
+    known = findings["srl"]["retention_area"]
+    broken = {**findings["srl"], "retention_area": replace(known, values={**known.values, 1: float("nan")})}
+    verdict = verdict_of(results, {**findings, "srl": broken})
+    assert verdict.holds is None and verdict.reasons == ("retention is not known for every trial",)
+    assert all(np.isfinite(c.mean) for c in verdict.contrasts)

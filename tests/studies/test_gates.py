@@ -1,0 +1,199 @@
+"""Gates and ladder of an upgrade: the arithmetic by hand, against brute force, and every verdict at its boundary."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from rllib_srl.studies import gates
+from rllib_srl.studies.gates import Change, Health, Outcome, Verdict, paired_change, paired_interval, paired_score
+from rllib_srl.studies.ladder import MAX_SHARE, RUNGS, Action, Ladder, Rehearsal, Step
+
+Z = 1.959963984540054
+PASSED, BAD, HARMFUL = Outcome.PASSED, Outcome.BAD, Outcome.HARMFUL
+
+
+def change(low: float, at: float, high: float) -> Change:
+    """Return a change of `at` on 1000 prompts with a given interval."""
+    gained = round(1000 * max(at, 0.0))
+    return Change(1000, round(1000 * max(-at, 0.0)), gained, 0.5, 0.5 + at, low, high)
+
+
+# --- the paired interval ---------------------------------------------------------------------------
+
+
+def test_the_score_without_a_difference_is_mcnemars() -> None:
+    assert paired_score(100, 15, 5, 0.0) == pytest.approx(-10 / math.sqrt(20))
+    assert paired_score(1000, 15, 5, 0.0) == pytest.approx(-10 / math.sqrt(20))  # agreeing pairs say nothing
+
+
+def test_the_score_by_hand() -> None:
+    # n = 10, lost 2, gained 1, d = 1/2: 20 q^2 + (21/2 - 3) q - 1/2 = 0, q = (-7.5 + sqrt(56.25 + 40)) / 40 = 0.057767
+    # variance 10 (2 q + 1/4) = 3.65534, gap 1 - 2 - 5 = -6: z = -6 / 1.911894
+    assert paired_score(10, 2, 1, 0.5) == pytest.approx(-3.138249, abs=1e-5)
+
+
+def test_without_any_loss_or_gain_the_bound_is_that_of_one_proportion() -> None:
+    # gap -n d, q = 0 for d > 0, variance n d (1 - d): z^2 = n d / (1 - d), so d = z^2 / (n + z^2), Wilson's bound
+    assert paired_interval(100, 0, 0, 0.95) == pytest.approx((-(Z**2) / (100 + Z**2), Z**2 / (100 + Z**2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(20, 3, 1), (44, 0, 1), (60, 12, 9), (7, 7, 0), (7, 0, 7), (5, 2, 3)])
+def test_the_likeliest_chance_of_a_loss_is_that_of_a_grid(counts: tuple[int, int, int]) -> None:
+    num, lost, gained = counts
+    for d in (-0.6, -0.05, 0.03, 0.4):
+        q = np.linspace(max(0.0, -d), (1 - d) / 2, 2_000_001)[1:-1]
+        logs = lost * np.log(q) + gained * np.log(q + d) + (num - lost - gained) * np.log1p(-2 * q - d)
+        best = q[np.argmax(logs)]
+        expected = (gained - lost - num * d) / math.sqrt(num * (2 * best + d - d * d))
+        assert paired_score(*counts, d) == pytest.approx(expected, rel=2e-3)
+
+
+@given(st.integers(1, 400), st.data())
+@settings(max_examples=150)
+def test_the_interval_ends_where_the_score_rejects_and_mirrors(num: int, data: st.DataObject) -> None:
+    lost = data.draw(st.integers(0, num))
+    gained = data.draw(st.integers(0, num - lost))
+    low, high = paired_interval(num, lost, gained, 0.95)
+    assert -1 <= low <= (gained - lost) / num <= high <= 1
+    assert low == -1 or paired_score(num, lost, gained, low) == pytest.approx(Z, abs=1e-5)
+    assert high == 1 or paired_score(num, lost, gained, high) == pytest.approx(-Z, abs=1e-5)
+    assert paired_interval(num, gained, lost, 0.95) == pytest.approx((-high, -low), abs=1e-9)
+    inner = paired_interval(num, lost, gained, 0.8)
+    assert low <= inner[0] and inner[1] <= high
+
+
+# Exact, over all outcomes of 60 prompts. Few changes make any interval too wide; the score may miss by about .02.
+@pytest.mark.parametrize(
+    ("p_lost", "p_gained", "most"), [(0.05, 0.05, 0.97), (0.1, 0.02, 0.97), (0.3, 0.2, 0.97), (0.02, 0.0, 1.0)]
+)
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(p_lost: float, p_gained: float, most: float) -> None:
+    num, covered, total = 60, 0.0, 0.0
+    cells = [p_lost, p_gained, 1 - p_lost - p_gained]
+    for lost in range(num + 1):
+        for gained in range(num - lost + 1):
+            chance = stats.multinomial.pmf([lost, gained, num - lost - gained], num, cells)
+            if chance > 1e-6:
+                low, high = paired_interval(num, lost, gained, 0.95)
+                covered, total = covered + chance * (low <= p_gained - p_lost <= high), total + chance
+    assert total > 0.999 and 0.93 < covered / total < most
+
+
+def test_only_prompts_answered_both_times_count() -> None:
+    before = {"a": True, "b": True, "c": False, "d": False, "lost": True}
+    after = {"a": True, "b": False, "c": True, "d": True, "new": False}
+    found = paired_change(before, after, 0.9)
+    assert (found.num, found.num_lost, found.num_gained) == (4, 1, 2)
+    assert (found.before, found.after, found.change) == (0.5, 0.75, 0.25)
+    assert (found.low, found.high) == paired_interval(4, 1, 2, 0.9)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 answers before and 1 after have no prompt in common"):
+        paired_change({"a": True}, {"b": True}, 0.95)
+    for bad in ((0, 0, 0, 0.95), (5, 3, 3, 0.95), (5, -1, 3, 0.95), (5, 1, 1, 1.0)):
+        with pytest.raises(ValueError, match=r"expected lost \+ gained <= num >= 1"):
+            paired_interval(*bad)
+
+
+# --- the gates -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "at", "high", "outcome"),
+    [
+        (-0.20, -0.10, -0.03, HARMFUL),  # all of it beyond the margin of .02
+        (-0.20, -0.10, -0.02, BAD),  # the margin itself is not beyond it
+        (-0.09, -0.04, -0.01, BAD),  # a real drop, beyond the margin by estimate
+        (-0.09, -0.04, 0.00, PASSED),  # perhaps no drop at all
+        (-0.03, -0.02, -0.01, PASSED),  # a real drop, within the margin
+        (-0.03, 0.01, 0.05, PASSED),
+    ],
+)
+def test_retention_acts_on_harm_that_is_shown(low: float, at: float, high: float, outcome: Outcome) -> None:
+    found = gates.retention("compare", change(low, at, high), 0.02)
+    assert (found.outcome, found.domain, found.gate) == (outcome, "compare", "retention")
+    assert f"{100 * at:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on 1000 prompts; may lose 2" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("low", "at", "high", "is_passed"),
+    [(-0.019, 0.0, 0.02, True), (-0.02, 0.0, 0.02, False), (-0.05, 0.04, 0.13, False), (0.01, 0.04, 0.07, True)],
+)
+def test_kept_passes_what_is_shown_to_be_harmless(low: float, at: float, high: float, is_passed: bool) -> None:
+    assert gates.kept("compare", change(low, at, high), 0.02).is_passed == is_passed
+
+
+@pytest.mark.parametrize(
+    ("low", "at", "high", "is_passed"),
+    [(0.01, 0.05, 0.09, True), (0.01, 0.049, 0.09, False), (0.0, 0.06, 0.12, False), (-0.02, 0.10, 0.2, False)],
+)
+def test_gained_asks_for_enough_and_for_more_than_luck(low: float, at: float, high: float, is_passed: bool) -> None:
+    assert gates.gained("lookup", change(low, at, high), 0.05).is_passed == is_passed
+
+
+@pytest.mark.parametrize(
+    ("health", "outcome", "said"),
+    [
+        (Health(0, 0.1, 10, 100), PASSED, "10.0% of held-out episodes lost"),  # at the limit
+        (Health(0, 0.1, 11, 100), BAD, "11.0% of held-out episodes were lost; expected at most 10.0%"),
+        (Health(3, 0.1, 0, 100), BAD, "3 log-probs or gradients were no numbers"),
+        (Health(3, 0.1, 0, 100, "canary"), HARMFUL, "training broke: canary"),
+    ],
+)
+def test_sanity(health: Health, outcome: Outcome, said: str) -> None:
+    found = gates.sanity(health, 0.1)
+    assert found.outcome is outcome and said in found.reason and found.domain == ""
+
+
+def test_drift_has_a_limit_and_passes_without_an_update() -> None:
+    found = [gates.drift(Health(0, kl, 0, 1), 0.5).outcome for kl in (0.5, 0.51, math.inf, math.nan)]
+    assert found == [PASSED, BAD, BAD, PASSED]
+
+
+# --- the ladder ------------------------------------------------------------------------------------
+
+OPEN = [Verdict("sanity", PASSED, ""), Verdict("retention", PASSED, "", "a")]
+SHUT = [Verdict("sanity", PASSED, ""), Verdict("retention", BAD, "", "b"), Verdict("retention", BAD, "", "a")]
+HARM = [Verdict("sanity", HARMFUL, "")]
+
+
+def test_it_waits_for_patience_and_starts_again_after_a_good_one() -> None:
+    ladder = Ladder(patience=2)
+    actions = [ladder.after(verdicts).action for verdicts in (SHUT, OPEN, SHUT)]
+    assert actions == [Action.WAIT, Action.ACCEPT, Action.WAIT]
+    assert ladder.after(SHUT) == Step(Action.CLIMB, "weight", ("a", "b"))
+    assert ladder.after(SHUT).action is Action.WAIT  # counted anew on each rung
+
+
+def test_harm_does_not_wait_and_the_rungs_come_in_order_and_end() -> None:
+    ladder = Ladder(patience=5)
+    steps = [ladder.after(HARM) for _ in range(6)]
+    assert [step.rung for step in steps] == ["weight", "kl", "share", "halt", "halt", "halt"]
+    assert [step.action for step in steps] == [Action.CLIMB] * 3 + [Action.HALT] * 3
+
+
+def test_what_the_rungs_change_adds_up() -> None:
+    rehearsal = Rehearsal(0.3, 0.1, quotas={"a": 1.0, "b": 1.0})
+    for rung in RUNGS[:-1]:
+        rehearsal = rehearsal.after(rung, ["a"])
+    assert rehearsal == Rehearsal(0.6, 0.2, 2.0, {"a": 2.0, "b": 1.0})
+    assert rehearsal.after("share", []).share == MAX_SHARE  # not 1.2
+    with pytest.raises(ValueError, match="rung = 'halt'; expected one of weight, kl, share"):
+        rehearsal.after("halt", [])
+
+
+def test_seventy_new_and_thirty_old_of_what_is_trained_on() -> None:
+    found = Rehearsal(0.3, 0.1, quotas={"b": 1.0, "a": 2.0}).settings()
+    assert found["replay_domains"] == ["a", "b"] and found["replay_domain_quotas"] == {"a": 2.0, "b": 1.0}
+    played = 1000.0
+    revisited = found["replay_revisit_fraction"] * played
+    reused = played * found["replay_reuse_fraction"] / (1 - found["replay_reuse_fraction"])
+    assert (played - revisited) / (played + reused) == pytest.approx(0.7)
+    assert (found["kl_coeff"], found["replay_reuse_coeff"]) == (0.1, 1.0)

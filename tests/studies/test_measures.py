@@ -1,0 +1,81 @@
+"""Curves and measures of a trial, worked by hand on a stream of two domains."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_srl.studies.curves import curve_of
+from rllib_srl.studies.measures import COSTS, MEASURES, measure
+from rllib_srl.studies.results import Header, Row, Trial
+from rllib_srl.studies.study import Arm, Domain, Primary, Study
+
+STUDY = Study(
+    "two", "Which is better?", "a", (Arm("a", "A", ""), Arm("b", "B", "")), (Domain("x", 0), Domain("y", 1)), 2, (1,),
+    400, Primary("a", ("b",)),
+)  # fmt: skip
+#          stage, iteration, tokens, (accuracy, parse rate) of x and y
+POINTS = [
+    (-1, 0, 0, (0.1, 0.5), (0.2, 0.6)),
+    (0, 1, 100, (0.5, 1.0), (0.2, 0.6)),
+    (0, 2, 200, (0.8, 1.0), (0.3, 0.6)),  # R[0] = .8 .3
+    (1, 3, 300, (0.6, 0.8), (0.6, 0.9)),
+    (1, 4, 400, (0.4, 0.5), (0.9, 1.0)),  # R[1] = .4 .9
+]
+
+
+def trial_of(points=POINTS):
+    rows = [
+        Row(stage, iteration, name, share[0], tokens, 2 * tokens, tokens / 10, 1000 + iteration % 3,
+            parse_rate=share[1], num_probe_tokens=7 * (iteration + 1), measures={"pass_at_4": share[0]})
+        for stage, iteration, tokens, *shares in points
+        for name, share in reversed(list(zip(("x", "y"), shares, strict=True)))
+    ]  # fmt: skip
+    return Trial(Header(STUDY.fingerprint, "a", 1, {}), tuple(rows), True, Path("a--1.jsonl"))
+
+
+def test_the_matrix_is_cut_at_the_ends_of_stages():
+    curve = curve_of(trial_of(), STUDY)
+    assert np.array_equal(curve.accuracy_SC, [[0.8, 0.3], [0.4, 0.9]])
+    assert np.array_equal(curve.before_C, [0.1, 0.2])
+    assert curve.average_I() == pytest.approx([0.15, 0.35, 0.55, 0.6, 0.65])
+    assert curve.remembered_from() == {0: 2}
+
+
+def test_every_measure_by_hand():
+    found = measure(curve_of(trial_of(), STUDY))
+    expected = {
+        "average_accuracy": 0.65,  # (.4 + .9) / 2
+        "retention_area": 0.6,  # (100 (.8 + .6) / 2 + 100 (.6 + .4) / 2) / 200
+        "forgetting": 0.4,  # .8 - .4
+        "backward_transfer": -0.4,
+        "forward_transfer": 0.1,  # .3 - .2
+        "plasticity": 0.65,  # ((.8 - .1) + (.9 - .3)) / 2
+        "time_to_decay": 80.0,  # .8 of .8 is .64: (.8 - .64) / .2 of 100
+        "superficial_forgetting": 0.4,  # p 1 -> .5, given parsed .8 -> .8: (1 - .5) .8
+        "essential_forgetting": 0.0,
+        "num_generated_tokens": 400,
+        "num_trained_tokens": 800,
+        "seconds": 40,
+        "peak_bytes": 1002,
+        "num_probe_tokens": 35,
+        "pass_at_4": 0.65,
+    }
+    assert found == pytest.approx(expected)
+    assert set(MEASURES) | set(COSTS) <= set(expected)
+
+
+def test_without_parse_rates_or_a_first_evaluation_their_measures_are_unknown():
+    points = [(stage, i, tokens, (x[0], None), (y[0], None)) for stage, i, tokens, x, y in POINTS[1:]]
+    found = measure(curve_of(trial_of(points), STUDY))
+    unknown = {name for name, value in found.items() if math.isnan(value)}
+    assert unknown == {"superficial_forgetting", "essential_forgetting", "forward_transfer", "plasticity"}
+    assert found["forgetting"] == pytest.approx(0.4)
+
+
+def test_a_stage_without_an_evaluation_is_named():
+    with pytest.raises(ValueError, match=r"a--1\.jsonl: no evaluation with stage in \[1\]"):
+        curve_of(trial_of(POINTS[:3]), STUDY)

@@ -1,0 +1,156 @@
+"""The report: it stands alone, says what the numbers say, and refuses what it cannot read."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from rllib_srl.cli import report
+from rllib_srl.studies.report.blocks import Cell, Chart, Heading, Page, Table, Text, to_html, to_markdown
+from rllib_srl.studies.report.charts import line_of
+from rllib_srl.studies.report.story import listed, number, span
+from tests.studies.synthetic import small_study, write_synthetic
+
+
+@pytest.fixture(scope="module")
+def pages(written, tmp_path_factory):
+    """Return both texts of the report on the synthetic study."""
+    out = tmp_path_factory.mktemp("out")
+    assert report.main([str(written), "--out", str(out)]) == 0
+    assert not list(written.glob("report.*"))
+    return [(out / name).read_text() for name in report.NAMES]
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text; knows whether every tag was closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.found, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.slow
+def test_the_page_is_whole_and_needs_nothing_else(pages):
+    reader = Reader()
+    reader.feed(pages[0])
+    assert reader.open == []
+    links = [v for _, attrs in reader.found for n, v in attrs.items() if n in ("src", "href", "srcset", "data")]
+    assert links and all(link.startswith("data:image/svg+xml;base64,") for link in links)
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in reader.found}
+    assert "url(" not in pages[0] and "@import" not in pages[0]
+    images = [attrs for tag, attrs in reader.found if tag == "img"]
+    assert all(image["alt"] for image in images)
+
+
+@pytest.mark.slow
+def test_pictures_are_svg(pages):
+    import base64
+
+    encoded = re.findall(r"base64,([A-Za-z0-9+/=]+)", pages[0])
+    assert len(encoded) >= 1 + 3 + 1 + 5  # deciding, costs, retention, domains; and legends
+    for text in encoded:
+        assert ElementTree.fromstring(base64.b64decode(text)).tag.endswith("svg")
+
+
+def test_answer_table_and_settings_are_in_both(pages):
+    for page in pages:
+        assert "Does replay by spaced repetition" in page
+        assert "Yes. SRL + diversity is better in final accuracy and retention" in page
+        for words in ("no replay", "generated tokens", "trained tokens", "seconds", "peak memory", "group_size"):
+            assert words in page
+        assert "10 of 10 runs" in page and "Holm" in page
+        assert "differ with the seed alone, the same way in all arms: seed." in page
+        assert "No run is left out" in page and "nan" not in re.sub("base64,[^\"]*", "", page)
+
+
+def test_markdown_tables_are_square(pages):
+    rows = [line for line in pages[1].splitlines() if line.startswith("|")]
+    blocks = re.split(r"\n(?!\|)", pages[1])
+    for block in blocks:
+        widths = {line.count(" |") for line in block.splitlines() if line.startswith("|")}
+        assert len(widths) <= 1
+    assert any(re.match(r"\| SRL \+ diversity \| 82\.\d% \(", row) for row in rows)
+
+
+@pytest.mark.slow
+def test_a_short_and_cut_off_study_is_reported_as_such(tmp_path, quick, capsys):
+    study = small_study(seeds=(1, 2), arms=("srl", "no_replay"), is_confirmation=False)
+    write_synthetic(tmp_path, study, skip=[("no_replay", 2)])
+    assert report.main([str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "Not decided" in text and "1 of 2 trials are not finished" in text and "cut off" in text
+    assert "a development run" in text and "cannot tell: too few runs" in text
+    assert "Not decided" in capsys.readouterr().out
+
+
+def test_a_study_without_a_finished_trial_is_reported_too(tmp_path, quick):
+    study = small_study(seeds=(1,), arms=("srl", "no_replay"))
+    write_synthetic(tmp_path, study, skip=[("srl", 1), ("no_replay", 1)])
+    assert report.main([str(tmp_path)]) == 0
+    assert "Not decided" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_more_arms_than_colours_are_named_and_tabled(tmp_path, quick, monkeypatch):
+    from tests.studies import synthetic
+
+    for n in range(6):
+        monkeypatch.setitem(synthetic.ARMS, f"more_{n}", (f"more {n}", "One more."))
+        monkeypatch.setitem(synthetic.KEEPING, f"more_{n}", 0.1)
+        monkeypatch.setitem(synthetic.TRAINED, f"more_{n}", 1.0)
+    arms = ("srl", *(f"more_{n}" for n in range(6)), "fifo")
+    study = small_study(seeds=(1,), arms=arms)
+    write_synthetic(tmp_path, study)
+    assert report.main([str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "Not drawn, to keep it readable, but in every table: oldest first." in text
+    assert re.search(r"\| oldest first \| 6\d\.\d%", text)
+
+
+def test_a_directory_of_something_else_is_one_clear_error(tmp_path, capsys):
+    assert report.main([str(tmp_path)]) == 1
+    assert "study.json does not exist; expected the results directory of a study" in capsys.readouterr().err
+
+
+def test_text_cannot_become_markup():
+    page = Page("<b>", (Text("<script>"), Table("", ("a", "b|c"), ((Cell("x|<i>"), Cell("1", "2")),)), Heading("&")))
+    html = to_html(page)
+    assert "<script>" not in html and "&lt;script&gt;" in html and "&lt;i&gt;" in html
+    assert "| x\\|&lt;i> | 1 (2) |" in to_markdown(page)
+
+
+def test_curves_of_seeds_are_averaged_at_equal_cost():
+    x = np.array([0.0, 1.0, 2.0])
+    line = line_of([x, x], [np.array([0, 0.2, 0.4]), np.array([0.2, 0.4, 0.8])])
+    assert line.mean == pytest.approx([0.1, 0.3, 0.6]) and line.high[2] == pytest.approx(0.8)
+    apart = line_of([x, 2 * x], [x, 2 * x])  # the same line, measured at other costs, over what both cover
+    assert apart.x[-1] == 2 and apart.mean == pytest.approx(apart.x)
+
+
+def test_numbers_as_a_reader_sees_them():
+    assert number(0.825, "share") == "82.5%" and number(-0.0663, "points") == "−6.6 points"
+    assert number(0.1, "share", signed=True) == "+10.0 points" and number(float("nan"), "share") == "–"
+    assert number(1234567, "tokens") == "1,234,567" and number(7200, "seconds") == "2.00 h"
+    assert number(2.1e9, "bytes") == "2.10 GB" and number(float("inf"), "count") == "never"
+    assert span(0.811, 0.837, "share") == "81.1 to 83.7" and span(float("nan"), 0.5, "share") == "no interval"
+    assert Chart(b"<svg/>", "", "").source == "data:image/svg+xml;base64,PHN2Zy8+"
+
+
+def test_names_that_hold_commas_are_told_apart():
+    assert listed(["a"]) == "a" and listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(["a", "b, long", "c"]) == "a; b, long; and c"

@@ -1,0 +1,122 @@
+"""Statistics over seeds: by hand, against every sign pattern, and by how often intervals hold the truth."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.studies import seeds
+from rllib_srl.studies.seeds import (
+    bootstrap_interval,
+    holm,
+    interquartile_mean,
+    paired_test,
+    probability_of_improvement,
+)
+
+
+def test_interquartile_mean_leaves_a_quarter_out_on_each_side():
+    assert interquartile_mean(np.array([0, 2, 3, 100.0])) == 2.5  # (2 + 3) / 2
+    assert interquartile_mean(np.arange(8.0)) == 3.5  # (2 + 3 + 4 + 5) / 4
+    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3  # a quarter of three, rounded down, is none
+
+
+def test_interval_of_two_values_spans_them():
+    assert bootstrap_interval(np.array([0.2, 0.6])) == pytest.approx((0.2, 0.6))
+
+
+def test_interval_is_the_same_each_time_and_narrows_with_seeds():
+    values = np.random.default_rng(0).normal(size=40)
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+    few, many = bootstrap_interval(values[:10]), bootstrap_interval(values)
+    assert many.high - many.low < few.high - few.low
+    assert bootstrap_interval(values, level=0.5).low > many.low
+
+
+def test_interval_is_wider_than_the_plain_percentiles_for_few_seeds():
+    values = np.random.default_rng(1).normal(size=5)
+    draws = np.random.default_rng(0).integers(5, size=(seeds.NUM_RESAMPLES, 5))
+    low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
+    found = bootstrap_interval(values)
+    assert found.low < low and found.high > high
+
+
+def test_interval_of_another_statistic():
+    values = np.array([*np.linspace(0.1, 0.5, 23), 5.0])  # one outlier
+    assert bootstrap_interval(values, interquartile_mean).high < 0.6 < bootstrap_interval(values).high
+
+
+def test_where_there_is_nothing_to_resample_there_is_no_interval():
+    assert np.isnan(bootstrap_interval(np.array([0.5]))).all()
+    assert np.isnan(bootstrap_interval(np.array([0.5, np.nan, 0.7]))).all()
+
+
+def test_intervals_of_ten_seeds_hold_the_truth_about_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(seeds, "NUM_RESAMPLES", 1000)
+    rng = np.random.default_rng(0)
+    found = [bootstrap_interval(rng.normal(0.05, 0.05, 10)) for _ in range(400)]
+    held = np.mean([low <= 0.05 <= high for low, high in found])
+    assert 0.92 <= held <= 0.97  # plain percentiles: .90
+
+
+@given(st.lists(st.integers(-4, 4), min_size=2, max_size=8))
+@settings(max_examples=40)
+def test_p_is_the_share_of_sign_patterns_at_least_as_far_out(differences):
+    sums = [abs(np.dot(signs, differences)) for signs in product((1, -1), repeat=len(differences))]
+    expected = np.mean([total >= abs(sum(differences)) for total in sums])
+    assert paired_test(np.array(differences, float)).p == pytest.approx(expected)
+
+
+def test_the_smallest_p_there_is():
+    # ten pairs, all positive: 2 of 2^10 patterns
+    assert paired_test(np.linspace(0.01, 0.1, 10)) == pytest.approx((2 / 1024, 2 / 1024, True))
+    assert paired_test(np.array([0.3])).p == 1 and paired_test(np.array([])).p == 1
+    assert paired_test(np.zeros(6)).p == 1
+
+
+def test_too_many_patterns_are_drawn_and_said_to_be(monkeypatch):
+    monkeypatch.setattr(seeds, "MAX_EXACT_PAIRS", 10)
+    differences = np.random.default_rng(2).normal(0.4, 1, 12)
+    drawn = paired_test(differences)
+    monkeypatch.undo()
+    counted = paired_test(differences)
+    assert not drawn.is_exact and counted.is_exact
+    assert drawn.p == pytest.approx(counted.p, abs=0.05)
+
+
+def test_differences_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        paired_test(np.array([0.1, np.nan]))
+
+
+def test_probability_of_improvement_counts_pairs_of_runs():
+    # 3 > 1, 3 > 2, 3 = 3 (half), 2 > 1, 2 = 2 (half), 2 < 3: 4 of 6
+    assert probability_of_improvement(np.array([3, 2]), np.array([1, 2, 3])) == pytest.approx(4 / 6)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_probabilities_of_both_arms_sum_to_one(first, second):
+    there, back = np.array(first), np.array(second)
+    assert probability_of_improvement(there, back) + probability_of_improvement(back, there) == pytest.approx(1)
+
+
+def test_holm_by_hand():
+    # ascending .01, .02, .03, .04: .01 * 4 = .04, .02 * 3 = .06, .03 * 2 = .06, .04 * 1 = .04 -> raised to .06
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.9, 0.6]) == pytest.approx([1.0, 1.0]) and len(holm([])) == 0
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        holm([1.5])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.5))
+def test_holm_rejects_what_the_step_down_procedure_rejects(p_values, alpha):
+    rejected = set()
+    for done, at in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if p_values[at] * (len(p_values) - done) > alpha:
+            break
+        rejected.add(at)
+    assert {i for i, p in enumerate(holm(p_values)) if p <= alpha} == rejected

@@ -1,0 +1,78 @@
+"""Tune: two trials at once on two CPUs, each in its own placement group; a trial that cannot fit says so at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from ray import tune
+
+from rllib_srl import SRL, register
+from rllib_srl.algorithm.resources import PlacementError
+from tests.small_worlds import small_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    register()  # Tune's registry lies in Ray, and an earlier test may have used another Ray
+    config = small_config(random_llama_dir, tmp_path, slow_s=0.5).training(log_directory=None)
+    # .75 CPU a trial: .25 for its main process, with the learner in it, and .5 for its runner.
+    return config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
+
+
+def fit(config, directory, **changes) -> tune.ResultGrid:
+    tuner = tune.Tuner(
+        "SRL",
+        param_space={**config.to_dict(), **changes},
+        run_config=tune.RunConfig(storage_path=str(directory), stop={"training_iteration": 3}, verbose=0),
+    )
+    return tuner.fit()
+
+
+@pytest.mark.smoke
+def test_two_trials_run_at_the_same_time(config, tmp_path):
+    rates = [0.0, 1e-3]
+    results = fit(config, tmp_path, lr=tune.grid_search(rates), checkpoint_every=2)
+    assert results.num_errors == 0 and [len(result.metrics_dataframe) for result in results] == [3, 3]
+    assert sorted(result.config["lr"] for result in results) == rates
+    spans = [(r.metrics_dataframe.timestamp.min() - 1, r.metrics_dataframe.timestamp.max()) for r in results]
+    assert max(first for first, _ in spans) < min(last for _, last in spans), spans
+    assert len({result.path for result in results}) == 2
+    for result in results:
+        ran_with = result.metrics["config"]
+        assert (ran_with["num_env_runners"], ran_with["group_size"]) == (1, 4)
+        lines = (Path(result.path) / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line)["iteration"] for line in lines] == [n for n in (1, 2, 3) for _ in range(8)]
+    moved = next(result for result in results if result.config["lr"])
+    written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in moved.best_checkpoints}
+    assert set(written) == {2, 3}  # `checkpoint_every`, and Tune's own at the end
+    again = SRL.from_checkpoint(written[2].path)
+    assert (again.iteration, again.version) == (2, 2)
+    again.stop()
+
+
+def test_the_request_of_a_trial_is_that_of_its_processes(config):
+    bundles = SRL.default_resource_request(config.learners(num_learners=2)).bundles
+    assert [dict(bundle) for bundle in bundles] == [{"CPU": 0.25}, {"CPU": 0.5}, {"CPU": 0.25}, {"CPU": 0.25}]
+
+
+def refused(config, tmp_path, kind, **changes) -> str:
+    start = time.monotonic()
+    with pytest.raises(kind) as caught:
+        fit(config, tmp_path, **changes)
+    assert time.monotonic() - start < 30
+    return str(caught.value)
+
+
+def test_a_trial_that_cannot_fit_says_so_at_once(config, tmp_path):
+    message = refused(config, tmp_path, PlacementError, num_env_runners=7)
+    assert message.startswith("one run needs 3.75 CPU (the cluster has 2); expected less: lower num_env_runners = 7")
+
+
+def test_an_unknown_name_in_the_search_space_is_refused_at_once(config, tmp_path):
+    message = refused(config, tmp_path, ValueError, group_sise=tune.grid_search([2, 4]))
+    assert "group_sise = 2; expected no setting of that name; did you mean group_size?" in message

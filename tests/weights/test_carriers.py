@@ -1,0 +1,101 @@
+"""The GPU carrier's handshake, driven with stand-ins for vLLM's trainer side; the carrier itself needs GPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from rllib_srl.engine.vllm_trainer import CastSource, trainer_info
+from rllib_srl.learner.weight_sender import WeightSender
+from rllib_srl.weights import transports
+from rllib_srl.weights.transports import Direct, RunnersClient
+
+
+class Recorder:
+    """A remote method that notes its arguments."""
+
+    def __init__(self):
+        self.calls = []
+
+    def remote(self, *arguments):
+        self.calls.append(arguments)
+        return ray.put(None)
+
+
+def runner():
+    return SimpleNamespace(init_transfer=Recorder(), receive_weights=Recorder())
+
+
+def test_each_runner_gets_its_own_place_in_the_process_group(ray_here):
+    runners = [runner(), runner(), runner()]
+    client = RunnersClient(runners, tensor_parallel_size=2, timeout_s=10)
+    assert client.world_size == 7  # the learner and three engines of two workers each
+    client.init_weight_transfer_engine({"master_port": 1, "rank_offset": 1})
+    offsets = [one.init_transfer.calls[0][0]["rank_offset"] for one in runners]
+    assert offsets == [1, 3, 5]
+    client.init_weight_transfer_engine({"packed": False})  # "ipc" has no process group
+    assert runners[2].init_transfer.calls[1] == ({"packed": False},)
+
+
+def test_one_update_reaches_every_runner_with_its_version(ray_here):
+    runners = [runner(), runner()]
+    client = RunnersClient(runners, tensor_parallel_size=1, timeout_s=10)
+    client.version = 12
+    client.start_weight_update()
+    client.update_weights({"names": ["w"]})
+    client.finish_weight_update()
+    assert [one.receive_weights.calls for one in runners] == [[({"names": ["w"]}, 12)]] * 2
+
+
+def test_the_source_casts_and_describes_in_the_same_order():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    source = CastSource(model, torch.bfloat16, lambda name, dtype, shape: (name, dtype, shape))
+    sent = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in source]
+    assert source.metadata() == sent and len(sent) == 4
+    torch.testing.assert_close(next(iter(source))[1].float(), model[0].weight.detach(), atol=4e-3, rtol=1e-2)
+
+
+class Sender(WeightSender):
+    """A learner whose trainer side notes what the weights were when they were sent."""
+
+    def __init__(self):
+        self.model = torch.nn.Linear(2, 2)
+        self.sums = []
+        self._client = SimpleNamespace(version=None)
+        self._direct = SimpleNamespace(send_weights=lambda: self.sums.append(float(self.model.weight.detach().sum())))
+
+    def score(self, sequences, share_prefixes=False, is_exact=False):
+        return [np.array([float(self.model.weight.detach().sum())])]
+
+
+def test_sending_perturbed_weights_directly_restores_them():
+    learner = Sender()
+    before = learner.model.weight.detach().clone()
+    true = learner.send_direct(5, [[1, 2]], 0.0)
+    moved = learner.send_direct(5, [[1, 2]], 0.2)
+    assert torch.equal(learner.model.weight, before) and learner._client.version == 5
+    assert learner.sums == [true[0][0], moved[0][0]] and learner.sums[0] != learner.sums[1]
+
+
+def test_a_lost_runner_means_a_new_rendezvous(monkeypatch):
+    asked = []
+    monkeypatch.setattr(transports, "call_learners", lambda group, method, *rest: asked.append(method) or [None])
+    runners = SimpleNamespace(actors=lambda: [runner()], each=lambda *a: iter([(1, "loaded")]))
+    carrier = Direct(None, runners, [[1, 2]], 10, "nccl", 1)
+    assert carrier.deliver(1, 0.0, [1]) == {1: "loaded"}
+    carrier.deliver(2, 0.0, [1])
+    carrier.forget()
+    carrier.deliver(3, 0.0, [1])
+    assert asked == ["connect", "send_direct", "send_direct", "connect", "send_direct"]
+
+
+@pytest.mark.engine
+def test_vllm_knows_the_settings_we_send(ray_here):
+    """The fields are those of the installed vLLM; a renamed one fails here and not on a cluster."""
+    assert trainer_info("ipc", 2, "127.0.0.1").backend == "ipc"
+    info = trainer_info("nccl", 3, "127.0.0.1")
+    assert (info.backend, info.world_size, info.rank, info.packed) == ("nccl", 3, 0, False)
