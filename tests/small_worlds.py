@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,20 @@ import gymnasium as gym
 from rllib_srl import SRLConfig
 
 
+MEETING_S = 150.0  # for the start of the other process on a busy machine
+
+
+def meet(directory: Path) -> None:
+    """Return once two processes have come here; both were running at that moment."""
+    directory.mkdir(exist_ok=True)
+    (directory / str(os.getpid())).touch()
+    deadline = time.monotonic() + MEETING_S
+    while len(list(directory.iterdir())) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("no other process came")
+        time.sleep(0.05)
+
+
 class Even(gym.Env):
     """Pays 1 for an answer whose first character has an even code point: a random policy gets about half.
 
@@ -22,9 +37,13 @@ class Even(gym.Env):
     domain = "even"
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
-        """Take `num_prompts` of each split, `pay` (what every answer gets, if set) and `slow_s` (of a step)."""
-        settings = {"num_prompts": 40, "pay": None, "slow_s": 0.0, **(env_config or {})}
+        """Take `num_prompts` of each split, `pay` (what every answer gets, if set) and `slow_s` (of a step).
+
+        With `meeting`, a directory, no step ends before two processes have begun one.
+        """
+        settings = {"num_prompts": 40, "pay": None, "slow_s": 0.0, "meeting": None, **(env_config or {})}
         self.num_prompts, self.pay, self.slow_s = settings["num_prompts"], settings["pay"], settings["slow_s"]
+        self.meeting = settings["meeting"]
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
         """Yield each prompt of a split once, in the order of the seed."""
@@ -40,6 +59,8 @@ class Even(gym.Env):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
         """Pay, after `slow_s` seconds."""
         time.sleep(self.slow_s)
+        if self.meeting:
+            meet(Path(self.meeting))
         reward = float(bool(action) and ord(action[0]) % 2 == 0) if self.pay is None else self.pay
         return "", reward, True, False, {}
 

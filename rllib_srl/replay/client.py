@@ -39,6 +39,7 @@ from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
 
 RETRY_S = 0.2
+RELEASE_S = 10.0  # for a killed process to give up its journal
 COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short", "num_groups_lost")
 TIDY_EVERY = 8  # iterations; run before the rollout, when no call waits for the journal
 
@@ -288,12 +289,15 @@ class Memory:
         self.counts, self.num_items = Counter({**dict.fromkeys(COUNTS, 0), **state["counts"]}), state["num_items"]
 
     def stop(self) -> None:
-        """Close journals and end actors."""
+        """End the buffers; return when their journals can be opened again, after at most `RELEASE_S` seconds."""
         for shard in self._shards:
             if self._is_local:
                 shard.close()
             else:
-                ray.kill(shard)
+                ray.kill(shard)  # Ray answers before the process has ended
+        deadline = time.monotonic() + RELEASE_S
+        while any(holder_of(journal) is not None for journal in self._journals) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     # --- calls -----------------------------------------------------------------------------------
 

@@ -286,13 +286,13 @@ def _arrays(value) -> list[np.ndarray]:
 
 
 def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
-    config.environment(env_config={"num_prompts": 400, "slow_s": 0.5}).env_runners(num_cpus_per_env_runner=0.5)
+    config.environment(env_config={"num_prompts": 400, "meeting": str(tmp_path / "meeting")})
+    config.env_runners(num_cpus_per_env_runner=0.5)
     config.training(log_directory=None, checkpoint_every=2)
     space = {**config.to_dict(), "lr": tune.grid_search([0.0, 1e-3]), "seed": 3}
     run = tune.RunConfig(storage_path=str(tmp_path), stop={"training_iteration": 4}, verbose=0)
     results = tune.Tuner("SRL", param_space=space, run_config=run).fit()
-    spans = [(r.metrics_dataframe.timestamp.min() - 1, r.metrics_dataframe.timestamp.max()) for r in results]
-    assert results.num_errors == 0 and max(first for first, _ in spans) < min(last for _, last in spans), spans
+    assert results.num_errors == 0
     payloads = []
     for result in results:
         replay = result.metrics["replay"]
@@ -370,6 +370,7 @@ def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
         is_over.set()
         looker.join()
         memory.stop()
+    assert holder_of(tmp_path / "log/shard_0/journal.db") is None
     assert size > 1e9 and len(reused) == 1
     assert max(highest) - before < 200e6, f"{(max(highest) - before) / 1e6:.0f} MB"
 

@@ -36,11 +36,10 @@ def fit(config, directory, **changes) -> tune.ResultGrid:
 @pytest.mark.smoke
 def test_two_trials_run_at_the_same_time(config, tmp_path):
     rates = [0.0, 1e-3]
+    config.environment(env_config={"meeting": str(tmp_path / "meeting")})
     results = fit(config, tmp_path, lr=tune.grid_search(rates), checkpoint_every=2)
     assert results.num_errors == 0 and [len(result.metrics_dataframe) for result in results] == [3, 3]
     assert sorted(result.config["lr"] for result in results) == rates
-    spans = [(r.metrics_dataframe.timestamp.min() - 1, r.metrics_dataframe.timestamp.max()) for r in results]
-    assert max(first for first, _ in spans) < min(last for _, last in spans), spans
     assert len({result.path for result in results}) == 2
     for result in results:
         ran_with = result.metrics["config"]
