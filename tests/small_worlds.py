@@ -13,7 +13,6 @@ import gymnasium as gym
 
 from rllib_srl import SRLConfig
 
-
 MEETING_S = 150.0  # for the start of the other process on a busy machine
 
 

@@ -29,6 +29,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
+from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
@@ -48,6 +49,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.learner_group import ask_learners, call_learners, update_learners
 from rllib_srl.learner.reference import ReferenceClock
+from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.client import Memory
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.visits import Visit
@@ -61,6 +63,8 @@ from rllib_srl.weights.transports import Direct, ObjectStore
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
+
+ReplayBufferInterface.register(ReplayBufferActor)
 
 
 class SRL(SavedAlgorithm):

@@ -1,14 +1,18 @@
-"""Wraps the buffer as a Ray actor behind RLlib's `ReplayBufferInterface`; it moves data and holds no replay logic.
+"""Wraps the buffer as a Ray actor with the methods of RLlib's `ReplayBufferInterface`; it holds no replay logic.
 
     runner --Groups--> object store --reference--> driver --reference--> actor.add: fetches the tokens itself
     actor.sample_apart: returns two objects, the metadata and the groups; the groups stay in the object store
 
 Ray makes the driver the owner of return values, so the second object outlives the actor. An object that the actor put
 into the store itself would be lost with it. In local mode the same class runs in the driver's process.
+
+`rllib_srl.algorithm.srl` registers the class with RLlib's interface. Importing RLlib here would load torch and Tune
+into each buffer's process.
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import ColumnarList, Parcel
@@ -28,7 +31,7 @@ from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
 
 
-class ReplayBufferActor(ReplayBufferInterface):
+class ReplayBufferActor:
     """One shard of the memory.
 
     Invariant: the effect of every call that has returned is in the journal, so a restart loses nothing.
@@ -213,6 +216,10 @@ class ReplayBufferActor(ReplayBufferInterface):
     def get_state(self) -> dict[str, Any]:
         """Return a description of the journal; its contents are copied as a snapshot file, never through the driver."""
         return self.buffer.describe()
+
+    def get_host(self) -> str:
+        """Return the name of the machine that the buffer runs on."""
+        return platform.node()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Raise; use `restore`, which reads a snapshot file.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import ListedRef
+from tests.conftest import ROOT
 from tests.replay.groups import a_group, a_prompt
 from tests.replay.stored import assert_same
 
@@ -22,6 +25,9 @@ def an_actor(**settings) -> ReplayBufferActor:
 
 
 def test_it_is_one_of_rllibs_buffers():
+    from rllib_srl import SRL  # registers it
+
+    assert SRL and not {name for name in vars(ReplayBufferInterface) if name[0] != "_"} - set(dir(ReplayBufferActor))
     actor = an_actor()
     assert isinstance(actor, ReplayBufferInterface) and len(actor) == actor.size() == 0
     actor.add([a_group(1)], now=1)
@@ -29,6 +35,13 @@ def test_it_is_one_of_rllibs_buffers():
     with pytest.raises(NotImplementedError, match="expected snapshot"):
         actor.set_state(actor.get_state())
     actor.close()
+
+
+def test_its_process_loads_neither_torch_nor_rllib():
+    """A buffer that was killed is back sooner, and takes less memory."""
+    code = "import sys, rllib_srl.replay.actor; print({'torch', 'ray.rllib', 'pandas'}.intersection(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (found.returncode, found.stdout.strip()) == (0, "set()"), found.stderr
 
 
 def test_why_it_did_not_start_is_told_whatever_is_asked():
