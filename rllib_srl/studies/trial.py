@@ -99,7 +99,7 @@ class StudyTrial(SRL):
             try:
                 self.restore_from_path(str(found[-1]), trust=told.get("trust", False))
             except Exception:
-                self.stop()  # a checkpoint that is refused leaves no process behind
+                self.cleanup()  # no process is left behind; `stop` needs what Trainable makes after this
                 raise
         self._start_s = time.perf_counter() - start
 
