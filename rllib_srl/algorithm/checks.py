@@ -74,7 +74,7 @@ def _of_packages(config: Any) -> Iterator[str]:
     if not settings.is_on:
         return
     try:
-        check_faiss("cpu")  # only the memory's own process can check for its GPU
+        check_faiss()
     except ValueError:
         yield (
             f"replay_capacity = {settings.capacity!r}; expected the package faiss (pip install 'rllib_srl[cpu]'), "

@@ -91,10 +91,6 @@ class ReplaySettings:
         None, 'factor of advantages from the distance to the group\'s centre: "paper", "minmax", "mean1"; None: off'
     )
     neighbours: int = setting(8, "number of nearest neighbours (k) for novelty")
-    exact_neighbours: int = setting(
-        20_000, "number of items up to which neighbour search is exact; above it, an index is used"
-    )
-    index_device: str = setting("cpu", 'device of the neighbour index: "cpu" or "gpu"')
     embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
     eviction: str = setting(
         "lowest_value", 'rule that evicts items from a full memory (docs/memory.md), or "module:rule"'
@@ -169,7 +165,6 @@ _AT_LEAST = {
     "max_age": 1,
     "max_uses": 1,
     "neighbours": 1,
-    "exact_neighbours": 256,
     "growth_depth": 1,
     "num_shards": 1,
 }
@@ -222,7 +217,6 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),
         "on_secret": ON_SECRET,
-        "index_device": ("cpu", "gpu"),
     }
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:

@@ -28,11 +28,11 @@ def source_distance_term(vectors_ND: np.ndarray) -> np.ndarray:
 
 def ours(vectors_ND: np.ndarray, parts: tuple[str, ...] = ("novelty", "centroid", "rarity")) -> np.ndarray:
     """Return the diversity of items whose vectors are all there is, each part calibrated on all items."""
-    found = Neighbours(vectors_ND.shape[1], exact_up_to=None)
+    found = Neighbours(vectors_ND.shape[1])
     ids = np.arange(len(vectors_ND))
     found.set(ids, vectors_ND)
     raw = {
-        "novelty": diversity.novelty(found.distances(vectors_ND, 8, exclude_ids=ids)),
+        "novelty": diversity.novelty(1.0 - found.nearest(vectors_ND, 8, exclude_ids=ids)[1]),
         "centroid": diversity.centroid_distance(vectors_ND, found.centroid()),
         "rarity": diversity.rarity(found.cluster_share(vectors_ND)),
     }

@@ -79,7 +79,7 @@ class Variety:
         self._set: dict[int, np.ndarray] = {}
         self._removed: set[int] = set()
         self._fitted: Mapping[str, Any] | None = None  # saved fit of the index, as JSON types
-        self._fitted_at: tuple[int, int] | None = None
+        self._fits = (0, 0)  # of the index when `_fitted` was saved
 
     @property
     def comes_later(self) -> bool:
@@ -204,7 +204,7 @@ class Variety:
             block = np.stack([vector for _, vector in pairs]) if pairs else np.empty((0, fitted["dim"]), np.float32)
             self._fitted, index = fitted, self._index(block.shape[1])
             index.load_state(unpacked(fitted), slots, block)
-            self._fitted_at = index.fitted_at
+            self._fits = index.fits
             index.set([], block[:0])
         elif pairs:
             block = np.stack([vector for _, vector in pairs])
@@ -213,8 +213,8 @@ class Variety:
 
     def _keep_fit(self) -> None:
         index = self._neighbours
-        if index is not None and index.fitted_at != (self._fitted_at or (0, 0)):
-            self._fitted, self._fitted_at = packed(index.save_state()), index.fitted_at
+        if index is not None and index.fits != self._fits:
+            self._fitted, self._fits = packed(index.save_state()), index.fits
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that later measures depend on, without the vectors, as JSON types."""
@@ -245,8 +245,7 @@ class Variety:
 
     def _index(self, dim: int) -> Neighbours:
         if self._neighbours is None:
-            exact = self._settings.exact_neighbours
-            self._neighbours = Neighbours(dim, exact_up_to=exact, seed=self._seed, device=self._settings.index_device)
+            self._neighbours = Neighbours(dim, seed=self._seed)
         return self._neighbours
 
 
