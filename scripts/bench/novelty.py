@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -47,7 +48,7 @@ from rllib_srl.replay.diversity.neighbours import Neighbours
 from scripts.bench import common as bench
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = ("4096x64", "4096x576", "65536x64", "65536x256", "65536x576", "1000000x64")
+CASES = ("4096x64", "4096x576", "32768x256", "65536x64", "65536x256", "65536x576", "1000000x64")
 BATCHES = (16, 48, 256)
 ITERATION_S, LEAST_RECALL, RECALL_AT, NUM_NEIGHBOURS = 2.0, 0.95, 10, 8
 DATASETS = (
@@ -129,7 +130,7 @@ class FlatFaiss:
     def __init__(self, dim: int) -> None:
         import faiss
 
-        self._index = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
+        self._index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
 
     def set(self, ids_K: np.ndarray, vectors_KD: np.ndarray) -> None:
         """Add vectors under new ids."""
@@ -184,7 +185,7 @@ def built(create: Callable[[int], Any], vectors_ND: np.ndarray, figures: Figures
     before, index = resident_bytes(), create(vectors_ND.shape[1])
     for first in range(0, len(vectors_ND), _AT_ONCE):
         rows = np.arange(first, min(first + _AT_ONCE, len(vectors_ND)))
-        seconds = timed(lambda rows=rows: index.set(rows, vectors_ND[rows]))
+        seconds = timed(partial(index.set, rows, vectors_ND[rows]))
         figures.build_s += seconds
         figures.longest_call_s = max(figures.longest_call_s, seconds)
     figures.num_bytes = resident_bytes() - before
@@ -222,9 +223,9 @@ def measure(
             queries = queries_QD[generator.choice(len(queries_QD), batch, replace=False)]
             for index, one in zip(indexes, found, strict=True):
                 calls: tuple[tuple[dict[int, list[float]], Callable[[], Any]], ...] = (
-                    (one.remove_ms, lambda index=index, ids=ids: index.remove(ids)),
-                    (one.set_ms, lambda index=index, ids=ids, queries=queries: index.set(ids, queries)),
-                    (one.search_ms, lambda index=index, q=queries: index.nearest(q, NUM_NEIGHBOURS)),
+                    (one.remove_ms, partial(index.remove, ids)),
+                    (one.set_ms, partial(index.set, ids, queries)),
+                    (one.search_ms, partial(index.nearest, queries, NUM_NEIGHBOURS)),
                 )
                 for values, call in calls:
                     values.setdefault(batch, []).append(1e3 * timed(call))

@@ -186,7 +186,7 @@ def test_approximate_search_finds_nearly_all_of_many():
     for one in (approximate, exact):
         one.set(np.arange(70_000), vectors)
     assert not approximate.is_exact and exact.is_exact
-    assert approximate.fits == (70_000, 1024)
+    assert approximate.fits == (70_000, 512)
     assert recall_at(approximate, exact, queries, 10) >= 0.9
 
 

@@ -6,18 +6,18 @@
 
     size        0 ... 32 ... 256 ... 2,048 ... 16,384 ... exact_up_to ... 131,072 ...
     clusters       fitted, and again at each 8-fold growth
-    search      exact, by a matrix product ...............| inverted lists of faiss, trained once
+    search      exact, by a matrix product .............. inverted lists of faiss, trained once
 
 Results do not depend on the order of insertions: a vector lies in the row of its id, the similarities of the candidates
 are recomputed in float64, row by row, ties are ordered by id, and the mean is a sum of integers. An index restored from
 its state (its fits) and its vectors therefore gives the same results as the saved one. A different number of threads
 may change a fit, and which candidates an approximate search finds.
 
-Exact search is a product of numpy, not a flat index of faiss: it takes less time (docs/LOG.md) and no second copy.
+Exact search is a product of numpy: a flat index of faiss takes more time beyond a few thousand vectors (docs/LOG.md).
 Beyond `exact_up_to`, faiss has half-precision copies of the vectors, each in the list of its nearest centroid; a search
 scans the lists nearest to the query and ranks what it finds by the vectors themselves.
 
-Fitting blocks the caller: for clusters and lists together a few seconds at 65,536 vectors.
+Fitting blocks the caller: for clusters and lists together about a second, at 32,768 vectors of 256 numbers.
 
 Sources: Dhillon and Modha 2001, "Concept decompositions for large sparse text data using clustering", section 3
 (spherical k-means); Douze et al. 2024, arXiv 2401.08281 (faiss).
@@ -33,18 +33,18 @@ import numpy as np
 
 from rllib_srl.replay.diversity.embedders import normalised
 
-EXACT_UP_TO = 65_536  # vectors; a search of a million takes longer than the memory may (docs/LOG.md)
+EXACT_UP_TO = 32_768  # vectors; at twice as many of 256 numbers, a search takes 1 % of a quick-start's iteration
 GROWTH = 8  # growth factor after which the clusters are fitted again
 LEAST_CLUSTERED = 32  # vectors; below this number, all are in one cluster
 _PER_CLUSTER = 8  # minimum average number of vectors per coarse cluster
 _FITTED_PER_CENTROID = 256  # maximum number of vectors per centroid that a fit uses
-_MOST_LISTS = 1024
-_PER_LIST = 64  # minimum average number of vectors per list at training; faiss recommends at least 39
+_PER_LIST = 64  # vectors per list when the lists are trained; faiss recommends at least 39
 _PROBED = 16  # one list in so many is searched
 _MARGIN = 8  # candidates beyond k, so that rounding does not decide which k are returned
 _WIDTH = 64  # columns of which the largest similarity is taken first
 _MOST_SIMILARITIES = 1 << 24  # held at once: 64 MiB
 _ROWS = 4096  # vectors converted to float64 at once
+_QUERIES = 64  # queries whose candidates are ranked at once
 _FIXED = float(1 << 30)  # unit of the integer sum of all vectors
 
 
@@ -58,12 +58,17 @@ def check_faiss() -> None:
         raise ValueError("faiss is not installed; expected faiss-cpu (pip install 'rllib_srl[cpu]')")
 
 
-def fit_centroids(vectors_ND: np.ndarray, num_centroids: int, seed: int) -> np.ndarray:
-    """Fit C unit centroids by spherical k-means, [C, D] float32, N >= C."""
+def _faiss() -> Any:
+    """Return the module faiss, imported with the first fit; its type stubs are incomplete."""
     import faiss
 
+    return faiss
+
+
+def fit_centroids(vectors_ND: np.ndarray, num_centroids: int, seed: int) -> np.ndarray:
+    """Fit C unit centroids by spherical k-means, [C, D] float32, N >= C."""
     most = -(-len(vectors_ND) // num_centroids)  # all of them: faiss drops vectors beyond `most` per centroid
-    kmeans = faiss.Kmeans(
+    kmeans = _faiss().Kmeans(
         vectors_ND.shape[1],
         num_centroids,
         niter=8,
@@ -291,7 +296,7 @@ class Neighbours:
 
     def _fit_lists(self) -> None:
         ids_N = self.ids()
-        self._create_lists(self._fitted(min(_MOST_LISTS, self._num // _PER_LIST)))
+        self._create_lists(self._fitted(self._exact_up_to // _PER_LIST))
         for start in range(0, len(ids_N), _ROWS):
             rows = ids_N[start : start + _ROWS]
             self._add_to_lists(rows, self._vectors_ND[rows])
@@ -304,8 +309,7 @@ class Neighbours:
         return fit_centroids(self._vectors_ND[sample], num_centroids, self._seed)
 
     def _create_lists(self, centroid_LD: np.ndarray) -> None:
-        import faiss
-
+        faiss = _faiss()
         quantizer = faiss.IndexFlatIP(self._dim)
         quantizer.add(centroid_LD)
         self._list_centroid_LD = centroid_LD
@@ -318,10 +322,8 @@ class Neighbours:
 
     def _add_to_lists(self, ids_K: np.ndarray, vectors_KD: np.ndarray) -> None:
         """Add vectors to the lists of their nearest centroids, in float64: faiss would assign them in float32."""
-        import faiss
-
         list_K = nearest_centroids(vectors_KD, self._list_centroid_LD)
-        self._lists.add_core(len(ids_K), *map(faiss.swig_ptr, (vectors_KD, ids_K, list_K)))
+        self._lists.add_core(len(ids_K), *map(_faiss().swig_ptr, (vectors_KD, ids_K, list_K)))
 
     # --- search ----------------------------------------------------------------------------------
 
@@ -344,9 +346,10 @@ class Neighbours:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Order candidates by similarity in float64, ties by id, and return the first k."""
         similarity_QK = np.empty(ids_QK.shape)
-        for row, query_D in enumerate(vectors_QD.astype(np.float64)):
-            products_KD = self._vectors_ND[ids_QK[row]] * query_D
-            similarity_QK[row] = np.clip(products_KD.sum(axis=1), -1.0, 1.0)
+        for start in range(0, len(ids_QK), _QUERIES):
+            part = slice(start, start + _QUERIES)
+            products_QKD = self._vectors_ND[ids_QK[part]] * vectors_QD[part, None].astype(np.float64)
+            similarity_QK[part] = np.clip(products_QKD.sum(axis=2), -1.0, 1.0)
         similarity_QK[ids_QK == exclude_Q[:, None]] = -np.inf
         order_QK = np.lexsort((ids_QK, -similarity_QK), axis=1)[:, :k]
         ids_QK, similarity_QK = (np.take_along_axis(array, order_QK, axis=1) for array in (ids_QK, similarity_QK))
