@@ -239,6 +239,21 @@ def test_a_restored_index_gives_the_same_answers_and_goes_on_alike(large, which)
     saved.set(gone, kept)
 
 
+def test_a_state_of_the_earlier_index_is_restored():
+    """It has two more names, and its lists may have been fitted below `exact_up_to`: then search is exact."""
+    vectors = mixture(300, 8, seed=5)
+    lists = neighbours.fit_centroids(vectors, 32, seed=0)
+    clusters = neighbours.fit_centroids(vectors, 16, seed=0)
+    state = {"dim": 8, "clusters_fitted_at": 256, "clusters": clusters, "lists_fitted_at": 257, "lists": lists}
+    found = Neighbours(8)
+    found.load_state({**state, "num_probes": 3}, np.arange(300), vectors)
+    exact = Neighbours(8)
+    exact.set(np.arange(300), vectors)
+    assert found.is_exact and np.array_equal(found.nearest(vectors, 5)[0], exact.nearest(vectors, 5)[0])
+    size_C = np.bincount(neighbours.nearest_centroids(vectors, clusters), minlength=16)
+    assert found.cluster_share(clusters) == pytest.approx(size_C / 300)
+
+
 def test_the_order_of_arrival_decides_nothing():
     vectors, queries = mixture(300, 16, seed=5), mixture(40, 16, seed=6)
     forward, shuffled = Neighbours(16, exact_up_to=256), Neighbours(16, exact_up_to=256)
