@@ -104,7 +104,7 @@ def rows(path, *lines) -> str:
         ("question_file", {"path": "/no/such.jsonl"}, "env = 'question_file'; path = '/no/such.jsonl' is no file"),
         (f"{HERE}:Unmakeable", {}, "it cannot be made: RuntimeError: no licence found"),
         (f"{HERE}:Numbers", {}, "; its prompt 'even "),
-        ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts: prompt_ids('train', seed) is empty"),
+        ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),
         (f"{HERE}:Raising", {}, "': reset failed: KeyError: 'the database'"),
         (f"{HERE}:Long", {}, "tokens; expected fewer than max_episode_tokens = 48, which holds the answer"),
         ("builtins:dict", {}, "it cannot be played: it is a dict; expected a gymnasium.Env"),
@@ -219,7 +219,7 @@ def test_too_few_prompts_for_probes_are_refused(config):
     config.environment(env_config={"num_prompts": 10}).replay(capacity=100)
     config.planner(probe_every=2, probe_prompts=4)
     (line,) = lines_of(config)
-    assert "domain 'even' has 2 held-out prompts beside the 8 of evaluation; expected at least planner_probe" in line
+    assert "domain 'even' has 2 held-out prompts besides the 8 of evaluation; expected at least planner_probe" in line
 
 
 def test_every_fault_of_every_part_comes_in_one_round(config):

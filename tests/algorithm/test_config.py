@@ -79,7 +79,7 @@ FAULTS = [
     ("replay_diversity_parts", ("rarety",), "replay_diversity_parts = ('rarety',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
-    ("env", "no_such_world", "env: environment 'no_such_world' is unknown; known: "),
+    ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),
     ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass': module 'json' has no 'NoSuchClass'"),
     ("env", "no.such.module:Env", "module 'no.such.module' cannot be imported"),
     ("env", 3, "env = 3; expected a name, 'package.module:Class' or a class"),
