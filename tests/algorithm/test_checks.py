@@ -167,7 +167,7 @@ def test_the_defaults_do_not_fit_a_model_of_a_short_context(config, random_llama
 def test_an_unknown_hub_id_is_one_line_and_quick(config):
     start = time.monotonic()
     (line,) = lines_of(config.rl_module(model_config={"model": "nobody/nothing"}))
-    assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is no local directory")
+    assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is not a local directory")
     assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 5
 
 

@@ -159,7 +159,7 @@ def flip_a_byte(path):
     ("harm", "message"),
     [
         (flip_a_byte, r"checkpoint .*two is damaged: learner_group/.*; use an earlier one"),
-        (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json: its writing did not finish"),
+        (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json, so it is incomplete"),
         (lambda path: path.rename(path.parent / "away"), r"checkpoint .*two does not exist; expected a directory"),
     ],
 )

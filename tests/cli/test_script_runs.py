@@ -84,7 +84,7 @@ def _used(tmp_path: Path) -> Path:
 def test_a_checkpoint_that_somebody_else_sealed_needs_trust(run: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "their.key"
     seal(run / "checkpoint_000020", key=make_key(theirs))
-    with pytest.raises(CheckpointError, match=r"sealed with another key than .*seal.key.*give --trust-checkpoint"):
+    with pytest.raises(CheckpointError, match=r"sealed with another key than .*seal.key.*pass --trust-checkpoint"):
         plan_run(None, run, {})
     assert plan_run(None, run, {}, trust=True).is_trusted
     assert not plan_run(None, run, {"seal_key_file": str(theirs)}).is_trusted

@@ -128,7 +128,7 @@ def test_checkpoints_of_others_are_refused_before_anything_starts(tmp_path, monk
         study_run.run(study, {}, tune.parse(words))
     if is_refused:
         told = str(caught.value)
-        assert f"checkpoint {path} " in told and "give --trust-checkpoint" in told and "\n" not in told
+        assert f"checkpoint {path} " in told and "pass --trust-checkpoint" in told and "\n" not in told
     with pytest.raises(Begun):
         study_run.run(study, {}, tune.parse([*words, "--trust-checkpoint"]))
 

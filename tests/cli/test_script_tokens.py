@@ -128,7 +128,7 @@ def test_with_a_template_that_keeps_the_past_the_stream_is_its_rendering(templat
 
 @pytest.mark.parametrize("template", [DATES, LAST_DIFFERS])
 def test_a_template_that_rewrites_questions_is_refused(template):
-    with pytest.raises(ValueError, match="changes earlier tokens|does not show|expected"):
+    with pytest.raises(ValueError, match="changes earlier tokens|changes the assistant's|expected"):
         ChatTranscript(tokenizer_of(template))
 
 

@@ -147,7 +147,7 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
     assert train.main(["--resume", str(copied), "--iterations", "3"]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"error: checkpoint {checkpoint} was sealed with another key than ")
-    assert "give --trust-checkpoint" in said and names_in(copied) == before and not marker.exists()
+    assert "pass --trust-checkpoint" in said and names_in(copied) == before and not marker.exists()
     shutil.rmtree(checkpoint)
     shutil.copytree(trained / "checkpoint_000002", checkpoint)
     seal(checkpoint, verify_sealed(checkpoint))  # as earlier versions did: nobody's
