@@ -33,7 +33,7 @@ def refused(config, kind=ValueError) -> str:
 
 def test_a_group_of_one_is_refused(config):
     assert refused(config.training(group_size=1)) == (
-        "SRLConfig has faults:\n  group_size = 1; expected an integer of at least 2"
+        "SRLConfig is invalid:\n  group_size = 1; expected an integer of at least 2"
     )
 
 
@@ -84,7 +84,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(config):
     assert refused(config, PlacementError) == (
         "one run needs 2 GPU (the cluster has 0), 0.25 CPU and 1 GPU in one process (no node has that); expected less: "
         "lower num_env_runners = 2, num_learners = 0 or the CPUs and GPUs of each, or set check_resources = False if "
-        "the cluster grows by itself"
+        "the cluster grows on demand"
     )
     config.env_runners(num_gpus_per_env_runner=0, num_cpus_per_env_runner=1)
     assert "one run needs 2.25 CPU (the cluster has 2); expected less" in refused(config, PlacementError)

@@ -133,7 +133,7 @@ def test_all_faults_come_at_once(config):
     with pytest.raises(ValueError) as caught:
         config.validate()
     first, *lines = str(caught.value).splitlines()
-    assert first == "SRLConfig has faults:"
+    assert first == "SRLConfig is invalid:"
     for name in (*bad, "replay_revisit_fraction"):
         assert sum(line.startswith(f"  {name} = ") for line in lines) == 1, (name, lines)
     assert len(lines) == len(bad) + 1
@@ -149,7 +149,7 @@ def test_unknown_names_are_refused_however_they_come(config):
         SRLConfig().update_from_dict({"env": "compare", "group_sise": 4}).validate()
     with pytest.raises(TypeError, match="clip_hihg"):
         SRLConfig().training(clip_hihg=0.3)
-    with pytest.raises(TypeError, match=r"replay\(\) got settings .*\n  spacign; .*; did you mean spacing\?\nexpected"):
+    with pytest.raises(TypeError, match=r"replay\(\) got unknown settings:\n  spacign; .*; did you mean spacing\?\nexpected"):
         SRLConfig().replay(spacign="fsrs")
 
 
@@ -163,7 +163,7 @@ def test_a_setting_of_rllib_without_effect_here_names_what_to_use(config, name):
     setattr(config, name, "changed")
     (line,) = faults_of(config)
     assert line.startswith(f"{name.lstrip('_')} = 'changed'; expected ")
-    assert line.endswith(f"SRL does not use it: use {INSTEAD[name]}")
+    assert line.endswith(f"SRL does not use it; use {INSTEAD[name]}")
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_every_public_setting_of_rllib_is_used_or_refused(config):
 
 def test_several_agents_are_refused(config):
     config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *args, **kwargs: "a")
-    assert "policies of several agents; expected one: SRL trains a single policy" in faults_of(config)
+    assert "policies = several; expected one: SRL trains a single policy" in faults_of(config)
 
 
 # --- the grouped methods --------------------------------------------------------------------------
