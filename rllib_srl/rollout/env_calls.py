@@ -28,6 +28,11 @@ from typing import Any
 
 from rllib_srl.rollout.replies import Constructed
 
+logger = logging.getLogger(__name__)
+
+_REAP_EVERY_S = 0.5
+_GRACE_S = 0.5  # time for an abandoned Python loop to react to the exception raised in it
+
 
 class EnvPool:
     """Idle environment instances of episodes without an error, kept because construction may be expensive.
@@ -68,12 +73,6 @@ class EnvPool:
     def num_idle(self) -> int:
         """Return the number of idle instances."""
         return sum(len(idle) for idle in self._idle.values())
-
-
-logger = logging.getLogger(__name__)
-
-_REAP_EVERY_S = 0.5
-_GRACE_S = 0.5  # time for an abandoned Python loop to react to the exception raised in it
 
 
 class TooManyHangingCallsError(RuntimeError):

@@ -34,6 +34,14 @@ from rllib_srl.rollout.replies import Constructed, Reply, construct, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import Prompt, StopReason
 
+logger = logging.getLogger(__name__)
+
+# While no turn is being generated, replies that arrive within this time of one another start together:
+# an engine that starts on the first reply alone spends a whole step on one request.
+_LINGER_S = 0.002
+_MAX_LINGER_S = 0.05
+_PAUSED_S = 0.01  # polling interval of a paused engine
+
 
 @dataclass(frozen=True)
 class PlayRequest:
@@ -144,15 +152,6 @@ def fault_of(turn: Turn) -> str:
     if not (np.isfinite(turn.logp).all() and (turn.logp <= 1e-4).all()):
         return "has a log-prob that is not finite and <= 0"
     return ""
-
-
-logger = logging.getLogger(__name__)
-
-# While no turn is being generated, replies that arrive within this time of one another start together:
-# an engine that starts on the first reply alone spends a whole step on one request.
-_LINGER_S = 0.002
-_MAX_LINGER_S = 0.05
-_PAUSED_S = 0.01  # polling interval of a paused engine
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ from typing import Any, Protocol
 
 _LAST_CHARACTER = 0x10FFFF  # the private-use characters from here downwards have no meaning
 _NUM_MARKS = 1 << 16
+_NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
+# A conversation that tests a chat template.
+_QUESTION = "What is 1 + 1?"
+_SYSTEM = "Reply in one word."
+_ANSWERS = ("It is x", "It is 0")  # no common last character
 
 
 class ControlTokens:
@@ -96,9 +101,6 @@ def unused_character(texts: Iterable[str]) -> str:
         if chr(code) not in used:
             return chr(code)
     raise ValueError(f"the text contains all of the last {_NUM_MARKS} Unicode code points; expected an unused one")
-
-
-_NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 
 
 class Transcript(Protocol):
@@ -383,11 +385,6 @@ class ChatTranscript:
 
     def _token(self, ids: list[int], where: int) -> str:
         return repr(self._tokenizer.decode(ids[where : where + 1])) if where < len(ids) else "nothing"
-
-
-_QUESTION = "What is 1 + 1?"
-_SYSTEM = "Reply in one word."
-_ANSWERS = ("It is x", "It is 0")  # no common last character
 
 
 def _forged(tokenizer: Any, text: str) -> str:
