@@ -149,7 +149,8 @@ def test_unknown_names_are_refused_however_they_come(config):
         SRLConfig().update_from_dict({"env": "compare", "group_sise": 4}).validate()
     with pytest.raises(TypeError, match="clip_hihg"):
         SRLConfig().training(clip_hihg=0.3)
-    with pytest.raises(TypeError, match=r"replay\(\) got unknown settings:\n  spacign; .*; did you mean spacing\?\nexpected"):
+    refusal = r"replay\(\) got unknown settings:\n  spacign; .*; did you mean spacing\?\nexpected"
+    with pytest.raises(TypeError, match=refusal):
         SRLConfig().replay(spacign="fsrs")
 
 
