@@ -115,7 +115,7 @@ class StudyTrial(SRL):
         results = super().step()
         self._spent.seconds += time.perf_counter() - start
         if self.stage > stage + 1:
-            raise ValueError(f"an iteration ran through all of stage {stage + 1}; expected a longer stage")
+            raise ValueError(f"one iteration was longer than stage {stage + 1}; expected a longer stage")
         self._memory_metrics = dict(results.get("replay", {}))
         now, is_spent = self.iteration + 1, self.num_generated_tokens >= self._study.budget
         about: dict[str, Any] = {"stage": stage, "num_generated_tokens": self.num_generated_tokens}

@@ -153,7 +153,7 @@ def test_too_few_reviews_are_no_test_of_spacing(tmp_path, quick, monkeypatch, re
         path.write_text(path.read_text().replace('"median_reviews": 5.0', f'"median_reviews": {reviews}'))
     results = read_results(tmp_path)
     findings = findings_of(curves_of(results))
-    line = f"This is no test of spacing: the median item was reviewed {reviews:.1f} times, expected at least 4"
+    line = f"These results do not test spacing: the median item was reviewed {reviews:.1f} times; expected at least 4"
     verdict = verdict_of(results, findings)
     assert verdict.holds is (True if is_test else None)
     assert (line in verdict.reasons, line in warnings_of(results, findings)) == (not is_test, not is_test)
