@@ -101,7 +101,7 @@ def rows(path, *lines) -> str:
     [
         ("compare", {"num_numbers": 99}, "env = 'compare'; env_config of Compare: num_numbers = 99; expected 2 to 6"),
         ("compare", {"num_nubmers": 3}, "env = 'compare'; env_config of Compare: "),
-        ("question_file", {"path": "/no/such.jsonl"}, "env = 'question_file'; path = '/no/such.jsonl' is no file"),
+        ("question_file", {"path": "/no/such.jsonl"}, "env = 'question_file'; path = '/no/such.jsonl' is not a file"),
         (f"{HERE}:Unmakeable", {}, "it cannot be created: RuntimeError: no licence found"),
         (f"{HERE}:Numbers", {}, "; its prompt 'even "),
         ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),

@@ -204,7 +204,7 @@ def test_a_mixture_refuses_what_it_cannot_ask():
     for prompt_id in ('{"dataset": "lcm", "index": 1}', "7", "[" * 100_000, 7):
         with pytest.raises(ValueError, match="expected one that names one of chain_sum, gcd"):
             world.reset(options={"prompt_id": prompt_id})
-    with pytest.raises(ValueError, match="history without the prompt_id"):
+    with pytest.raises(ValueError, match="history without its prompt_id"):
         world.reset(options={"history": ["7"]})
     inside = SelfIteration({"world": "reasoning_gym_mixture", "world_config": MIXED})
     assert inside.reset(seed=1)[0] == world.reset(seed=1)[0]
