@@ -161,11 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--budget", type=int, default=4096, help="tokens of one pass on both sides")
     parser.add_argument("--num-prompts", type=int, help="default: 16 of few-shot, 8 of long")
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs of a shape that is one part")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs per shape")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=best_dtype(0))
     parser.add_argument("--peak-of", choices=("padded", "trie"), help="measure this side's memory in this process")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what transformers says")
+    parser.add_argument("--verbose", action="store_true", help="show the output of transformers")
     arguments = parser.parse_args(argv)
     if arguments.peak_of:
         print(peak_above_state(arguments.peak_of, arguments.shapes[0], arguments, arguments.dtype))

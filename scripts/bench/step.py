@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-iterations", type=int, default=7, help="after one to warm up")
     parser.add_argument("--most", type=float, default=MOST_MOVES, help="exit status 1 above this ratio of sync to move")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
     from rllib_srl.cli.shared.settings import read_values
