@@ -22,9 +22,6 @@ from statistics import median
 
 import numpy as np
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
-
 from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal
 from rllib_srl.replay.store.items import GROUP, ITEM

@@ -25,7 +25,6 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -121,8 +120,8 @@ def peaks(shape: str, arguments: argparse.Namespace, dtype: str) -> dict[str, in
     """Measure each side in a process of its own."""
     found = {}
     for side in ("padded", "trie"):
-        command = [sys.executable, __file__, "--peak-of", side, "--shapes", shape, "--model", arguments.model]
-        command += ["--budget", str(arguments.budget), "--dtype", dtype]
+        command = [sys.executable, "-m", "scripts.bench.learner", "--peak-of", side, "--shapes", shape]
+        command += ["--model", arguments.model, "--budget", str(arguments.budget), "--dtype", dtype]
         command += ["--num-prompts", str(arguments.num_prompts)] if arguments.num_prompts else []
         done = subprocess.run(command, capture_output=True, text=True, timeout=MEMORY_TIMEOUT_S, check=False)
         if done.returncode:

@@ -33,7 +33,6 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when the libraries are loaded
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
