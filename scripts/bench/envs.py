@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and return 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description="Time turns, the sandbox and many episodes at once.")
     parser.add_argument("--worlds", nargs="+", metavar="NAME", help="default: all that are installed")
-    parser.add_argument("--num-prompts", type=int, default=50, help="of each world")
+    parser.add_argument("--num-prompts", type=int, default=50, help="of each environment")
     parser.add_argument("--num-repeats", type=int, default=3, help="of each episode")
     parser.add_argument("--num-episodes", type=int, default=256, help="episodes in parallel; 0 skips this part")
     parser.add_argument("--num-workers", type=int, default=8, help="threads that environments run in")
