@@ -40,13 +40,13 @@ from ray.exceptions import RayActorError
 
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.cluster import start_ray
-from rllib_srl.common.remote_calls import Failure
+from rllib_srl.common.remote_calls import RunnerFailure
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.journal import Journal
 
 # phase: whose method begins it, and the method
 PHASES: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "play": (lambda algo: algo.runners, "play"),
+    "play": (lambda algo: algo.runners, "play_groups"),
     "remember": (lambda algo: algo.memory, "add"),
     "learn": (lambda algo: algo, "_learn"),
     "sync": (lambda algo: algo.weight_sync, "sync"),
@@ -117,8 +117,10 @@ def pid_of_runner(algo: Any, runner_id: int) -> int:
     """Return a runner's process id once it answers."""
 
     def ask() -> int | None:
-        ((_, answer),) = algo.runners.each("where", {runner_id: {}}, BACK_S)
-        return None if isinstance(answer, Failure) else int(answer["pid"])
+        try:
+            return int(algo.runners.where(runner_id, BACK_S)["pid"])
+        except RunnerFailure:
+            return None
 
     return _once_back(ask)
 
@@ -199,14 +201,13 @@ def faults_of(algo: Any, result: Mapping[str, Any]) -> list[str]:
         faults.append(f"{result['replay']['num_groups_lost']:g} groups were lost on the way to the memory")
     if learnt["reuse/num_tokens"] and not learnt["reuse/gradient_norm"] > 0:
         faults.append("reused groups have no gradient")
-    asked: dict[int, dict[str, Any]] = {runner_id: {} for runner_id in algo.runners.ids}
-    prints = list(algo.runners.all("fingerprint", asked, BACK_S, "showing its weights").values())
+    prints = [algo.runners.fingerprint(runner_id, BACK_S) for runner_id in algo.runners.ids]
     if any(one != prints[0] for one in prints):
         faults.append("the engines hold different weights")
     gap, lost = algo.weight_sync.sync(algo.version)
     if lost or gap is None or not gap.mean < CANARY:
         faults.append(f"the engines do not compute with version {algo.version}: {gap}, lost {sorted(lost)}")
-    elif list(algo.runners.all("fingerprint", asked, BACK_S, "showing its weights").values()) != prints:
+    elif [algo.runners.fingerprint(runner_id, BACK_S) for runner_id in algo.runners.ids] != prints:
         faults.append(f"the engines did not hold version {algo.version}")
     return faults
 

@@ -12,7 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.learner.learner_group import update_learners
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.rollout.env_runner import TokenSpace
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
@@ -104,6 +104,6 @@ def update(
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
     num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
     shards = build_shards(metas, advantages, num_shards, 30, reuse_coeff, **scales)
-    results = update_learners(group, shards, {}, num_epochs, 120)
+    results = Learners(group).update(shards, {}, num_epochs, 120)
     stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}
     return [one.get() for one in group.foreach_learner(lambda learner: learner.gradients())], stats

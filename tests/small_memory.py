@@ -112,4 +112,4 @@ def journals_of(algo: SRL, directory: Path) -> list[Journal]:
 
 def check_shards(algo: SRL) -> None:
     """Check every invariant of every shard."""
-    algo.memory._call("check_valid", dict.fromkeys(range(algo.memory.num_shards), ()), "checking")
+    algo.memory.check_valid()

@@ -15,7 +15,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import (
     COMPONENT_LEARNER,
@@ -31,9 +30,9 @@ from rllib_srl.batch.advantage_estimator import Comparison
 from rllib_srl.curriculum.controller import Controller
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
-from rllib_srl.learner.learner_group import call_learners, num_asked
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.reference import ReferenceClock
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
@@ -53,11 +52,12 @@ class SavedAlgorithm(Algorithm):
     """
 
     source: PromptSource
-    memory: Memory | NoMemory
+    memory: ReplayClient | NoMemory
     comparison: Comparison
     reference_clock: ReferenceClock
     controller: Controller
     report: Report
+    learners: Learners
     weight_sync: WeightSync
     version: int
     seed: int
@@ -127,17 +127,17 @@ class SavedAlgorithm(Algorithm):
     def _save_to(self, path: Any, key: bytes, **kwargs: Any) -> str:
         self._is_saving = True
         if self.config.fsdp:
-            self._ask_all("leave_to_shards", (), "preparing a checkpoint")
+            self.learners.leave_to_shards(self.config.sync_timeout_s)
         try:
             saved = super().save_to_path(path, **kwargs)
         finally:
             self._is_saving = False
-        have_saved = self._ask_all("take_saved", (), "writing a checkpoint")
+        have_saved = self.learners.take_saved(self.config.sync_timeout_s)
         if "state" not in kwargs and not any(have_saved):
             raise RuntimeError(f"no learner wrote its state to checkpoint {saved}")
         if self.config.fsdp:
             shards = Path(saved).absolute() / SHARDS
-            self._ask_all("save_shards", (str(shards),), "writing shards")
+            self.learners.save_shards(str(shards), self.config.sync_timeout_s)
             ShardedFiles(shards)  # raises if a learner wrote to a disk that this process cannot read
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
@@ -148,11 +148,7 @@ class SavedAlgorithm(Algorithm):
     def _gather_learners(self) -> None:
         """With `fsdp`, let all learners gather the full state that RLlib then reads from one of them."""
         if self.config.fsdp:
-            self._ask_all("gather", (), "gathering weights")
-
-    def _ask_all(self, method: str, arguments: tuple, what: str) -> list[Any]:
-        everyone = [arguments] * max(1, self.config.num_learners)
-        return call_learners(self.learner_group, method, everyone, self.config.sync_timeout_s, what)
+            self.learners.gather(self.config.sync_timeout_s)
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_orphan_groups", self.memory.restore(directory))
@@ -182,7 +178,7 @@ class SavedAlgorithm(Algorithm):
         super().restore_from_path(path, *args, component=component, **kwargs)
         if component is None:
             if about.get("has_learner_shards"):
-                self._ask_all("load_shards", (str(Path(path).absolute() / SHARDS),), "reading shards")
+                self.learners.load_shards(str(Path(path).absolute() / SHARDS), self.config.sync_timeout_s)
             self._restore_memory(Path(path) / SNAPSHOTS)
         self._restore_runners(self.weight_sync.sync(self.version)[1])
 
@@ -200,15 +196,10 @@ class SavedAlgorithm(Algorithm):
         """
         place = Path(path).absolute()
         about = checkpoints.verify_sealed(place)
-        everyone = max(1, self.config.num_learners)
-        arguments: list[tuple[Any, ...]]
         if about.get("has_learner_shards"):
-            arguments, method = [(str(place / SHARDS), True)] * everyone, "load_shards"
+            self.learners.load_weights_from_shards(str(place / SHARDS), self.config.sync_timeout_s)
         else:
-            weights: Any = read_weights(place / MODULE / WEIGHTS)
-            weights = weights if self.learner_group.is_local else ray.put(weights)
-            arguments, method = [(weights,)] * everyone, "take_weights"
-        call_learners(self.learner_group, method, arguments, self.config.sync_timeout_s, "taking weights")
+            self.learners.take_weights(read_weights(place / MODULE / WEIGHTS), self.config.sync_timeout_s)
         self.version, self._iteration = int(about.get("version", 0)), int(about.get("iteration", 0))
         self._restore_runners(self.weight_sync.sync(self.version)[1])
 
@@ -254,9 +245,8 @@ class SavedAlgorithm(Algorithm):
         target = Path(directory).absolute()
         if target.exists() and any(target.iterdir()):
             raise FileExistsError(f"export directory {target} is not empty; expected a new one")
-        arguments = [(str(target),)] * num_asked(self.learner_group)
         with writing(target):
-            call_learners(self.learner_group, "export", arguments, self.config.sync_timeout_s, "exporting")
+            self.learners.export(str(target), self.config.sync_timeout_s)
         return target
 
 

@@ -7,24 +7,31 @@ never changes the samples of training.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Unpack
 
 import numpy as np
-from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, NUM_EPISODES
 
 from rllib_srl.algorithm.answers import answer_diversity, corrections, iteration_gain
+from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.rollout.env_runner import PlayOptions, RunnerBatch
 from rllib_srl.types import GroupMeta, Prompt
 
-if TYPE_CHECKING:
-    from rllib_srl.algorithm.srl import SRL
-    from rllib_srl.rollout.env_runner import RunnerBatch
+
+class Play(Protocol):
+    """Plays prompts on the training engines: `SRL.play`."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], stream: str, **options: Unpack[PlayOptions]
+    ) -> Iterator[RunnerBatch]:
+        """Yield each runner's batch."""
 
 
-def evaluate(algo: SRL) -> dict[str, Any]:
+def evaluate(config: SRLConfig, source: PromptSource, play: Play) -> dict[str, Any]:
     """Evaluate on `evaluation_duration` held-out prompts.
 
     Returns:
@@ -33,27 +40,23 @@ def evaluate(algo: SRL) -> dict[str, Any]:
         interval), `num_prompts`, `num_lost` (episodes that infrastructure ended), `by_domain/<domain>/accuracy`, and
         the metrics of `beyond_greedy`.
     """
-    config = algo.config
-    _callback(algo, "on_evaluate_start")
-    prompts = algo.source.heldout(config.evaluation_duration)
-    greedy = list(algo.play(prompts, "greedy", **greedily(config)))
+    prompts = source.heldout(config.evaluation_duration)
+    greedy = list(play(prompts, "greedy", **greedily(config)))
     results = summary([group for batch in greedy for group in batch.groups], len(prompts))
-    results |= beyond_greedy(algo, prompts, greedy)[0]
-    _callback(algo, "on_evaluate_end", evaluation_metrics=results)
-    return results
+    return results | beyond_greedy(config, source, play, prompts, greedy)[0]
 
 
-SINGLE = {"as_groups": False, "num_transcripts": 0}
+SINGLE: PlayOptions = {"as_groups": False, "num_transcripts": 0}
 
 
-def greedily(config: Any) -> dict[str, Any]:
-    """Return the arguments of `SRL.play` for greedy answers; with their text if self-iteration needs it."""
-    arguments = {"group_size": 1, "temperature": 0.0, **SINGLE}
-    return arguments | ({"with_answers": True} if config.evaluation_iterations else {})
+def greedily(config: SRLConfig) -> PlayOptions:
+    """Return the options of `SRL.play` for greedy answers; with their text if self-iteration needs it."""
+    options: PlayOptions = {"group_size": 1, "temperature": 0.0, **SINGLE}
+    return {**options, "with_answers": True} if config.evaluation_iterations else options
 
 
 def beyond_greedy(
-    algo: SRL, prompts: Sequence[Prompt], greedy: Sequence[RunnerBatch]
+    config: SRLConfig, source: PromptSource, play: Play, prompts: Sequence[Prompt], greedy: Sequence[RunnerBatch]
 ) -> tuple[dict[str, float], list[GroupMeta]]:
     """Return metrics that need more than one answer per prompt, and the groups that were played for them.
 
@@ -67,15 +70,17 @@ def beyond_greedy(
     """
     figures: dict[str, float] = {}
     played: list[GroupMeta] = []
-    if k := algo.config.evaluation_pass_k:
-        batches = list(algo.play(prompts, "pass@k", group_size=k, with_answers=True, **SINGLE))
+    if k := config.evaluation_pass_k:
+        options: PlayOptions = {"group_size": k, "with_answers": True, **SINGLE}
+        batches = list(play(prompts, "pass@k", **options))
         sampled = [group for batch in batches for group in batch.groups]
         answers = [answers for batch in batches for answers in batch.answers.values()]
         figures |= {"pass_at_1": _mean_pass(sampled, 1, pass_at_k), "pass_at_k": _mean_pass(sampled, k, pass_at_k)}
         figures |= {"pass_hat_k": _mean_pass(sampled, k, pass_hat_k), "answer_diversity": diversity_of(answers)}
         played += sampled
-    if num := algo.config.evaluation_iterations:
-        chains, is_right, more = _chains(algo, prompts, greedy, num)
+    if num := config.evaluation_iterations:
+        can_iterate = source.iterating(prompts, num)
+        chains, is_right, more = _chains(play, greedily(config), can_iterate, greedy, num)
         figures |= figures_of_chains(chains, is_right)
         played += more
     return figures, played
@@ -102,19 +107,19 @@ def figures_of_chains(reward_AK: np.ndarray, is_right_AK: np.ndarray) -> dict[st
 
 
 def _chains(
-    algo: SRL, prompts: Sequence[Prompt], greedy: Sequence[RunnerBatch], num: int
+    play: Play, options: PlayOptions, prompts: Sequence[Prompt], greedy: Sequence[RunnerBatch], num: int
 ) -> tuple[np.ndarray, np.ndarray, list[GroupMeta]]:
     """Return rewards [A, num + 1] and correctness [A, num + 1] of the completed chains, and all groups played."""
     steps_of: dict[str, list[tuple[float, bool]]] = {}  # by the key of the first prompt
     played: list[GroupMeta] = []
     asked: dict[str, tuple[Prompt, tuple[str, ...]]]  # first prompt and its answers so far
-    asked = {prompt.key: (prompt, ()) for prompt in algo.source.iterating(prompts, num)}
+    asked = {prompt.key: (prompt, ()) for prompt in prompts}
     for step in range(num + 1):
         steps = {key: replace(p, history=h, step="improve" if h else "") for key, (p, h) in asked.items()}
         keys = {prompt.key: key for key, prompt in steps.items()}
         batches = greedy
         if step:
-            batches = list(algo.play(list(steps.values()), f"iteration {step}", **greedily(algo.config)))
+            batches = list(play(list(steps.values()), f"iteration {step}", **options))
             played += [group for batch in batches for group in batch.groups]
         found = [(group, batch.answers[group.group_id][0]) for batch in batches for group in batch.groups]
         going: dict[str, tuple[Prompt, tuple[str, ...]]] = {}
@@ -156,12 +161,3 @@ def summary(groups: Sequence[GroupMeta], num_prompts: int) -> dict[str, Any]:
 def _mean_pass(groups: Sequence[GroupMeta], k: int, estimate: Callable[[int, int, int], float]) -> float:
     counts = [(len(g.rewards_G), int(g.is_right_G().sum())) for g in groups if len(g.rewards_G) >= k]
     return float(np.mean([estimate(n, right, k) for n, right in counts])) if counts else float("nan")
-
-
-def _callback(algo: SRL, name: str, **kwargs: Any) -> None:
-    make_callback(
-        name,
-        algo.callbacks,
-        getattr(algo.config, f"callbacks_{name}"),
-        kwargs={"algorithm": algo, "metrics_logger": algo.metrics, **kwargs},
-    )

@@ -28,7 +28,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission.secrets import DETECTORS, redact_turns
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
@@ -110,7 +110,7 @@ class Report:
 
     def memory(
         self,
-        memory: Memory | NoMemory,
+        memory: ReplayClient | NoMemory,
         groups: Sequence[GroupMeta],
         reused: Sequence[GroupMeta],
         visits: Mapping[str, Visit],

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import ray
@@ -40,26 +40,26 @@ from rllib_srl.batch.advantage_estimator import Compared, Comparison
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
-from rllib_srl.common.callbacks import augmented, call_finished
+from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum.controller import Controller, weighted
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.learner_group import ask_learners, call_learners, update_learners
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.visits import Visit
-from rllib_srl.rollout.env_runner import RunnerBatch
-from rllib_srl.rollout.runner_group import Runners
+from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
+from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, Prompt
 from rllib_srl.weights.sync import WeightSync
-from rllib_srl.weights.transports import Direct, ObjectStore
+from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
@@ -98,7 +98,7 @@ class SRL(SavedAlgorithm):
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream())
         if self.config.evaluation_iterations:
             self.source.iterating([], self.config.evaluation_iterations)
-        self.runners = Runners(self.env_runner_group)
+        self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
         self.runners.check_started(self.config.start_timeout_s)
         starting.info("testing the weight sync")
         self.weight_sync = self._make_weight_sync(model_dir)
@@ -115,11 +115,11 @@ class SRL(SavedAlgorithm):
         redaction = (self.config.replay_on_secret, self.config.replay_secret_detector)
         self.report = Report(self.metrics, Path(self.logdir), *redaction)
 
-    def _start_memory(self, model_dir: Path) -> Memory | NoMemory:
+    def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
         settings = self.config.replay_settings()
         if not settings.is_on:
             return NoMemory()
-        return Memory.start(
+        return ReplayClient.start(
             settings,
             directory=Path(self.logdir) / "replay",
             seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
@@ -134,11 +134,11 @@ class SRL(SavedAlgorithm):
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s
         sequences = canary_sequences(load_tokenizer(model_dir), config.max_episode_tokens)
-        both = (self.learner_group, self.runners, sequences, timeout_s)
-        carrier: ObjectStore | Direct = ObjectStore(*both)
+        both = (self.learners, self.runners, sequences, timeout_s)
+        transport: ObjectStoreTransport | VLLMTransport = ObjectStoreTransport(*both)
         if config.weight_transfer != "object_store":
-            carrier = Direct(*both, config.weight_transfer, config.engine_tensor_parallel_size)
-        return WeightSync(carrier, self.runners, sequences, config.compute_dtype, timeout_s)
+            transport = VLLMTransport(*both, config.weight_transfer, config.engine_tensor_parallel_size)
+        return WeightSync(transport, self.runners, sequences, config.compute_dtype, timeout_s)
 
     def _setup_logdir(self) -> None:
         """Create the log directory: under Tune the trial's own, else `log_directory`, else RLlib's default."""
@@ -192,7 +192,7 @@ class SRL(SavedAlgorithm):
         stream: str = "train",
         num_revisits: int = 0,
         first_slot: int = 0,
-        **arguments: Any,
+        **options: Unpack[PlayOptions],
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield each runner's batch as it arrives.
 
@@ -203,18 +203,19 @@ class SRL(SavedAlgorithm):
             stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
             num_revisits: number of prompts, the first ones, that come from the memory.
             first_slot: number of the first prompt within the iteration.
-            arguments: arguments of `LLMEnvRunner.play_groups` that replace those of training.
+            options: arguments of `LLMEnvRunner.play_groups` that replace those of training.
 
         Raises:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
         """
         pending = [(f"{self.iteration + 1}.{slot}", prompt) for slot, prompt in enumerate(prompts, first_slot)]
-        arguments = {**arguments, "revisits": frozenset(group_id for group_id, _ in pending[:num_revisits])}
+        revisits = frozenset(group_id for group_id, _ in pending[:num_revisits])
         for attempt in range(MAX_TRIES):
             shares = _deal(pending, self.runners.ids)
-            calls = {i: self._play_arguments(share, i, stream, attempt, arguments) for i, share in shares.items()}
+            seeds = {i: self._play_seed(stream, i, attempt) for i in shares}
+            calls = {i: self._play_arguments(share, seeds[i], revisits, options) for i, share in shares.items()}
             lost: dict[int, Failure] = {}
-            for runner_id, answer in self.runners.play(calls, self.version, self.config.sample_timeout_s):
+            for runner_id, answer in self.runners.play_groups(calls, self.version, self.config.sample_timeout_s):
                 if isinstance(answer, Failure):
                     lost[runner_id] = answer
                 else:
@@ -235,13 +236,15 @@ class SRL(SavedAlgorithm):
         batches = self.play(prompts, "probe", group_size=1, temperature=0.0, as_groups=False, num_transcripts=0)
         return [group for batch in batches for group in batch.groups]
 
-    def _play_arguments(
-        self, share: list[tuple[str, Prompt]], runner_id: int, stream: str, attempt: int, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _play_seed(self, stream: str, runner_id: int, attempt: int) -> int:
         words = [self.seed, sum(stream.encode()), self.iteration, runner_id, attempt]
-        seed = int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
-        defaults = {"group_size": self.config.group_size, "num_transcripts": self.config.num_transcripts}
-        return {"prompts": share, "seed": seed, **defaults, **arguments}
+        return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
+
+    def _play_arguments(
+        self, share: list[tuple[str, Prompt]], seed: int, revisits: frozenset[str], options: PlayOptions
+    ) -> PlayArguments:
+        training: PlayOptions = {"group_size": self.config.group_size, "num_transcripts": self.config.num_transcripts}
+        return {"prompts": share, "seed": seed, "revisits": revisits, **training, **options}
 
     def _restore_runners(self, lost: dict[int, Failure]) -> None:
         """Restart runners and sync the current weights to them; a runner that dies meanwhile is restarted again.
@@ -321,9 +324,7 @@ class SRL(SavedAlgorithm):
             return None
         rewards = [group.rewards_G.astype(np.float64) for group in groups]
         shards = build_shards(groups, rewards, max(1, self.config.num_learners), self.config.sync_timeout_s)
-        arguments = [(shard,) for shard in shards]
-        timeout_s = self.config.update_timeout_s
-        answers = call_learners(self.learner_group, "episode_kl", arguments, timeout_s, "scoring the reference")
+        answers = self.learners.episode_kl(shards, self.config.update_timeout_s)
         refs = [id(ref) for shard in shards for ref in shard.group_refs]
         kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
         return [settings.kl_coeff * kl_of[id(group.ref)] for group in groups]
@@ -335,29 +336,20 @@ class SRL(SavedAlgorithm):
         if is_empty:
             return False
         steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
-        results = update_learners(
-            self.learner_group,
-            shards,
-            {NUM_ENV_STEPS_SAMPLED_LIFETIME: steps},
-            self.config.num_epochs,
-            self.config.update_timeout_s,
-        )
+        timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: steps}
+        results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
         """Pass learner feedback (drift of reused groups, hidden states) to the memory, and update the reference."""
         if reused:
-            asked = [()] * max(1, self.config.num_learners)
-            told = call_learners(self.learner_group, "reuse_report", asked, self.config.sync_timeout_s, "reporting")
-            self.memory.look_back(reused, {name: row for one in told for name, row in one.items()}, now)
+            self.memory.look_back(reused, self.learners.reuse_report(self.config.sync_timeout_s), now)
         if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
-            rates = [(rate,)] * max(1, self.config.num_learners)
-            timeout_s = self.config.sync_timeout_s
-            call_learners(self.learner_group, "follow_policy", rates, timeout_s, "updating the reference model")
+            self.learners.follow_policy(rate, self.config.sync_timeout_s)
             self.report.count("num_reference_moves", 1)
         if self.config.replay_embedding == "policy":
-            self.memory.embed(ask_learners(self.learner_group, "take_embeddings"), groups, now)
+            self.memory.embed(self.learners.take_embeddings(), groups, now)
 
     def _sync_weights(self) -> None:
         self.version += 1
@@ -371,22 +363,17 @@ class SRL(SavedAlgorithm):
         if not self.config.colocate:
             yield
             return
-        timeout_s, no_arguments = self.config.sync_timeout_s, [()] * max(1, self.config.num_learners)
-        if lost := self._asked_runners("rest"):
+        timeout_s = self.config.sync_timeout_s
+        if lost := self.runners.sleep(self.runners.ids, timeout_s):
             self._restore_runners(lost)
-            self.runners.all("rest", {runner_id: {} for runner_id in lost}, timeout_s, "going to sleep")
-        call_learners(self.learner_group, "take_room", no_arguments, timeout_s, "moving the learner to the GPU")
+            for runner_id, failure in self.runners.sleep(lost, timeout_s).items():
+                raise RunnerFailure(runner_id, failure, "going to sleep")
+        self.learners.take_room(timeout_s)
         try:
             yield
-            call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "moving the learner off the GPU")
+            self.learners.make_room(timeout_s)
         finally:
-            self._restore_runners(self._asked_runners("rise"))
-
-    def _asked_runners(self, method: str) -> dict[int, Failure]:
-        """Call `method` on all runners; return those that died or timed out."""
-        everyone: dict[int, dict] = {runner_id: {} for runner_id in self.runners.ids}
-        answers = self.runners.each(method, everyone, self.config.sync_timeout_s)
-        return {runner_id: answer for runner_id, answer in answers if isinstance(answer, Failure)}
+            self._restore_runners(self.runners.wake_up(self.runners.ids, timeout_s))
 
     # --- evaluation, resources, end ---------------------------------------------------------------
 
@@ -403,7 +390,10 @@ class SRL(SavedAlgorithm):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""
-        return evaluate(self)
+        call_rllibs(self, "on_evaluate_start")
+        results = evaluate(self.config, self.source, self.play)
+        call_rllibs(self, "on_evaluate_end", evaluation_metrics=results)
+        return results
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.callbacks.utils import make_callback
 
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -97,6 +98,13 @@ def call_finished(
         callback.post_step(groups=groups, reused=reused, **shared)
         for domain in ended:
             callback.post_domain(domain=domain, **shared)
+
+
+def call_rllibs(algorithm: Algorithm, name: str, **arguments: Any) -> None:
+    """Call a method of RLlib's callbacks on the driver, such as "on_evaluate_end"."""
+    shared = {"algorithm": algorithm, "metrics_logger": algorithm.metrics}
+    of_config = getattr(algorithm.config, f"callbacks_{name}")
+    make_callback(name, algorithm.callbacks, of_config, kwargs={**shared, **arguments})
 
 
 def augmented(algorithm: Algorithm, prompts: Sequence[Prompt], now: int) -> list[Prompt]:

@@ -1,20 +1,67 @@
-"""Remote calls with a timeout: `gather` yields a value or a `Failure` for every call.
+"""Typed remote calls with a timeout.
 
-    calls -> gather(...) -> (id, value) as each arrives, (id, Failure) for processes that died or timed out
+    Call.of(LLMEnvRunner.score, sequences)   a method of the remote class and its arguments, checked by mypy
+    call.submit(actor) -> reference          runs in the actor's process; call.run(instance) runs here
+    gather(references) -> (id, value) as each arrives, (id, Failure) for processes that died or timed out
 
-An exception raised by the callee itself (bad input, a failed weight check) is raised unchanged, without Ray's
-wrappers.
+One class per kind of process makes the calls: `RunnerGroup`, `Learners`, `ReplayClient`. An exception raised by the
+callee itself (bad input, a failed weight check) is raised unchanged, without Ray's wrappers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result", covariant=True)
+
+
+@dataclass(frozen=True)
+class Call(Generic[Result]):
+    """A method and its arguments, to be run on an actor or on an object of this process.
+
+    Invariant: the method is found by its name on the target, so an override of a subclass runs.
+    """
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @staticmethod
+    def of(
+        method: Callable[Concatenate[Any, Parameters], Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Call[Result]:
+        """Return the call of `method`, a function of a class such as `LLMEnvRunner.score`."""
+        return Call(method.__name__, args, kwargs)
+
+    @staticmethod
+    def of_first(
+        method: Callable[Concatenate[Any, Parameters], tuple[Result, Any]],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Call[Result]:
+        """Return the call of a method with `num_returns=2` whose second value stays in the object store."""
+        return Call(method.__name__, args, kwargs)
+
+    def run(self, target: Any) -> Result:
+        """Run on an object of this process."""
+        result: Result = getattr(target, self.method)(*self.args, **self.kwargs)
+        return result
+
+    def submit(self, actor: Any) -> ray.ObjectRef[Result]:
+        """Start on an actor; return the reference of the result."""
+        return self.submit_all(actor)[0]
+
+    def submit_all(self, actor: Any) -> list[ray.ObjectRef[Any]]:
+        """Start on an actor; return the references of all return values, one unless the method has `num_returns`."""
+        references = getattr(actor, self.method).remote(*self.args, **self.kwargs)
+        return references if isinstance(references, list) else [references]
 
 
 @dataclass(frozen=True)
@@ -51,7 +98,7 @@ class RunnerFailure(ActorFailure):
         return type(self), (self.runner_id, self.failure, self._what)
 
 
-def gather(calls: Mapping[int, ray.ObjectRef], timeout_s: float) -> Iterator[tuple[int, Any]]:
+def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
     """Yield (id, value or `Failure`) in order of arrival.
 
     Args:

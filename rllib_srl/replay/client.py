@@ -1,4 +1,4 @@
-"""Client of the memory on the driver: computes replay shares, routes calls to shards, handles timeouts and restarts.
+"""The driver's proxy of the buffers: computes replay shares, routes calls to shards, handles timeouts and restarts.
 
     memory.due(P, now)      revisits for P slots        memory.add(groups, now)     visits by group id
     memory.sample(P, now)   groups to reuse             memory.snapshot / restore   one file a shard
@@ -15,18 +15,18 @@ import sys
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rllib_srl.common.remote_calls import ActorFailure, Failure, gather
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.buffer_metrics import merged
 from rllib_srl.replay.journal.file import holder_of
@@ -43,8 +43,11 @@ RELEASE_S = 10.0  # for a killed process to give up its journal
 COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short", "num_groups_lost")
 TIDY_EVERY = 8  # iterations; run before the rollout, when no call waits for the journal
 
+Result = TypeVar("Result")
+Drawn = TypeVar("Drawn", Prompt, GroupMeta)
 
-class Memory:
+
+class ReplayClient:
     """Client of the shards of one run's memory.
 
     Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 20 `timeout_s`), and its effect is
@@ -82,7 +85,7 @@ class Memory:
         is_local: bool,
         timeout_s: float,
         **arguments: Any,
-    ) -> Memory:
+    ) -> ReplayClient:
         """Start one actor a shard, on this node, and wait until each has opened its journal.
 
         Args:
@@ -110,7 +113,7 @@ class Memory:
             )
         memory = cls(settings, shards, is_local, [directory / f"shard_{i}" / JOURNAL for i in range(len(shards))])
         memory._rules = arguments["rules"]  # keep the reference alive: a restarted actor fetches the rules again
-        memory._call("check_started", dict.fromkeys(range(len(shards)), ()), "starting", timeout_s)
+        memory._call(memory._on_all(Call.of(ReplayBufferActor.check_started)), "starting", timeout_s)
         return memory
 
     # --- an iteration ----------------------------------------------------------------------------
@@ -125,12 +128,17 @@ class Memory:
             return []
         num = self._revisits.owed(num_prompts)
         room = self.settings.revisit_fraction * num_prompts / len(self._shards)
-        prompts = self._drawn("due", num, now, shares, room)
+
+        def due(part: int, request: str, without: Collection[str]) -> Call[list[Prompt]]:
+            return Call.of(ReplayBufferActor.due, part, now, request, room, without, shares)
+
+        prompts = self._drawn(due, "due", num, now)
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
         if now % TIDY_EVERY == 0:
+            tidy = Call.of(ReplayBufferActor.tidy)
             for shard in self._shards:
-                shard.tidy() if self._is_local else shard.tidy.remote()
+                tidy.run(shard) if self._is_local else tidy.submit(shard)
         return prompts
 
     def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
@@ -139,8 +147,11 @@ class Memory:
         for group in groups:
             parts.setdefault(self._shard_of(group.prompt.key), []).append(group)
         request, timeout_s = self._request(now, "add"), self.settings.timeout_s
-        calls = {i: ([g.ref for g in part], now, request, timeout_s) for i, part in parts.items()}
-        answers = self._call("add", calls, "storing groups")
+        calls = {
+            i: Call.of(ReplayBufferActor.add, [group.ref for group in part], now, request, timeout_s)
+            for i, part in parts.items()
+        }
+        answers = self._call(calls, "storing groups")
         self.counts["num_groups_lost"] += sum(len(lost) for _, lost in answers.values())
         return {visit.group_id: visit for visits, _ in answers.values() for visit in visits}
 
@@ -149,7 +160,13 @@ class Memory:
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
-        groups = self._drawn("sample" if self._is_local else "sample_apart", num, now, shares)
+
+        def sample(part: int, request: str, without: Collection[str]) -> Call[list[GroupMeta]]:
+            if self._is_local:
+                return Call.of(ReplayBufferActor.sample, part, now, request, without, shares)
+            return Call.of_first(ReplayBufferActor.sample_apart, part, now, request, without, shares)
+
+        groups = self._drawn(sample, "sample", num, now)
         self.counts["num_reuses_owed"] += num
         self.counts["num_reuses_short"] += num - len(groups)
         return groups
@@ -172,8 +189,15 @@ class Memory:
         parts: dict[int, list[str]] = {}
         for key in dict.fromkeys(group.prompt.key for group in groups):
             parts.setdefault(self._shard_of(key), []).append(key)
-        method = "successes" if self._is_local else "successes_apart"
-        answers = self._call(method, {i: (keys, now) for i, keys in parts.items()}, "looking up successes")
+        answers = self._call(
+            {
+                i: Call.of(ReplayBufferActor.successes, keys, now)
+                if self._is_local
+                else Call.of_first(ReplayBufferActor.successes_apart, keys, now)
+                for i, keys in parts.items()
+            },
+            "looking up successes",
+        )
         return {meta.prompt.key: meta for answer in answers.values() for meta in answer}
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
@@ -188,8 +212,10 @@ class Memory:
         for group in groups:
             keys.setdefault(self._shard_of(group.prompt.key), {})[group.group_id] = group.prompt.key
         request = self._request(now, "embed")
-        calls = {i: (list(vectors), part, now, request) for i, part in keys.items()}
-        self._call("embed", calls, "taking embeddings")
+        calls = {
+            i: Call.of(ReplayBufferActor.embed, list(vectors), part, now, request) for i, part in keys.items()
+        }
+        self._call(calls, "taking embeddings")
 
     def look_back(self, reused: Sequence[GroupMeta], told: Mapping[str, Mapping[str, float]], now: int) -> None:
         """Apply the learners' feedback on reused groups: drop drifted groups; with `grade_reuse`, grade items.
@@ -203,8 +229,8 @@ class Memory:
         """
         gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_left_out", 0) == len(g.rewards_G)]
         if gone:
-            calls: dict[int, tuple] = dict.fromkeys(range(len(self._shards)), (gone, self._request(now, "drop")))
-            self._call("drop", calls, "dropping groups")
+            call = Call.of(ReplayBufferActor.drop, gone, self._request(now, "drop"))
+            self._call(self._on_all(call), "dropping groups")
         if self.settings.grade_reuse:
             parts: dict[int, dict[str, float]] = {}
             for group in reused:
@@ -212,8 +238,8 @@ class Memory:
                     key = group.prompt.key
                     parts.setdefault(self._shard_of(key), {})[key] = told[group.group_id]["success_change"]
             request = self._request(now, "rehearse")
-            calls = {i: (part, now, request) for i, part in parts.items()}
-            self._call("rehearse", calls, "grading reused groups")
+            calls = {i: Call.of(ReplayBufferActor.rehearse, part, now, request) for i, part in parts.items()}
+            self._call(calls, "grading reused groups")
 
     def rate(self, ratings: Mapping[str, float], now: int) -> int:
         """Grade items by human ratings; return the number graded.
@@ -230,12 +256,12 @@ class Memory:
         for key, rating in ratings.items():
             parts.setdefault(self._shard_of(key), {})[key] = float(rating)
         request = self._request(now, "rate")
-        calls = {i: (part, now, request) for i, part in parts.items()}
-        return sum(self._call("rate", calls, "taking ratings").values())
+        calls = {i: Call.of(ReplayBufferActor.rate, part, now, request) for i, part in parts.items()}
+        return sum(self._call(calls, "taking ratings").values())
 
     def stats(self, now: int) -> dict[str, float]:
         """Return the shards' gauges and counts, summed; means and ratios are averaged."""
-        answers = list(self._call("stats", dict.fromkeys(range(len(self._shards)), (now,)), "counting").values())
+        answers = list(self._call(self._on_all(Call.of(ReplayBufferActor.stats, now)), "counting").values())
         self.num_items = int(sum(answer["num_items"] for answer in answers))
         return {**merged(answers), "num_restarts": self.num_restarts, **self.counts}
 
@@ -244,16 +270,24 @@ class Memory:
     def snapshot(self, directory: Path) -> None:
         """Write one snapshot a shard into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
-        calls = {i: (directory / f"shard_{i}.sqlite",) for i in range(len(self._shards))}
-        self._call("snapshot", calls, "writing a snapshot", 10 * self.settings.timeout_s)
+        calls = {i: Call.of(ReplayBufferActor.snapshot, path) for i, path in self._snapshots_in(directory).items()}
+        self._call(calls, "writing a snapshot", 10 * self.settings.timeout_s)
 
     def restore(self, directory: Path) -> int:
         """Restore the snapshots in `directory`; return the number of orphans."""
-        calls = {i: (directory / f"shard_{i}.sqlite",) for i in range(len(self._shards))}
-        orphans = self._call("restore", calls, "restoring a snapshot", 10 * self.settings.timeout_s)
-        self.num_items = sum(self._call("size", dict.fromkeys(calls, ()), "counting").values())
+        calls = {i: Call.of(ReplayBufferActor.restore, path) for i, path in self._snapshots_in(directory).items()}
+        orphans = self._call(calls, "restoring a snapshot", 10 * self.settings.timeout_s)
+        self.num_items = sum(self.sizes())
         self._asked.clear()
         return sum(orphans.values())
+
+    def sizes(self) -> list[int]:
+        """Return the number of items of each shard."""
+        return list(self._call(self._on_all(Call.of(ReplayBufferActor.size)), "counting").values())
+
+    def check_valid(self) -> None:
+        """Check every invariant of every shard; for tests, since it reads whole shards."""
+        self._call(self._on_all(Call.of(ReplayBufferActor.check_valid)), "checking")
 
     @property
     def num_shards(self) -> int:
@@ -301,18 +335,26 @@ class Memory:
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def _drawn(self, method: str, num: int, now: int, shares: DomainShares | None, *arguments: Any) -> list[Any]:
-        """Draw `num` from all shards: equal parts first, then the missing ones from shards that have more."""
-        num_shards, name = len(self._shards), method.removesuffix("_apart")
-        request = self._request(now, name)
+    def _drawn(
+        self, draw: Callable[[int, str, Collection[str]], Call[list[Drawn]]], name: str, num: int, now: int
+    ) -> list[Drawn]:
+        """Draw `num` from all shards: equal parts first, then the missing ones from shards that have more.
+
+        Args:
+            draw: (number, request name, names drawn before) -> the call of one shard.
+            name: of the draw, for the names of its requests.
+            num: items or groups to draw.
+            now: the training iteration.
+        """
+        num_shards, request = len(self._shards), self._request(now, name)
         parts = {i: (num + (i - now) % num_shards) // num_shards for i in range(num_shards)}
-        calls = {i: (part, now, request, *arguments, (), shares) for i, part in parts.items() if part}
-        drawn = [one for answer in self._call(method, calls, "drawing").values() for one in answer]
+        calls = {i: draw(part, request, ()) for i, part in parts.items() if part}
+        drawn = [one for answer in self._call(calls, "drawing").values() for one in answer]
         for i in range(num_shards if num_shards > 1 else 0):
             if missing := num - len(drawn):
                 names = [one.key if isinstance(one, Prompt) else one.group_id for one in drawn]
-                more = {i: (missing, now, self._request(now, f"{name}.more"), *arguments, names, shares)}
-                drawn += self._call(method, more, "drawing")[i]
+                more = {i: draw(missing, self._request(now, f"{name}.more"), names)}
+                drawn += self._call(more, "drawing")[i]
         return drawn
 
     def _request(self, now: int, method: str) -> str:
@@ -324,10 +366,18 @@ class Memory:
     def _shard_of(self, key: str) -> int:
         return int(key, 16) % len(self._shards)
 
+    def _snapshots_in(self, directory: Path) -> dict[int, Path]:
+        return {i: directory / f"shard_{i}.sqlite" for i in range(len(self._shards))}
+
+    def _on_all(self, call: Call[Result]) -> dict[int, Call[Result]]:
+        return dict.fromkeys(range(len(self._shards)), call)
+
     def _call(
-        self, method: str, calls: Mapping[int, tuple], what: str, timeout_s: float | None = None
-    ) -> dict[int, Any]:
-        """Call `method` on some shards; retry a shard that died or timed out after its restart.
+        self, calls: Mapping[int, Call[Result]], what: str, timeout_s: float | None = None
+    ) -> dict[int, Result]:
+        """Run one call on each of some shards; retry a shard that died or timed out after its restart.
+
+        Groups that a call returns as a second object stay in the object store; the metadata refers to them.
 
         Returns:
             The answers, in the order of the shards.
@@ -336,17 +386,16 @@ class Memory:
             ActorFailure: a shard gave no answer in time; the message names the shard and `what` it was doing.
         """
         if self._is_local:
-            return {i: getattr(self._shards[i], method)(*arguments) for i, arguments in calls.items()}
+            return {i: call.run(self._shards[i]) for i, call in calls.items()}
         limit_s = timeout_s or self.settings.timeout_s
-        deadline, answers, pending = time.monotonic() + 2 * limit_s, {}, dict(calls)
+        deadline, pending = time.monotonic() + 2 * limit_s, dict(calls)
+        answers: dict[int, Result] = {}
         failures: dict[int, Failure] = {}
         while pending and (left_s := deadline - time.monotonic()) > 0:
-            refs = {i: getattr(self._shards[i], method).remote(*arguments) for i, arguments in pending.items()}
-            apart = {i: ref[1] for i, ref in refs.items() if isinstance(ref, list)}
-            first = {i: ref[0] if i in apart else ref for i, ref in refs.items()}
-            for i, answer in gather(first, min(limit_s, left_s)):
+            refs = {i: call.submit_all(self._shards[i]) for i, call in pending.items()}
+            for i, answer in gather({i: first for i, (first, *_) in refs.items()}, min(limit_s, left_s)):
                 if not isinstance(answer, Failure):
-                    answers[i] = listed(answer, apart[i]) if i in apart else answer
+                    answers[i] = answer if len(refs[i]) == 1 else _with_groups(answer, refs[i][1])
                     del pending[i]
                     continue
                 if i not in failures:
@@ -372,6 +421,10 @@ class Memory:
             return
         with suppress(ProcessLookupError):
             os.kill(holder, signal.SIGKILL)
+
+
+def _with_groups(metas: Any, groups: ray.ObjectRef) -> Any:
+    return listed(metas, groups)
 
 
 def _sent(rules: Mapping[str, Any]) -> list[ray.ObjectRef] | None:

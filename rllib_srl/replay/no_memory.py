@@ -12,7 +12,7 @@ from rllib_srl.types import GroupMeta, Prompt
 
 
 class NoMemory:
-    """Null replacement of `client.Memory`. Invariant: it draws nothing and stores nothing."""
+    """Null replacement of `client.ReplayClient`. Invariant: it draws nothing and stores nothing."""
 
     num_shards = 0
 

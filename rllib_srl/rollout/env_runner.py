@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack, cast
 
 import gymnasium as gym
 import numpy as np
@@ -81,6 +81,24 @@ class TokenSpace(gym.Space):
 
 MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
 MAX_SHOWN_CHARS = 160  # the last characters of each text in it
+
+
+class PlayOptions(TypedDict, total=False):
+    """How prompts are played: arguments of `LLMEnvRunner.play_groups` that a caller of `SRL.play` may choose."""
+
+    group_size: int
+    temperature: float
+    num_transcripts: int
+    as_groups: bool
+    with_answers: bool
+
+
+class PlayArguments(PlayOptions, total=False):
+    """The arguments of one call of `LLMEnvRunner.play_groups`."""
+
+    prompts: Required[Sequence[tuple[str, Prompt]]]
+    seed: Required[int | None]
+    revisits: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -246,7 +264,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
 
     @ray.method(num_returns=2)
-    def play_groups_apart(self, version: int, **arguments: Any) -> tuple[RunnerBatch | None, list[Group]]:
+    def play_groups_apart(
+        self, version: int, **arguments: Unpack[PlayArguments]
+    ) -> tuple[RunnerBatch | None, list[Group]]:
         """Play as `play_groups`; return metadata whose `ref` is None, and the groups as a separate object.
 
         Args:
@@ -358,12 +378,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Return digests of the output of the engine's modules; see `Engine.fingerprint`."""
         return self.engine.fingerprint()
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Free the engine's memory for a learner on the same GPU (`colocate`)."""
         self.engine.sleep()
 
-    def rise(self) -> None:
-        """Undo `rest`."""
+    def wake_up(self) -> None:
+        """Undo `sleep`."""
         self.engine.wake()
 
     # --- RLlib's EnvRunner interface -------------------------------------------------------------

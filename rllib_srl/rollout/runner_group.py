@@ -1,30 +1,36 @@
-"""Remote calls to the group of EnvRunners; every call has a timeout, and every failure names its runner.
+"""The driver's proxy of the EnvRunners: every call is typed, has a timeout, and names the runner that failed.
 
-    runners.play({id: arguments}, version, timeout_s)        ->  (id, RunnerBatch or Failure) in order of arrival
-    runners.each("load_weights", {id: arguments}, timeout_s) ->  (id, result or Failure) in order of arrival
-    runners.revive(id, failure, timeout_s)                   ->  killed if silent, restarted by Ray, started again
+    runners.play_groups({id: arguments}, version, timeout_s)  ->  (id, RunnerBatch or Failure) in order of arrival
+    runners.load_weights(ids, ..., timeout_s)                 ->  {id: Loaded or Failure}
+    runners.score(id, sequences, timeout_s)                   ->  the result, or RunnerFailure
+    runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure, gather
-from rllib_srl.rollout.env_runner import RunnerBatch
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, RunnerFailure, gather
+from rllib_srl.engine.fingerprint import Fingerprint
+from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded, PlayArguments, RunnerBatch
 from rllib_srl.types import listed
 
+Result = TypeVar("Result")
 
-class Runners:
-    """Named calls to local or remote `LLMEnvRunner`s.
 
-    Invariant: no method waits longer than its timeout; a missing result is a `Failure` or an exception.
+class RunnerGroup:
+    """Calls of `LLMEnvRunner` methods, in other processes or on the local runner of this one.
+
+    Invariant: no method waits longer than its timeout; a missing result is a `Failure` or an exception. An exception
+    that a runner raises is raised here.
     """
 
     def __init__(self, group: EnvRunnerGroup) -> None:
@@ -34,60 +40,92 @@ class Runners:
     @property
     def ids(self) -> list[int]:
         """Return the ids of all runners; 0 is the local one."""
-        return [0] if self._group.local_env_runner is not None else list(self._actors())
+        return [0] if self._is_local else list(self._actors())
 
-    def play(
-        self, kwargs: Mapping[int, Mapping[str, Any]], version: int, timeout_s: float
+    def play_groups(
+        self, arguments: Mapping[int, PlayArguments], version: int, timeout_s: float
     ) -> Iterator[tuple[int, RunnerBatch | Failure]]:
         """Play on the given runners; yield the batch or a `Failure` of each. Played groups outlive their runner.
 
         Args:
-            kwargs: arguments of `LLMEnvRunner.play_groups`, by runner id.
+            arguments: of `LLMEnvRunner.play_groups`, by runner id.
             version: of the policy that plays; a runner with another version has been restarted since.
             timeout_s: for all runners together.
-
-        Raises:
-            Exception: an exception that a runner raised.
         """
-        if self._group.local_env_runner is not None:
-            yield from self.each("play_groups", kwargs, timeout_s)
+        if self._is_local:
+            here = {i: Call.of(LLMEnvRunner.play_groups, **own) for i, own in arguments.items()}
+            yield from self._each(here, timeout_s)
             return
         actors = self._actors()
-        calls = {i: actors[i].play_groups_apart.remote(version, **arguments) for i, arguments in kwargs.items()}
-        for i, answer in gather({i: batch for i, (batch, _) in calls.items()}, timeout_s):
-            if isinstance(answer, RunnerBatch) and kwargs[i].get("as_groups", True):
-                answer = replace(answer, groups=listed(answer.groups, calls[i][1]))
+        calls = {i: Call.of_first(LLMEnvRunner.play_groups_apart, version, **own) for i, own in arguments.items()}
+        references = {i: call.submit_all(actors[i]) for i, call in calls.items()}
+        for i, answer in gather({i: batch for i, (batch, _) in references.items()}, timeout_s):
+            if isinstance(answer, RunnerBatch) and arguments[i].get("as_groups", True):
+                answer = replace(answer, groups=listed(answer.groups, references[i][1]))
             yield i, answer or Failure("was restarted and does not have the current weights", is_silent=False)
 
-    def each(self, method: str, kwargs: Mapping[int, Mapping[str, Any]], timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Call `method` on the given runners; yield the result or a `Failure` of each.
+    def load_weights(
+        self,
+        ids: Iterable[int],
+        ref: Any,
+        learner_logps: Sequence[np.ndarray],
+        sequences: Sequence[Sequence[int]],
+        timeout_s: float,
+    ) -> dict[int, Loaded | Failure]:
+        """Load a bundle of weights and compare the canary; see `LLMEnvRunner.load_weights`."""
+        return self._same(ids, Call.of(LLMEnvRunner.load_weights, ref, learner_logps, sequences, timeout_s), timeout_s)
+
+    def compare(
+        self,
+        ids: Iterable[int],
+        learner_logps: Sequence[np.ndarray],
+        sequences: Sequence[Sequence[int]],
+        timeout_s: float,
+    ) -> dict[int, Loaded | Failure]:
+        """Compare the canary with the learner's; see `LLMEnvRunner.compare`."""
+        return self._same(ids, Call.of(LLMEnvRunner.compare, learner_logps, sequences), timeout_s)
+
+    def score(self, runner_id: int, sequences: Sequence[Sequence[int]], timeout_s: float) -> list[np.ndarray]:
+        """Return one engine's log-probs of the canary.
 
         Raises:
-            Exception: an exception that a runner raised.
+            RunnerFailure: the runner died or timed out.
         """
-        if self._group.local_env_runner is not None:
-            for runner_id, arguments in kwargs.items():
-                yield runner_id, getattr(self._group.local_env_runner, method)(**arguments)
-            return
-        actors = self._actors()
-        calls = {i: getattr(actors[i], method).remote(**arguments) for i, arguments in kwargs.items()}
-        yield from gather(calls, timeout_s)
+        call = Call.of(LLMEnvRunner.score, sequences)
+        return self._all({runner_id: call}, timeout_s, "testing weights (score)")[runner_id]
 
-    def all(self, method: str, kwargs: Mapping[int, Mapping[str, Any]], timeout_s: float, what: str) -> dict[int, Any]:
-        """Call `method` on the given runners and return the result of each; all must return.
+    def fingerprint(self, runner_id: int, timeout_s: float) -> Fingerprint:
+        """Return one engine's digests; see `LLMEnvRunner.fingerprint`.
 
         Raises:
-            RunnerFailure: a runner failed; the message names the runner and `what`, the failed action.
+            RunnerFailure: the runner died or timed out.
         """
-        answers = dict(self.each(method, kwargs, timeout_s))
-        for runner_id, answer in answers.items():
-            if isinstance(answer, Failure):
-                raise RunnerFailure(runner_id, answer, what)
-        return answers
+        call = Call.of(LLMEnvRunner.fingerprint)
+        return self._all({runner_id: call}, timeout_s, "testing weights (fingerprint)")[runner_id]
+
+    def sleep(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
+        """Free the engines' memory for a learner on the same GPU; return the runners that died or timed out."""
+        return _failures(self._same(ids, Call.of(LLMEnvRunner.sleep), timeout_s))
+
+    def wake_up(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
+        """Undo `sleep`; return the runners that died or timed out."""
+        return _failures(self._same(ids, Call.of(LLMEnvRunner.wake_up), timeout_s))
+
+    def where(self, runner_id: int, timeout_s: float) -> dict[str, Any]:
+        """Return process id and node of one runner.
+
+        Raises:
+            RunnerFailure: the runner died or timed out.
+        """
+        return self._all({runner_id: Call.of(LLMEnvRunner.where)}, timeout_s, "returning its process id")[runner_id]
 
     def check_started(self, timeout_s: float) -> None:
-        """Wait until all runners have started; raise the exception of a constructor that failed."""
-        self.all("check_started", {runner_id: {} for runner_id in self.ids}, timeout_s, "starting")
+        """Wait until all runners have started; raise the exception of a constructor that failed.
+
+        Raises:
+            RunnerFailure: a runner died or timed out.
+        """
+        self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
 
     def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
         """Wait until a failed runner has restarted; kill it first if it may still be running.
@@ -100,10 +138,11 @@ class Runners:
         manager.set_actor_state(runner_id, healthy=False)
         if failure.is_silent:
             ray.kill(actor, no_restart=False)
+        started = Call.of(LLMEnvRunner.check_started)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                ray.get(actor.check_started.remote(), timeout=max(0.1, deadline - time.monotonic()))
+                ray.get(started.submit(actor), timeout=max(0.1, deadline - time.monotonic()))
             except RayTaskError as error:  # it restarted, and its constructor failed: waiting cannot help
                 raise ActorFailure(f"runner {runner_id} {failure.reason}, and cannot start: {error.cause}") from error
             except RayError:
@@ -118,5 +157,40 @@ class Runners:
         """Return the handles of the remote runners, in order of their ids."""
         return [actor for _, actor in sorted(self._actors().items())]
 
+    def _each(self, calls: Mapping[int, Call[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
+        """Run the calls on their runners; yield the result or a `Failure` of each as it arrives."""
+        if self._is_local:
+            for runner_id, call in calls.items():
+                yield runner_id, call.run(self._group.local_env_runner)
+            return
+        actors = self._actors()
+        yield from gather({i: call.submit(actors[i]) for i, call in calls.items()}, timeout_s)
+
+    def _same(self, ids: Iterable[int], call: Call[Result], timeout_s: float) -> dict[int, Result | Failure]:
+        """Run one call on several runners and return the result or a `Failure` of each."""
+        return dict(self._each(dict.fromkeys(ids, call), timeout_s))
+
+    def _all(self, calls: Mapping[int, Call[Result]], timeout_s: float, what: str) -> dict[int, Result]:
+        """Run the calls on their runners and return all results.
+
+        Raises:
+            RunnerFailure: a runner failed; the message names the runner and `what`, the failed action.
+        """
+        answers = dict(self._each(calls, timeout_s))
+        results: dict[int, Result] = {}
+        for runner_id, answer in answers.items():
+            if isinstance(answer, Failure):
+                raise RunnerFailure(runner_id, answer, what)
+            results[runner_id] = answer
+        return results
+
+    @property
+    def _is_local(self) -> bool:
+        return self._group.local_env_runner is not None
+
     def _actors(self) -> dict[int, Any]:
         return dict(self._group._worker_manager.actors())
+
+
+def _failures(answers: Mapping[int, Any]) -> dict[int, Failure]:
+    return {runner_id: answer for runner_id, answer in answers.items() if isinstance(answer, Failure)}

@@ -169,7 +169,7 @@ class StudyTrial(SRL):
         prompts = self.source.heldout(share * len(self.source.world_ids))
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
-        figures, more = beyond_greedy(self, prompts, batches)
+        figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from rllib_srl.common.remote_calls import Failure, RunnerFailure
 from rllib_srl.engine.canary import CanaryGap, check_canary, self_test
-from rllib_srl.rollout.runner_group import Runners
-from rllib_srl.weights.transports import Direct, ObjectStore
+from rllib_srl.rollout.runner_group import RunnerGroup
+from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 
 class WeightSync:
@@ -26,14 +25,14 @@ class WeightSync:
 
     def __init__(
         self,
-        carrier: ObjectStore | Direct,
-        runners: Runners,
+        transport: ObjectStoreTransport | VLLMTransport,
+        runners: RunnerGroup,
         sequences: list[list[int]],
         dtype: str,
         timeout_s: float,
     ) -> None:
         """Set transport, runners, the canary's token ids, the engines' number format and the timeout of each call."""
-        self._carrier, self._runners = carrier, runners
+        self._transport, self._runners = transport, runners
         self._sequences, self._dtype, self._timeout_s = sequences, dtype, timeout_s
         self.healthy: CanaryGap | None = None
         self.seconds: dict[str, float] = {}  # duration of each step of the last sync
@@ -46,21 +45,21 @@ class WeightSync:
             RunnerFailure: a runner died or timed out.
             ActorFailure: a learner died or timed out.
         """
-        self._carrier.forget()
+        self._transport.forget()
         for runner_id in self._runners.ids if runner_ids is None else runner_ids:
             if version > 0:  # a restarted engine has loaded the weights of the model's files
                 self._load(runner_id, version, 0.0)
             report = self_test(
-                partial(self._call, runner_id, "score", sequences=self._sequences),
-                partial(self._carrier.logps, version),
+                partial(self._runners.score, runner_id, self._sequences, self._timeout_s),
+                partial(self._transport.logps, version),
                 partial(self._load, runner_id, version),
-                partial(self._call, runner_id, "fingerprint"),
+                partial(self._runners.fingerprint, runner_id, self._timeout_s),
                 dtype=self._dtype,
                 version=version,
                 healthy=self.healthy,
             )
             self.healthy = self.healthy or report.healthy
-        self._carrier.forget()
+        self._transport.forget()
 
     def sync(self, version: int) -> tuple[CanaryGap | None, dict[int, Failure]]:
         """Send the weights of `version` to all runners.
@@ -73,22 +72,18 @@ class WeightSync:
             WeightSyncError: verification failed; the message names the version and, for a failed receipt, the tensors.
             ActorFailure: the learner died or timed out.
         """
-        answers = self._carrier.deliver(version, 0.0, self._runners.ids)
+        answers = self._transport.deliver(version, 0.0, self._runners.ids)
         lost = {i: answer for i, answer in answers.items() if isinstance(answer, Failure)}
         loaded = [answer for answer in answers.values() if not isinstance(answer, Failure)]
-        if lost or isinstance(self._carrier, ObjectStore):
-            self._carrier.forget()
+        if lost or isinstance(self._transport, ObjectStoreTransport):
+            self._transport.forget()
         for one in loaded:
             check_canary(one.gap, self.healthy, self._dtype, version)
         names = loaded[0].seconds if loaded else ()
-        self.seconds = {**self._carrier.seconds, **{name: max(one.seconds[name] for one in loaded) for name in names}}
+        self.seconds = {**self._transport.seconds, **{name: max(one.seconds[name] for one in loaded) for name in names}}
         return max((one.gap for one in loaded), key=lambda gap: gap.max, default=None), lost
 
     def _load(self, runner_id: int, version: int, scale: float) -> None:
-        answer = self._carrier.deliver(version, scale, [runner_id])[runner_id]
+        answer = self._transport.deliver(version, scale, [runner_id])[runner_id]
         if isinstance(answer, Failure):
             raise RunnerFailure(runner_id, answer, f"testing weights version {version}")
-
-    def _call(self, runner_id: int, method: str, **arguments: Any) -> Any:
-        what = f"testing weights ({method})"
-        return self._runners.all(method, {runner_id: arguments}, self._timeout_s, what)[runner_id]

@@ -1,15 +1,15 @@
 """Transport weights from learner 0 to the engines: two transports with one interface.
 
-    ObjectStore   learner packs, Ray transfers, each engine verifies checksums and loads      any machine
-    Direct        vLLM's own backends: "nccl" between GPUs, "ipc" within one GPU              GPUs only
+    ObjectStoreTransport   learner packs, Ray transfers, each engine verifies checksums and loads      any machine
+    VLLMTransport          vLLM's own backends: "nccl" between GPUs, "ipc" within one GPU              GPUs only
 
     transport.deliver(version, scale, ids) -> {runner id: Loaded or Failure}
     transport.logps(version, scale)        -> the learner's canary log-probs under the delivered weights
     transport.seconds                      -> duration of the learner's steps in the last delivery
 
-`scale` 0 sends the weights; above 0 it sends the perturbed weights of the self-test. Direct has no checksums; canary
-and self-test verify it. It was written without access to GPUs, so it has not been run there:
-tests/weights/test_carriers.py tests its handshake with a stand-in for vLLM's trainer side.
+`scale` 0 sends the weights; above 0 it sends the perturbed weights of the self-test. vLLM's transfer has no checksums;
+canary and self-test verify it. It was written without access to GPUs, so it has not been run there:
+tests/weights/test_transports.py tests its handshake with a stand-in for vLLM's trainer side.
 """
 
 from __future__ import annotations
@@ -20,39 +20,34 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rllib_srl.learner.learner_group import call_learners, num_asked
+from rllib_srl.common.remote_calls import Call, Failure
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.weight_sender import Sent
-from rllib_srl.rollout.runner_group import Runners
+from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded
+from rllib_srl.rollout.runner_group import RunnerGroup
 
 Key = tuple[int, float]  # (version, scale)
 
 
-class ObjectStore:
+class ObjectStoreTransport:
     """Transport of one packed bundle through Ray's object store.
 
     Invariant: it keeps at most one bundle alive.
     """
 
-    def __init__(self, learners: LearnerGroup, runners: Runners, sequences: list[list[int]], timeout_s: float) -> None:
+    def __init__(self, learners: Learners, runners: RunnerGroup, sequences: list[list[int]], timeout_s: float) -> None:
         """Set learners, runners, the canary's token ids and the timeout of each call."""
         self._learners, self._runners = learners, runners
         self._sequences, self._timeout_s = sequences, timeout_s
         self._sent: dict[Key, Sent] = {}
         self.seconds: dict[str, float] = {}
 
-    def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Any]:
+    def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Loaded | Failure]:
         """Send weights to some runners; see the module docstring."""
         sent = self._bundle(version, scale)
         self.seconds = sent.seconds
-        arguments = {
-            "ref": sent.ref,
-            "learner_logps": sent.logps,
-            "sequences": self._sequences,
-            "timeout_s": self._timeout_s,
-        }
-        return dict(self._runners.each("load_weights", dict.fromkeys(ids, arguments), self._timeout_s))
+        return self._runners.load_weights(ids, sent.ref, sent.logps, self._sequences, self._timeout_s)
 
     def logps(self, version: int, scale: float) -> list[np.ndarray]:
         """Return the learner's log-probs of the canary."""
@@ -65,13 +60,11 @@ class ObjectStore:
     def _bundle(self, version: int, scale: float) -> Sent:
         if (version, scale) not in self._sent:
             self.forget()
-            arguments = [(version, self._sequences, scale)] * num_asked(self._learners)
-            what = f"sending weights version {version}"
-            self._sent[version, scale] = call_learners(self._learners, "send", arguments, self._timeout_s, what)[0]
+            self._sent[version, scale] = self._learners.send(version, self._sequences, scale, self._timeout_s)
         return self._sent[version, scale]
 
 
-class Direct:
+class VLLMTransport:
     """Transport through vLLM's transfer backends, from GPU memory to GPU memory.
 
     Invariant: every delivery reaches all runners that were alive at the last `connect`.
@@ -79,14 +72,14 @@ class Direct:
 
     def __init__(
         self,
-        learners: LearnerGroup,
-        runners: Runners,
+        learners: Learners,
+        runners: RunnerGroup,
         sequences: list[list[int]],
         timeout_s: float,
         kind: str,
         tensor_parallel_size: int,
     ) -> None:
-        """Set the arguments of `ObjectStore`, the backend ("nccl" or "ipc") and the GPUs per engine."""
+        """Set the arguments of `ObjectStoreTransport`, the backend ("nccl" or "ipc") and the GPUs per engine."""
         self._learners, self._runners = learners, runners
         self._sequences, self._timeout_s = sequences, timeout_s
         self._kind, self._tensor_parallel_size = kind, tensor_parallel_size
@@ -94,32 +87,28 @@ class Direct:
         self.seconds: dict[str, float] = {}
         self._is_connected = False
 
-    def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Any]:
+    def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Loaded | Failure]:
         """Send weights to all runners and compare the canary on those in `ids`."""
         if not self._is_connected:
             client = RunnersClient(self._runners.actors(), self._tensor_parallel_size, self._timeout_s)
-            self._ask("connect", (self._kind, client), "connecting to the engines")
+            self._learners.connect(self._kind, client, self._timeout_s)
             self._is_connected = True
         start = time.perf_counter()
-        logps = self._ask("send_direct", (version, self._sequences, scale), f"sending weights version {version}")
+        logps = self._learners.send_direct(version, self._sequences, scale, self._timeout_s)
         self.seconds = {"send_s": time.perf_counter() - start}
         self._logps = {(version, scale): logps}
-        arguments = {"learner_logps": logps, "sequences": self._sequences}
-        return dict(self._runners.each("compare", dict.fromkeys(ids, arguments), self._timeout_s))
+        return self._runners.compare(ids, logps, self._sequences, self._timeout_s)
 
     def logps(self, version: int, scale: float) -> list[np.ndarray]:
         """Return the learner's log-probs of the canary."""
         if (version, scale) not in self._logps:
-            self._logps = {(version, scale): self._ask("score_at", (self._sequences, scale), "scoring the canary")}
+            self._logps = {(version, scale): self._learners.score_at(self._sequences, scale, self._timeout_s)}
         return self._logps[version, scale]
 
     def forget(self) -> None:
         """Reconnect before the next delivery, because a process group does not survive the loss of a member."""
         self._is_connected = False
         self._logps.clear()
-
-    def _ask(self, method: str, arguments: tuple, what: str) -> Any:
-        return call_learners(self._learners, method, [arguments], self._timeout_s, what)[0]
 
 
 class RunnersClient:
@@ -143,16 +132,17 @@ class RunnersClient:
         infos = [dict(init_info) for _ in self._actors]
         if "rank_offset" in init_info:
             infos = [{**init_info, "rank_offset": 1 + i * self._workers} for i in range(len(infos))]
-        calls = [actor.init_transfer.remote(info) for actor, info in zip(self._actors, infos, strict=True)]
-        ray.get(calls, timeout=self._timeout_s)
+        calls = [Call.of(LLMEnvRunner.init_transfer, info) for info in infos]
+        started = [call.submit(actor) for call, actor in zip(calls, self._actors, strict=True)]
+        ray.get(started, timeout=self._timeout_s)
 
     def start_weight_update(self) -> None:
         """Do nothing; see the class."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Run one whole weight update on every runner."""
-        calls = [actor.receive_weights.remote(update_info, self.version) for actor in self._actors]
-        ray.get(calls, timeout=self._timeout_s)
+        call = Call.of(LLMEnvRunner.receive_weights, update_info, self.version)
+        ray.get([call.submit(actor) for actor in self._actors], timeout=self._timeout_s)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Do nothing; see the class."""

@@ -16,7 +16,7 @@ import ray
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.advantage_estimator import Compared
 from rllib_srl.common.remote_calls import ActorFailure
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
@@ -32,10 +32,10 @@ def memory_of(tmp_path):
     """Return a function that starts a memory in this process and plays twelve prompts; all are stopped afterwards."""
     started = []
 
-    def of(**given) -> Memory:
+    def of(**given) -> ReplayClient:
         values = {"capacity": 50, "on_secret": "keep", "min_buffer_size": 1, "load_control": "none", **given}
         where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
-        started.append(Memory.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
+        started.append(ReplayClient.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
         groups = [a_group(index, 1, index) for index in range(12)]
         started[-1].add([GroupMeta.of(group, group) for group in groups], 1)
         started[-1].stats(1)
@@ -87,7 +87,7 @@ def test_a_silent_shard_is_given_up_after_twice_the_timeout(ray_here):
         ray.get(shard.__ray_ready__.remote(), timeout=60)
         begin = time.monotonic()
         with pytest.raises(ActorFailure, match=rf"memory shard 0 gave no answer within {timeout_s:g} s while counting"):
-            Memory(ReplaySettings(timeout_s=timeout_s), [shard], is_local=False)._call("size", {0: ()}, "counting")
+            ReplayClient(ReplaySettings(timeout_s=timeout_s), [shard], is_local=False).sizes()
         assert timeout_s <= time.monotonic() - begin < 2 * timeout_s + 3
         ray.kill(shard)
 

@@ -97,8 +97,7 @@ def running(config, num_env_runners: int = 1):
 
 
 def pids_of(algo) -> dict[int, int]:
-    asked = {runner_id: {} for runner_id in algo.runners.ids}
-    return {i: answer["pid"] for i, answer in algo.runners.all("where", asked, 30, "saying where it is").items()}
+    return {runner_id: algo.runners.where(runner_id, 30)["pid"] for runner_id in algo.runners.ids}
 
 
 def drawn(algo) -> list[list[str]]:
@@ -120,12 +119,11 @@ def assert_all_were_played(seen, prompts) -> None:
 
 def assert_engines_agree(algo) -> None:
     """Every engine computes with the same weights, those of the last update."""
-    asked = {runner_id: {} for runner_id in algo.runners.ids}
-    prints = list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values())
+    prints = [algo.runners.fingerprint(runner_id, 30) for runner_id in algo.runners.ids]
     assert all(one == prints[0] for one in prints)
     gap, lost = algo.weight_sync.sync(algo.version)
     assert gap.max < 1e-3 and not lost
-    assert list(algo.runners.all("fingerprint", asked, 30, "showing its weights").values()) == prints
+    assert [algo.runners.fingerprint(runner_id, 30) for runner_id in algo.runners.ids] == prints
 
 
 @pytest.mark.timeout(400)

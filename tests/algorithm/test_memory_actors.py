@@ -22,7 +22,7 @@ from ray import tune
 from ray.exceptions import RayActorError
 
 from rllib_srl.batch.estimators import has_signal
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.journal.journal import Journal
@@ -343,7 +343,7 @@ def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
     settings = ReplaySettings(
         embedding="policy", diversity_parts=("variance",), on_secret="keep", degenerate_share=None, max_bytes=50 << 20
     )
-    memory = Memory.start(
+    memory = ReplayClient.start(
         settings, directory=tmp_path / "log", seed=1, run="big", is_local=False, timeout_s=BACK_S, model_dir=None
     )
     process, highest, is_over = psutil.Process(), [0], threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -39,11 +40,7 @@ def test_a_runner_plays_only_with_the_weights_it_is_asked_to():
 class Fakes:
     """What an algorithm needs to restore runners: a log of what is done, and how often restoring fails first."""
 
-    _restore_runners, _engines_at_rest, _asked_runners = (
-        SRL._restore_runners,
-        SRL._engines_at_rest,
-        SRL._asked_runners,
-    )
+    _restore_runners, _engines_at_rest = SRL._restore_runners, SRL._engines_at_rest
 
     def __init__(self, num_failures=0, dead=()):
         self.log, self.num_failures, self.dead = [], num_failures, dict(dead)
@@ -51,11 +48,13 @@ class Fakes:
         self.config = SimpleNamespace(start_timeout_s=1.0, sync_timeout_s=1.0, num_learners=0, colocate=True)
         self.report = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
         self.runners = SimpleNamespace(
-            ids=[1, 2], revive=lambda i, failure, s: self.log.append(f"revive {i}"), each=self.each, all=self.each
+            ids=[1, 2],
+            revive=lambda i, failure, s: self.log.append(f"revive {i}"),
+            sleep=partial(self.each, "sleep"),
+            wake_up=partial(self.each, "wake_up"),
         )
         self.weight_sync = SimpleNamespace(start=self.start)
-        learner = SimpleNamespace(take_room=lambda: None, make_room=lambda: None)
-        self.learner_group = SimpleNamespace(is_local=True, _learner=learner)
+        self.learners = SimpleNamespace(take_room=lambda timeout_s: None, make_room=lambda timeout_s: None)
 
     def start(self, version, ids):
         self.log.append(f"weights {version} to {ids}")
@@ -63,9 +62,9 @@ class Fakes:
             self.num_failures -= 1
             raise RunnerFailure(ids[0], DIED, "testing weights")
 
-    def each(self, method, kwargs, timeout_s, what=""):
-        self.log.append(f"{method} {sorted(kwargs)}")
-        return [(i, DIED if self.dead.pop((method, i), False) else None) for i in kwargs]
+    def each(self, method, ids, timeout_s):
+        self.log.append(f"{method} {sorted(ids)}")
+        return {i: DIED for i in ids if self.dead.pop((method, i), False)}
 
 
 def test_a_runner_that_dies_while_it_is_restored_is_restored_again():
@@ -83,13 +82,13 @@ def test_a_runner_that_always_dies_ends_the_run_by_name():
     assert (again.runner_id, again.failure, str(again)) == (1, DIED, str(caught.value))
 
 
-@pytest.mark.parametrize("method", ["rest", "rise"])
+@pytest.mark.parametrize("method", ["sleep", "wake_up"])
 def test_a_runner_that_dies_before_it_sleeps_or_wakes_is_restored(method):
     algo = Fakes(dead={(method, 2): True})
     with algo._engines_at_rest():
         algo.log.append("learn")
     restored = ["revive 2", "num_runner_restarts", "weights 7 to [2]"]
-    if method == "rest":
-        assert algo.log == ["rest [1, 2]", *restored, "rest [2]", "learn", "rise [1, 2]"]
+    if method == "sleep":
+        assert algo.log == ["sleep [1, 2]", *restored, "sleep [2]", "learn", "wake_up [1, 2]"]
     else:
-        assert algo.log == ["rest [1, 2]", "learn", "rise [1, 2]", *restored]
+        assert algo.log == ["sleep [1, 2]", "learn", "wake_up [1, 2]", *restored]

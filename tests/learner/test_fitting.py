@@ -11,8 +11,10 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
+from rllib_srl.common.remote_calls import Call
 from rllib_srl.engine.sync import unpack
-from rllib_srl.learner.learner_group import call_learners
+from rllib_srl.learner.learner import GRPOTorchLearner
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.model_setup import adapters_off, merged
 from rllib_srl.learner.rl_module import load_causal_lm
 from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
@@ -148,15 +150,15 @@ def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(conf
     first, _ = update(sharded, GROUPS)
     for one in first:
         assert relative_gap(one, wanted[0][0][0]) < 1e-5
-    call_learners(sharded, "gather", [()] * 2, 60, "gathering")
+    Learners(sharded).gather(60)
     state = sharded.get_state()
-    sent = call_learners(sharded, "send", [(1, [[1, 2, 3, 4]], 0.1)] * 2, 60, "sending")
+    sent = Learners(sharded)._every(Call.of(GRPOTorchLearner.send, 1, [[1, 2, 3, 4]], 0.1), 60, "sending")
     assert sent[1].ref is None and np.array_equal(sent[0].logps[0], sent[1].logps[0])
     second, stats = update(sharded, GROUPS)
     for one in second:
         assert relative_gap(one, wanted[1][0][0]) < 1e-5
     assert stats["loss"] == pytest.approx(wanted[1][1]["loss"], rel=1e-5)
-    call_learners(sharded, "gather", [()] * 2, 60, "gathering")
+    Learners(sharded).gather(60)
     weights = sharded.get_weights()[DEFAULT_MODULE_ID]
     assert relative_gap(weights, local.get_weights()[DEFAULT_MODULE_ID]) < 1e-5
     other = learner_group(config)  # saved by two, restored by one

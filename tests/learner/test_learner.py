@@ -12,7 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import build_shards, fetched
-from rllib_srl.learner.learner_group import update_learners
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.types import GroupMeta, ListedRef
 from tests.small_learner import ADVANTAGES, GROUPS, Recording, learner_group, make_group, relative_gap, update
 
@@ -49,7 +49,7 @@ def train_once(config):
     num_shards = max(1, config.num_learners)
     metas = [GroupMeta.of(g, ray.put(g)) for g in GROUPS]
     shards = build_shards(metas, ADVANTAGES, num_shards, fetch_timeout_s=30)
-    results = update_learners(group, shards, {}, config.num_epochs, timeout_s=120)
+    results = Learners(group).update(shards, {}, config.num_epochs, timeout_s=120)
     gradients = group.foreach_learner(lambda learner: learner.gradients())
     weights = group.get_weights()[DEFAULT_MODULE_ID]
     group.shutdown()
@@ -140,7 +140,7 @@ def test_a_learner_without_groups_contributes_nothing(config, ray_here):
     group = learner_group(config)
     before = group.get_weights()[DEFAULT_MODULE_ID]
     before = {name: array.copy() for name, array in before.items()}
-    update_learners(group, build_shards([], [], 1, 10), {}, 1, 60)
+    Learners(group).update(build_shards([], [], 1, 10), {}, 1, 60)
     assert relative_gap(group.get_weights()[DEFAULT_MODULE_ID], before) == 0
 
 
@@ -149,7 +149,7 @@ def test_a_non_finite_gradient_skips_the_step_and_is_counted(config, ray_here):
     before = {name: array.copy() for name, array in group.get_weights()[DEFAULT_MODULE_ID].items()}
     metas = [GroupMeta.of(g, g) for g in GROUPS]
     shards = build_shards(metas, [np.full(g.size, np.inf) for g in GROUPS], 1, 10)
-    results = update_learners(group, shards, {}, 1, 60)
+    results = Learners(group).update(shards, {}, 1, 60)
     assert relative_gap(group.get_weights()[DEFAULT_MODULE_ID], before) == 0
     assert results[0][DEFAULT_MODULE_ID]["num_nonfinite_gradients"].peek() == 1
 
@@ -168,7 +168,7 @@ def test_kl_pulls_back_to_the_starting_model(config, ray_here):
     metas = [GroupMeta.of(g, g) for g in GROUPS]
     kls = []
     for advantages in (ADVANTAGES, *[[np.zeros(g.size) for g in GROUPS]] * 6):
-        result = update_learners(group, build_shards(metas, advantages, 1, 10), {}, 1, 60)
+        result = Learners(group).update(build_shards(metas, advantages, 1, 10), {}, 1, 60)
         kls.append(result[0][DEFAULT_MODULE_ID]["kl"].peek())
     assert kls[0] == pytest.approx(0, abs=1e-7)
     assert kls[1] > 1e-4 and kls[-1] < 0.7 * kls[1], kls
@@ -192,7 +192,7 @@ def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):
     for moves in (False, True):
         group = learner_group(config)
         for _ in range(3):
-            update_learners(group, build_shards([GroupMeta.of(g, g) for g in GROUPS], ADVANTAGES, 1, 10), {}, 1, 60)
+            Learners(group).update(build_shards([GroupMeta.of(g, g) for g in GROUPS], ADVANTAGES, 1, 10), {}, 1, 60)
             if moves:
                 group._learner.make_room()
                 assert all(p.grad is None for p in group._learner.model.parameters())

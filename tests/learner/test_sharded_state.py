@@ -9,7 +9,8 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl.learner.learner_group import call_learners
+from rllib_srl.common.remote_calls import Call
+from rllib_srl.learner.learner_group import Learners
 from rllib_srl.storage.checkpoints import CheckpointError
 from tests.small_learner import GROUPS, Recording, learner_group, update
 from tests.small_worlds import small_config
@@ -52,7 +53,7 @@ def build(random_llama_dir, tmp_path, ray_here):
 
 
 def ask(group, method, *arguments):
-    return call_learners(group, method, [arguments] * max(1, group.config.num_learners), 60, method)
+    return Learners(group)._every(Call.of(method, *arguments), 60, method.__name__)
 
 
 def assert_same(told, wanted):
@@ -67,26 +68,26 @@ def test_shards_of_two_restore_on_two_and_on_one(build, tmp_path):
     two = build(2)
     for _ in range(2):
         update(two, GROUPS)
-    ask(two, "save_shards", str(tmp_path))
+    ask(two, Telling.save_shards, str(tmp_path))
     sizes = [(tmp_path / f"shard_0000{rank}.safetensors").stat().st_size for rank in (0, 1)]
     assert abs(sizes[0] - sizes[1]) < 0.1 * sum(sizes)  # neither holds the whole
-    wanted, *_ = ask(two, "told")
+    wanted, *_ = ask(two, Telling.told)
     steps = [array for name, array in wanted[0].items() if name.endswith("/step")]
     assert steps and all(step == 2.0 for step in steps)
     assert len(wanted[0]) == 4 * len(steps)  # weight, exp_avg, exp_avg_sq, step of each parameter
     for num_learners in (1, 0):
         other = build(num_learners)
-        ask(other, "load_shards", str(tmp_path))
-        for told in ask(other, "told"):
+        ask(other, Telling.load_shards, str(tmp_path))
+        for told in ask(other, Telling.told):
             assert_same(told, wanted)
         other.shutdown()
     update(two, GROUPS)
-    further, *_ = ask(two, "told")
+    further, *_ = ask(two, Telling.told)
     assert not np.array_equal(*(one[0]["model.embed_tokens.weight/weight"] for one in (further, wanted)))
-    ask(two, "load_shards", str(tmp_path))
-    assert_same(ask(two, "told")[1], wanted)
+    ask(two, Telling.load_shards, str(tmp_path))
+    assert_same(ask(two, Telling.told)[1], wanted)
     update(two, GROUPS)
-    assert_same(ask(two, "told")[0], further)  # and goes on as if it had never stopped
+    assert_same(ask(two, Telling.told)[0], further)  # and goes on as if it had never stopped
 
 
 @pytest.mark.slow
@@ -95,8 +96,8 @@ def test_the_state_of_one_restores_on_two(build):
     update(one, GROUPS)
     two = build(2)
     two.set_state(deepcopy(one.get_state()))
-    for told in ask(two, "told"):
-        assert_same(told, ask(one, "told")[0])
+    for told in ask(two, Telling.told):
+        assert_same(told, ask(one, Telling.told)[0])
 
 
 def test_a_module_that_waits_for_its_shards_computes_nothing(build):
@@ -121,7 +122,7 @@ def shards(build, tmp_path):
     try:
         group = build(0)
         update(group, GROUPS)
-        ask(group, "save_shards", str(tmp_path / "shards"))
+        ask(group, Telling.save_shards, str(tmp_path / "shards"))
         yield tmp_path / "shards", group
     finally:
         if is_ours:
@@ -131,15 +132,15 @@ def shards(build, tmp_path):
 def test_shards_of_one_restore_on_one(shards, build):
     directory, group = shards
     other = build(0)
-    ask(other, "load_shards", str(directory))
-    assert_same(ask(other, "told")[0], ask(group, "told")[0])
+    ask(other, Telling.load_shards, str(directory))
+    assert_same(ask(other, Telling.told)[0], ask(group, Telling.told)[0])
 
 
 def test_weights_alone_are_taken_whatever_the_optimiser(shards, build):
     directory, group = shards
     other = build(0, optimizer_name="sgd")
-    ask(other, "load_shards", str(directory), True)
-    (wanted, _), (found, _) = ask(group, "told")[0], ask(other, "told")[0]
+    ask(other, Telling.load_shards, str(directory), True)
+    (wanted, _), (found, _) = ask(group, Telling.told)[0], ask(other, Telling.told)[0]
     weights = {name for name in wanted if name.endswith("/weight")}
     assert weights and weights == {name for name in found if name.endswith("/weight")}
     assert all(np.array_equal(found[name], wanted[name]) for name in weights)
@@ -150,11 +151,11 @@ def test_shards_of_another_optimiser_or_model_change_nothing(shards, build):
     other = build(0, optimizer_name="sgd", lora_rank=2)
     before = {name: p.clone() for name, p in other._learner.model.named_parameters()}
     with pytest.raises(ValueError, match="state of AdamW; expected SGD") as caught:
-        ask(other, "load_shards", str(directory))
+        ask(other, Telling.load_shards, str(directory))
     assert "model.embed_tokens.weight: unknown" in str(caught.value)
     assert all(p.equal(before[name]) for name, p in other._learner.model.named_parameters())
 
 
 def test_a_directory_without_shards_is_named(build, tmp_path):
     with pytest.raises(CheckpointError, match="index.json cannot be read"):
-        ask(build(0), "load_shards", str(tmp_path / "nowhere"))
+        ask(build(0), Telling.load_shards, str(tmp_path / "nowhere"))

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from rllib_srl.common.remote_calls import ActorFailure
-from rllib_srl.replay.client import COUNTS, Memory
+from rllib_srl.replay.client import COUNTS, ReplayClient
 from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.settings import ReplaySettings
@@ -30,10 +30,10 @@ def start(tmp_path):
     """Return a function that starts a memory in this process; all are stopped afterwards."""
     started = []
 
-    def of(num_shards: int = 1, **given) -> Memory:
+    def of(num_shards: int = 1, **given) -> ReplayClient:
         values = {"capacity": 200, "min_buffer_size": 2, "on_secret": "keep", "num_shards": num_shards, **HALF, **given}
         where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
-        started.append(Memory.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
+        started.append(ReplayClient.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
         return started[-1]
 
     yield of
@@ -245,27 +245,23 @@ def stubs(ray_here, tmp_path):
                 raise ValueError("size = -1; expected more")
             return 7
 
-    def of(*ways: str, timeout_s: float) -> Memory:
+    def of(*ways: str, timeout_s: float) -> ReplayClient:
         cls = ray.remote(Stub).options(num_cpus=0, max_restarts=-1)
         shards = [cls.remote({"size": way}, str(tmp_path / f"flag{len(made) + i}")) for i, way in enumerate(ways)]
         made.extend(shards)
         ray.get([shard.__ray_ready__.remote() for shard in shards])
-        return Memory(replace(ReplaySettings(), timeout_s=timeout_s), shards, is_local=False)
+        return ReplayClient(replace(ReplaySettings(), timeout_s=timeout_s), shards, is_local=False)
 
     yield of
     for shard in made:
         ray.kill(shard)
 
 
-def sizes(memory) -> dict[int, int]:
-    return memory._call("size", dict.fromkeys(range(memory.num_shards), ()), "counting")
-
-
 @pytest.mark.slow
 def test_a_shard_that_died_is_asked_again_and_the_others_are_not(stubs):
     memory = stubs("answers", "dies once", timeout_s=30.0)
-    assert sizes(memory) == {0: 7, 1: 7} and memory.num_restarts == 1
-    assert sizes(memory) == {0: 7, 1: 7} and memory.num_restarts == 1
+    assert memory.sizes() == [7, 7] and memory.num_restarts == 1
+    assert memory.sizes() == [7, 7] and memory.num_restarts == 1
 
 
 @pytest.mark.slow
@@ -280,14 +276,14 @@ def test_a_shard_that_does_not_come_back_is_named_in_time(stubs, way, message):
     memory = stubs("answers", way, timeout_s=2.0)
     start = time.monotonic()
     with pytest.raises(ActorFailure, match=message):
-        sizes(memory)
+        memory.sizes()
     assert time.monotonic() - start < 2 * 2.0 + 3
 
 
 @pytest.mark.slow
 def test_what_a_shard_raises_is_raised_as_it_is(stubs):
     with pytest.raises(ValueError, match="^size = -1; expected more$"):
-        sizes(stubs("fails", timeout_s=30.0))
+        stubs("fails", timeout_s=30.0).sizes()
 
 
 def test_the_process_that_has_a_journal_is_found(start, tmp_path):

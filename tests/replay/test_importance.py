@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.selection.candidates import Candidates
 from rllib_srl.replay.selection.rules import importance, make_settings
 from rllib_srl.replay.selection.sampler import drawn_in
@@ -98,7 +98,7 @@ def test_a_restart_answers_with_the_same_weights(tmp_path):
 def test_each_shard_weighs_its_own(tmp_path):
     settings = ReplaySettings(capacity=50, on_secret="keep", num_shards=2, min_buffer_size=1, reuse_fraction=0.5,
                               **given(1.0))  # fmt: skip
-    memory = Memory.start(settings, directory=tmp_path, seed=1, run="r", is_local=True, timeout_s=5.0)
+    memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="r", is_local=True, timeout_s=5.0)
     groups = [a_group(i, 1, i, REWARDS[i % 3]) for i in range(12)]
     memory.add([GroupMeta.of(group, group) for group in groups], 1)
     memory.stats(1)

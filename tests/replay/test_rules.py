@@ -12,7 +12,7 @@ import ray
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.admission.secrets import DETECTORS, Span
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
 from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.journal.transaction import JOURNAL
@@ -182,7 +182,7 @@ def test_a_rule_that_cannot_be_sent_is_named_before_anything_starts(tmp_path, mo
     monkeypatch.setitem(SELECTIONS, "held", held)
     settings = ReplaySettings(selection="held", on_secret="keep")
     with pytest.raises(ValueError, match="replay_selection = .*expected a rule that can be pickled, or an import path"):
-        Memory.start(settings, directory=tmp_path, seed=1, run="r", is_local=False, timeout_s=5.0)
+        ReplayClient.start(settings, directory=tmp_path, seed=1, run="r", is_local=False, timeout_s=5.0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -274,7 +274,7 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
         monkeypatch.setitem(RULES[name], "mine", rule)
     given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "on_secret": "keep", "load_control": "none"}
     settings = ReplaySettings(num_shards=2, capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
-    memory = Memory.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
+    memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
     try:
         groups = [a_group(index, 1, index) for index in range(12)]
         metas = [GroupMeta.of(group, ray.put(group)) for group in groups]

@@ -20,7 +20,7 @@ from rllib_srl.cli import train
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.client import Memory
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.journal.journal import Journal, JournalError
 from rllib_srl.replay.journal.schema import JournalFull
@@ -290,7 +290,7 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
     where = {"directory": tmpfs.path / "replay", "seed": 1, "run": "full", "is_local": False}
     start = time.monotonic()
     with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):
-        Memory.start(settings, **where, timeout_s=60.0, model_dir=random_llama_dir)
+        ReplayClient.start(settings, **where, timeout_s=60.0, model_dir=random_llama_dir)
     assert time.monotonic() - start < 30
     tmpfs.resize("16m")
     config = memory_config(random_llama_dir, tmpfs.path / "log").env_runners(num_env_runners=1)

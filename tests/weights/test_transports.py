@@ -1,4 +1,4 @@
-"""The GPU carrier's handshake, driven with stand-ins for vLLM's trainer side; the carrier itself needs GPUs."""
+"""The handshake of vLLM's transport, driven with stand-ins for its trainer side; the transport itself needs GPUs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 
 from rllib_srl.engine.vllm_trainer import CastSource, trainer_info
 from rllib_srl.learner.weight_sender import WeightSender
-from rllib_srl.weights import transports
-from rllib_srl.weights.transports import Direct, RunnersClient
+from rllib_srl.weights.transports import RunnersClient, VLLMTransport
 
 
 class Recorder:
@@ -81,15 +80,17 @@ def test_sending_perturbed_weights_directly_restores_them():
     assert learner.sums == [true[0][0], moved[0][0]] and learner.sums[0] != learner.sums[1]
 
 
-def test_a_lost_runner_means_a_new_rendezvous(monkeypatch):
+def test_a_lost_runner_means_a_new_rendezvous():
     asked = []
-    monkeypatch.setattr(transports, "call_learners", lambda group, method, *rest: asked.append(method) or [None])
-    runners = SimpleNamespace(actors=lambda: [runner()], each=lambda *a: iter([(1, "loaded")]))
-    carrier = Direct(None, runners, [[1, 2]], 10, "nccl", 1)
-    assert carrier.deliver(1, 0.0, [1]) == {1: "loaded"}
-    carrier.deliver(2, 0.0, [1])
-    carrier.forget()
-    carrier.deliver(3, 0.0, [1])
+    learners = SimpleNamespace(
+        connect=lambda *arguments: asked.append("connect"), send_direct=lambda *arguments: asked.append("send_direct")
+    )
+    runners = SimpleNamespace(actors=lambda: [runner()], compare=lambda *arguments: {1: "loaded"})
+    transport = VLLMTransport(learners, runners, [[1, 2]], 10, "nccl", 1)
+    assert transport.deliver(1, 0.0, [1]) == {1: "loaded"}
+    transport.deliver(2, 0.0, [1])
+    transport.forget()
+    transport.deliver(3, 0.0, [1])
     assert asked == ["connect", "send_direct", "send_direct", "connect", "send_direct"]
 
 
