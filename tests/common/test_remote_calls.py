@@ -1,0 +1,176 @@
+"""A call names a method of the remote class and runs the target's own; proxies keep timeouts, order and messages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+
+from rllib_srl.common import remote_calls
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, RunnerFailure
+from rllib_srl.learner import learner_group
+from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.weight_sender import Sent
+from rllib_srl.rollout import runner_group
+from rllib_srl.rollout.env_runner import Loaded, RunnerBatch
+from rllib_srl.rollout.runner_group import RunnerGroup
+from rllib_srl.types import GroupMeta, ListedRef
+from tests.replay.groups import a_group
+
+DIED = Failure("died (killed)", is_silent=False)
+
+
+class Counter:
+    def add(self, number: int, *, times: int = 1) -> int:
+        return number * times
+
+    @ray.method(num_returns=2)
+    def split(self, number: int) -> tuple[int, str]:
+        return number, "second"
+
+
+class Doubling(Counter):
+    def add(self, number: int, *, times: int = 1) -> int:
+        return 2 * super().add(number, times=times)
+
+
+class Remote:
+    """A method of an actor handle: notes its arguments, and answers with a reference that is the answer itself."""
+
+    def __init__(self, answer):
+        self.answer, self.calls = answer, []
+
+    def remote(self, *arguments, **named):
+        self.calls.append((arguments, named))
+        return self.answer
+
+
+@pytest.fixture
+def arrived(monkeypatch):
+    """Replace `gather`: a reference is its own value, and the timeouts are noted."""
+    timeouts = []
+
+    def gather(references, timeout_s):
+        timeouts.append(timeout_s)
+        return iter(references.items())
+
+    for module in (runner_group, learner_group):
+        monkeypatch.setattr(module, "gather", gather)
+    return timeouts
+
+
+def test_a_call_runs_the_override_of_a_subclass():
+    call = Call.of(Counter.add, 3, times=2)
+    assert (call.method, call.args, call.kwargs) == ("add", (3,), {"times": 2})
+    assert call.run(Counter()) == 6 and call.run(Doubling()) == 12
+
+
+def test_a_call_is_submitted_with_its_arguments():
+    actor = SimpleNamespace(add=Remote("sum"), split=Remote(["first", "second"]))
+    assert Call.of(Counter.add, 3, times=2).submit(actor) == "sum"
+    assert actor.add.calls == [((3,), {"times": 2})]
+    assert Call.of(Counter.add, 3).submit_all(actor) == ["sum"]
+    assert Call.of_first(Counter.split, 3).submit_all(actor) == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_two_return_values_are_two_references(ray_here):
+    actor = ray.remote(Doubling).options(num_cpus=0).remote()
+    first, second = Call.of_first(Counter.split, 3).submit_all(actor)
+    assert dict(remote_calls.gather({5: first}, 60)) == {5: 3} and ray.get(second, timeout=60) == "second"
+    assert dict(remote_calls.gather({5: Call.of(Counter.add, 3).submit(actor)}, 60)) == {5: 6}
+    ray.kill(actor)
+
+
+# --- runners --------------------------------------------------------------------------------------
+
+
+def runners_of(*actors, local=None) -> RunnerGroup:
+    manager = SimpleNamespace(actors=lambda: dict(enumerate(actors, 1)))
+    return RunnerGroup(SimpleNamespace(local_env_runner=local, _worker_manager=manager))
+
+
+def batch(group) -> RunnerBatch:
+    return RunnerBatch(4, [GroupMeta.of(group, None)], 0, {}, 1, [], [])
+
+
+def test_played_groups_are_references_into_the_second_value(arrived):
+    group = a_group(1)
+    played, restarted = Remote([batch(group), "groups"]), Remote([None, "none"])
+    runners = runners_of(SimpleNamespace(play_groups_apart=played), SimpleNamespace(play_groups_apart=restarted))
+    arguments = {i: {"prompts": [("1.0", group.prompt)], "group_size": 2, "seed": i} for i in (1, 2)}
+    answers = dict(runners.play_groups(arguments, 4, 7.0))
+    assert [meta.ref for meta in answers[1].groups] == [ListedRef("groups", 0)]
+    assert answers[2] == Failure("was restarted and lacks the current weights", is_silent=False)
+    assert played.calls == [((4,), arguments[1])] and restarted.calls == [((4,), arguments[2])]
+    assert arrived == [7.0]
+
+
+def test_evaluated_groups_have_no_references(arrived):
+    runners = runners_of(SimpleNamespace(play_groups_apart=Remote([batch(a_group(1)), "groups"])))
+    ((_, answer),) = runners.play_groups({1: {"prompts": [], "seed": 1, "as_groups": False}}, 4, 7.0)
+    assert [meta.ref for meta in answer.groups] == [None]
+
+
+def test_a_local_runner_plays_in_this_process():
+    asked = []
+    local = SimpleNamespace(play_groups=lambda **arguments: asked.append(arguments) or "batch")
+    runners = runners_of(local=local)
+    assert runners.ids == [0]
+    assert list(runners.play_groups({0: {"prompts": [], "seed": 3}}, 4, 7.0)) == [(0, "batch")]
+    assert asked == [{"prompts": [], "seed": 3}]
+
+
+def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
+    loaded = Loaded(None, {})
+    methods = ("load_weights", "score", "fingerprint", "check_started", "sleep")
+    dead = SimpleNamespace(**dict.fromkeys(methods, Remote(DIED)))
+    well = SimpleNamespace(load_weights=Remote(loaded), check_started=Remote(None), sleep=Remote(None))
+    runners = runners_of(well, dead)
+    assert runners.load_weights([1, 2], "bundle", ["logps"], [[1]], 9.0) == {1: loaded, 2: DIED}
+    assert well.load_weights.calls == [(("bundle", ["logps"], [[1]], 9.0), {})]
+    assert runners.sleep([1, 2], 5.0) == {2: DIED} and runners.sleep([1], 5.0) == {}
+    for call, what in (
+        (lambda: runners.score(2, [[1]], 6.0), r"testing weights \(score\)"),
+        (lambda: runners.fingerprint(2, 6.0), r"testing weights \(fingerprint\)"),
+        (lambda: runners.check_started(6.0), "starting"),
+    ):
+        with pytest.raises(RunnerFailure, match=rf"^runner 2 died \(killed\) while {what}$"):
+            call()
+    assert arrived == [9.0, 5.0, 5.0, 6.0, 6.0, 6.0]
+
+
+# --- learners -------------------------------------------------------------------------------------
+
+
+def learners_of(*workers, fsdp=False) -> Learners:
+    manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
+    config = SimpleNamespace(num_learners=len(workers), fsdp=fsdp)
+    return Learners(SimpleNamespace(is_local=False, _workers=list(workers), _worker_manager=manager, config=config))
+
+
+def test_reports_of_all_learners_are_one_mapping(arrived):
+    workers = [SimpleNamespace(reuse_report=Remote({name: {"drift": 0.5}})) for name in ("a", "b")]
+    assert learners_of(*workers).reuse_report(8.0) == {"a": {"drift": 0.5}, "b": {"drift": 0.5}}
+    assert arrived == [8.0]
+
+
+@pytest.mark.parametrize(("fsdp", "num_asked"), [(False, 1), (True, 2)])
+def test_weights_are_sent_by_every_learner_that_has_a_part(arrived, fsdp, num_asked):
+    sent = [Sent("bundle", [np.zeros(1)], {}), Sent(None, [np.zeros(1)], {})]
+    workers = [SimpleNamespace(send=Remote(one)) for one in sent]
+    assert learners_of(*workers, fsdp=fsdp).send(3, [[1, 2]], 0.0, 8.0) is sent[0]
+    assert sum(len(worker.send.calls) for worker in workers) == num_asked
+
+
+def test_a_dead_learner_is_named_with_what_it_did(arrived):
+    learners = learners_of(SimpleNamespace(take_saved=Remote(True)), SimpleNamespace(take_saved=Remote(DIED)))
+    with pytest.raises(ActorFailure, match=r"^learner 1 died \(killed\) while writing a checkpoint$"):
+        learners.take_saved(8.0)
+
+
+def test_embeddings_are_not_waited_for():
+    workers = [SimpleNamespace(take_embeddings=Remote(name)) for name in ("first", "second")]
+    assert learners_of(*workers).take_embeddings() == ["first", "second"]
