@@ -65,7 +65,7 @@ class SavedAlgorithm(Algorithm):
 
     def step(self) -> dict[str, Any]:
         """Run one iteration; every `checkpoint_every` iterations write a checkpoint, or request one from Tune."""
-        results = super().step()
+        results: dict[str, Any] = super().step()
         every = self.config.checkpoint_every
         if every and (self.iteration + 1) % every == 0:
             if self._storage is not None:
@@ -129,7 +129,7 @@ class SavedAlgorithm(Algorithm):
         if self.config.fsdp:
             self.learners.leave_to_shards(self.config.sync_timeout_s)
         try:
-            saved = super().save_to_path(path, **kwargs)
+            saved: str = super().save_to_path(path, **kwargs)
         finally:
             self._is_saving = False
         have_saved = self.learners.take_saved(self.config.sync_timeout_s)
@@ -234,7 +234,9 @@ class SavedAlgorithm(Algorithm):
             CheckpointError: another user sealed it, or a file is missing, damaged or unlisted.
         """
         _verified(Path(path), seal_key_file, trust)
-        return super().from_checkpoint(path, *args, trust=True, **kwargs)  # the seal was checked one line above
+        # The seal was checked one line above.
+        algo: SavedAlgorithm = super().from_checkpoint(path, *args, trust=True, **kwargs)
+        return algo
 
     def export_to_huggingface(self, directory: str | Path) -> Path:
         """Write model and tokenizer as a Hugging Face directory, fp32.

@@ -100,7 +100,8 @@ def _described(name: str, root: str) -> Path | None:
         raise ModelError(f"model {name!r} could not be looked up: the hub {reason}")
     if isinstance(answer, ModelError):
         raise answer
-    return answer
+    place: Path | None = answer
+    return place
 
 
 def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
@@ -162,7 +163,7 @@ def _setting_of(config: Any, env_id: str) -> str:
     return f"worlds: environment {env_id!r}" if config.worlds else f"env = {env_id!r}"
 
 
-def _made(creator: Callable[[dict], Any], env_config: dict) -> Any:
+def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) -> Any:
     """Return an environment, or a `_Fault` with the reason why it cannot be used."""
     try:
         env = creator(env_config)

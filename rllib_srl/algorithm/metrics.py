@@ -179,7 +179,7 @@ class Report:
             )
 
     def _reasons(self, batches: Sequence[RunnerBatch]) -> None:
-        counts: Counter = Counter()
+        counts: Counter[str] = Counter()
         for batch in batches:
             counts.update(batch.stop_reasons)
         for reason in StopReason:

@@ -94,8 +94,10 @@ def check_machine_holds(request: Any, config: Any) -> None:
         _check(SimpleNamespace(bundles=asked), config, here, [here], "this machine")
 
 
-def _check(request: Any, config: Any, total: Mapping[str, float], nodes: Sequence[Mapping], where: str) -> None:
-    needed: Counter = Counter()
+def _check(
+    request: Any, config: Any, total: Mapping[str, float], nodes: Sequence[Mapping[str, Any]], where: str
+) -> None:
+    needed: Counter[str] = Counter()
     for bundle in request.bundles:
         needed.update(bundle)
     short = [

@@ -115,7 +115,7 @@ class Comparison:
         trained += self._reused(reused, counts)
         return Compared([group for group, _ in trained], [a for _, a in trained], played, counts)
 
-    def _reused(self, reused: Sequence[GroupMeta], counts: Counter) -> list[tuple[GroupMeta, np.ndarray]]:
+    def _reused(self, reused: Sequence[GroupMeta], counts: Counter[str]) -> list[tuple[GroupMeta, np.ndarray]]:
         rule = self.settings.reuse_advantage or self.settings.advantage
         advantages = self._rule([group.rewards_G.astype(np.float64) for group in reused], rule)
         pairs = [(g, a) for g, a in zip(reused, advantages, strict=True) if trains(g.rewards_G, rule)]

@@ -31,8 +31,8 @@ def group(rewards_G: np.ndarray) -> np.ndarray:
 
     Source: Shao et al. 2024, arXiv 2402.03300 section 4.1.2.
     """
-    centred = rewards_G - rewards_G.mean()
-    return centred / (rewards_G.std(ddof=1) + EPSILON)
+    advantage_G: np.ndarray = (rewards_G - rewards_G.mean()) / (rewards_G.std(ddof=1) + EPSILON)
+    return advantage_G
 
 
 def mean_only(rewards_G: np.ndarray) -> np.ndarray:
@@ -40,7 +40,8 @@ def mean_only(rewards_G: np.ndarray) -> np.ndarray:
 
     Source: Liu et al. 2025, arXiv 2503.20783 section 3.2 (Dr.GRPO).
     """
-    return rewards_G - rewards_G.mean()
+    advantage_G: np.ndarray = rewards_G - rewards_G.mean()
+    return advantage_G
 
 
 def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:

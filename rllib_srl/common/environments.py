@@ -38,7 +38,8 @@ SPLITS = ("train", "heldout")
 SEED_PREFIX = "seed:"
 NAMED = "#"  # separates the environment and the domain in an environment id
 
-Creator = Callable[[Mapping[str, Any]], gymnasium.Env]
+Environment = gymnasium.Env[Any, Any]
+Creator = Callable[[Mapping[str, Any]], Environment]
 Registry = Callable[[str], "Creator | None"]
 
 
@@ -46,7 +47,7 @@ class WorldError(ValueError):
     """An environment cannot be created or breaks the contract; the message explains the error and the fix."""
 
 
-def resolve(spec: str | Callable[..., gymnasium.Env], registry: Registry | None = None) -> Creator:
+def resolve(spec: str | Callable[..., Environment], registry: Registry | None = None) -> Creator:
     """Return a callable that creates environments from an env_config.
 
     Args:
@@ -121,7 +122,7 @@ def lacks(env: Any) -> list[str]:
     return faults
 
 
-def prompts_of(env: gymnasium.Env, split: str, seed: int) -> Iterator[str]:
+def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
     """Yield the prompt ids of a split: the environment's own (each once), or an endless sequence of seeds.
 
     Even seeds train and odd seeds are held out, so the splits are disjoint.
@@ -196,7 +197,7 @@ def _moved(module_name: str, attribute: str) -> str:
     return f"the environments of this package have moved to rllib_srl.envs; use {names[0]!r}" if names else ""
 
 
-def _taking_config(make: Callable[..., gymnasium.Env], name: str) -> Creator:
+def _taking_config(make: Callable[..., Environment], name: str) -> Creator:
     """Return `make`, wrapped if it takes no arguments: many environments take no env_config."""
     try:
         inspect.signature(make).bind({})
@@ -207,14 +208,14 @@ def _taking_config(make: Callable[..., gymnasium.Env], name: str) -> Creator:
     return make
 
 
-def _make_plain(make: Callable[..., gymnasium.Env], name: str, env_config: Mapping[str, Any]) -> gymnasium.Env:
+def _make_plain(make: Callable[..., Environment], name: str, env_config: Mapping[str, Any]) -> Environment:
     if env_config:
         given = dict(env_config)
         raise WorldError(f"environment {name!r} takes no settings; expected an empty env_config, not {given!r}")
     return make()
 
 
-def _faults_of_reset(env: gymnasium.Env) -> list[str]:
+def _faults_of_reset(env: Environment) -> list[str]:
     try:
         result = env.reset(seed=0)
     except Exception as error:  # user code can raise anything

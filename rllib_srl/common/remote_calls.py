@@ -120,7 +120,7 @@ def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iter
         yield actor_id, Failure(f"gave no answer within {timeout_s:g} s", is_silent=True)
 
 
-def _value(ref: ray.ObjectRef) -> Any:
+def _value(ref: ray.ObjectRef[Any]) -> Any:
     try:
         return ray.get(ref, timeout=60)
     except RayActorError as error:

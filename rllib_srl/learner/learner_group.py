@@ -41,7 +41,7 @@ class Learners:
     @property
     def num(self) -> int:
         """Return the number of learners, at least 1."""
-        return max(1, self._group.config.num_learners)
+        return max(1, int(self._group.config.num_learners))
 
     # --- training --------------------------------------------------------------------------------
 

@@ -258,9 +258,9 @@ def _fetched(batch: Sequence[Any], timeout_s: float) -> tuple[list[Any], list[in
     return [whole[ref.index] if isinstance(ref, ListedRef) else whole for ref, whole in there], lost
 
 
-def _objects(refs: list[ray.ObjectRef], timeout_s: float) -> dict[ray.ObjectRef, Any]:
+def _objects(refs: list[ray.ObjectRef[Any]], timeout_s: float) -> dict[ray.ObjectRef[Any], Any]:
     """Return reference -> object for the objects that still exist."""
-    found: dict[ray.ObjectRef, Any] = {}
+    found: dict[ray.ObjectRef[Any], Any] = {}
     deadline = time.monotonic() + timeout_s
     with suppress(ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
         return dict(zip(refs, ray.get(refs, timeout=timeout_s), strict=True))

@@ -71,8 +71,8 @@ class ReplayClient:
         self._rules: Any = None
         self.num_items = 0
         self.num_restarts = 0
-        self.counts: Counter = Counter(dict.fromkeys(COUNTS, 0))
-        self._asked: Counter = Counter()  # requests of each name
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self._asked: Counter[str] = Counter()  # requests of each name
 
     @classmethod
     def start(
@@ -423,11 +423,11 @@ class ReplayClient:
             os.kill(holder, signal.SIGKILL)
 
 
-def _with_groups(metas: Any, groups: ray.ObjectRef) -> Any:
+def _with_groups(metas: Any, groups: ray.ObjectRef[Any]) -> Any:
     return listed(metas, groups)
 
 
-def _sent(rules: Mapping[str, Any]) -> list[ray.ObjectRef] | None:
+def _sent(rules: Mapping[str, Any]) -> list[ray.ObjectRef[Any]] | None:
     """Return a reference to the rules, in a list so that only an actor's constructor fetches it; None without rules.
 
     Ray passes it again to every restarted actor. Functions and classes of user modules are pickled by value, because

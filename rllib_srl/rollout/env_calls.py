@@ -121,7 +121,7 @@ class _Job:
 class _Worker(threading.Thread):
     """A thread that runs jobs until it gets None or its job is abandoned."""
 
-    def __init__(self, jobs: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
+    def __init__(self, jobs: queue.SimpleQueue[_Job | None], done: queue.SimpleQueue[FinishedCall]) -> None:
         super().__init__(daemon=True, name="environment-call")
         self.jobs, self.done = jobs, done
         self.job: _Job | None = None
@@ -172,8 +172,8 @@ class EnvCalls:
         self.timeout_s, self.max_abandoned = timeout_s, max_abandoned
         self.num_abandoned = 0
         self.pool = EnvPool(self.discard)
-        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._done: queue.SimpleQueue = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[FinishedCall] = queue.SimpleQueue()
         self._open: dict[Hashable, _Job] = {}
         self._workers: list[_Worker] = []
         self._abandoned: list[_Worker] = []

@@ -46,7 +46,7 @@ from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 if TYPE_CHECKING:
     from rllib_srl.engine.vllm_engine import VLLMEngine
 
-class TokenSpace(gym.Space):
+class TokenSpace(gym.Space[np.ndarray]):
     """Token sequences of any length over a vocabulary.
 
     Invariant: two spaces are equal when their vocabularies have the same size.
@@ -412,7 +412,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Do nothing: weights are set only through `load_weights` and `receive_weights`."""
 
-    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[()], dict[str, Any]]:
         """Return the constructor arguments of an equal runner."""
         return (), {"config": self.config, "worker_index": self.worker_index}
 
@@ -477,7 +477,8 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
 
 
 def _fetch(ref: Any, timeout_s: float) -> WeightBundle:
-    return ray.get(ref, timeout=timeout_s) if isinstance(ref, ray.ObjectRef) else ref
+    bundle: WeightBundle = ray.get(ref, timeout=timeout_s) if isinstance(ref, ray.ObjectRef) else ref
+    return bundle
 
 
 def _is_enough(episodes: Sequence[SingleAgentEpisode], num_timesteps: int | None, num_episodes: int | None) -> bool:
@@ -486,5 +487,5 @@ def _is_enough(episodes: Sequence[SingleAgentEpisode], num_timesteps: int | None
     return len(episodes) >= (num_episodes or 1)
 
 
-def _as_list(value: Any) -> list:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -251,7 +251,7 @@ def settled_rewards(env: Any, prompt_id: str, turns: Sequence[Sequence[str]]) ->
             f"settle_group returned rewards of shape {rewards.shape}; expected {len(turns)} finite numbers, one for "
             "each episode"
         )
-    return rewards.tolist()
+    return [float(reward) for reward in rewards]
 
 
 def _answer(calls: EnvCalls, end: float, function: Callable[..., Any], *args: Any) -> FinishedCall:
