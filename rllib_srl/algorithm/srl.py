@@ -208,8 +208,8 @@ class SRL(SavedAlgorithm):
         Raises:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
         """
-        pending = [(f"{self.iteration + 1}.{slot}", prompt) for slot, prompt in enumerate(prompts, first_slot)]
-        revisits = frozenset(group_id for group_id, _ in pending[:num_revisits])
+        pending = {f"{self.iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
+        revisits = frozenset(list(pending)[:num_revisits])
         for attempt in range(MAX_TRIES):
             shares = _deal(pending, self.runners.ids)
             seeds = {i: self._play_seed(stream, i, attempt) for i in shares}
@@ -222,7 +222,7 @@ class SRL(SavedAlgorithm):
                     yield answer
             if not lost:
                 return
-            pending = [pair for runner_id in lost for pair in shares[runner_id]]
+            pending = {group_id: prompt for runner_id in lost for group_id, prompt in shares[runner_id].items()}
             if attempt + 1 == MAX_TRIES:
                 culprit = min(lost)
                 raise ActorFailure(
@@ -241,7 +241,7 @@ class SRL(SavedAlgorithm):
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
 
     def _play_arguments(
-        self, share: list[tuple[str, Prompt]], seed: int, revisits: frozenset[str], options: PlayOptions
+        self, share: dict[str, Prompt], seed: int, revisits: frozenset[str], options: PlayOptions
     ) -> PlayArguments:
         training: PlayOptions = {"group_size": self.config.group_size, "num_transcripts": self.config.num_transcripts}
         return {"prompts": share, "seed": seed, "revisits": revisits, **training, **options}
@@ -429,9 +429,10 @@ class SRL(SavedAlgorithm):
             yield
 
 
-def _deal(pending: Sequence[tuple[str, Prompt]], runner_ids: Sequence[int]) -> dict[int, list[tuple[str, Prompt]]]:
-    """Split prompts evenly over runners; leave out runners that get none."""
-    shares = {runner_id: list(pending[at :: len(runner_ids)]) for at, runner_id in enumerate(runner_ids)}
+def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int, dict[str, Prompt]]:
+    """Split prompts by group id evenly over runners; leave out runners that get none."""
+    listed = list(pending.items())
+    shares = {runner_id: dict(listed[at :: len(runner_ids)]) for at, runner_id in enumerate(runner_ids)}
     return {runner_id: share for runner_id, share in shares.items() if share}
 
 

@@ -96,7 +96,7 @@ class PlayOptions(TypedDict, total=False):
 class PlayArguments(PlayOptions, total=False):
     """The arguments of one call of `LLMEnvRunner.play_groups`."""
 
-    prompts: Required[Sequence[tuple[str, Prompt]]]
+    prompts: Required[Mapping[str, Prompt]]
     seed: Required[int | None]
     revisits: Collection[str]
 
@@ -207,7 +207,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def play_groups(
         self,
-        prompts: Sequence[tuple[str, Prompt]],
+        prompts: Mapping[str, Prompt],
         group_size: int,
         seed: int | None,
         num_transcripts: int = 0,
@@ -219,7 +219,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Play each prompt G times; the `ref` of a group's metadata is the group itself.
 
         Args:
-            prompts: (group id, prompt) pairs.
+            prompts: the prompts by group id.
             group_size: G.
             seed: reseeds the engine's sampling generator; None leaves it unchanged.
             num_transcripts: number of groups that are also returned as text.
@@ -232,16 +232,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.engine.reseed(seed)
         version, start = self.engine.version, time.perf_counter()
         seconds: dict[str, float] = {}
-        ids = [group_id for group_id, _ in prompts]
-        played = [prompt for _, prompt in prompts]
-        episodes = self._play(played, group_size, overrides, ids, seconds, settles=as_groups)
+        ids = list(prompts)
+        episodes = self._play(list(prompts.values()), group_size, overrides, ids, seconds, settles=as_groups)
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
         how: dict[str, Any] = {"at_least": 2 if as_groups else 1, "keep_turns": self.config.replay_task_growth}
         groups = [
             to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
-            for group_id, prompt in prompts
+            for group_id, prompt in prompts.items()
         ]
         metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
         shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]

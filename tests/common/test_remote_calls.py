@@ -100,7 +100,7 @@ def test_played_groups_are_references_into_the_second_value(arrived):
     group = a_group(1)
     played, restarted = Remote([batch(group), "groups"]), Remote([None, "none"])
     runners = runners_of(SimpleNamespace(play_groups_apart=played), SimpleNamespace(play_groups_apart=restarted))
-    arguments = {i: {"prompts": [("1.0", group.prompt)], "group_size": 2, "seed": i} for i in (1, 2)}
+    arguments = {i: {"prompts": {"1.0": group.prompt}, "group_size": 2, "seed": i} for i in (1, 2)}
     answers = dict(runners.play_groups(arguments, 4, 7.0))
     assert [meta.ref for meta in answers[1].groups] == [ListedRef("groups", 0)]
     assert answers[2] == Failure("was restarted and lacks the current weights", is_silent=False)
@@ -110,7 +110,7 @@ def test_played_groups_are_references_into_the_second_value(arrived):
 
 def test_evaluated_groups_have_no_references(arrived):
     runners = runners_of(SimpleNamespace(play_groups_apart=Remote([batch(a_group(1)), "groups"])))
-    ((_, answer),) = runners.play_groups({1: {"prompts": [], "seed": 1, "as_groups": False}}, 4, 7.0)
+    ((_, answer),) = runners.play_groups({1: {"prompts": {}, "seed": 1, "as_groups": False}}, 4, 7.0)
     assert [meta.ref for meta in answer.groups] == [None]
 
 
@@ -119,8 +119,8 @@ def test_a_local_runner_plays_in_this_process():
     local = SimpleNamespace(play_groups=lambda **arguments: asked.append(arguments) or "batch")
     runners = runners_of(local=local)
     assert runners.ids == [0]
-    assert list(runners.play_groups({0: {"prompts": [], "seed": 3}}, 4, 7.0)) == [(0, "batch")]
-    assert asked == [{"prompts": [], "seed": 3}]
+    assert list(runners.play_groups({0: {"prompts": {}, "seed": 3}}, 4, 7.0)) == [(0, "batch")]
+    assert asked == [{"prompts": {}, "seed": 3}]
 
 
 def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
