@@ -3,7 +3,7 @@
     trainer = open_trainer("nccl", model, "bfloat16", client, address)       rendezvous with every engine
     trainer.send_weights()                                                    one whole update, through `client`
 
-Not tested without GPUs, except for the fields of vLLM's settings (tests/weights/test_carriers.py).
+Not tested without GPUs, except for the fields of vLLM's settings (tests/weights/test_transports.py).
 """
 
 from __future__ import annotations

@@ -189,15 +189,13 @@ class ReplayClient:
         parts: dict[int, list[str]] = {}
         for key in dict.fromkeys(group.prompt.key for group in groups):
             parts.setdefault(self._shard_of(key), []).append(key)
-        answers = self._call(
-            {
-                i: Call.of(ReplayBufferActor.successes, keys, now)
-                if self._is_local
-                else Call.of_first(ReplayBufferActor.successes_apart, keys, now)
-                for i, keys in parts.items()
-            },
-            "looking up successes",
-        )
+
+        def look_up(keys: list[str]) -> Call[list[GroupMeta]]:
+            if self._is_local:
+                return Call.of(ReplayBufferActor.successes, keys, now)
+            return Call.of_first(ReplayBufferActor.successes_apart, keys, now)
+
+        answers = self._call({i: look_up(keys) for i, keys in parts.items()}, "looking up successes")
         return {meta.prompt.key: meta for answer in answers.values() for meta in answer}
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
