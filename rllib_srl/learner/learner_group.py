@@ -80,15 +80,15 @@ class Learners:
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:
         """Move every learner's reference model towards the policy; see `Companions.follow_policy`."""
-        self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "moving a reference")
+        self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "updating the reference model")
 
     def take_room(self, timeout_s: float) -> None:
         """Move the optimiser state to the GPU that the learners share with engines."""
-        self._every(Call.of(GRPOTorchLearner.take_room), timeout_s, "taking the card")
+        self._every(Call.of(GRPOTorchLearner.take_room), timeout_s, "moving the learner to the GPU")
 
     def make_room(self, timeout_s: float) -> None:
         """Undo `take_room`."""
-        self._every(Call.of(GRPOTorchLearner.make_room), timeout_s, "making room on the card")
+        self._every(Call.of(GRPOTorchLearner.make_room), timeout_s, "moving the learner off the GPU")
 
     # --- weights ---------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
         assert_engines_agree(algo)
 
         Path(flag + ".doomed").touch()
-        with pytest.raises(ActorFailure, match=r"4 prompts could not be played in 3 tries: runner 1 died") as caught:
+        with pytest.raises(ActorFailure, match=r"4 prompts could not be played in 3 attempts: runner 1 died") as caught:
             algo.train()
         assert "\n" not in str(caught.value)
 

@@ -103,7 +103,7 @@ def test_played_groups_are_references_into_the_second_value(arrived):
     arguments = {i: {"prompts": {"1.0": group.prompt}, "group_size": 2, "seed": i} for i in (1, 2)}
     answers = dict(runners.play_groups(arguments, 4, 7.0))
     assert [meta.ref for meta in answers[1].groups] == [ListedRef("groups", 0)]
-    assert answers[2] == Failure("was restarted and lacks the current weights", is_silent=False)
+    assert answers[2] == Failure("was restarted and does not have the current weights", is_silent=False)
     assert played.calls == [((4,), arguments[1])] and restarted.calls == [((4,), arguments[2])]
     assert arrived == [7.0]
 
