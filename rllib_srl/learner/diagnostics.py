@@ -15,7 +15,7 @@ import numpy as np
 from rllib_srl.types import Group
 
 
-class GroupNotes:
+class GroupDiagnostics:
     """Accumulates drift and embeddings of episodes by group.
 
     Invariant: an episode is added at most once to each of the two.

@@ -29,7 +29,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from rllib_srl.batch.layout import MicroBatch, episodes_of, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.learner.companions import Companions
-from rllib_srl.learner.diagnostics import GroupNotes
+from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.learner.model_setup import Fitted
 from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.learner.rl_module import episode_means
@@ -52,7 +52,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         """Build module and optimiser, load the reference model if a KL term needs it, and check prefix sharing."""
         super().build()
         self._micro_batches: dict[bool, list[dict[str, Any]]] = {}  # key: is_reused
-        self._notes = GroupNotes([])
+        self._diagnostics = GroupDiagnostics([])
         self._reference = self._load_reference() if self.config.loss_settings().needs_reference else None
         self._build_critic()
         self._can_share = bool(self.config.prefix_sharing) and self._sharing_is_exact()
@@ -71,7 +71,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         self._seconds = dict.fromkeys(TIMERS, 0.0)
         with self._timed("layout_s"):
             groups = shard.groups()
-            self._notes = GroupNotes(groups, self.config.replay_pass_reward)
+            self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
             self._name_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = [turns_of(episode, self.config.turn_mask) for episode in episodes]
@@ -139,11 +139,11 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         first_pass(one, fwd_out["logp"], self.config.replay_max_drift)
         if one["is_reused"]:
             names = ("episode", "prox_logp", "behaviour_logp", "is_kept")
-            self._notes.add_drift(*(one[name].cpu().numpy() for name in names))
+            self._diagnostics.add_drift(*(one[name].cpu().numpy() for name in names))
         self._take_values(one, fwd_out)
         if one["with_embedding"]:
             episode_B, mean_BD = episode_means(fwd_out["hidden"], fwd_out["row"], one["episode"])
-            self._notes.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
+            self._diagnostics.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
             one["with_hidden"] = self._critic is not None
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict, fwd_out: dict) -> torch.Tensor:
@@ -172,7 +172,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
             `nll`, mean -prox_logp, over its loss tokens in nats; `success_change`, mean prox_logp - behaviour_logp over
             the loss tokens of its successes; `num_left_out`, number of episodes above `replay_max_drift`.
         """
-        return self._notes.take_drift()
+        return self._diagnostics.take_drift()
 
     def take_embeddings(self) -> dict[str, np.ndarray]:
         """Return and clear the embeddings of this iteration's played groups in this learner's shard.
@@ -182,7 +182,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
             loss tokens, under the weights at the start of the update, not normalised. {} unless
             `replay_embedding` is "policy".
         """
-        return self._notes.take_embeddings()
+        return self._diagnostics.take_embeddings()
 
     # --- offload on a shared GPU ---------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rllib_srl.batch.shard import build_shards
-from rllib_srl.learner.diagnostics import GroupNotes
+from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.learner.objective import SUMS, episode_drift, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.losses import LossSettings
 from rllib_srl.types import GroupMeta
@@ -321,7 +321,7 @@ def test_embeddings_are_the_mean_hidden_states_before_each_written_token(learner
 
 def test_notes_join_a_group_that_micro_batches_tore_apart():
     graded = replace(STORED[1], rewards_G=np.array([1, 0, 0.95], np.float32))
-    notes = GroupNotes([STORED[0], graded], pass_reward=0.9)  # episodes 0 1 | 2 3 4
+    notes = GroupDiagnostics([STORED[0], graded], pass_reward=0.9)  # episodes 0 1 | 2 3 4
     prox, stored, kept = np.array([-1.0, -2.0, -4.0]), np.array([-1.5, -2.0, -3.0]), np.array([True, True, False])
     notes.add_drift(np.array([2, 2, 4]), prox, stored, kept)
     notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])

@@ -33,7 +33,7 @@ from rllib_srl.envs.people.rubric import Rubric
 from rllib_srl.envs.people.sentences import CRITERIA, Sentences, grades
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
-from rllib_srl.learner.diagnostics import GroupNotes
+from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.settings import ReplaySettings
@@ -412,7 +412,7 @@ def test_whatever_reads_the_mark_of_a_pass_reads_the_environments(rewards, mark,
     meta = GroupMeta.of(group, group)
     assert facts_of(group, 0.95).num_success == sum(expected)
     assert group.is_success_G(0.95).tolist() == meta.is_success_G(0.95).tolist() == expected
-    assert GroupNotes([group], 0.95)._is_success_B.tolist() == expected
+    assert GroupDiagnostics([group], 0.95)._is_success_B.tolist() == expected
     found = rescues([meta], {group.prompt.key: meta}, "rlep", 8, 0.95, np.random.default_rng(0))
     rescued = found[0].meta.rewards_G.tolist() if found else []
     assert rescued == [r for r, is_pass in zip(group.rewards_G.tolist(), expected, strict=True) if is_pass]
