@@ -230,7 +230,7 @@ def _fitting(config: Any) -> Iterator[str]:
         yield f"fsdp = True with grad_clip_by = {config.grad_clip_by!r}; expected 'global_norm'"
     if config.optimizer_name not in TORCH:
         yield f"fsdp = True with optimizer_name = {config.optimizer_name!r}; expected one of {', '.join(TORCH)}"
-    if config.loss_settings().needs_survey:
+    if config.loss_settings().needs_batch_statistics:
         yield "fsdp = True with a loss that needs statistics of the whole batch (bapo, cov_clip); expected another loss"
 
 

@@ -4,7 +4,8 @@
         BAPO        masses for every pair of bounds                                          batch["bapo_bounds"]
         cov clip    means; then the keys of eligible tokens                                  batch["is_cov_clipped"]
 
-Cost: one more forward pass per step. It is skipped if the settings use neither (`LossSettings.needs_survey`).
+Cost: one more forward pass per step. It is skipped if the settings use neither
+(`LossSettings.needs_batch_statistics`).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Companions:
     def _look(self, micro_batches: Sequence[dict[str, Any]]) -> dict[str, float]:
         """Compute the whole-batch statistics and set them on the micro-batches; a collective."""
         settings = self.config.loss_settings()
-        if not settings.needs_survey:
+        if not settings.needs_batch_statistics:
             return {}
         num_learners = self.config.num_learners
         return survey(

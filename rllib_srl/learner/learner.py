@@ -36,7 +36,7 @@ from rllib_srl.learner.rl_module import episode_means
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.weight_sender import WeightSender
 
-TIMERS = ("layout_s", "survey_s", "forward_backward_s", "reduce_s", "optimizer_s")
+TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
 
 class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
@@ -97,7 +97,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
             optimizer.zero_grad(set_to_none=True)
         sums: Sums = dict.fromkeys(SUMS, 0.0)
         self._forget_gathered()
-        with self._timed("survey_s"):
+        with self._timed("batch_statistics_s"):
             looked = self._look([*self._micro_batches[True], *self._micro_batches[False]])
         self._accumulate_gradients(sums)
         with self._timed("reduce_s"):

@@ -84,7 +84,7 @@ def _sapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
 
 def _bapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
     if tokens.bapo_bounds is None:
-        raise ValueError("clip_rule = 'bapo' without bounds; expected those that `survey` found for this step")
+        raise ValueError("clip_rule = 'bapo' without bounds; expected those of this step's batch statistics")
     return _held(tokens.ratio_N, tokens.advantage_N, *tokens.bapo_bounds)
 
 

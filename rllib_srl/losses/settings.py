@@ -158,8 +158,8 @@ class LossSettings:
         return bool(self.kl_coeff)
 
     @property
-    def needs_survey(self) -> bool:
-        """Return whether each step needs whole-batch statistics before its gradient (`survey`)."""
+    def needs_batch_statistics(self) -> bool:
+        """Return whether each step needs statistics of the whole batch before its gradient."""
         return self.clip_rule == "bapo" or self.cov_clip_ratio > 0
 
     def changed(self, **values: Any) -> LossSettings:
