@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_srl.learner.gradients import gradients_of, norm, set_gradients, summed
+
 
 def gae(value_N: torch.Tensor, return_N: torch.Tensor, episode_N: torch.Tensor, lam: float) -> torch.Tensor:
     """Return the advantage of each token, float32 [N].
@@ -44,10 +46,18 @@ def gae(value_N: torch.Tensor, return_N: torch.Tensor, episode_N: torch.Tensor, 
 
 
 class Critic:
-    """A linear value head with its own Adam. Invariant: equal on all learners, given the same summed gradients."""
+    """A linear value head with its own Adam. Invariant: equal on all learners."""
 
-    def __init__(self, hidden_size: int, lr: float, device: Any) -> None:
-        """Start at zero."""
+    def __init__(self, hidden_size: int, lr: float, device: Any, num_learners: int = 1) -> None:
+        """Start at zero.
+
+        Args:
+            hidden_size: width of the policy's hidden states.
+            lr: learning rate of Adam.
+            device: device of the policy.
+            num_learners: number of learners whose gradients are summed.
+        """
+        self._num_learners = num_learners
         self.head = torch.nn.Linear(hidden_size, 1).to(device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
@@ -71,22 +81,16 @@ class Critic:
         loss_N = 0.5 * (self.values(fwd_out) - batch["value_target"]).square()
         return (batch["scale"] * loss_N).sum(), loss_N.detach().sum()
 
-    def gradients(self) -> list[torch.Tensor]:
-        """Return the gradient of each parameter; zeros if it has none."""
-        for parameter in self.head.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in self.head.parameters() if parameter.grad is not None]
+    def step(self, is_policy_finite: bool = True) -> None:
+        """Sum the gradients over learners, step, and drop them; a collective.
 
-    def step(self, gradients: list[torch.Tensor]) -> None:
-        """Step with gradients summed over learners, then drop them."""
-        for parameter, gradient in zip(self.head.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        self._optimizer.step()
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the gradients."""
+        Args:
+            is_policy_finite: False skips the step, as a gradient that is not finite does.
+        """
+        gradients = summed(gradients_of(self.head.parameters()), self._num_learners)
+        if is_policy_finite and bool(torch.isfinite(norm(gradients))):
+            set_gradients(self.head.parameters(), gradients)
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
     def get_state(self) -> dict[str, Any]:
@@ -99,7 +103,7 @@ class Critic:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def first_values(
+def set_token_advantages(
     batch: dict[str, Any], fwd_out: Mapping[str, torch.Tensor], critic: Critic | None, lam: float
 ) -> None:
     """Replace the returns in `advantage` by token advantages and add `value_target`; call it once per update.

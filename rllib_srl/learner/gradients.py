@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 
-def grads_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Return the gradient of each parameter; a missing gradient is set to zeros."""
     gradients = []
     for parameter in parameters:
@@ -24,13 +24,19 @@ def grads_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
     return gradients
 
 
+def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor]) -> None:
+    """Set the gradient of each parameter."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
 def norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the global L2 norm of all gradients."""
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
 
 
 def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.Tensor]:
-    """Return the sum over learners of each gradient: new tensors, or the given ones with fewer than two learners."""
+    """Return the sum over learners of each tensor: new tensors, or the given ones with fewer than two learners."""
     if num_learners < 2:
         return list(gradients)
     flat = torch.cat([gradient.flatten() for gradient in gradients])

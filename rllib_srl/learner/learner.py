@@ -1,7 +1,8 @@
 """Train the policy with GRPO: sum gradients over micro-batches and learners, one optimiser step per epoch.
 
-    shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py
-    for each reused micro-batch: forward, loss, backward                         objective.py
+    shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py, scoring.py
+    log-probs without gradient, if the loss needs whole-batch statistics         batch_statistics.py
+    for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py, critic.py
     norm of their gradient over all learners                                     gradients.py
     for each played micro-batch: forward, loss, backward, added to the same gradient
     sum gradients over learners -> clip -> step              RLlib's grad_clip and learning-rate schedule apply
@@ -17,8 +18,9 @@ Differences from RLlib's TorchLearner:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,90 +28,150 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from rllib_srl.batch.layout import MicroBatch, episodes_of, micro_batches, turns_of
+from rllib_srl.batch.layout import MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.learner.companions import Companions
+from rllib_srl.learner.batch_statistics import keys_of_episodes, set_batch_statistics
+from rllib_srl.learner.critic import Critic, set_token_advantages
 from rllib_srl.learner.diagnostics import GroupDiagnostics
-from rllib_srl.learner.model_setup import Fitted
+from rllib_srl.learner.fsdp.sharding import clipped_shards, most, norm_of_shards, summed_shards
+from rllib_srl.learner.gradients import gradients_of, norm, set_gradients, summed
+from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
-from rllib_srl.learner.rl_module import episode_means
+from rllib_srl.learner.reference import Reference
+from rllib_srl.learner.rl_module import CausalLMModule, episode_means
 from rllib_srl.learner.scoring import Scorer
-from rllib_srl.learner.weight_sender import WeightSender
+from rllib_srl.learner.sharing_check import is_sharing_exact
+from rllib_srl.learner.training_state import TrainingState
+from rllib_srl.learner.weight_sender import Sent, WeightSender
 
 TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
 
-class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
+class GRPOTorchLearner(TorchLearner):
     """Trains one `CausalLMModule`.
 
     Invariant: after `update` all learners have equal weights.
+
+    Attributes:
+        scorer: forward passes of the policy.
+        critic: value head; None without `use_critic`.
+        reference: anchor of the KL; None without a KL term.
+        can_share_prefixes: whether micro-batches are tries; False pads.
     """
 
-    _is_saved = False
-    _save_fault: Exception | None = None
+    scorer: Scorer
+    critic: Critic | None
+    reference: Reference | None
+    can_share_prefixes: bool
+
+    # --- build --------------------------------------------------------------------------------
 
     def build(self) -> None:
         """Build module and optimiser, load the reference model if a KL term needs it, and check prefix sharing."""
         super().build()
+        config, settings, device = self.config, self.config.loss_settings(), self._device
+        # Without `fsdp` all learners have whole weights, and only one is called.
+        self._is_first = not config.fsdp or torch.distributed.get_rank() == 0
+        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.fsdp)
+        self.reference = Reference.of(self.policy, device, config.compute_dtype) if settings.needs_reference else None
+        self.critic = None
+        if settings.use_critic:
+            hidden_size = int(self.model.config.hidden_size)
+            self.critic = Critic(hidden_size, settings.critic_lr, device, config.num_learners)
+        self._state = TrainingState(self.policy, self._named_optimizers, device, config.fsdp, self._is_first)
+        self._sender = WeightSender(self.model, config.compute_dtype, self.scorer.score, self._is_first)
         self._micro_batches: dict[bool, list[dict[str, Any]]] = {}  # key: is_reused
         self._diagnostics = GroupDiagnostics([])
-        self._reference = self._load_reference() if self.config.loss_settings().needs_reference else None
-        self._build_critic()
-        self._can_share = bool(self.config.prefix_sharing) and self._sharing_is_exact()
+        self._is_saved = False
+        self._save_error: Exception | None = None
+        shares = bool(config.prefix_sharing)
+        self.can_share_prefixes = shares and is_sharing_exact(self.scorer, self.model, config.max_episode_tokens)
+
+    def _make_module(self) -> Any:
+        module = super()._make_module()
+        set_up_model(module[DEFAULT_MODULE_ID], self.config, self._device)
+        return module
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Do not wrap in DDP: `gradients` does the communication."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        """Register the optimiser over the trained parameters, with RLlib's learning-rate schedule."""
+        params = [p for p in self.module[module_id].parameters() if p.requires_grad]
+        optimizer = make_optimizer(config.optimizer_name, params, tuple(config.adam_betas), config.weight_decay)
+        self.register_optimizer(module_id=module_id, optimizer=optimizer, params=params, lr_or_lr_schedule=config.lr)
 
     @property
-    def model(self) -> torch.nn.Module:  # type: ignore[override]
+    def policy(self) -> CausalLMModule:
+        """The module in training."""
+        return self.module[DEFAULT_MODULE_ID]
+
+    @property
+    def model(self) -> Any:
         """The Hugging Face model in training."""
-        return self.module[DEFAULT_MODULE_ID].model
+        return self.policy.model
 
     # --- one update ---------------------------------------------------------------------------
 
     def _create_iterator_if_necessary(
         self, *, training_data: Any, num_epochs: int = 1, **kwargs: Any
     ) -> Iterable[TrainingShard]:
+        """Lay the shard out once; each epoch is one `_update`, over all its micro-batches."""
         shard: TrainingShard = training_data.batch
         self._seconds = dict.fromkeys(TIMERS, 0.0)
         with self._timed("layout_s"):
             groups = shard.groups()
             self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
-            self._name_episodes(groups)
+            self._episode_keys = keys_of_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = [turns_of(episode, self.config.turn_mask) for episode in episodes]
             is_reused_B = np.repeat(shard.is_reused_P, [group.size for group in groups])
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
-                passes = micro_batches(side, self.config.micro_batch_tokens, self._can_share)
+                passes = micro_batches(side, self.config.micro_batch_tokens, self.can_share_prefixes)
                 self._micro_batches[is_reused] = [self._training_tensors(one, is_reused) for one in passes]
         # A count of the whole batch: a learner without reused groups must still join the all-reduce.
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
 
     def _training_tensors(self, one: MicroBatch, is_reused: bool) -> dict[str, Any]:
+        batch = self.scorer.tensors(one, self.config.temperature)
         has_kl = not is_reused or self.config.kl_on_reused == "weighted"
-        batch = self._tensors(one, with_reference=has_kl)
+        if self.reference is not None and has_kl:
+            batch["ref_logp"] = self.reference.logp(batch)
         batch["is_reused"] = is_reused
-        batch["with_hidden"] = not is_reused and self.config.replay_embedding == "policy"
-        self._mark(batch)
+        batch["with_embedding"] = not is_reused and self.config.replay_embedding == "policy"
+        batch["with_hidden"] = batch["with_embedding"] or self.critic is not None
         return batch
 
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        sums: Sums = dict.fromkeys(SUMS, 0.0)
-        self._forget_gathered()
+        self._state.forget_gathered()
         with self._timed("batch_statistics_s"):
-            looked = self._look([*self._micro_batches[True], *self._micro_batches[False]])
-        self._accumulate_gradients(sums)
+            batch_stats = self._set_batch_statistics()
+        sums = self._accumulate_gradients()
         with self._timed("reduce_s"):
             gradients = self._summed_gradients()
             stats = statistics(self._sums_over_learners(sums))
         with self._timed("optimizer_s"):
             self.apply_gradients(self.postprocess_gradients(dict(zip(self._params, gradients, strict=True))))
         total_loss = stats.pop("total_loss")
-        self._log_stats(stats | looked | self._seconds)
+        self._log_stats(stats | batch_stats | self._seconds)
         return {}, {DEFAULT_MODULE_ID: total_loss}, {}
 
-    def _accumulate_gradients(self, sums: Sums) -> None:
+    def _set_batch_statistics(self) -> dict[str, float]:
+        settings = self.config.loss_settings()
+        if not settings.needs_batch_statistics:
+            return {}
+        with torch.no_grad():
+            both = (*self._micro_batches[True], *self._micro_batches[False])
+            scored = [(one, self._forward(one)["logp"]) for one in both]
+        return set_batch_statistics(scored, settings, self._episode_keys, self.config.num_learners, self._device)
+
+    def _accumulate_gradients(self) -> Sums:
+        """Run all micro-batches, reused ones first; return the sums for the metrics."""
+        sums: Sums = dict.fromkeys(SUMS, 0.0)
         reused_norm = 0.0
         if self._has_reused:
             self._run(self._micro_batches[True], sums)
@@ -117,34 +179,45 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
                 reused_norm = float(self._norm(self._summed_gradients()))
         self._log("reuse/gradient_norm", reused_norm)
         self._run(self._micro_batches[False], sums)
+        return sums
 
-    def _run(self, micro_batches: list[dict[str, Any]], sums: Sums) -> None:
+    def _run(self, batches: Sequence[dict[str, Any]], sums: Sums) -> None:
         with self._timed("forward_backward_s"):
-            num_missing = self._num_missing(len(micro_batches))
-            for one in micro_batches:
-                with self._autocast():
-                    fwd_out = self.module[DEFAULT_MODULE_ID](one)
-                if "prox_logp" not in one:
-                    self._take_first_pass(one, fwd_out)
+            num_empty = most(len(batches), self._device) - len(batches) if self.config.fsdp else 0
+            for one in batches:
+                fwd_out = self._forward(one)
                 loss = self.compute_loss_for_module(
                     module_id=DEFAULT_MODULE_ID, config=self.config, batch=one, fwd_out=fwd_out
                 )
-                self._add_value_loss(loss, one, fwd_out).backward()
+                if self.critic is not None:
+                    value_loss, one["stats"]["value_loss"] = self.critic.loss(one, fwd_out)
+                    loss = loss + value_loss
+                loss.backward()
                 for name, value in one.pop("stats").items():
                     sums[name] = sums[name] + value
-            self._run_empty(num_missing)
+            for _ in range(num_empty):  # in which this learner only contributes its shard of the weights
+                empty = self.scorer.tensors(micro_batch([bare_episode([0, 0], 0)], self.can_share_prefixes))
+                (0.0 * self.scorer.forward(empty)["logp"].sum()).backward()
+
+    def _forward(self, one: dict[str, Any]) -> dict[str, torch.Tensor]:
+        fwd_out = self.scorer.forward(one)
+        if "prox_logp" not in one:
+            self._take_first_pass(one, fwd_out)
+        return fwd_out
 
     def _take_first_pass(self, one: dict[str, Any], fwd_out: dict[str, torch.Tensor]) -> None:
-        """Store the log-probs of the first epoch as `prox_logp`, those at the start of the update; no extra pass."""
+        """Store what stays fixed for all epochs: `prox_logp`, advantages of "gae", diagnostics; no extra pass."""
         first_pass(one, fwd_out["logp"], self.config.replay_max_drift)
         if one["is_reused"]:
             names = ("episode", "prox_logp", "behaviour_logp", "is_kept")
             self._diagnostics.add_drift(*(one[name].cpu().numpy() for name in names))
-        self._take_values(one, fwd_out)
+        settings = self.config.loss_settings()
+        if settings.advantage == "gae":
+            set_token_advantages(one, fwd_out, self.critic, settings.gae_lambda)
         if one["with_embedding"]:
             episode_B, mean_BD = episode_means(fwd_out["hidden"], fwd_out["row"], one["episode"])
             self._diagnostics.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
-            one["with_hidden"] = self._critic is not None
+            one["with_hidden"] = self.critic is not None
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict, fwd_out: dict) -> torch.Tensor:
         """Return this micro-batch's share of the loss and set `batch["stats"]` to its sums; see `objective`."""
@@ -152,17 +225,37 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         loss, batch["stats"] = loss_of(batch, fwd_out, config.loss_settings())
         return loss
 
+    def _summed_gradients(self) -> list[torch.Tensor]:
+        own = gradients_of(self._params.values())
+        return summed_shards(own) if self.config.fsdp else summed(own, self.config.num_learners)
+
+    def _norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        return norm_of_shards(gradients) if self.config.fsdp else norm(gradients)
+
+    def _sums_over_learners(self, sums: Sums) -> dict[str, float]:
+        values = torch.tensor([float(value) for value in sums.values()], dtype=torch.float64, device=self._device)
+        (total,) = summed([values], self.config.num_learners)
+        return dict(zip(sums, total.tolist(), strict=True))
+
+    def postprocess_gradients(self, gradients_dict: dict) -> dict:
+        """Clip as RLlib does; with `fsdp` by the global norm over all shards."""
+        if self.config.fsdp:
+            return clipped_shards(gradients_dict, self.config.grad_clip)
+        return super().postprocess_gradients(gradients_dict)
+
     def apply_gradients(self, gradients_dict: dict) -> None:
         """Step the optimiser; a non-finite gradient skips the step on every learner and is counted."""
         is_finite = bool(torch.isfinite(self._norm(list(gradients_dict.values()))))
         self._log("num_nonfinite_gradients", 0 if is_finite else 1)
-        self._step_critic(is_finite)
+        if self.critic is not None:
+            self.critic.step(is_finite)
         if not is_finite:
             return
-        for ref, gradient in gradients_dict.items():
-            self._params[ref].grad = gradient
+        set_gradients((self._params[ref] for ref in gradients_dict), gradients_dict.values())
         for optimizer in self._optimizer_parameters:
             optimizer.step()
+
+    # --- between updates ------------------------------------------------------------------------
 
     def reuse_report(self) -> dict[str, dict[str, float]]:
         """Return and clear the diagnostics of the last update's reused groups.
@@ -184,27 +277,87 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         """
         return self._diagnostics.take_embeddings()
 
-    # --- offload on a shared GPU ---------------------------------------------------------------
+    def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
+        """Return for each group the k1 KL to the reference of each episode, nats; see `Reference.episode_kl`.
+
+        The KL in the reward needs it before advantages are computed.
+
+        Raises:
+            RuntimeError: there is no reference, because `kl_coeff` is 0.
+        """
+        if self.reference is None:
+            raise RuntimeError("kl_coeff = 0; expected a number above 0: without it there is no reference")
+        groups = shard.groups()
+        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
+        passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
+        batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
+        sums_B = self.reference.episode_kl(batches, len(episodes))
+        bounds = np.cumsum([group.size for group in groups])[:-1]
+        return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
+
+    def follow_policy(self, rate: float) -> None:
+        """Move the reference towards the policy; see `Reference.follow`."""
+        if self.reference is not None:
+            self.reference.follow(self.model, rate)
+
+    def send(self, version: int, sequences: list[list[int]], scale: float = 0.0) -> Sent:
+        """Put the weights into the object store; see `WeightSender.send`."""
+        return self._sender.send(version, sequences, scale)
+
+    def score_at(self, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
+        """Return the canary log-probs under the weights or perturbed weights; see `WeightSender.score_at`."""
+        return self._sender.score_at(sequences, scale)
+
+    def connect(self, kind: str, client: Any) -> None:
+        """Connect to the engines from GPU to GPU; see `WeightSender.connect`."""
+        self._sender.connect(kind, client)
+
+    def send_direct(self, version: int, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
+        """Send the weights from GPU memory to every engine; see `WeightSender.send_direct`."""
+        return self._sender.send_direct(version, sequences, scale)
 
     def make_room(self) -> None:
         """Offload the optimiser state to host memory and free the gradients, for an engine on the same GPU."""
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        self._move_optimizer_state("cpu")
+        self._state.move_optimizers("cpu")
         self._micro_batches = {}
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def take_room(self) -> None:
         """Move the optimiser state back to the device (undoes `make_room`)."""
-        self._move_optimizer_state(self._device)
+        self._state.move_optimizers(self._device)
 
-    def _move_optimizer_state(self, device: Any) -> None:
-        for optimizer in self._optimizer_parameters:
-            for state in optimizer.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():  # step counts stay where the optimiser put them
-                        state[name] = value.to(device)
+    # --- state and checkpoints ------------------------------------------------------------------
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return RLlib's state plus that of the value head and of a reference that moves."""
+        state = super().get_state(*args, **kwargs)
+        if self.critic is not None:
+            state["critic"] = self.critic.get_state()
+        # "base" is loaded from the model's files.
+        if self.reference is not None and self.config.loss_settings().kl_reference != "base":
+            state["reference"] = self.reference.get_state()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Load a state of any age: RLlib alone would ignore weights with an older sequence number."""
+        self._weights_seq_no = -1
+        super().set_state(state)
+        if "critic" in state and self.critic is not None:
+            self.critic.set_state(state["critic"])
+        if "reference" in state and self.reference is not None:
+            self.reference.set_state(state["reference"])
+
+    def _get_optimizer_state(self) -> dict[str, Any]:
+        return self._state.gathered_optimizers() if self.config.fsdp else super()._get_optimizer_state()
+
+    def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        if self.config.fsdp:
+            self._state.set_gathered_optimizers(state)
+        else:
+            super()._set_optimizer_state(state)
 
     def save_to_path(self, *args: Any, **kwargs: Any) -> Any:
         """Write this learner's part of a checkpoint.
@@ -217,7 +370,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         except Exception as error:  # any exception: `take_saved` raises it in the driver
             if not self.config.num_learners:
                 raise
-            self._save_fault = error
+            self._save_error = error
             return None
         self._is_saved = True
         return written
@@ -228,29 +381,41 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         Raises:
             Exception: the exception that `save_to_path` kept.
         """
-        is_saved, fault = self._is_saved, self._save_fault
-        self._is_saved, self._save_fault = False, None
-        if fault is not None:
-            raise fault
+        is_saved, error = self._is_saved, self._save_error
+        self._is_saved, self._save_error = False, None
+        if error is not None:
+            raise error
         return is_saved
 
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state plus the state of value head and reference."""
-        return {**super().get_state(*args, **kwargs), **self._companions_state()}
+    def gather(self) -> None:
+        """With `fsdp`, gather the state for a later `get_state`; a collective."""
+        self._state.gather()
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Load a state of any age: RLlib alone would ignore weights with an older sequence number."""
-        self._weights_seq_no = -1
-        super().set_state(state)
-        self._set_companions(state)
+    def leave_to_shards(self) -> None:
+        """Exclude weights and optimiser from `get_state`; see `TrainingState.leave_to_shards`."""
+        self._state.leave_to_shards()
 
-    # --- parts --------------------------------------------------------------------------------
+    def save_shards(self, directory: str) -> None:
+        """Write this learner's rows of weights and optimiser; see `TrainingState.save_shards`."""
+        self._state.save_shards(Path(directory))
 
-    def _sums_over_learners(self, sums: Sums) -> dict[str, float]:
-        values = torch.tensor([float(value) for value in sums.values()], dtype=torch.float64, device=self._device)
-        if self.config.num_learners >= 2:
-            torch.distributed.all_reduce(values)
-        return dict(zip(sums, values.tolist(), strict=True))
+    def load_shards(self, directory: str, weights_only: bool = False) -> None:
+        """Load this learner's rows of weights and optimiser; see `TrainingState.load_shards`."""
+        self._state.load_shards(Path(directory), weights_only)
+
+    def take_weights(self, weights: dict[str, Any]) -> None:
+        """Load the weights of a checkpoint and keep the optimiser state; call it on every learner.
+
+        Raises:
+            ValueError: the weights belong to another model.
+        """
+        self.policy.set_state(weights)
+
+    def export(self, directory: str) -> None:
+        """Write model and tokenizer as a Hugging Face directory; with `fsdp` call it on every learner."""
+        export(self.policy, directory, self._is_first)
+
+    # --- timers and metrics ---------------------------------------------------------------------
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -263,11 +428,8 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
     def _log_stats(self, stats: dict[str, float]) -> None:
         for name, value in stats.items():
             self._log(name, value)
-        self._log("is_prefix_sharing", float(self._can_share))
+        self._log("is_prefix_sharing", float(self.can_share_prefixes))
 
     def _log(self, name: str, value: float) -> None:
         # Already equal on all learners, so RLlib's mean over learners does not change it.
         self.metrics.log_value((DEFAULT_MODULE_ID, name), value, reduce="mean", window=1)
-
-    def _make_modules_ddp_if_necessary(self) -> None:
-        """Do not wrap in DDP: `gradients` does the communication."""

@@ -1,4 +1,4 @@
-"""Schedule and apply updates of the reference policy, the anchor of the KL.
+"""The reference policy, the anchor of the KL: its log-probs, and when and how its weights move.
 
     base         never moves
     ema          every `every` iterations  reference <- rate * policy + (1 - rate) * reference
@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_srl.learner.model_setup import adapters_off, has_adapters
+from rllib_srl.learner.rl_module import CausalLMModule, autocast, load_causal_lm, token_logps
+
 
 class ReferenceClock:
-    """Schedule of the reference's updates. Invariant: `get_state` holds its whole state."""
+    """Schedule of the reference's updates, kept by the driver. Invariant: `get_state` holds its whole state."""
 
     def __init__(self, kind: str, every: int, rate: float) -> None:
         """Set rule `kind` ("base", "ema" or "last_good"), the period in iterations and the rate of "ema"."""
@@ -55,33 +58,70 @@ class ReferenceClock:
         self._sum, self._num, self._best = state["sum"], state["num"], state["best"]
 
 
-def follow(reference: torch.nn.Module, policy: torch.nn.Module, rate: float) -> None:
-    """Update the reference in place: rate * policy + (1 - rate) * reference, parameter by parameter.
+class Reference:
+    """The reference policy: a model of its own, or the policy with its adapters off.
 
-    Args:
-        reference: reference model, of the policy's architecture.
-        policy: policy in training.
-        rate: share of the policy, in [0, 1].
-
-    Raises:
-        ValueError: the two models differ in parameter names.
+    Invariant: equal on all learners; it never gets a gradient.
     """
-    ours, theirs = dict(reference.named_parameters()), dict(policy.named_parameters())
-    if set(ours) != set(theirs):
-        names = ", ".join(sorted(set(ours) ^ set(theirs))[:4])
-        raise ValueError(f"reference and policy differ in parameters: {names}")
-    with torch.no_grad():
-        for name, parameter in ours.items():
-            parameter.lerp_(theirs[name].to(parameter), rate)
 
+    def __init__(self, model: torch.nn.Module, device: torch.device, compute_dtype: str) -> None:
+        """Set the model, its device, and "float32" or "bfloat16"."""
+        self.model = model
+        self._device, self._compute_dtype = device, compute_dtype
 
-def weights_of(reference: torch.nn.Module) -> dict[str, np.ndarray]:
-    """Return a copy of the reference's weights by name, fp32."""
-    return {name: p.detach().float().cpu().numpy().copy() for name, p in reference.named_parameters()}
+    @classmethod
+    def of(cls, policy: CausalLMModule, device: torch.device, compute_dtype: str) -> Reference:
+        """Return the reference of a policy that starts to train."""
+        if has_adapters(policy.model):
+            return cls(policy.model, device, compute_dtype)
+        # From the model's own files, so that a restored run keeps the reference of the first run.
+        model = load_causal_lm(policy.model_config["model"]).requires_grad_(False)
+        return cls(model.to(device), device, compute_dtype)
 
+    def logp(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats, without gradient."""
+        with torch.no_grad(), autocast(self._device, self._compute_dtype), adapters_off(self.model):
+            return token_logps(self.model, batch)["logp"]
 
-def set_weights(reference: torch.nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """Load what `weights_of` returned."""
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            parameter.copy_(torch.as_tensor(np.asarray(weights[name])))
+    def episode_kl(self, batches: Iterable[dict[str, Any]], num_episodes: int) -> np.ndarray:
+        """Return the k1 KL to the reference of each episode, summed over its tokens, nats, float64 [B].
+
+        k1 = behaviour_logp - ref_logp.
+
+        Args:
+            batches: micro-batches as for `token_logps`, with `behaviour_logp` and `episode` [N].
+            num_episodes: B; `episode` is in [0, B).
+        """
+        sums_B = np.zeros(num_episodes)
+        for batch in batches:
+            kl_N = batch["behaviour_logp"] - self.logp(batch)
+            np.add.at(sums_B, batch["episode"].cpu().numpy(), kl_N.float().cpu().numpy())
+        return sums_B
+
+    def follow(self, policy: torch.nn.Module, rate: float) -> None:
+        """Set the weights to rate * policy + (1 - rate) * reference, parameter by parameter.
+
+        Args:
+            policy: policy in training, of the reference's architecture.
+            rate: share of the policy, in [0, 1].
+
+        Raises:
+            ValueError: the two models differ in parameter names.
+        """
+        ours, theirs = dict(self.model.named_parameters()), dict(policy.named_parameters())
+        if set(ours) != set(theirs):
+            names = ", ".join(sorted(set(ours) ^ set(theirs))[:4])
+            raise ValueError(f"reference and policy differ in parameters: {names}")
+        with torch.no_grad():
+            for name, parameter in ours.items():
+                parameter.lerp_(theirs[name].to(parameter), rate)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Return a copy of the weights by name, fp32."""
+        return {name: p.detach().float().cpu().numpy().copy() for name, p in self.model.named_parameters()}
+
+    def set_state(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Load what `get_state` returned."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(torch.as_tensor(np.asarray(weights[name])))

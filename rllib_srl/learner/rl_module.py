@@ -7,6 +7,7 @@ through the verified transfer (`engine.sync`), never through RLlib's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class CausalLMModule(TorchRLModule):
         return {name: parameter.detach().cpu().float().numpy() for name, parameter in self.saved_parameters()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Load a state from `get_state`; if its weights are in shards, `Fitted.load_shards` must follow.
+        """Load a state from `get_state`; if its weights are in shards, `TrainingState.load_shards` must follow.
 
         Raises:
             ValueError: parameters are missing, unknown or of another shape; the message names them.
@@ -152,6 +153,13 @@ def load_causal_lm(name_or_path: str) -> torch.nn.Module:
         local_model(name_or_path), dtype=torch.float32, attn_implementation=register()
     )
     return model.eval()
+
+
+def autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager:
+    """Return the context of a forward pass in "float32" or "bfloat16"; the weights stay fp32."""
+    if compute_dtype == "bfloat16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
 
 
 def token_logps(model: Any, batch: dict[str, Any], with_hidden: bool = False) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +21,7 @@ from rllib_srl.engine.canary import perturbed
 from rllib_srl.engine.sync import WeightBundle, pack
 from rllib_srl.engine.vllm_trainer import open_trainer
 from rllib_srl.learner.fsdp.sharding import local
+from rllib_srl.learner.model_setup import policy_weights
 
 SELF_TEST_SEED = 7
 
@@ -38,30 +39,31 @@ class Sent:
 
 
 class WeightSender:
-    """Weight transfer of a learner (mixin).
+    """Sends the weights of a policy to the engines.
 
     Invariant: no method changes the weights in training; they are equal bit for bit before and after.
     """
 
-    model: torch.nn.Module
-    config: Any
-    _memory: np.ndarray | None = None  # buffer of the last bundle, reused; the object store holds a copy
-    _direct: Any = None  # vLLM's trainer side, once connected
-    _client: Any = None
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        compute_dtype: str,
+        score: Callable[[list[list[int]]], list[np.ndarray]],
+        is_first: bool,
+    ) -> None:
+        """Set the policy's model and how to score with it.
 
-    def score(
-        self, sequences: list[list[int]], share_prefixes: bool = False, is_exact: bool = False
-    ) -> list[np.ndarray]:
-        """See `GRPOTorchLearner.score`."""
-        raise NotImplementedError
-
-    def policy_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Fitted.policy_weights`."""
-        raise NotImplementedError
-
-    def is_first(self) -> bool:
-        """See `Fitted.is_first`."""
-        raise NotImplementedError
+        Args:
+            model: the policy's Hugging Face model.
+            compute_dtype: number format of the engines.
+            score: returns log-probs of token ids under the model; see `Scorer.score`.
+            is_first: whether this learner's bundle is used.
+        """
+        self._model, self._compute_dtype = model, compute_dtype
+        self._score, self._is_first = score, is_first
+        self._buffer: np.ndarray | None = None  # of the last bundle, reused; the object store holds a copy
+        self._trainer: Any = None  # vLLM's trainer side, once connected
+        self._client: Any = None
 
     def send(self, version: int, sequences: list[list[int]], scale: float = 0.0) -> Sent:
         """Put the weights into the object store, cast to the engine's number format.
@@ -71,21 +73,21 @@ class WeightSender:
             sequences: token ids of the canary.
             scale: 0 sends the weights; above 0 sends weights perturbed for the self-test.
         """
-        with _moved(self.model, scale):
+        with _moved(self._model, scale):
             times = [time.perf_counter()]
             bundle = self._pack(version)
             times.append(time.perf_counter())
-            ref = ray.put(bundle) if self.is_first() else None
+            ref = ray.put(bundle) if self._is_first else None
             times.append(time.perf_counter())
-            logps = self.score(sequences)
+            logps = self._score(sequences)
             times.append(time.perf_counter())
         spent = [end - start for start, end in pairwise(times)]
         return Sent(ref, logps, dict(zip(("pack_s", "put_s", "learner_canary_s"), spent, strict=True)))
 
     def score_at(self, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
         """Return the canary log-probs under the weights (`scale` 0) or under perturbed weights."""
-        with _moved(self.model, scale):
-            return self.score(sequences)
+        with _moved(self._model, scale):
+            return self._score(sequences)
 
     def connect(self, kind: str, client: Any) -> None:
         """Connect to the engines through vLLM's own transfer backend; GPUs only.
@@ -94,22 +96,22 @@ class WeightSender:
             kind: "nccl" or "ipc".
             client: a `transports.RunnersClient`.
         """
-        if self._direct is not None:
-            self._direct.shutdown()
+        if self._trainer is not None:
+            self._trainer.shutdown()
         self._client = client
         address = ray.util.get_node_ip_address()
-        self._direct = open_trainer(kind, self.model, self.config.compute_dtype, client, address)
+        self._trainer = open_trainer(kind, self._model, self._compute_dtype, client, address)
 
     def send_direct(self, version: int, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
         """Send the weights from GPU memory to every engine; return the canary log-probs under them."""
         self._client.version = version
-        with _moved(self.model, scale):
-            self._direct.send_weights()
-            return self.score(sequences)
+        with _moved(self._model, scale):
+            self._trainer.send_weights()
+            return self._score(sequences)
 
     def _pack(self, version: int) -> WeightBundle:
-        bundle = pack(self.policy_weights(), version, self.config.compute_dtype, self._memory)
-        self._memory = bundle.buffer
+        bundle = pack(policy_weights(self._model), version, self._compute_dtype, self._buffer)
+        self._buffer = bundle.buffer
         return bundle
 
 

@@ -61,11 +61,12 @@ class DyingLearner(GRPOTorchLearner):
 
     num_updates = 0
 
-    def _accumulate_gradients(self, stats):
-        super()._accumulate_gradients(stats)
+    def _accumulate_gradients(self):
+        sums = super()._accumulate_gradients()
         self.num_updates += 1
         if self.num_updates == 3 and is_first(self.config.env_config["flag"]):
             self.end()
+        return sums
 
     def end(self):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -166,33 +166,33 @@ def test_every_preset_trains(config, build, loss):
 def test_a_critic_trains_beside_the_policy_and_is_saved(config, build, tmp_path):
     algo = build(config, advantage="gae", use_critic=True, gae_lambda=0.95, critic_lr=0.02)
     losses = [algo.train()["learners"]["default_policy"]["value_loss"]]
-    bias = algo.learner_group._learner._critic.head.bias
+    bias = algo.learner_group._learner.critic.head.bias
     assert abs(float(bias.detach())) == pytest.approx(0.02, rel=1e-3)  # Adam's first step is the rate itself
     losses += [algo.train()["learners"]["default_policy"]["value_loss"] for _ in range(2)]
-    head = algo.learner_group._learner._critic.head.weight.detach().clone()
+    head = algo.learner_group._learner.critic.head.weight.detach().clone()
     assert losses[0] > 0 and head.abs().sum() > 0
     path = algo.save_to_path(str(tmp_path / "saved"))
     algo.train()
-    assert not head.equal(algo.learner_group._learner._critic.head.weight)
+    assert not head.equal(algo.learner_group._learner.critic.head.weight)
     algo.restore_from_path(path)
-    assert head.equal(algo.learner_group._learner._critic.head.weight.detach())
+    assert head.equal(algo.learner_group._learner.critic.head.weight.detach())
 
 
 @pytest.mark.slow
 def test_a_reference_that_moves_survives_a_checkpoint(config, build, tmp_path):
     algo = build(config, kl_coeff=0.1, kl_reference="ema", reference_every=2, reference_rate=1.0)
     learner = algo.learner_group._learner
-    first = {name: p.clone() for name, p in learner._reference.named_parameters()}
+    first = {name: p.clone() for name, p in learner.reference.model.named_parameters()}
     result = [algo.train() for _ in range(3)]
     assert [one.get("num_reference_moves", 0) for one in result] == [0, 1, 1]
-    moved = {name: p.clone() for name, p in learner._reference.named_parameters()}
+    moved = {name: p.clone() for name, p in learner.reference.model.named_parameters()}
     assert any(not moved[name].equal(first[name]) for name in first)
     kls = [one["learners"]["default_policy"]["kl"] for one in result]
     assert kls[1] > 1e-8 and kls[2] < 0.5 * kls[1]  # the second step was one away, then the anchor caught up
     path = algo.save_to_path(str(tmp_path / "saved"))
     learner.follow_policy(0.5)
     algo.restore_from_path(path)
-    assert all(p.equal(moved[name]) for name, p in learner._reference.named_parameters())
+    assert all(p.equal(moved[name]) for name, p in learner.reference.model.named_parameters())
 
 
 @pytest.mark.slow

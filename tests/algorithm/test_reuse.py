@@ -184,7 +184,7 @@ def length(tree):
 
 def as_the_policy_writes(learner, group, gap_G=None):
     """Return `group` with the learner's own log-probs as the stored ones, those of episode g lower by `gap_G[g]`."""
-    logps = learner.score([group.stream(g).tolist() for g in range(group.size)])
+    logps = learner.scorer.score([group.stream(g).tolist() for g in range(group.size)])
     logp_N = np.concatenate([np.concatenate([[0], logp - gap]) for logp, gap in zip(logps, gap_G or [0] * group.size)])
     return replace(group, behaviour_logp_N=np.where(group.loss_mask_N, logp_N, 0).astype(np.float32))
 

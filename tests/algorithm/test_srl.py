@@ -114,11 +114,11 @@ def test_colocated_engines_sleep_while_the_learner_works(config, build):
     algo = build(config.training(num_prompts_per_batch=8).env_runners(colocate=True))
     learner, engine, asleep = algo.learner_group._learner, algo.env_runner.engine, []
     accumulate = learner._accumulate_gradients
-    learner._accumulate_gradients = lambda stats: asleep.append(engine._is_asleep) or accumulate(stats)
+    learner._accumulate_gradients = lambda: asleep.append(engine._is_asleep) or accumulate()
     algo.train()
     assert asleep == [True] and not engine._is_asleep and algo.version == 1
 
-    def fail(stats):
+    def fail():
         raise RuntimeError("out of memory")
 
     learner._accumulate_gradients = fail

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.learner.critic import Critic, first_values, gae
-from rllib_srl.learner.reference import ReferenceClock, follow, set_weights, weights_of
+from rllib_srl.learner.critic import Critic, gae, set_token_advantages
+from rllib_srl.learner.reference import Reference, ReferenceClock
 
 
 def slow_gae(values, reward, lam):
@@ -41,7 +41,7 @@ def test_at_lambda_1_the_advantage_is_return_less_value_and_the_target_the_retur
         critic.head.weight.copy_(torch.tensor([[1.0, -1.0]]))
     hidden = torch.tensor([[0.5, 0.1], [0.0, 0.3]])
     batch = {"advantage": torch.tensor([1.0, 1.0, 1.0]), "episode": torch.tensor([0, 0, 0])}
-    first_values(batch, {"hidden": hidden, "row": torch.tensor([0, 1, 0])}, critic, 1.0)
+    set_token_advantages(batch, {"hidden": hidden, "row": torch.tensor([0, 1, 0])}, critic, 1.0)
     torch.testing.assert_close(batch["advantage"], torch.tensor([0.6, 1.3, 0.6]))  # values .4, -.3, .4
     torch.testing.assert_close(batch["value_target"], torch.ones(3))
 
@@ -53,7 +53,7 @@ def test_a_critic_learns_what_it_is_told_and_sends_nothing_into_the_policy():
     batch = {"scale": torch.tensor([0.5, 0.5]), "value_target": torch.tensor([1.0, -1.0])}
     for _ in range(200):
         critic.loss(batch, fwd_out)[0].backward()
-        critic.step(critic.gradients())
+        critic.step()
     torch.testing.assert_close(critic.values(fwd_out).detach(), torch.tensor([1.0, -1.0]), atol=0.05, rtol=0)
     assert hidden.grad is None
     again = Critic(2, 0.1, "cpu")
@@ -87,12 +87,16 @@ def test_an_iteration_without_episodes_is_no_good_one():
 
 
 def test_following_mixes_weights_and_they_travel():
-    reference, policy = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    wanted = 0.25 * policy.weight.detach() + 0.75 * reference.weight.detach()
-    follow(reference, policy, 0.25)
-    torch.testing.assert_close(reference.weight.detach(), wanted)
-    other = torch.nn.Linear(2, 1)
-    set_weights(other, weights_of(reference))
-    torch.testing.assert_close(other.weight, reference.weight)
+    reference, policy = reference_of(torch.nn.Linear(2, 1)), torch.nn.Linear(2, 1)
+    wanted = 0.25 * policy.weight.detach() + 0.75 * reference.model.weight.detach()
+    reference.follow(policy, 0.25)
+    torch.testing.assert_close(reference.model.weight.detach(), wanted)
+    other = reference_of(torch.nn.Linear(2, 1))
+    other.set_state(reference.get_state())
+    torch.testing.assert_close(other.model.weight, reference.model.weight)
     with pytest.raises(ValueError, match="differ in parameters: bias"):
-        follow(torch.nn.Linear(2, 1, bias=False), policy, 0.5)
+        reference_of(torch.nn.Linear(2, 1, bias=False)).follow(policy, 0.5)
+
+
+def reference_of(model):
+    return Reference(model, torch.device("cpu"), "float32")

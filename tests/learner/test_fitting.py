@@ -101,7 +101,7 @@ def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(confi
 def test_the_reference_is_the_base_without_a_second_copy(config, ray_here):
     group = learner_group(changed(config, **LORA, lr=0.1, kl_coeff=0.1, kl_estimator="k3"))
     learner = group._learner
-    assert learner._reference is learner.model
+    assert learner.reference.model is learner.model
     _, first = update(group, GROUPS)
     _, second = update(group, GROUPS)
     assert first["kl"] == pytest.approx(0, abs=1e-7) and second["kl"] > 1e-5

@@ -49,7 +49,7 @@ def learners(random_llama_dir, tmp_path_factory, ray_here):
 def gradient(learners):
     """Return a function: settings -> the learner's gradient, its statistics, and a function that gives the slow one."""
     learner = learners._learner
-    kept, critic = learner.config, learner._critic
+    kept, critic = learner.config, learner.critic
 
     def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
         replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
@@ -57,20 +57,20 @@ def gradient(learners):
         learner.config = kept.copy(copy_frozen=False).training(**{**off, **given}).replay(**replay)
         assert faults_of(learner.config) == []
         settings = learner.config.loss_settings()
-        learner._critic = critic if settings.use_critic else None
+        learner.critic = critic if settings.use_critic else None
         arguments = (settings.aggregation, settings.longest_answer, settings.reuse_normalisation)
         names = dict(zip(("aggregation", "longest", "normalisation"), arguments, strict=True))
         (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
         return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, reuse_coeff, bounds)
 
     yield run
-    learner.config, learner._critic = kept, critic
+    learner.config, learner.critic = kept, critic
 
 
 def slowly(learner, settings, played, stored, reuse_coeff, bounds):
     """Return the gradient of the slow loss."""
     groups = [(g, False) for g in played] + [(g, True) for g in stored]
-    reference = learner._reference if settings.kl_coeff else None
+    reference = learner.reference.model if settings.kl_coeff else None
     episodes = [
         slow_loss.told(learner.model, reference, group, g, float(advantages_of(group)[g]), is_reused)
         for group, is_reused in groups
@@ -211,7 +211,7 @@ def expected_tokens(learner, num):
     rows = []
     index = 0
     for group in GROUPS:
-        logps = learner.score([group.stream(g).tolist() for g in range(group.size)])
+        logps = learner.scorer.score([group.stream(g).tolist() for g in range(group.size)])
         for g, logp in enumerate(logps):
             mask = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]][1:]
             keys = keys_of(np.full(mask.sum(), key_of_episode(group.group_id, g)), np.arange(mask.sum()))
@@ -247,7 +247,7 @@ def one_turn_only(group):
 
 def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its_value_off(gradient, learners):
     """With lambda = 1 the advantage is the return less the value: the slow loss with each advantage less V by hand."""
-    critic = learners._learner._critic
+    critic = learners._learner.critic
     state = {name: one.clone() for name, one in critic.head.state_dict().items()}
     torch.nn.init.zeros_(critic.head.weight)
     torch.nn.init.zeros_(critic.head.bias)
@@ -263,7 +263,7 @@ def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its
     shifted, *_ = gradient(advantage="gae", use_critic=True, critic_lr=1e-2, **BARE)
     learner = learners._learner
     less = [advantages_of(group) - 0.4 for group in GROUPS]
-    learner.config, learner._critic = learner.config.copy(copy_frozen=False).training(use_critic=False), None
+    learner.config, learner.critic = learner.config.copy(copy_frozen=False).training(use_critic=False), None
     (wanted,), _ = update(learners, GROUPS, advantages=less)
     assert relative_gap(shifted, wanted) < 1e-5 and relative_gap(shifted, plain) > 1e-2
     critic.head.load_state_dict(state)
@@ -298,25 +298,25 @@ def test_masked_tokens_are_reported(gradient):
 
 def test_a_reference_follows_the_policy_and_is_saved(learners):
     learner = learners._learner
-    kept, base = learner.config, {n: p.clone() for n, p in learner._reference.named_parameters()}
+    kept, base = learner.config, {n: p.clone() for n, p in learner.reference.model.named_parameters()}
     learner.config = kept.copy(copy_frozen=False).training(kl_reference="ema")
     try:
         policy = dict(learner.model.named_parameters())
         learner.follow_policy(0.25)
-        for name, parameter in learner._reference.named_parameters():
+        for name, parameter in learner.reference.model.named_parameters():
             torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
         state = learner.get_state()
-        assert set(state["companions"]) == {"critic", "reference"}
+        assert {"critic", "reference"} <= set(state)
         learner.follow_policy(1.0)
         learner.set_state(state)
-        for name, parameter in learner._reference.named_parameters():
+        for name, parameter in learner.reference.model.named_parameters():
             torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
     finally:
         learner.config = kept
         with torch.no_grad():
-            for name, parameter in learner._reference.named_parameters():
+            for name, parameter in learner.reference.model.named_parameters():
                 parameter.copy_(base[name])
-    assert "reference" not in learner.get_state().get("companions", {})
+    assert "reference" not in learner.get_state()
     assert DEFAULT_MODULE_ID in learner.module
 
 

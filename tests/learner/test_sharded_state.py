@@ -109,7 +109,7 @@ def test_a_module_that_waits_for_its_shards_computes_nothing(build):
     assert len(state) == 1
     module.set_state(state)
     with pytest.raises(RuntimeError, match="the weights lie in the checkpoint's learner_shards"):
-        group._learner.score([[1, 2, 3]])
+        group._learner.scorer.score([[1, 2, 3]])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rllib_srl.batch.trie import Trie
-from rllib_srl.learner.scoring import check_streams
+from rllib_srl.learner.sharing_check import check_streams
 from tests.batch.test_trie import FAMILIES, SIZES, WINDOW
 from tests.engine.small_llama import make_byte_tokenizer
 from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
@@ -50,7 +50,7 @@ def test_a_model_that_shares_wrongly_pads(random_llama_dir, tmp_path, ray_here, 
     (wanted,), stats = update(learner_of(random_llama_dir, tmp_path, prefix_sharing=False), GROUPS)
     assert stats["is_prefix_sharing"] == 0
     monkeypatch.setattr(Trie, "of", staticmethod(broken))
-    with caplog.at_level(logging.WARNING, "rllib_srl.learner.scoring"):
+    with caplog.at_level(logging.WARNING, "rllib_srl.learner.sharing_check"):
         group = learner_of(random_llama_dir, tmp_path)
     assert f"prefix sharing is off for LlamaForCausalLM: {reason}" in caplog.text
     (found,), stats = update(group, GROUPS)
@@ -59,7 +59,7 @@ def test_a_model_that_shares_wrongly_pads(random_llama_dir, tmp_path, ray_here, 
 
 def test_a_model_that_shares_rightly_shares(sliding_dir, random_llama_dir, tmp_path, ray_here, caplog):
     for model_dir in (sliding_dir, random_llama_dir):
-        assert learner_of(model_dir, tmp_path)._learner._can_share
+        assert learner_of(model_dir, tmp_path)._learner.can_share_prefixes
     assert "prefix sharing is off" not in caplog.text
 
 
@@ -67,4 +67,4 @@ def test_the_check_reaches_beyond_the_window(sliding_dir, tmp_path, ray_here, mo
     """A trie that forgot the window of sliding layers is exact below it."""
     assert max(map(len, check_streams(288, WINDOW, 1024))) > 3 * WINDOW
     monkeypatch.setattr(Trie, "cover", lambda self, window=None, own=Trie.cover: own(self, None))
-    assert not learner_of(sliding_dir, tmp_path)._learner._can_share
+    assert not learner_of(sliding_dir, tmp_path)._learner.can_share_prefixes

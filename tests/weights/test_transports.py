@@ -10,6 +10,7 @@ import ray
 import torch
 
 from rllib_srl.engine.vllm_trainer import CastSource, trainer_info
+from rllib_srl.learner import weight_sender
 from rllib_srl.learner.weight_sender import WeightSender
 from rllib_srl.weights.transports import RunnersClient, VLLMTransport
 
@@ -58,26 +59,24 @@ def test_the_source_casts_and_describes_in_the_same_order():
     torch.testing.assert_close(next(iter(source))[1].float(), model[0].weight.detach(), atol=4e-3, rtol=1e-2)
 
 
-class Sender(WeightSender):
-    """A learner whose trainer side notes what the weights were when they were sent."""
+def test_sending_perturbed_weights_directly_restores_them(monkeypatch, ray_here):
+    model, client, sums = torch.nn.Linear(2, 2), SimpleNamespace(version=None), []
 
-    def __init__(self):
-        self.model = torch.nn.Linear(2, 2)
-        self.sums = []
-        self._client = SimpleNamespace(version=None)
-        self._direct = SimpleNamespace(send_weights=lambda: self.sums.append(float(self.model.weight.detach().sum())))
+    def sum_now(*_):
+        return float(model.weight.detach().sum())
 
-    def score(self, sequences, share_prefixes=False, is_exact=False):
-        return [np.array([float(self.model.weight.detach().sum())])]
+    def open_trainer(kind, own, dtype, to, address):
+        assert (kind, own, dtype, to) == ("nccl", model, "float32", client)
+        return SimpleNamespace(send_weights=lambda: sums.append(sum_now()))
 
-
-def test_sending_perturbed_weights_directly_restores_them():
-    learner = Sender()
-    before = learner.model.weight.detach().clone()
-    true = learner.send_direct(5, [[1, 2]], 0.0)
-    moved = learner.send_direct(5, [[1, 2]], 0.2)
-    assert torch.equal(learner.model.weight, before) and learner._client.version == 5
-    assert learner.sums == [true[0][0], moved[0][0]] and learner.sums[0] != learner.sums[1]
+    monkeypatch.setattr(weight_sender, "open_trainer", open_trainer)
+    sender = WeightSender(model, "float32", lambda sequences: [np.array([sum_now()])], is_first=True)
+    sender.connect("nccl", client)
+    before = model.weight.detach().clone()
+    true = sender.send_direct(5, [[1, 2]], 0.0)
+    moved = sender.send_direct(5, [[1, 2]], 0.2)
+    assert torch.equal(model.weight, before) and client.version == 5
+    assert sums == [true[0][0], moved[0][0]] and sums[0] != sums[1]
 
 
 def test_a_lost_runner_means_a_new_rendezvous():

@@ -2,7 +2,7 @@
 
     build       `shard` wraps each decoder layer, then the root; a forward pass gathers weights layer by layer
     backward    torch averages gradients over learners (reduce-scatter); `summed_shards` turns means into sums
-    passes      a pass gathers weights from all learners, so all run equally many; `_run_empty` adds the missing ones
+    passes      a pass gathers weights from all learners, so all run equally many; the learner adds empty ones
     to engines  every learner is called and gathers (`whole`); learner 0 packs
     checkpoint  each learner writes its rows (`sharded_state`); any number of learners can restore them
     get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
@@ -73,6 +73,14 @@ def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     total = torch.linalg.vector_norm(torch.stack(parts)).square()
     torch.distributed.all_reduce(total)
     return total.sqrt()
+
+
+def clipped_shards(gradients: Mapping[Any, torch.Tensor], limit: float | None) -> dict[Any, torch.Tensor]:
+    """Return the gradients scaled down to a global norm of at most `limit` over all shards; None: no limit."""
+    if limit is None:
+        return dict(gradients)
+    factor = (limit / (norm_of_shards(list(gradients.values())) + 1e-6)).clamp(max=1.0)
+    return {ref: gradient * factor.item() for ref, gradient in gradients.items()}
 
 
 def most(number: int, device: torch.device) -> int:

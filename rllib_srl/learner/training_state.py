@@ -1,0 +1,117 @@
+"""Gather, save, load and move the state that training changes: trained weights and the state of their optimiser.
+
+    get_state     RLlib calls it on one learner only; with FSDP2 all learners `gather` first
+    checkpoint    with FSDP2 each learner writes its rows (`save_shards`) and `get_state` leaves them out
+    restore       `load_shards` reads the rows of this learner, or whole tensors without FSDP2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.numpy import convert_to_numpy
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+
+from rllib_srl.learner.fsdp.sharded_state import load_sharded, save_sharded
+from rllib_srl.learner.fsdp.sharding import sharded_optimizer_state, whole_optimizer_state
+from rllib_srl.learner.rl_module import CausalLMModule
+
+
+class TrainingState:
+    """Weights and optimiser state of a learner.
+
+    Invariant: what was gathered is dropped by the next update (`forget_gathered`), so it is never older than the
+    weights.
+    """
+
+    def __init__(
+        self,
+        policy: CausalLMModule,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        device: torch.device,
+        is_sharded: bool,
+        is_first: bool,
+    ) -> None:
+        """Set the policy and its optimisers by name.
+
+        Args:
+            policy: module in training.
+            optimizers: its optimisers; the same objects for the whole life of the learner.
+            device: device of the policy.
+            is_sharded: whether FSDP2 shards the weights.
+            is_first: whether RLlib calls `get_state` on this learner.
+        """
+        self._policy, self._optimizers, self._device = policy, optimizers, device
+        self._is_sharded, self._is_first = is_sharded, is_first
+        self._gathered: dict[str, Any] | None = None  # whole optimiser states
+
+    def gather(self) -> None:
+        """Gather weights and optimiser state for `get_state`; a collective."""
+        if not self._is_sharded:
+            return
+        self._policy.gather(self._is_first)
+        self._gathered = {name: whole_optimizer_state(one.state_dict()) for name, one in self._optimizers.items()}
+
+    def leave_to_shards(self) -> None:
+        """Exclude weights and optimiser from `get_state`, because `save_shards` writes them."""
+        self._policy.leave_to_shards()
+        self._gathered = {}
+
+    def forget_gathered(self) -> None:
+        """Drop what `gather` and `leave_to_shards` prepared."""
+        self._policy.gathered = self._gathered = None
+
+    def save_shards(self, directory: Path) -> None:
+        """Write this learner's rows of weights and optimiser; with FSDP2 only, and on every learner."""
+        self.forget_gathered()
+        save_sharded(directory, dict(self._policy.saved_parameters()), self._optimizers)
+
+    def load_shards(self, directory: Path, weights_only: bool) -> None:
+        """Load this learner's rows from the shards, or whole tensors without FSDP2.
+
+        Args:
+            directory: written by `save_shards` on any number of learners.
+            weights_only: keep the optimiser state.
+
+        Raises:
+            CheckpointError: a shard is missing or cannot be read.
+            ValueError: the shards belong to another model or optimiser.
+        """
+        optimizers = {} if weights_only else self._optimizers
+        load_sharded(directory, dict(self._policy.saved_parameters()), optimizers)
+        self._policy.awaits_shards = False
+
+    def gathered_optimizers(self) -> dict[str, Any]:
+        """Return the gathered optimiser state in RLlib's form.
+
+        Raises:
+            RuntimeError: `gather` was not called.
+        """
+        if self._gathered is None:
+            raise RuntimeError("the optimiser is spread over learners; call gather on all of them first")
+        return {
+            name: {"module_id": DEFAULT_MODULE_ID, "state": convert_to_numpy(state)}
+            for name, state in self._gathered.items()
+        }
+
+    def set_gathered_optimizers(self, state: Mapping[str, Any]) -> None:
+        """Load this learner's rows of what `gathered_optimizers` returned; {} leaves them to `load_shards`."""
+        if not state:
+            return
+        for name, optimizer in self._optimizers.items():
+            given = state[name]["state"]
+            entries = convert_to_torch_tensor(given["state"], device=self._device)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            optimizer.load_state_dict(sharded_optimizer_state({**given, "state": entries}, parameters))
+
+    def move_optimizers(self, device: torch.device | str) -> None:
+        """Move the tensors of the optimiser state to a device."""
+        for optimizer in self._optimizers.values():
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.dim():  # step counts stay where the optimiser put them
+                        state[name] = value.to(device)
