@@ -368,10 +368,10 @@ class SRL(SavedAlgorithm):
             self._restore_runners(lost)
             for runner_id, failure in self.runners.sleep(lost, timeout_s).items():
                 raise RunnerFailure(runner_id, failure, "going to sleep")
-        self.learners.take_room(timeout_s)
+        self.learners.onload(timeout_s)
         try:
             yield
-            self.learners.make_room(timeout_s)
+            self.learners.offload(timeout_s)
         finally:
             self._restore_runners(self.runners.wake_up(self.runners.ids, timeout_s))
 

@@ -316,7 +316,7 @@ class GRPOTorchLearner(TorchLearner):
         """Send the weights from GPU memory to every engine; see `WeightSender.send_direct`."""
         return self._sender.send_direct(version, sequences, scale)
 
-    def make_room(self) -> None:
+    def offload(self) -> None:
         """Offload the optimiser state to host memory and free the gradients, for an engine on the same GPU."""
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
@@ -325,8 +325,8 @@ class GRPOTorchLearner(TorchLearner):
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def take_room(self) -> None:
-        """Move the optimiser state back to the device (undoes `make_room`)."""
+    def onload(self) -> None:
+        """Move the optimiser state back to the device (undoes `offload`)."""
         self._state.move_optimizers(self._device)
 
     # --- state and checkpoints ------------------------------------------------------------------
@@ -345,10 +345,11 @@ class GRPOTorchLearner(TorchLearner):
         """Load a state of any age: RLlib alone would ignore weights with an older sequence number."""
         self._weights_seq_no = -1
         super().set_state(state)
-        if "critic" in state and self.critic is not None:
-            self.critic.set_state(state["critic"])
-        if "reference" in state and self.reference is not None:
-            self.reference.set_state(state["reference"])
+        own = state.get("companions", state)  # their place in checkpoints written before the learner was composed
+        if "critic" in own and self.critic is not None:
+            self.critic.set_state(own["critic"])
+        if "reference" in own and self.reference is not None:
+            self.reference.set_state(own["reference"])
 
     def _get_optimizer_state(self) -> dict[str, Any]:
         return self._state.gathered_optimizers() if self.config.fsdp else super()._get_optimizer_state()

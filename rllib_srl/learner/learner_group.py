@@ -62,7 +62,7 @@ class Learners:
         return _collect(self._group, timeout_s)
 
     def episode_kl(self, shards: Sequence[TrainingShard], timeout_s: float) -> list[list[list[float]]]:
-        """Return each shard's KL to the reference; see `Scorer.episode_kl`."""
+        """Return each shard's KL to the reference; see `Reference.episode_kl`."""
         calls = [Call.of(GRPOTorchLearner.episode_kl, shard) for shard in shards]
         return self._run(calls, timeout_s, "scoring the reference")
 
@@ -79,16 +79,16 @@ class Learners:
         return [call.submit(worker) for _, worker in sorted(self._group._worker_manager.actors().items())]
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:
-        """Move every learner's reference model towards the policy; see `Companions.follow_policy`."""
+        """Move every learner's reference model towards the policy; see `Reference.follow`."""
         self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "updating the reference model")
 
-    def take_room(self, timeout_s: float) -> None:
+    def onload(self, timeout_s: float) -> None:
         """Move the optimiser state to the GPU that the learners share with engines."""
-        self._every(Call.of(GRPOTorchLearner.take_room), timeout_s, "moving the learner to the GPU")
+        self._every(Call.of(GRPOTorchLearner.onload), timeout_s, "moving the learner to the GPU")
 
-    def make_room(self, timeout_s: float) -> None:
-        """Undo `take_room`."""
-        self._every(Call.of(GRPOTorchLearner.make_room), timeout_s, "moving the learner off the GPU")
+    def offload(self, timeout_s: float) -> None:
+        """Undo `onload`."""
+        self._every(Call.of(GRPOTorchLearner.offload), timeout_s, "moving the learner off the GPU")
 
     # --- weights ---------------------------------------------------------------------------------
 
@@ -113,22 +113,22 @@ class Learners:
         return self._run([Call.of(GRPOTorchLearner.score_at, sequences, scale)], timeout_s, "scoring the canary")[0]
 
     def export(self, directory: str, timeout_s: float) -> None:
-        """Write model and tokenizer; see `Fitted.export`."""
+        """Write model and tokenizer; see `model_setup.export`."""
         self._gathered(Call.of(GRPOTorchLearner.export, directory), timeout_s, "exporting")
 
     def take_weights(self, weights: Any, timeout_s: float) -> None:
-        """Load an array by tensor name on every learner and keep the optimiser state; see `Fitted.take_weights`."""
+        """Load an array by tensor name on every learner; the optimiser state stays."""
         weights = weights if self._group.is_local else ray.put(weights)
         self._every(Call.of(GRPOTorchLearner.take_weights, weights), timeout_s, "taking weights")
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def gather(self, timeout_s: float) -> None:
-        """Gather the full state, which RLlib then reads from one learner; see `Fitted.gather`."""
+        """Gather the full state, which RLlib then reads from one learner; see `TrainingState.gather`."""
         self._every(Call.of(GRPOTorchLearner.gather), timeout_s, "gathering weights")
 
     def leave_to_shards(self, timeout_s: float) -> None:
-        """Exclude weights and optimiser from the next state; see `Fitted.leave_to_shards`."""
+        """Exclude weights and optimiser from the next state; see `TrainingState.leave_to_shards`."""
         self._every(Call.of(GRPOTorchLearner.leave_to_shards), timeout_s, "preparing a checkpoint")
 
     def take_saved(self, timeout_s: float) -> list[bool]:
@@ -136,15 +136,15 @@ class Learners:
         return self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "writing a checkpoint")
 
     def save_shards(self, directory: str, timeout_s: float) -> None:
-        """Write every learner's shard; see `Fitted.save_shards`."""
+        """Write every learner's shard; see `TrainingState.save_shards`."""
         self._every(Call.of(GRPOTorchLearner.save_shards, directory), timeout_s, "writing shards")
 
     def load_shards(self, directory: str, timeout_s: float) -> None:
-        """Load weights and optimiser from shards; see `Fitted.load_shards`."""
+        """Load weights and optimiser from shards; see `TrainingState.load_shards`."""
         self._every(Call.of(GRPOTorchLearner.load_shards, directory), timeout_s, "reading shards")
 
     def load_weights_from_shards(self, directory: str, timeout_s: float) -> None:
-        """Load only the weights from shards; see `Fitted.load_shards`."""
+        """Load only the weights from shards; see `TrainingState.load_shards`."""
         call = Call.of(GRPOTorchLearner.load_shards, directory, weights_only=True)
         self._every(call, timeout_s, "taking weights")
 

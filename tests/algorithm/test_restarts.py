@@ -54,7 +54,7 @@ class Fakes:
             wake_up=partial(self.each, "wake_up"),
         )
         self.weight_sync = SimpleNamespace(start=self.start)
-        self.learners = SimpleNamespace(take_room=lambda timeout_s: None, make_room=lambda timeout_s: None)
+        self.learners = SimpleNamespace(onload=lambda timeout_s: None, offload=lambda timeout_s: None)
 
     def start(self, version, ids):
         self.log.append(f"weights {version} to {ids}")

@@ -194,9 +194,9 @@ def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):
         for _ in range(3):
             Learners(group).update(build_shards([GroupMeta.of(g, g) for g in GROUPS], ADVANTAGES, 1, 10), {}, 1, 60)
             if moves:
-                group._learner.make_room()
+                group._learner.offload()
                 assert all(p.grad is None for p in group._learner.model.parameters())
-                group._learner.take_room()
+                group._learner.onload()
         weights.append(group.get_weights()[DEFAULT_MODULE_ID])
     assert relative_gap(*weights) == 0
 

@@ -160,7 +160,7 @@ def test_a_call_whose_commit_fails_changes_nothing_and_then_succeeds(call, how, 
                 patch.setattr(buffer.ledger.journal, "commit", raiser(JournalError("disk full")))
             with pytest.raises(JournalError, match="full"):
                 CALLS[call](buffer, f"5.{call}")
-        make_room(buffer)
+        offload(buffer)
         assert everything(buffer) == state and counted(buffer, 5) == stats
         assert journalled(buffer) == stored
         buffer.check_valid()
@@ -186,7 +186,7 @@ def fill(buffer, patch):
     patch.setattr(buffer, "_state", lambda: {**state(), "padding": "x" * 3_000_000})
 
 
-def make_room(buffer):
+def offload(buffer):
     buffer.ledger.journal.db.execute("PRAGMA max_page_count = 1000000000")
 
 
