@@ -263,8 +263,8 @@ def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> 
     ("damage", "expected"),
     [
         ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group {} is damaged"),
-        ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 3", "item 3 is damaged: its checksum"),
-        ("UPDATE state SET value = '9' || value WHERE name = 'slots'", "state slots is damaged: its checksum"),
+        ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 3", "the memory is not valid: items: "),
+        ("UPDATE state SET value = '9' || value WHERE name = 'store'", "loading it failed: Extra data"),
         ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "has lost its payload"),
         ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "num_groups"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-import shutil
+import sqlite3
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from rllib_srl.cli import memory_plots as buffer_plots
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.journal import reader as readings
+from rllib_srl.replay.journal import file
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.journal.reader import copied, reading
 from rllib_srl.replay.schedule.calibration import ReviewLog
@@ -182,42 +182,53 @@ def test_a_live_journal_is_read_whole_and_left_alone(tmp_path: Path, capsys: pyt
     assert writer.exitcode == 0
 
 
-def test_a_copy_has_what_was_acknowledged_or_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner moves its WAL into the file and begins a new one between the copies of the two: old file, new WAL."""
-    buffer, copies, turns = by_hand(tmp_path), [], iter(range(1, 99))
-    num_disturbed, copy = 0, shutil.copyfile
+def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner commits and moves its WAL into the file between the steps of the copy."""
+    buffer, turns, back_up = by_hand(tmp_path), iter(range(1, 99)), file.back_up
 
     def play() -> None:
         now = next(turns)
         buffer.add([a_group(n, (1, 0), now, [9, now]) for n in range(4 * now, 4 * now + 4)], now)
 
-    def disturbed_copy(source: Path, target: Path) -> None:
-        nonlocal num_disturbed
-        copy(source, target)
-        copies.append(Path(source).name)
-        if num_disturbed and copies[-1] == "journal.db":
-            num_disturbed -= 1
-            play()
-            buffer.tidy()
-            play()
+    def disturbed(source: sqlite3.Connection, copy: Path) -> None:
+        play()
+        buffer.tidy()
+        play()
+        back_up(source, copy)
 
-    monkeypatch.setattr(readings.shutil, "copyfile", disturbed_copy)
     play()
     play()
-    with reading(tmp_path / "journal.db") as one:
-        assert (one.stored.position, len(one.stored.items)) == (2, 8)
-    assert copies == ["journal.db", "journal.db-wal"]
-    num_disturbed = 1
-    with reading(tmp_path / "journal.db") as one:
-        assert (one.stored.position, len(one.stored.items)) == (4, 16)
-    assert copies == ["journal.db", "journal.db-wal"] * 3
+    for position, patched in ((2, back_up), (2, disturbed), (4, disturbed)):
+        monkeypatch.setattr(file, "back_up", patched)
+        with reading(tmp_path / "journal.db") as one:
+            assert (one.stored.position, len(one.stored.items)) == (position, 4 * position)
+    monkeypatch.setattr(file, "back_up", back_up)
     assert not verify(tmp_path / "journal.db").faults
-    monkeypatch.setattr(readings, "NUM_TRIES", 3)
-    num_disturbed = 3
-    with pytest.raises(JournalError, match="was rewritten during each of 3 copies"), copied(tmp_path / "journal.db"):
-        pass
     buffer.check_valid()
     buffer.close()
+
+
+def test_a_journal_is_read_where_nobody_may_write(tmp_path: Path) -> None:
+    """A closed journal is one file, and its reader leaves nothing beside it."""
+    buffer = by_hand(tmp_path / "a")
+    buffer.add([a_group(1, (1, 0), 1)], 1)
+    buffer.close()
+    before = sorted(path.name for path in (tmp_path / "a").iterdir())
+    (tmp_path / "a").chmod(0o500)
+    with reading(tmp_path / "a/journal.db") as one:
+        assert len(one.stored.items) == 1
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == before == ["journal.db", "journal.db.lock"]
+    (tmp_path / "a").chmod(0o700)
+
+
+def test_a_journal_that_is_locked_for_long_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand(tmp_path).close()
+    monkeypatch.setattr(file, "TIMEOUT_S", 0.1)
+    other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(JournalError, match="copying it failed: database is locked"), copied(tmp_path / "journal.db"):
+        pass
+    other.close()
 
 
 def test_shards_are_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

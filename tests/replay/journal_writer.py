@@ -18,7 +18,7 @@ from rllib_srl.replay.journal import snapshots
 from rllib_srl.replay.journal.journal import Journal, JournalError
 from tests.replay.stored import GROUP, ITEM, a_visit
 
-STEPS = ("os.replace", "os.link", "os.fsync", "os.unlink", "shutil.copyfile", "transaction", "_to_one_file")
+STEPS = ("os.replace", "os.link", "os.fsync", "os.unlink", "shutil.copyfile", "transaction", "to_one_file")
 
 
 def hold(path: Path) -> None:

@@ -64,7 +64,6 @@ def a_visit(index: int, **parts) -> Commit:
         "vectors": {index: np.full(3, index, np.float32)},
         "groups": {index: a_row(index, index)},
         "payloads": {index: encode(a_group(index))},
-        "group_slots": {index: 100 + index},
         "reviews": review,
         "request": f"{index}.add",
         "answer": {"stored": [index, None, 0.1]},

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rllib_srl.replay.journal import journal as journal_module
+from rllib_srl.replay.journal import schema
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.journal.file import PAGE_BYTES
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, JournalError
@@ -37,7 +41,7 @@ def contents(journal) -> tuple:
     """Return everything that can be read, comparable."""
     stored = journal.load()
     payloads = [journal.read_group(seq) for seq in stored.seqs]
-    arrays = (stored.slots, stored.items, stored.seqs, stored.groups, stored.group_slots, stored.positions)
+    arrays = (stored.slots, stored.items, stored.seqs, stored.groups)
     vectors = [(slot, vector.tobytes()) for slot, vector in journal.vectors()]
     reviews = journal.reviews().tobytes()
     return stored.position, [a.tobytes() for a in arrays], stored.prompts, stored.state, payloads, vectors, reviews
@@ -64,7 +68,6 @@ def test_three_visits_by_hand(path):
         assert stored.items.tolist() == [(2**64 - 2, 1 / 3, 2, 1), (5, 9.5, 2, 1)]
         assert stored.prompts == [Prompt("world", f"p{i}", "sums", ("a",)) for i in (1, 2)]
         assert stored.groups.tolist() == [(0, 0, 1, False), (2, 2, 0, False)]
-        assert (stored.group_slots.tolist(), stored.positions.tolist()) == ([100, 102], [1, 2])
         assert stored.state == {"generator": np.random.default_rng(1).bit_generator.state, "raw": b"\1"}
         assert [(slot, vector.tolist()) for slot, vector in journal.vectors()] == [(1, [1, 1, 1]), (2, [2, 2, 2])]
         assert_same(decode(journal.read_group(2)), a_group(2))
@@ -76,10 +79,9 @@ def test_three_visits_by_hand(path):
         assert journal.answer("2.add") == {"stored": [2, None, 0.1]}
 
 
-@pytest.mark.parametrize("most_unfolded", [3, 256])
-def test_random_commits_agree_with_dictionaries(path, monkeypatch, most_unfolded):
-    monkeypatch.setattr(journal_module, "MOST_UNFOLDED", most_unfolded)
-    generator, twin = np.random.default_rng(most_unfolded), Twin(most_unfolded)
+@pytest.mark.parametrize("seed", [3, 256])
+def test_random_commits_agree_with_dictionaries(path, seed):
+    generator, twin = np.random.default_rng(seed), Twin(seed)
     journal = Journal(path, KILL_ITEM, KILL_GROUP, is_durable=False)
     for _ in range(120):
         commit = twin.next()
@@ -166,7 +168,7 @@ def test_a_repeated_request_finds_its_answer_until_it_is_long_ago(path):
         for index in range(5):
             assert journal.answer(f"{index}.add") is None
             journal.commit(a_visit(index))
-        with pytest.raises(JournalError, match=r"commit 6 is not valid: request '3.add' has been answered"):
+        with pytest.raises(JournalError, match=r"request '3.add' has been answered already"):
             journal.commit(Commit(request="3.add", answer=1))
         assert [journal.answer(f"{index}.add") is None for index in range(5)] == [True, True, False, False, False]
     with Journal(path, keep_requests=3) as journal:
@@ -177,47 +179,54 @@ def test_a_repeated_request_finds_its_answer_until_it_is_long_ago(path):
 # What fails changes nothing ---------------------------------------------------------------------------------------
 
 
-def test_a_commit_that_is_not_valid_names_every_fault(path):
+BAD = {
+    "items [0, 1] are new; expected their prompts": {"items": {0: an_item(0), 1: an_item(1)}},
+    "item 2 is a row of another dtype": {"items": {2: np.zeros(1, GROUP)[0]}, "prompts": {2: Prompt("w", "2")}},
+    "item 3 is a row of another dtype": {"items": {3: b"x"}, "prompts": {3: Prompt("w", "2")}},
+    "prompt 3 comes without its row": {"prompts": {3: Prompt("w", "3")}},
+    "vector 7 comes without its row": {"vectors": {7: np.zeros(2)}},
+    "UNIQUE constraint failed: groups.seq": {"groups": {0: a_row(0)}, "payloads": {0: b""}},
+    "groups [5] are new; expected their payloads": {"groups": {5: a_row(5)}},
+    "payload 6 comes without its row": {"payloads": {6: b""}},
+    "reviews are of float64": {"reviews": np.zeros(2)},
+    "request = 'x' with answer = None": {"request": "x"},
+    "state 'tuple' is a tuple": {"state": {"tuple": (1, 2)}},
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_commit_that_is_not_valid_changes_nothing(path, fault):
     with Journal(path, ITEM, GROUP) as journal:
         journal.commit(a_visit(0))
         before = contents(journal)
-        bad = Commit(
-            items={0: an_item(0), 1: an_item(1), 2: np.zeros(1, GROUP)[0]},
-            prompts={2: Prompt("w", "2"), 3: Prompt("w", "3")},
-            vectors={7: np.zeros(2)},
-            groups={0: a_row(0), 5: a_row(5)},
-            payloads={0: b"", 6: b""},
-            reviews=np.zeros(2),
-            request="x",
-            state={"position": 3, "tuple": (1, 2)},
-        )
-        with pytest.raises(JournalError) as caught:
-            journal.commit(bad)
-        for fault in (
-            "item 1 is new; expected its prompt",
-            "item 2 is a row of another dtype",
-            "prompt 3 comes without its item",
-            "vector 7 comes without its item",
-            "group 0 is stored; expected no payload",
-            "group 5 is new; expected its payload",
-            "payload 6 comes without its group",
-            "reviews are of float64",
-            "request = 'x' with answer = None",
-            "the name 'position'",
-            "state 'tuple' is a tuple",
-        ):
-            assert fault in str(caught.value)
+        good = a_visit(9, request=None, answer=None)
+        parts = {name: {**getattr(good, name), **part} for name, part in BAD[fault].items() if isinstance(part, dict)}
+        with pytest.raises(JournalError, match=f"commit 2 (is not valid|failed): .*{re.escape(fault)}"):
+            journal.commit(replace(good, **{**BAD[fault], **parts}))
         assert contents(journal) == before
         assert journal.commit(a_visit(1)) == 2
 
 
-@pytest.mark.parametrize("fails", ["to_bytes", "apply"])
-def test_a_commit_that_fails_midway_leaves_no_trace(path, monkeypatch, fails):
-    monkeypatch.setattr(journal_module, "MOST_UNFOLDED", 1)
+def test_the_faults_of_a_commit_are_named_together(path):
+    with Journal(path, ITEM, GROUP) as journal, pytest.raises(JournalError) as caught:
+        journal.commit(Commit(vectors={7: np.zeros(2)}, payloads={6: b""}, reviews=np.zeros(2), request="x"))
+    for fault in ("vector 7 comes", "payload 6 comes", "reviews are of float64", "request = 'x'"):
+        assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_commit_that_fails_midway_leaves_no_trace(path, monkeypatch, is_written):
+    write = journal_module.write_commit
+
+    def fails(*arguments):
+        if is_written:
+            write(*arguments)
+        raise ZeroDivisionError
+
     with Journal(path, ITEM, GROUP) as journal:
         journal.commit(a_visit(0))
         with monkeypatch.context() as patch:
-            patch.setattr(journal_module.Effects, fails, lambda *arguments: 1 / 0)
+            patch.setattr(journal_module, "write_commit", fails)
             with pytest.raises(ZeroDivisionError):
                 journal.commit(a_visit(1))
         assert journal.position == 1 and not journal.has_group(1) and journal.answer("1.add") is None
@@ -321,38 +330,18 @@ def test_rows_of_another_version_are_refused_field_by_field(path):
     with Journal(path, ITEM, GROUP) as journal:
         assert contents(journal) == before
         journal.db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
-    with pytest.raises(JournalError, match="is of schema 99; expected 1"):
+    with pytest.raises(JournalError, match="is of schema 99; expected 2"):
         Journal(path)
 
 
-TABLES = {
-    "items": ("row", "item 1"),
-    "items ": ("prompt", "item 1, prompt"),
-    "groups": ("row", "group 1"),
-    "vectors": ("vector", "vector 1"),
-    "requests": ("answer", "answer '1.add'"),
-    "state": ("value", "state 'generator'"),
-    "log": ("effects", "commit 2"),
-}
-WHERE = {"groups": "seq = 1", "requests": "position = 2", "state": "name = 'generator'", "log": "position = 2"}
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_a_flipped_bit_is_noticed_and_its_row_named(path, table):
-    column, name = TABLES[table]
-    journal = Journal(path, ITEM, GROUP)
-    journal.commit(a_visit(0))
-    journal.commit(a_visit(1))
-    journal.close(is_clean=table != "log")
-    where = WHERE.get(table, "slot = 1")
-    db = sqlite3.connect(path)
-    ((data,),) = db.execute(f"SELECT {column} FROM {table} WHERE {where}").fetchall()
-    flipped = data[:-1] + chr(ord(data[-1]) ^ 1) if isinstance(data, str) else data[:-1] + bytes([data[-1] ^ 1])
-    db.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (flipped,))
-    db.commit()
-    db.close()
-    with pytest.raises(JournalError, match=f"{name} is damaged: its checksum does not agree"), Journal(path) as journal:
-        contents(journal)
+def test_a_flipped_bit_of_a_payload_is_noticed(path):
+    with Journal(path, ITEM, GROUP) as journal:
+        journal.commit(a_visit(0))
+        payload = bytearray(journal.read_group(0))
+        payload[-20] ^= 1
+        journal.db.execute("UPDATE payloads SET payload = ?", (bytes(payload),))
+    with Journal(path) as journal, pytest.raises(ValueError, match="group 0 is damaged: its checksum is"):
+        decode(journal.read_group(0), "0")
 
 
 def test_a_torn_page_is_noticed(path):
@@ -365,6 +354,60 @@ def test_a_torn_page_is_noticed(path):
         stream.write(os.urandom(size - PAGE_BYTES))
     with pytest.raises(JournalError, match="damaged|malformed"), Journal(path, ITEM, GROUP) as journal:
         contents(journal)
+
+
+# Earlier versions -------------------------------------------------------------------------------------------------
+
+
+def of_schema_1(path: Path) -> Path:
+    """Write a journal of schema 1, closed by the code of then: visits 0, 1 | 2, an orphan | a change, 3."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(Path(__file__).with_name("journal_schema_1.sql").read_text())
+        db.execute("PRAGMA journal_mode = WAL").fetchall()
+    return path
+
+
+def test_a_journal_of_schema_1_is_rewritten(path):
+    with Journal(of_schema_1(path), ITEM, GROUP) as journal:
+        stored = journal.load()
+        assert (stored.position, stored.slots.tolist(), stored.seqs.tolist()) == (5, [0, 3], [0, 3, 1 << 62])
+        assert stored.items.tolist() == [(7, 2.5, 2, 1), (2**64 - 4, 1.0, 2, 1)]
+        assert stored.prompts == [Prompt("world", f"p{i}", "sums", ("a",)) for i in (0, 3)]
+        assert stored.groups.tolist() == [(0, 0, 4, False), (3, 3, 0, False), (1 << 62, -1, 0, True)]
+        assert stored.orphans == {1 << 62: a_group(2).prompt}
+        assert stored.state == {"generator": np.random.default_rng(3).bit_generator.state, "raw": b"\3"}
+        assert [(slot, vector.tolist()) for slot, vector in journal.vectors()] == [(0, [0, 0, 0]), (3, [3, 3, 3])]
+        for seq, index in ((0, 0), (3, 3), (1 << 62, 2)):
+            assert_same(decode(journal.read_group(seq)), a_group(index))
+        assert journal.reviews()["key"].tolist() == [2**64 - 1 - index for index in (0, 1, 3)]
+        assert [name for name, _ in journal.answers()] == ["0.add", "1.add", "3.add"]
+        assert journal.answer("3.add") == a_visit(3).answer
+        assert journal.branches == [("929c9eb3a50749b29081327ab12a4306", 0), ("006dd62489154ff5ba0f1ac3100eaccb", 2)]
+        assert journal.commit(a_visit(4)) == 6
+        after = contents(journal)
+    with Journal(path, ITEM, GROUP) as journal:
+        assert contents(journal) == after
+        assert [text for (text,) in journal.db.execute("PRAGMA integrity_check")] == ["ok"]
+
+
+def test_a_journal_of_schema_1_that_was_not_closed_is_refused_in_one_line(path):
+    with closing(sqlite3.connect(of_schema_1(path))) as db:
+        db.execute("INSERT INTO log VALUES (6, X'00', 0)")
+        db.commit()
+    for _ in range(2):
+        with pytest.raises(JournalError, match=r"by an earlier version .*\(schema 1\)[^\n]*: resume the run"):
+            Journal(path, ITEM, GROUP)
+
+
+def test_a_rewriting_that_fails_changes_nothing(path, monkeypatch):
+    of_schema_1(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "set_meta", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Journal(path, ITEM, GROUP)
+    with Journal(path, ITEM, GROUP) as journal:
+        assert journal.position == 5
 
 
 # Kills ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rllib_srl.replay.journal.journal import Commit, Journal, JournalError
 from rllib_srl.replay.journal.snapshots import descends, restore
 from rllib_srl.types import Prompt
 from tests.replay.stored import GROUP, ITEM, a_group, a_row, a_visit, assert_same
-from tests.replay.test_journal import contents, helper
+from tests.replay.test_journal import contents, helper, of_schema_1
 
 NEW_SEQ = 1 << 62
 
@@ -50,7 +50,7 @@ def orphans_of(path: Path) -> list[str]:
             (at,) = np.flatnonzero(stored.seqs == seq)
             group = decode(journal.read_group(seq))
             assert prompt == group.prompt and stored.groups[at].tolist()[::3] == (seq, True)
-            assert (stored.groups["slot"][at], stored.group_slots[at]) == (-1, -1)
+            assert stored.groups["slot"][at] == -1
             assert_same(group, a_group(int(group.group_id[1:])))
             ids.append(group.group_id)
         assert not stored.groups["is_orphan"][stored.seqs < NEW_SEQ].any()
@@ -161,6 +161,18 @@ def test_a_snapshot_restores_where_nothing_was(live, tmp_path):
         assert contents(journal)[1:] == before[1:] and journal.position == 3
 
 
+def test_a_snapshot_of_schema_1_restores_and_a_live_file_of_schema_1_gives_orphans(live):
+    snapshot = of_schema_1(live.with_name("s"))
+    shutil.copyfile(snapshot, live)
+    bytes_of_snapshot = snapshot.read_bytes()
+    with Journal(live, ITEM, GROUP) as journal:
+        journal.commit(a_visit(5))
+    assert restore(snapshot, live).num_orphans == 1
+    assert orphans_of(live) == ["g2", "g5"] and snapshot.read_bytes() == bytes_of_snapshot
+    shutil.copyfile(snapshot, live)
+    assert restore(snapshot, live).replaced is None and orphans_of(live) == ["g2"]
+
+
 def test_a_damaged_live_file_is_set_aside_as_it_is(live):
     before = visit(live, 0)
     snapshot = copy_of(live, "s")
@@ -194,8 +206,9 @@ def test_what_is_no_snapshot_changes_nothing(live, tmp_path):
     open_one.commit(a_visit(1))
     with pytest.raises(JournalError, match="is a live journal, open-wal beside it; expected a snapshot"):
         restore(tmp_path / "open", live)
+    snapshot = copy_of(live, "s")
     with pytest.raises(JournalError, match="in use by process"):
-        restore(tmp_path / "junk", open_one.path)
+        restore(snapshot, open_one.path)
     open_one.close()
     assert visit(live) == before
     assert sorted(path.name for path in tmp_path.glob("live*")) == ["live.db", "live.db.lock"]

@@ -21,9 +21,8 @@ from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.journal.file import holder_of
+from rllib_srl.replay.journal.file import JournalFull, holder_of
 from rllib_srl.replay.journal.journal import Journal, JournalError
-from rllib_srl.replay.journal.schema import JournalFull
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import DiskFull, append, cannot_grow, full_message, is_full, writing

@@ -1,43 +1,45 @@
 """Open and lock a journal's SQLite file, run transactions in it, and turn its errors into `JournalError`.
 
-<path>        the database      <path>-wal   commits since the last SQLite checkpoint
-<path>.lock   locked by the one process that has the journal open; contains its process id
+<path>        the database      <path>-wal, <path>-shm   commits since the last SQLite checkpoint, and their index
+<path>.lock   locked by the one process that writes the journal; contains its process id
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rllib_srl.replay.journal.schema import (
-    SCHEMA_VERSION,
-    TABLES,
-    JournalError,
-    JournalFull,
-    JournalInUse,
-    checksum,
-    dtype_difference,
-    dtype_from,
-    dtype_text,
-)
-from rllib_srl.storage.disk import cannot_grow, full_message, is_full
+from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-# Measured with scripts/bench/journal.py: smaller pages cost large groups more system calls; 8 KiB reach a third of the
-# throughput of 32 KiB. Values smaller than a page go to the log table, which fills each page before it is rewritten.
-PAGE_BYTES = 32768
+# SQLite's default, whatever it was built with. Larger pages cost more where a commit updates rows all over the tables,
+# and gain nothing for large groups (scripts/bench/journal.py).
+PAGE_BYTES = 4096
 # A commit that finds more than this in the WAL copies it into the file and stalls; `Journal.tidy` does so when idle.
 MAX_WAL_BYTES = 128 << 20
 CACHE_BYTES = 16 << 20
+PAGES_A_STEP = 1024  # of a copy
+TIMEOUT_S = 10.0  # longest wait for another connection: a reader, or the owner while it opens or closes the file
+ENDINGS = ("", "-wal", "-shm")  # of the files of a journal
+
+
+class JournalError(RuntimeError):
+    """An operation on a journal failed; the message names the file, the error and a remedy."""
+
+
+class JournalFull(DiskFull, JournalError):
+    """There is no room for the new data; the data stored before is intact."""
+
+
+class JournalInUse(JournalError):
+    """Another process has the journal open, so it could not be read or written."""
+
 
 _held: set[Path] = set()  # POSIX locks do not prevent one process from locking twice
 
@@ -70,10 +72,10 @@ class JournalLock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
-            self.release()
+            self.close()
             raise fault_of(Path(f"{path}.lock"), error, f"journal {path} cannot be locked") from error
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Release the lock; a second call does nothing."""
         if self._path in _held:
             _held.discard(self._path)
@@ -162,15 +164,14 @@ def transaction(db: Connection) -> Iterator[None]:
 
 
 def connect(path: Path, is_durable: bool) -> Connection:
-    """Open a database for one process; damage beyond the first page is not detected yet."""
+    """Open a database for writing; damage beyond the first page is not detected yet."""
     import sqlite3
 
     # check_same_thread=False is safe: the journal's own lock serialises its threads.
-    db = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         for pragma in (
             f"page_size = {PAGE_BYTES}",
-            "locking_mode = EXCLUSIVE",  # also avoids a shared memory file beside the journal
             "journal_mode = WAL",
             f"synchronous = {'FULL' if is_durable else 'OFF'}",
             f"wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}",
@@ -185,52 +186,69 @@ def connect(path: Path, is_durable: bool) -> Connection:
     return db
 
 
-def create_tables(db: Connection, item: np.dtype, group: np.dtype) -> None:
-    """Create the tables of a journal in an empty database and start a new lineage."""
-    with transaction(db):
-        for statement in TABLES.split(";")[:-1]:
-            db.execute(statement)
-        meta = {"schema": str(SCHEMA_VERSION), "item": dtype_text(item), "group": dtype_text(group)}
-        meta["branches"] = f'[["{uuid.uuid4().hex}", 0]]'
-        db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
-        db.execute("INSERT INTO state VALUES ('position', '0', ?)", (checksum("0"),))
-
-
-def is_empty(db: Connection) -> bool:
-    """Return whether the database has no tables."""
-    return db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-
-
-def read_meta(db: Connection, path: Path) -> dict[str, str]:
-    """Return the journal's `meta` table by name.
+def empty_wal(db: Connection) -> None:
+    """Move the WAL into the database, after waiting for its readers.
 
     Raises:
-        JournalError: the database is no journal, or of another schema version.
+        sqlite3.OperationalError: somebody reads it for longer than `TIMEOUT_S`.
     """
-    if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
-        raise JournalError(f"{path} is an SQLite database but no journal; expected a table 'meta'")
-    meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
-    if meta["schema"] != str(SCHEMA_VERSION):
-        raise JournalError(f"journal {path} is of schema {meta['schema']}; expected {SCHEMA_VERSION}")
-    return meta
+    import sqlite3
+
+    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        raise sqlite3.OperationalError("the WAL is locked")
 
 
-def stored_dtypes(
-    meta: dict[str, str], path: Path, item: np.dtype | None, group: np.dtype | None
-) -> tuple[np.dtype, np.dtype]:
-    """Return the dtypes of the item and group rows in the file.
+def to_one_file(db: Connection) -> None:
+    """Move the WAL into the database and delete it, so that the file can be moved, or read where nobody may write.
 
     Raises:
-        JournalError: they differ from `item` or `group`; None accepts any.
+        sqlite3.OperationalError: the database is open elsewhere.
     """
-    item_stored, group_stored = dtype_from(meta["item"]), dtype_from(meta["group"])
-    faults = []
-    for name, stored, wanted in (("item", item_stored, item), ("group", group_stored, group)):
-        if wanted is not None and (difference := dtype_difference(stored, wanted)):
-            faults.append(f"{name} rows differ: {difference}")
-    if faults:
-        raise JournalError(f"journal {path} was written by another version of this program: {'; '.join(faults)}")
-    return item_stored, group_stored
+    db.execute("PRAGMA journal_mode = DELETE").fetchall()
+
+
+def back_up(source: Connection, path: Path) -> None:
+    """Copy an open database to a new file, `PAGES_A_STEP` pages at a time; a failed copy may leave part of the file."""
+    import sqlite3
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+        # No journal: the copy is flushed once at the end by whoever keeps it, and useless if that is not reached.
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):
+            copy.execute(f"PRAGMA {pragma}").fetchall()
+        source.backup(copy, pages=PAGES_A_STEP)
+        to_one_file(copy)  # the source's mark of a WAL was copied too
+
+
+def back_up_live(path: Path, copy: Path) -> None:
+    """Copy the last commit of a journal, in use or not, to a new file, without waiting for or delaying its owner.
+
+    Raises:
+        JournalError: the journal cannot be read, or there is no room for the copy.
+    """
+    import sqlite3
+
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with (
+        explained(path, "copying it", written=copy),
+        closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S, isolation_level=None)) as source,
+    ):
+        source.execute("BEGIN")  # one read transaction, or a commit between two steps would begin the copy anew
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        back_up(source, copy)
+
+
+def remove(path: Path) -> None:
+    """Delete the files of a journal that nobody has open."""
+    for ending in ENDINGS:
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+
+
+def move(path: Path, target: Path) -> None:
+    """Rename the files of a journal that nobody has open, replacing the target's."""
+    remove(target)
+    for ending in ENDINGS:
+        if Path(f"{path}{ending}").exists():
+            os.replace(f"{path}{ending}", f"{target}{ending}")
 
 
 def flush(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Store a buffer durably in one SQLite file that always holds the state of the last commit.
 
-    commit(changes) ──> position 1, 2, 3, ...      durable on return; a commit that fails changes nothing
+    commit(changes) ──> position 1, 2, 3, ...      one transaction, durable on return; if it fails, nothing changes
     load() ──> Stored                              a read, not a replay: rows, prompts, generators, counters
     answer(request) ──> answer of that commit      makes a repeated call idempotent
     tidy()                                         call when idle; does work that would stall a later commit
@@ -24,28 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl.replay.journal.file import (
-    JournalLock,
-    connect,
-    create_tables,
-    explained,
-    is_empty,
-    read_meta,
-    stored_dtypes,
-    transaction,
-)
-from rllib_srl.replay.journal.log import Effects, read_log
+from rllib_srl.replay.journal.file import JournalError, JournalLock, connect, explained, to_one_file, transaction
 from rllib_srl.replay.journal.schema import (
     REVIEW,
     Commit,
-    JournalError,
     Stored,
-    checked,
-    checksum,
-    faults_of,
+    create_tables,
+    is_empty,
+    read_meta,
     reviews_in,
-    state_in,
+    stored_dtypes,
     stored_in,
+    write_commit,
 )
 from rllib_srl.replay.journal.snapshots import branches_of, write_snapshot
 
@@ -53,8 +43,6 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
 __all__ = ["REVIEW", "Commit", "Journal", "JournalError", "Stored"]
-
-MOST_UNFOLDED = 256  # commits in the log; the next commit first folds them into the tables
 
 
 class Journal:
@@ -117,15 +105,7 @@ class Journal:
         self.item = stored_item if item is None else item
         self.group = stored_group if group is None else group
         self.branches = branches_of(meta)
-        self._unfolded, self._num_unfolded = read_log(self.db, f"journal {self.path}")
-        self._fold()
-        self.position = state_in(self.db, f"journal {self.path}")["position"]
-        self._slots = {slot for (slot,) in self.db.execute("SELECT slot FROM items")}
-        self._seqs = {seq for (seq,) in self.db.execute("SELECT seq FROM groups")}
-        self._answers = {
-            name: checked(answer, stored, f"journal {self.path}, answer {name!r}")
-            for name, answer, stored in self.db.execute("SELECT name, answer, checksum FROM requests ORDER BY position")
-        }
+        self.position = int(meta["position"])
 
     @property
     def db(self) -> Connection:
@@ -137,6 +117,11 @@ class Journal:
         if self._db is None:
             raise JournalError(f"journal {self.path} is closed")
         return self._db
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the journal is open."""
+        return self._db is not None
 
     @property
     def lineage(self) -> str:
@@ -154,52 +139,24 @@ class Journal:
         """
         with self._mutex, self._explained(f"commit {self.position + 1}"):
             position = self.position + 1
-            faults = faults_of(commit, self.item, self.group, self._slots, self._seqs)
-            if commit.request in self._answers:
-                faults.append(f"request {commit.request!r} has been answered; expected a look at `answer` first")
-            if faults:
-                raise JournalError(f"journal {self.path}: commit {position} is not valid: {'; '.join(faults)}")
-            effects = Effects.of(commit, position)
-            with transaction(self.db):
-                if self._num_unfolded >= MOST_UNFOLDED:
-                    self._unfolded.apply(self.db, self._keep_requests)
-                data = effects.to_bytes()
-                self.db.execute("INSERT INTO log VALUES (?, ?, ?)", (position, data, checksum(data)))
-                payloads = [(int(seq), payload) for seq, payload in commit.payloads.items()]
-                self.db.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?)", payloads)
-            self._take_in(commit, effects)
+            if commit.request is not None and self.answer(commit.request) is not None:
+                raise JournalError(f"journal {self.path}: request {commit.request!r} has been answered already")
+            try:
+                with transaction(self.db):
+                    write_commit(self.db, commit, position, self.item, self.group)
+            except ValueError as error:
+                raise JournalError(f"journal {self.path}: commit {position} is not valid: {error}") from error
+            self.position = position
             return position
 
-    def _take_in(self, commit: Commit, effects: Effects) -> None:
-        """Update the in-memory state after a commit; nothing here can fail."""
-        if self._num_unfolded >= MOST_UNFOLDED:
-            self._unfolded, self._num_unfolded = Effects(), 0
-        self._unfolded.merge(effects)
-        self._num_unfolded += 1
-        self.position = effects.position
-        self._slots.difference_update(commit.removed_slots)
-        self._slots.update(commit.items)
-        self._seqs.difference_update(commit.removed_groups)
-        self._seqs.update(commit.payloads)
-        for _, name, answer in effects.requests:
-            self._answers[name] = answer
-        while len(self._answers) > self._keep_requests:
-            del self._answers[next(iter(self._answers))]
-
-    def _fold(self) -> None:
-        if self._num_unfolded:
-            with transaction(self.db):
-                self._unfolded.apply(self.db, self._keep_requests)
-            self._unfolded, self._num_unfolded = Effects(), 0
-
     def tidy(self) -> None:
-        """Fold the log into the tables and move the WAL into the file; call when idle.
+        """Forget old answers and move the WAL into the file; call when idle.
 
         Raises:
             JournalError: the disk is full; all commits are still stored.
         """
         with self._mutex, self._explained("tidying up"):
-            self._fold()
+            self.db.execute("DELETE FROM requests WHERE position <= ?", (self._oldest_answer,))
             self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def snapshot(self, path: str | Path) -> int:
@@ -211,22 +168,27 @@ class Journal:
             JournalError: there is no room, or `path` cannot be written.
         """
         with self._mutex, self._explained(f"snapshot {path}"):
-            self.tidy()
             write_snapshot(self.db, Path(path))
             return self.position
 
     # ------------------------------------------------------------------ reading
 
+    @property
+    def _oldest_answer(self) -> int:
+        return self.position - self._keep_requests
+
     def answer(self, request: str) -> Any | None:
         """Return the answer stored with a request, or None if there is none or it is no longer kept."""
-        with self._mutex:
-            answer = self._answers.get(request)
-            return None if answer is None else json.loads(answer)
+        query = "SELECT answer FROM requests WHERE name = ? AND position > ?"
+        with self._mutex, self._explained(f"reading answer {request}"):
+            found = self.db.execute(query, (request, self._oldest_answer)).fetchone()
+            return None if found is None else json.loads(found[0])
 
     def answers(self) -> list[tuple[str, Any]]:
         """Return the names and answers of the latest requests, oldest first."""
-        with self._mutex:
-            return [(name, json.loads(answer)) for name, answer in self._answers.items()]
+        query = "SELECT name, answer FROM requests WHERE position > ? ORDER BY position"
+        with self._mutex, self._explained("reading answers"):
+            return [(name, json.loads(answer)) for name, answer in self.db.execute(query, (self._oldest_answer,))]
 
     def read_group(self, seq: int) -> bytes:
         """Return the payload of a group; `codec.decode` verifies it.
@@ -235,29 +197,36 @@ class Journal:
             JournalError: there is no such group, or its payload is missing.
         """
         with self._mutex, self._explained(f"reading group {seq}"):
-            if seq not in self._seqs:
-                raise JournalError(f"journal {self.path} has no group {seq}")
             found = self.db.execute("SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?", (int(seq),)).fetchone()
-            if found is None:
+            if found is None and self.has_group(seq):
                 raise JournalError(f"journal {self.path}: group {seq} has lost its payload; restore a checkpoint")
+            if found is None:
+                raise JournalError(f"journal {self.path} has no group {seq}")
             return found[0]
+
+    def has_group(self, seq: int) -> bool:
+        """Return whether a group is stored."""
+        with self._mutex, self._explained(f"looking for group {seq}"):
+            return self.db.execute("SELECT 1 FROM groups WHERE seq = ?", (int(seq),)).fetchone() is not None
 
     def load(self) -> Stored:
         """Return the stored state without vectors, reviews and payloads.
 
         Raises:
-            JournalError: a row is damaged; the message names it.
+            JournalError: the file is damaged.
         """
         with self._mutex, self._explained("loading it"):
-            self._fold()
-            return stored_in(self.db, f"journal {self.path}", self.item, self.group)
+            try:
+                return stored_in(self.db, self.position, self.item, self.group)
+            except ValueError as error:
+                message = f"loading it failed: {error}: the file is damaged; restore a checkpoint"
+                raise JournalError(f"journal {self.path}: {message}") from error
 
     def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield slot and vector, float32, in slot order; do not commit during the iteration."""
         with self._mutex, self._explained("reading vectors"):
-            self._fold()
-            for slot, data, stored in self.db.execute("SELECT * FROM vectors ORDER BY slot"):
-                yield slot, np.frombuffer(checked(data, stored, f"journal {self.path}, vector {slot}"), "<f4")
+            for slot, data in self.db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
+                yield slot, np.frombuffer(data, "<f4")
 
     def reviews(self, after: int = 0, last: int | None = None) -> np.ndarray:
         """Return reviews, oldest first, as rows of `REVIEW`.
@@ -267,12 +236,7 @@ class Journal:
             last: at most this many, the newest ones; None returns all.
         """
         with self._mutex, self._explained("reading reviews"):
-            self._fold()
             return reviews_in(self.db, after, last)
-
-    def has_group(self, seq: int) -> bool:
-        """Return whether a group is stored."""
-        return seq in self._seqs
 
     # ------------------------------------------------------------------ ending
 
@@ -280,16 +244,18 @@ class Journal:
         """Close the file and release its lock; a second call does nothing.
 
         Args:
-            is_clean: whether to call `tidy` first, so that the next opening has nothing to recover.
+            is_clean: whether to call `tidy` first and leave one file without a WAL.
         """
         with self._mutex:
             if self._db is not None:
                 if is_clean:
-                    with suppress(JournalError):  # if the disk is full, the next opening does this work
+                    # On a full disk, or while somebody reads the file, the WAL stays for the next opening.
+                    with suppress(JournalError), self._explained("closing it"):
                         self.tidy()
+                        to_one_file(self.db)
                 self._db.close()
                 self._db = None
-            self._file_lock.release()
+            self._file_lock.close()
             if self._scratch is not None:
                 self._scratch.cleanup()
 

@@ -2,18 +2,13 @@
 
     DIR --journals_in--> one path per shard --copied--> a temporary copy --reading--> Reading: rows, state, reviews
 
-The process that writes a live journal holds its lock, so its two files, the database and its WAL, are copied as they
-are. If a page moved from one to the other during the copy, the copy is repeated. The copy contains every commit that
-finished before the copy began; the WAL's checksums exclude a partially copied commit.
-
-Source: SQLite, "Write-Ahead Logging" and "WAL-mode File Format" (sqlite.org/wal.html, sqlite.org/walformat.html).
+The copy is made by SQLite in one read transaction: it contains every commit that finished before the copy began, and
+the run's commits do not wait for it.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +20,7 @@ import numpy as np
 
 from rllib_srl.replay.admission.secrets import DETECTORS, Detector
 from rllib_srl.replay.journal.codec import decode
+from rllib_srl.replay.journal.file import back_up_live
 from rllib_srl.replay.journal.journal import Journal, JournalError, Stored
 from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState, make_spacing
@@ -34,10 +30,7 @@ from rllib_srl.types import Group
 
 # In a run, in a checkpoint, in the memory directories inside these, and in the directory of a single buffer.
 PLACES = (f"replay/shard_*/{JOURNAL}", "memory/shard_*.sqlite", f"shard_*/{JOURNAL}", "shard_*.sqlite", JOURNAL)
-WAL_HEADER = 32  # bytes; its salts change whenever the WAL restarts
-NUM_TRIES, PAUSE_S = 40, 0.05
 RUN_BY_READERS = ("spacing", "embedding", "secret_detector")  # rules that reading a journal calls
-SETTLED_NS = 20_000_000  # two writes within one tick of the file system's clock have the same mtime
 
 
 def journals_in(path: Path) -> list[Path]:
@@ -62,43 +55,11 @@ def copied(path: Path) -> Iterator[Path]:
     The copy is as large as the journal and lies in TMPDIR.
 
     Raises:
-        JournalError: the journal cannot be read, or changed during every attempt.
+        JournalError: the journal cannot be read, or there is no room for the copy.
     """
     with tempfile.TemporaryDirectory(prefix="rllib_srl_reading_") as scratch:
-        try:
-            for _ in range(NUM_TRIES):
-                before = _stamp(path)
-                if not 0 <= time.time_ns() - path.stat().st_mtime_ns < SETTLED_NS:
-                    _copy(path, Path(scratch) / JOURNAL)
-                    if _stamp(path) == before:
-                        break
-                time.sleep(PAUSE_S)
-            else:
-                raise JournalError(f"journal {path} was rewritten during each of {NUM_TRIES} copies; try again later")
-        except OSError as error:
-            raise JournalError(f"journal {path} cannot be copied: {error}") from error
+        back_up_live(path, Path(scratch) / JOURNAL)
         yield Path(scratch)
-
-
-def _copy(path: Path, target: Path) -> None:
-    shutil.copyfile(path, target)
-    wal, wal_target = Path(f"{path}-wal"), Path(f"{target}-wal")
-    wal_target.unlink(missing_ok=True)
-    try:
-        shutil.copyfile(wal, wal_target)
-    except FileNotFoundError:  # its owner has closed it, or it is a snapshot
-        wal_target.unlink(missing_ok=True)
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    """Return a value that changes whenever the database file is written or replaced, or its WAL restarts."""
-    status = path.stat()
-    try:
-        with Path(f"{path}-wal").open("rb") as stream:
-            header: bytes | None = stream.read(WAL_HEADER)
-    except FileNotFoundError:
-        header = None
-    return status.st_ino, status.st_size, status.st_mtime_ns, header
 
 
 @dataclass(frozen=True)

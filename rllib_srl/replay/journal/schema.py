@@ -1,57 +1,37 @@
 """Define the journal's tables, the content of a commit (`Commit`), and the loaded state (`Stored`).
 
-    meta      schema version, dtypes of the rows, branches                   written at creation and by `restore`
-    log       position -> effects of one commit                              folded into the other tables by log.py
-    items     slot -> row, prompt                                            current as of the last fold
+    meta      schema version, dtypes of the rows, branches, position of the last commit
+    items     slot -> row, prompt
     vectors   slot -> float32 vector
-    groups    seq -> slot in the store's table, row, position of its commit  mutable rows, stored apart from
-    payloads  seq -> bytes of the group                                      immutable payloads
-    orphans   seq -> prompt                                                  groups imported by `restore`
+    groups    seq -> row, position of its commit, and of orphans the prompt     mutable rows, stored apart from
+    payloads  seq -> bytes of the group                                         immutable payloads
     reviews   one row per review, append-only
-    requests  position -> name, answer                                       the last few thousand
-    state     name -> JSON or bytes, including "position"
+    requests  position -> name, answer                                          the last few thousand
+    state     name -> JSON, or bytes
 
-Blobs and texts are stored with their xxh3, because SQLite detects a torn page but not a flipped bit. A payload contains
-its own; `meta` has none.
+SQLite detects damaged pages. A payload contains its own checksum; rows have none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Container, Mapping
+import uuid
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from rllib_srl.replay.journal.codec import compact_json, json_faults, prompt_fields, prompt_of
-from rllib_srl.storage.disk import DiskFull
+from rllib_srl.replay.journal.file import JournalError, transaction
 from rllib_srl.types import Prompt
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FIRST_ORPHAN = 1 << 62  # first seq of groups imported by `restore`; a run never reaches it
-
-TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE log (position INTEGER PRIMARY KEY, effects BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL,
-                    prompt TEXT NOT NULL, prompt_checksum INTEGER NOT NULL);
-CREATE TABLE vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE groups (seq INTEGER PRIMARY KEY, slot INTEGER NOT NULL, row BLOB NOT NULL, position INTEGER NOT NULL,
-                     checksum INTEGER NOT NULL);
-CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-CREATE TABLE orphans (seq INTEGER PRIMARY KEY, prompt TEXT NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE reviews (position INTEGER NOT NULL, key INTEGER, now INTEGER, elapsed REAL, grade INTEGER,
-                      num_success INTEGER, n INTEGER, predicted REAL, trained INTEGER, version INTEGER,
-                      temperature REAL, trained_tokens INTEGER);
-CREATE TABLE requests (position INTEGER PRIMARY KEY, name TEXT NOT NULL, answer TEXT NOT NULL,
-                       checksum INTEGER NOT NULL);
-CREATE TABLE state (name TEXT PRIMARY KEY, value, checksum INTEGER NOT NULL) WITHOUT ROWID;
-"""
 
 REVIEW = np.dtype(
     [
@@ -68,19 +48,18 @@ REVIEW = np.dtype(
         ("trained_tokens", "i8"),
     ]
 )
+REVIEW_COLUMNS = ", ".join(REVIEW.names or ())
 
-
-class JournalError(RuntimeError):
-    """An operation on a journal failed; the message names the file, the error and a remedy."""
-
-
-class JournalFull(DiskFull, JournalError):
-    """There is no room for the new data; the data stored before is intact."""
-
-
-class JournalInUse(JournalError):
-    """Another process has the journal open, so it could not be read."""
-
+TABLES = f"""
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL, position INTEGER NOT NULL, prompt TEXT);
+CREATE TABLE IF NOT EXISTS payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS reviews (position INTEGER NOT NULL, {REVIEW_COLUMNS});
+CREATE TABLE IF NOT EXISTS requests (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, answer TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+"""
 
 Row = np.void | bytes  # a record, or its `tobytes`
 
@@ -94,11 +73,10 @@ class Commit:
 
     items: Mapping[int, Row] = field(default_factory=dict)  # slot -> row, of the journal's item dtype
     prompts: Mapping[int, Prompt] = field(default_factory=dict)  # of slots that are new or reused
-    vectors: Mapping[int, np.ndarray] = field(default_factory=dict)
+    vectors: Mapping[int, np.ndarray] = field(default_factory=dict)  # of slots in `items`
     removed_slots: Collection[int] = ()  # their vectors are removed too, their groups are not
     groups: Mapping[int, Row] = field(default_factory=dict)  # seq -> row, of the journal's group dtype
     payloads: Mapping[int, bytes] = field(default_factory=dict)  # seq -> bytes; exactly the new groups
-    group_slots: Mapping[int, int] = field(default_factory=dict)  # of new groups: slot in the store's table, or -1
     removed_groups: Collection[int] = ()
     reviews: np.ndarray = field(default_factory=lambda: np.empty(0, REVIEW))
     request: str | None = None  # the name for `Journal.answer`
@@ -119,46 +97,81 @@ class Stored:
     prompts: list[Prompt]
     seqs: np.ndarray  # int64
     groups: np.ndarray  # rows; of orphans, seq is new, slot is -1 and is_orphan True if the dtype has these fields
-    group_slots: np.ndarray  # int64, slots in the store's table; -1 for orphans
-    positions: np.ndarray  # int64, of the commit that added the group
     orphans: dict[int, Prompt]  # seq -> prompt of the group
     state: dict[str, Any]
 
 
-def faults_of(
-    commit: Commit, item: np.dtype, group: np.dtype, known_slots: Container[int], known_seqs: Container[int]
-) -> list[str]:
-    """Validate a commit against the stored slots and seqs; return error messages."""
+# --- writing a commit ---------------------------------------------------------------------------------------------
+
+
+def write_commit(db: Connection, commit: Commit, position: int, item: np.dtype, group: np.dtype) -> None:
+    """Write a commit to the tables; call inside a transaction, which an error rolls back.
+
+    Args:
+        db: an open journal.
+        commit: the changes.
+        position: of this commit.
+        item: dtype of the item rows.
+        group: dtype of the group rows.
+
+    Raises:
+        ValueError: the changes contradict themselves or the stored state; the message lists the errors.
+    """
     faults = [f"item {slot} is a row of another dtype" for slot, row in commit.items.items() if not is_of(row, item)]
     faults += [f"group {seq} is a row of another dtype" for seq, row in commit.groups.items() if not is_of(row, group)]
-    gone_slots, gone_seqs = set(commit.removed_slots), set(commit.removed_groups)
-    for slot in commit.items:
-        if (slot not in known_slots or slot in gone_slots) and slot not in commit.prompts:
-            faults.append(f"item {slot} is new; expected its prompt")
-    for slot in commit.vectors:
-        if slot not in commit.items and (slot not in known_slots or slot in gone_slots):
-            faults.append(f"vector {slot} comes without its item")
-    for seq in commit.groups:
-        is_known = seq in known_seqs and seq not in gone_seqs
-        if is_known == (seq in commit.payloads):
-            faults.append(f"group {seq} is {'stored; expected no' if is_known else 'new; expected its'} payload")
-    faults += [f"prompt {slot} comes without its item" for slot in commit.prompts if slot not in commit.items]
-    faults += [f"payload {seq} comes without its group" for seq in commit.payloads if seq not in commit.groups]
-    return faults + _faults_of_values(commit)
+    if faults := faults + list(_faults_of_values(commit)):
+        raise ValueError("; ".join(faults))
+    for table, column, gone in (
+        ("items", "slot", commit.removed_slots),
+        ("vectors", "slot", commit.removed_slots),
+        ("groups", "seq", commit.removed_groups),
+        ("payloads", "seq", commit.removed_groups),
+    ):
+        db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(int(number),) for number in gone])
+    texts = [(int(slot), bytes(commit.items[slot]), prompt_text(prompt)) for slot, prompt in commit.prompts.items()]
+    db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", texts)
+    vectors = [(int(slot), np.ascontiguousarray(vector, "<f4").tobytes()) for slot, vector in commit.vectors.items()]
+    db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", vectors)
+    new = [(int(seq), bytes(commit.groups[seq]), position) for seq in commit.payloads]
+    db.executemany("INSERT INTO groups (seq, row, position) VALUES (?, ?, ?)", new)
+    payloads = [(int(seq), payload) for seq, payload in commit.payloads.items()]
+    db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
+    _update_rows(db, "items", "slot", commit.items, commit.prompts)
+    _update_rows(db, "groups", "seq", commit.groups, commit.payloads)
+    marks = ", ".join("?" * (1 + len(commit.reviews.dtype)))
+    db.executemany(f"INSERT INTO reviews VALUES ({marks})", _review_rows(commit.reviews, position))
+    if commit.request is not None:
+        answer = (position, commit.request, compact_json(commit.answer))
+        db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?)", answer)
+    state = [(name, value if isinstance(value, bytes) else compact_json(value)) for name, value in commit.state.items()]
+    db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
+    set_meta(db, "position", str(position))
 
 
-def _faults_of_values(commit: Commit) -> list[str]:
-    faults = []
+def _update_rows(db: Connection, table: str, column: str, rows: Mapping[int, Row], new: Collection[int]) -> None:
+    """Update the rows that are not new; each must be stored."""
+    old = [(bytes(row), int(number)) for number, row in rows.items() if number not in new]
+    num_stored = db.executemany(f"UPDATE {table} SET row = ? WHERE {column} = ?", old).rowcount if old else 0
+    if num_stored < len(old):
+        missing = {"items": "prompt", "groups": "payload"}[table]
+        numbers = [number for _, number in old]
+        raise ValueError(f"{len(old) - num_stored} of {table} {numbers} are new; expected their {missing}s")
+
+
+def _faults_of_values(commit: Commit) -> Iterator[str]:
+    for name, part, whole in (
+        ("prompt", commit.prompts, commit.items),
+        ("vector", commit.vectors, commit.items),
+        ("payload", commit.payloads, commit.groups),
+    ):
+        yield from (f"{name} {number} comes without its row" for number in part if number not in whole)
     if commit.reviews.dtype != REVIEW:
-        faults.append(f"reviews are of {commit.reviews.dtype}; expected {REVIEW}")
+        yield f"reviews are of {commit.reviews.dtype}; expected {REVIEW}"
     if (commit.request is None) != (commit.answer is None):
-        faults.append(f"request = {commit.request!r} with answer = {commit.answer!r}; expected both or neither")
-    faults += json_faults(commit.answer, "answer")
-    if "position" in commit.state:
-        faults.append("state has the name 'position', which the journal keeps itself")
+        yield f"request = {commit.request!r} with answer = {commit.answer!r}; expected both or neither"
+    yield from json_faults(commit.answer, "answer")
     for name, value in commit.state.items():
-        faults += [] if isinstance(value, bytes) else json_faults(value, f"state {name!r}")
-    return faults
+        yield from [] if isinstance(value, bytes) else json_faults(value, f"state {name!r}")
 
 
 def is_of(row: Row, dtype: np.dtype) -> bool:
@@ -168,35 +181,9 @@ def is_of(row: Row, dtype: np.dtype) -> bool:
     return row.dtype is dtype or row.dtype == dtype  # identity first: comparing all fields dominates the cost
 
 
-def bytes_of(row: Row) -> bytes:
-    """Return a row as bytes."""
-    return row if isinstance(row, bytes) else row.tobytes()
-
-
-def checksum(data: bytes | str) -> int:
-    """Return the xxh3 of bytes, or of text in UTF-8, as the signed integer that SQLite stores."""
-    return signed(xxhash.xxh3_64_intdigest(data.encode() if isinstance(data, str) else data))
-
-
-def signed(value: int) -> int:
-    """Return the signed integer with the same 64 bits."""
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def checked(data: Any, stored: int, what: str) -> Any:
-    """Return `data` after verifying its checksum.
-
-    Args:
-        data: bytes or text.
-        stored: the expected checksum.
-        what: the name of the data in error messages.
-
-    Raises:
-        JournalError: the checksum differs.
-    """
-    if checksum(data) != stored:
-        raise JournalError(f"{what} is damaged: its checksum does not agree; restore a checkpoint")
-    return data
+def _review_rows(reviews: np.ndarray, position: int) -> Iterator[tuple]:
+    for key, *rest in reviews.tolist():
+        yield position, key - (key >> 63 << 64), *rest  # SQLite's integers are signed
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -204,9 +191,124 @@ def prompt_text(prompt: Prompt) -> str:
     return compact_json(prompt_fields(prompt))
 
 
-def prompt_from(text: str) -> Prompt:
-    """Return the prompt that `prompt_text` encoded."""
-    return prompt_of(json.loads(text))
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def stored_in(db: Connection, position: int, item: np.dtype, group: np.dtype) -> Stored:
+    """Read the state of an open journal at its last position; `item` and `group` are the dtypes of its rows."""
+    items = db.execute("SELECT slot, row, prompt FROM items ORDER BY slot").fetchall()
+    groups = db.execute("SELECT seq, row, prompt FROM groups ORDER BY seq").fetchall()
+    state = db.execute("SELECT name, value FROM state").fetchall()
+    return Stored(
+        position=position,
+        slots=np.array([slot for slot, _, _ in items], np.int64),
+        items=np.frombuffer(b"".join(row for _, row, _ in items), item),
+        prompts=[prompt_of(json.loads(prompt)) for _, _, prompt in items],
+        seqs=np.array([seq for seq, _, _ in groups], np.int64),
+        groups=np.frombuffer(b"".join(row for _, row, _ in groups), group),
+        orphans={seq: prompt_of(json.loads(prompt)) for seq, _, prompt in groups if prompt is not None},
+        state={name: value if isinstance(value, bytes) else json.loads(value) for name, value in state},
+    )
+
+
+def reviews_in(db: Connection, after: int, last: int | None) -> np.ndarray:
+    """Return the `last` newest reviews of commits after a position, oldest first; None returns all."""
+    query = f"SELECT {REVIEW_COLUMNS} FROM reviews WHERE position > ? ORDER BY rowid DESC LIMIT ?"
+    rows = db.execute(query, (after, -1 if last is None else last)).fetchall()[::-1]
+    # SQLite keeps NaN as NULL.
+    whole = [tuple(np.nan if value is None else value for value in (key % (1 << 64), *rest)) for key, *rest in rows]
+    return np.array(whole, REVIEW)
+
+
+# --- meta ---------------------------------------------------------------------------------------------------------
+
+
+def create_tables(db: Connection, item: np.dtype, group: np.dtype) -> None:
+    """Create the tables of a journal in an empty database and start a new lineage."""
+    meta = {"schema": str(SCHEMA_VERSION), "item": dtype_text(item), "group": dtype_text(group), "position": "0"}
+    meta["branches"] = json.dumps([(uuid.uuid4().hex, 0)])
+    with transaction(db):
+        for statement in TABLES.split(";")[:-1]:
+            db.execute(statement)
+        for name, value in meta.items():
+            set_meta(db, name, value)
+
+
+def set_meta(db: Connection, name: str, value: str) -> None:
+    """Set an entry of `meta`."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+def is_empty(db: Connection) -> bool:
+    """Return whether the database has no tables."""
+    return db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+
+
+def read_meta(db: Connection, path: Path) -> dict[str, str]:
+    """Return the journal's `meta` table by name; rewrite a journal of version 1 first.
+
+    Raises:
+        JournalError: the database is no journal, or of another schema version.
+    """
+    if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
+        raise JournalError(f"{path} is an SQLite database but no journal; expected a table 'meta'")
+    meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+    if meta["schema"] == "1":
+        _rewrite_version_1(db, path)
+        meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+    if meta["schema"] != str(SCHEMA_VERSION):
+        raise JournalError(f"journal {path} is of schema {meta['schema']}; expected {SCHEMA_VERSION}")
+    return meta
+
+
+# Version 1 had a checksum in every row, orphans in their own table, the position in `state`, and commits in `log`
+# until they were folded into the other tables, at the latest when the journal was closed.
+_FROM_VERSION_1 = """
+INSERT INTO items SELECT slot, row, prompt FROM old_items;
+INSERT INTO vectors SELECT slot, vector FROM old_vectors;
+INSERT INTO groups SELECT g.seq, g.row, g.position, o.prompt FROM old_groups g LEFT JOIN orphans o USING (seq);
+INSERT OR REPLACE INTO requests SELECT position, name, answer FROM old_requests ORDER BY position;
+INSERT INTO state SELECT name, value FROM old_state WHERE name <> 'position';
+INSERT INTO meta SELECT name, value FROM old_state WHERE name = 'position';
+"""
+_REWRITTEN = ("items", "vectors", "groups", "requests", "state")
+
+
+def _rewrite_version_1(db: Connection, path: Path) -> None:
+    """Rewrite a journal of schema version 1 in one transaction; the payloads stay where they are.
+
+    Raises:
+        JournalError: the process that wrote it was killed and its last commits are still in the log.
+    """
+    if db.execute("SELECT count(*) FROM log").fetchone()[0]:
+        raise JournalError(
+            f"journal {path} was written by an earlier version of this program (schema 1), which did not close it; "
+            "expected a closed one: resume the run once with that version, or remove the file and use a checkpoint"
+        )
+    rename = [f"ALTER TABLE {table} RENAME TO old_{table}" for table in _REWRITTEN]
+    drop = [f"DROP TABLE {table}" for table in ("log", "orphans", *(f"old_{table}" for table in _REWRITTEN))]
+    with transaction(db):
+        for statement in [*rename, *TABLES.split(";")[:-1], *_FROM_VERSION_1.split(";")[:-1], *drop]:
+            db.execute(statement)
+        set_meta(db, "schema", str(SCHEMA_VERSION))
+
+
+def stored_dtypes(
+    meta: dict[str, str], path: Path, item: np.dtype | None, group: np.dtype | None
+) -> tuple[np.dtype, np.dtype]:
+    """Return the dtypes of the item and group rows in the file.
+
+    Raises:
+        JournalError: they differ from `item` or `group`; None accepts any.
+    """
+    item_stored, group_stored = dtype_from(meta["item"]), dtype_from(meta["group"])
+    faults = []
+    for name, stored, wanted in (("item", item_stored, item), ("group", group_stored, group)):
+        if wanted is not None and (difference := dtype_difference(stored, wanted)):
+            faults.append(f"{name} rows differ: {difference}")
+    if faults:
+        raise JournalError(f"journal {path} was written by another version of this program: {'; '.join(faults)}")
+    return item_stored, group_stored
 
 
 def dtype_text(dtype: np.dtype) -> str:
@@ -227,57 +329,3 @@ def dtype_difference(stored: np.dtype, wanted: np.dtype) -> str:
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     parts = [f"{name} is {theirs.get(name, 'absent')} in the file, {ours.get(name, 'absent')} here" for name in names]
     return "; ".join(parts) or "the same fields lie elsewhere"
-
-
-def stored_in(db: Connection, name: str, item: np.dtype, group: np.dtype) -> Stored:
-    """Read the result of `Journal.load` from tables without unfolded log rows.
-
-    Args:
-        db: an open journal.
-        name: the journal's name in error messages.
-        item: dtype of the item rows.
-        group: dtype of the group rows.
-
-    Raises:
-        JournalError: a row is damaged.
-    """
-    slots, items, prompts = [], [], []
-    for slot, row, stored, text, text_stored in db.execute("SELECT * FROM items ORDER BY slot"):
-        slots.append(slot)
-        items.append(checked(row, stored, f"{name}, item {slot}"))
-        prompts.append(prompt_from(checked(text, text_stored, f"{name}, item {slot}, prompt")))
-    seqs, group_slots, groups, positions = [], [], [], []
-    for seq, slot, row, position, stored in db.execute("SELECT * FROM groups ORDER BY seq"):
-        seqs.append(seq)
-        group_slots.append(slot)
-        groups.append(checked(row, stored, f"{name}, group {seq}"))
-        positions.append(position)
-    texts = db.execute("SELECT * FROM orphans ORDER BY seq")
-    state = state_in(db, name)
-    return Stored(
-        position=state.pop("position"),
-        slots=np.array(slots, np.int64),
-        items=np.frombuffer(b"".join(items), item),
-        prompts=prompts,
-        seqs=np.array(seqs, np.int64),
-        groups=np.frombuffer(b"".join(groups), group),
-        group_slots=np.array(group_slots, np.int64),
-        positions=np.array(positions, np.int64),
-        orphans={seq: prompt_from(checked(text, stored, f"{name}, orphan {seq}")) for seq, text, stored in texts},
-        state=state,
-    )
-
-
-def state_in(db: Connection, name: str) -> dict[str, Any]:
-    """Return the state, including "position"; `name` is the journal's name in error messages."""
-    values = {key: checked(v, c, f"{name}, state {key!r}") for key, v, c in db.execute("SELECT * FROM state")}
-    return {key: value if isinstance(value, bytes) else json.loads(value) for key, value in values.items()}
-
-
-def reviews_in(db: Connection, after: int, last: int | None) -> np.ndarray:
-    """Return the `last` newest reviews of commits after a position, oldest first; None returns all."""
-    query = f"SELECT {', '.join(REVIEW.names or ())} FROM reviews WHERE position > ? ORDER BY rowid DESC LIMIT ?"
-    rows = db.execute(query, (after, -1 if last is None else last)).fetchall()[::-1]
-    # SQLite keeps NaN as NULL.
-    whole = [tuple(np.nan if value is None else value for value in (key % (1 << 64), *rest)) for key, *rest in rows]
-    return np.array(whole, REVIEW)

@@ -5,9 +5,9 @@
                              └─b2── 4 ...     a new branch; the groups of the old 4 and 5 become its orphans
 
 A journal lists its branches: the id of each and the position where it began. Positions alone do not show whether a file
-continues a snapshot: a Tune clone restored from S has its own 4 and 5. So `restore` imports groups only from a live
-file that *descends* from the snapshot according to these lists. Any other live file (another lineage, another branch,
-or too damaged to read) gives no orphans and is kept as `<live>.replaced`, which overwrites an earlier one.
+continues a snapshot: a Tune clone restored from S has its own 4 and 5. So `restore` imports groups only from a file
+that *descends* from the snapshot according to these lists. Any other file (another lineage, another branch, or too
+damaged to read) gives no orphans and is kept as `<live>.replaced`, which overwrites an earlier one.
 
 Steps of `restore`; after a crash at any step, a second call completes it:
     1  <live>.new = the snapshot + a new branch + orphans, flushed      2  the old WAL is moved into the old file
@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,30 +30,33 @@ import numpy as np
 
 from rllib_srl.replay.journal.codec import prompt_of, read_header
 from rllib_srl.replay.journal.file import (
+    ENDINGS,
+    JournalError,
+    JournalFull,
+    JournalInUse,
     JournalLock,
+    back_up,
     connect,
+    empty_wal,
     explained,
     fault_of,
     flush,
-    read_meta,
-    stored_dtypes,
+    remove,
+    to_one_file,
     transaction,
 )
-from rllib_srl.replay.journal.log import read_log
 from rllib_srl.replay.journal.schema import (
     FIRST_ORPHAN,
-    JournalError,
-    JournalInUse,
-    checked,
-    checksum,
     dtype_difference,
     prompt_text,
+    read_meta,
+    set_meta,
+    stored_dtypes,
 )
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-PAGES_A_STEP = 1024
 Branches = list[tuple[str, int]]  # id and start position of each branch, from the root to the last
 
 
@@ -90,23 +93,13 @@ def descends(live: Branches, live_position: int, snapshot: Branches, position: i
 
 
 def write_snapshot(db: Connection, path: Path) -> None:
-    """Copy an open database to `path`, `PAGES_A_STEP` pages at a time; flush the copy and rename it into place."""
-    import sqlite3
-
+    """Copy an open journal to `path`: flush the copy, then rename it into place."""
     scratch = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.unlink(missing_ok=True)
         with explained(path, "a copy"):
-            copy = sqlite3.connect(scratch, isolation_level=None)
-            try:
-                # Durability is off because the copy is flushed once at the end, and deleted if that is not reached.
-                for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):
-                    copy.execute(f"PRAGMA {pragma}").fetchall()
-                db.backup(copy, pages=PAGES_A_STEP)
-                copy.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, not marked as having a WAL
-            finally:
-                copy.close()
+            back_up(db, scratch)
         flush(scratch)
         os.replace(scratch, path)
         flush(path.parent)
@@ -116,31 +109,53 @@ def write_snapshot(db: Connection, path: Path) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def restore(snapshot: str | Path, live: str | Path) -> Restored:
+def restore(
+    snapshot: str | Path, live: str | Path, source: Path | None = None, close: Callable[[], None] | None = None
+) -> Restored:
     """Replace a live journal by a snapshot and import the groups committed after it as orphans.
 
+    Args:
+        snapshot: a file that `Journal.snapshot` wrote; it is not changed.
+        live: path of the journal; it need not exist.
+        source: the journal to import from, if not the live one; it is removed, or kept as `<live>.replaced`.
+        close: closes the live journal if it is open here; called when nothing but the replacement is left to do.
+
     Raises:
-        JournalError: the snapshot cannot be read, or the live journal is in use; then nothing has changed.
+        JournalError: the snapshot cannot be read, there is no room, or the live journal is in use elsewhere; then
+            nothing has changed.
     """
     snapshot, live = Path(snapshot), Path(live)
-    lock = JournalLock(live)
+    source = source or live
     scratch = live.with_name(live.name + ".new")
     try:
+        live.parent.mkdir(parents=True, exist_ok=True)
         _copy(snapshot, scratch)
         with explained(snapshot, "restoring it", written=live):
-            restored = _prepare(snapshot, scratch, live)
-        if restored.replaced:
-            _link(live, restored.replaced)
-        Path(f"{live}-wal").unlink(missing_ok=True)  # it belongs to the old file; SQLite would apply it to the new one
-        os.replace(scratch, live)
-        flush(live.parent)
+            restored = _prepare(snapshot, scratch, live, source)
+        if close is not None:
+            close()
+        with closing(JournalLock(live)):
+            _replace(scratch, live, source, restored.replaced)
         return restored
     except OSError as error:
         raise fault_of(live, error, f"journal {live}: restoring {snapshot} failed") from error
     finally:
-        for leftover in (scratch, Path(f"{scratch}-wal")):
-            leftover.unlink(missing_ok=True)
-        lock.release()
+        remove(scratch)
+
+
+def _replace(scratch: Path, live: Path, source: Path, replaced: Path | None) -> None:
+    """Rename the scratch file to the live one; keep the source as `replaced` or remove it."""
+    if replaced:
+        _link(source, replaced)
+    elif source.exists():  # its last commits are not lost if this process dies before the renaming
+        with explained(source, "moving its WAL into it"), closing(connect(source, is_durable=True)) as old:
+            empty_wal(old)
+    for ending in ENDINGS[1:]:  # SQLite would apply the old WAL to the new file
+        Path(f"{live}{ending}").unlink(missing_ok=True)
+    os.replace(scratch, live)
+    flush(live.parent)
+    if source != live:
+        remove(source)
 
 
 def _copy(snapshot: Path, scratch: Path) -> None:
@@ -153,31 +168,27 @@ def _copy(snapshot: Path, scratch: Path) -> None:
     shutil.copyfile(snapshot, scratch)
 
 
-def _prepare(snapshot: Path, scratch: Path, live: Path) -> Restored:
-    """Import orphans into the scratch file, start a branch in it and flush it.
-
-    The old file's WAL is merged into it on the way, unless the file is too damaged.
-    """
+def _prepare(snapshot: Path, scratch: Path, live: Path, source: Path) -> Restored:
+    """Import orphans into the scratch file, start a branch in it and flush it."""
     new = connect(scratch, is_durable=False)
     try:
         meta = read_meta(new, snapshot)
         branches = branches_of(meta)
-        position = _position(new)
+        position = int(meta["position"])
         num_orphans = num_damaged = 0
         reason = ""
-        if live.exists() and live.stat().st_size:
+        if source.exists() and source.stat().st_size:
             try:
-                num_orphans, num_damaged = _take_over(new, meta, live, position)
-            except JournalInUse:
+                num_orphans, num_damaged = _take_over(new, meta, source, position)
+            except (JournalInUse, JournalFull):  # not the old file's fault
                 raise
             except JournalError as error:
                 reason = str(error)
         with transaction(new):
             branches.append((uuid.uuid4().hex, position))
-            new.execute("UPDATE meta SET value = ? WHERE name = 'branches'", (json.dumps(branches),))
-            text = str(position + 1)
-            new.execute("UPDATE state SET value = ?, checksum = ? WHERE name = 'position'", (text, checksum(text)))
-        _to_one_file(new)
+            set_meta(new, "branches", json.dumps(branches))
+            set_meta(new, "position", str(position + 1))
+        to_one_file(new)
     finally:
         new.close()
     flush(scratch)
@@ -185,76 +196,63 @@ def _prepare(snapshot: Path, scratch: Path, live: Path) -> Restored:
     return Restored(position + 1, num_orphans, num_damaged, replaced, reason)
 
 
-def _take_over(new: Connection, meta: dict[str, str], live: Path, position: int) -> tuple[int, int]:
-    """Import the live journal's groups after a position, all or none; return the numbers of orphans and damaged groups.
+def _take_over(new: Connection, meta: dict[str, str], source: Path, position: int) -> tuple[int, int]:
+    """Import the source's groups after a position, all or none; return the numbers of orphans and damaged groups.
 
     Raises:
-        JournalError: the live journal does not descend from the snapshot, or cannot be read.
+        JournalError: the source does not descend from the snapshot, or cannot be read.
     """
-    with explained(live, "reading the journal that is replaced"):
-        old = connect(live, is_durable=True)
-    try:
-        with explained(live, "reading the journal that is replaced"):
-            group = _check_descends(old, live, meta, position)
-        with closing(_groups_after(old, live, position)) as rows, transaction(new):
+    with explained(source, "reading the journal that is replaced"):
+        old = connect(source, is_durable=True)
+    with closing(old):
+        with explained(source, "reading the journal that is replaced"):
+            group = _check_descends(old, source, meta, position)
+        with closing(_groups_after(old, source, position)) as rows, transaction(new):
             return _insert_orphans(new, rows, group, position)
-    finally:
-        old.close()
 
 
-def _check_descends(old: Connection, live: Path, meta: dict[str, str], position: int) -> np.dtype:
-    """Fold the old file's log and WAL into it, whether or not it descends, and return the dtype of its groups.
+def _check_descends(old: Connection, source: Path, meta: dict[str, str], position: int) -> np.dtype:
+    """Return the dtype of the source's groups.
 
     Raises:
         JournalError: it does not descend from the snapshot, or its groups are of another dtype.
     """
-    old_meta = read_meta(old, live)
-    effects, num_unfolded = read_log(old, f"journal {live}")
-    if num_unfolded:
-        with transaction(old):
-            effects.apply(old, keep_requests=effects.position)
-    was_here = descends(branches_of(old_meta), _position(old), branches_of(meta), position)
-    _to_one_file(old)
-    if not was_here:
-        raise JournalError(f"journal {live} does not descend from the snapshot")
-    _, group = stored_dtypes(meta, live, None, None)
-    if difference := dtype_difference(stored_dtypes(old_meta, live, None, None)[1], group):
-        raise JournalError(f"journal {live} has other group rows than the snapshot: {difference}")
+    old_meta = read_meta(old, source)
+    if not descends(branches_of(old_meta), int(old_meta["position"]), branches_of(meta), position):
+        raise JournalError(f"journal {source} does not descend from the snapshot")
+    _, group = stored_dtypes(meta, source, None, None)
+    if difference := dtype_difference(stored_dtypes(old_meta, source, None, None)[1], group):
+        raise JournalError(f"journal {source} has other group rows than the snapshot: {difference}")
     return group
 
 
 def _insert_orphans(
-    new: Connection, rows: Iterable[tuple[int, bytes, int, bytes]], group: np.dtype, position: int
+    new: Connection, rows: Iterable[tuple[int, bytes, bytes]], group: np.dtype, position: int
 ) -> tuple[int, int]:
     # A run that was restored twice from one snapshot may have generated the same group twice.
     known = {tail for (tail,) in new.execute("SELECT substr(payload, -8) FROM payloads")}
     last = new.execute("SELECT max(seq) FROM groups WHERE seq >= ?", (FIRST_ORPHAN,)).fetchone()[0] or FIRST_ORPHAN - 1
     seq, num_damaged = last, 0
-    for old_seq, row, stored, payload in rows:
+    for old_seq, row, payload in rows:
         try:
             header = read_header(payload, str(old_seq))
-            checked(row, stored, f"group {old_seq}")
-        except (ValueError, JournalError):
+        except ValueError:
             num_damaged += 1
             continue
         if payload[-8:] in known:
             continue
         known.add(payload[-8:])
         seq += 1
-        data, text = _as_orphan(row, group, seq), prompt_text(prompt_of(header["prompt"]))
-        new.execute("INSERT INTO groups VALUES (?, -1, ?, ?, ?)", (seq, data, position + 1, checksum(data)))
+        prompt = prompt_text(prompt_of(header["prompt"]))
+        new.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (seq, _as_orphan(row, group, seq), position + 1, prompt))
         new.execute("INSERT INTO payloads VALUES (?, ?)", (seq, payload))
-        new.execute("INSERT INTO orphans VALUES (?, ?, ?)", (seq, text, checksum(text)))
     return seq - last, num_damaged
 
 
-def _groups_after(old: Connection, live: Path, position: int) -> Generator[tuple[int, bytes, int, bytes], None, None]:
-    """Yield seq, row, its checksum and payload; only errors of the old file are attributed to it."""
-    query = (
-        "SELECT seq, row, checksum, payload FROM groups JOIN payloads USING (seq) WHERE position > ?"
-        " ORDER BY position, seq"
-    )
-    with explained(live, "reading groups of the journal that is replaced"):
+def _groups_after(old: Connection, source: Path, position: int) -> Generator[tuple[int, bytes, bytes], None, None]:
+    """Yield seq, row and payload; only errors of the old file are attributed to it."""
+    query = "SELECT seq, row, payload FROM groups JOIN payloads USING (seq) WHERE position > ? ORDER BY position, seq"
+    with explained(source, "reading groups of the journal that is replaced"):
         yield from old.execute(query, (position,))
 
 
@@ -267,19 +265,10 @@ def _as_orphan(row: bytes, group: np.dtype, seq: int) -> bytes:
     return rows.tobytes()
 
 
-def _position(db: Connection) -> int:
-    return int(db.execute("SELECT value FROM state WHERE name = 'position'").fetchone()[0])
-
-
-def _to_one_file(db: Connection) -> None:
-    db.execute("PRAGMA journal_mode = DELETE").fetchall()
-
-
-def _link(live: Path, replaced: Path) -> None:
+def _link(source: Path, replaced: Path) -> None:
     """Link the old file to a second name, and its WAL too if damage prevented emptying it."""
-    for end in ("", "-wal"):
-        target = Path(f"{replaced}{end}")
-        target.unlink(missing_ok=True)
-        if Path(f"{live}{end}").exists():
-            os.link(f"{live}{end}", target)
-    flush(live.parent)
+    remove(replaced)
+    for ending in ("", "-wal"):
+        if Path(f"{source}{ending}").exists():
+            os.link(f"{source}{ending}", f"{replaced}{ending}")
+    flush(replaced.parent)

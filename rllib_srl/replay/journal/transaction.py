@@ -9,7 +9,6 @@ imports from it the groups that were committed after the checkpoint.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.journal.codec import encode
+from rllib_srl.replay.journal.file import move, remove
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, Stored
 from rllib_srl.replay.journal.payloads import Payloads
 from rllib_srl.replay.journal.snapshots import Restored, restore
@@ -29,7 +29,6 @@ from rllib_srl.storage.disk import writing
 from rllib_srl.types import Group
 
 JOURNAL, EARLIER = "journal.db", "journal.earlier.db"
-ENDINGS = ("", "-wal", "-shm")
 
 
 @dataclass
@@ -80,9 +79,10 @@ class Ledger:
             directory.mkdir(parents=True, exist_ok=True)
         journal = self._journal(directory / JOURNAL)
         if run and journal.load().state.get("run", run) != run:
-            is_empty = journal.position == 0
             journal.close()
-            _move(directory / JOURNAL, None if is_empty else directory / EARLIER)
+            if journal.position > 0:
+                move(directory / JOURNAL, directory / EARLIER)
+            remove(directory / JOURNAL)
             journal = self._journal(directory / JOURNAL)
         self._use(journal)
 
@@ -164,36 +164,15 @@ class Ledger:
         """
         path = self.journal.path
         earlier = path.parent / EARLIER
-        is_earlier_restored = self.journal.position == self._start == 0 and earlier.exists()
-        self.journal.close()
+        is_new = self.journal.position == self._start == 0 and earlier.exists()
         try:
-            if is_earlier_restored:
-                _move(earlier, path)
-            restored = restore(snapshot, path)
-        except BaseException:
-            if is_earlier_restored:
-                _move(path, earlier)
-            raise
+            return restore(snapshot, path, earlier if is_new else path, self.journal.close)
         finally:
-            self._use(self._journal(path))
-        return restored
+            if not self.journal.is_open:
+                self._use(self._journal(path))
 
     def close(self) -> None:
         """Close the journal."""
         self.journal.close()
         if self._scratch is not None:
             self._scratch.cleanup()
-
-
-def _move(path: Path, target: Path | None) -> None:
-    """Rename a closed journal with its side files, replacing the target's; delete it if `target` is None."""
-    for ending in ENDINGS:
-        if target is not None:
-            Path(f"{target}{ending}").unlink(missing_ok=True)
-    for ending in ENDINGS:
-        source = Path(f"{path}{ending}")
-        if source.exists():
-            if target is None:
-                source.unlink()
-            else:
-                os.replace(source, f"{target}{ending}")

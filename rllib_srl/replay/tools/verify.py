@@ -1,10 +1,10 @@
-"""Verify a journal: its pages, checksums, groups, and the invariants of a buffer built from it.
+"""Verify a journal: its pages, payloads, groups, and the invariants of a buffer built from it.
 
-    copy -> pages (SQLite's integrity check) -> checksums and payloads, row by row
+    copy -> pages (SQLite's integrity check) -> payloads, by their checksums
          -> groups against their items and rows -> a buffer opened on the copy: check_valid
 
-Every error is one line. Damaged pages end the verification, and so do wrong checksums or payloads, because later steps
-would repeat their errors.
+Every error is one line. Damaged pages end the verification, and so do damaged payloads, because later steps would
+repeat their errors.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import decode
-from rllib_srl.replay.journal.file import connect, explained, read_meta, stored_dtypes
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.journal.file import JournalError, connect, explained
 from rllib_srl.replay.journal.reader import Reading, copied, reading
-from rllib_srl.replay.journal.schema import checksum
+from rllib_srl.replay.journal.schema import read_meta, stored_dtypes
 from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import GROUP, ITEM, key_of
@@ -28,15 +27,6 @@ from rllib_srl.replay.store.records import GROUP, ITEM, key_of
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-CHECKSUMS = {  # table -> (description, column that names the row, value column, checksum column), ...
-    "log": (("commit", "position", "effects", "checksum"),),
-    "items": (("item", "slot", "row", "checksum"), ("prompt of item", "slot", "prompt", "prompt_checksum")),
-    "vectors": (("vector", "slot", "vector", "checksum"),),
-    "groups": (("row of group", "seq", "row", "checksum"),),
-    "orphans": (("orphan", "seq", "prompt", "checksum"),),
-    "requests": (("answer", "name", "answer", "checksum"),),
-    "state": (("state", "name", "value", "checksum"),),
-}
 MOST_PAGES = 20  # maximum number of page errors that SQLite reports
 
 
@@ -75,18 +65,13 @@ def verify(path: Path, trusts_rules: bool = False) -> Verified:
 
 
 def _faults_of_file(copy: Path, path: Path) -> Iterator[str]:
-    """Yield one message for each damaged page, or else for each wrong checksum and damaged payload."""
+    """Yield one message for each damaged page, or else for each damaged payload."""
     with explained(path, "verifying it"), closing(connect(copy, is_durable=False)) as db:
         found = [text for (text,) in db.execute(f"PRAGMA integrity_check({MOST_PAGES})") if text != "ok"]
         if found:
             yield from (f"page: {' '.join(text.split())}" for text in found)
             return
         stored_dtypes(read_meta(db, path), path, ITEM, GROUP)
-        for table, parts in CHECKSUMS.items():
-            for what, name, value, stored in parts:
-                for row, data, expected in db.execute(f"SELECT {name}, {value}, {stored} FROM {table}"):
-                    if checksum(data) != expected:
-                        yield f"{what} {row} is damaged: its checksum does not agree"
         yield from _faults_of_payloads(db)
 
 
