@@ -74,7 +74,7 @@ def test_three_visits_by_hand(path):
         reviews = journal.reviews()
         assert reviews.dtype == REVIEW and reviews["key"].tolist() == [2**64 - 1, 2**64 - 3, 2**64 - 2]
         np.testing.assert_array_equal(reviews["predicted"], [0.75, 0.75, np.nan])
-        assert journal.reviews(after=1)["now"].tolist() == [2, 1] and journal.reviews(last=1)["now"].tolist() == [1]
+        assert journal.reviews(last=2)["now"].tolist() == [2, 1] and journal.reviews(last=1)["now"].tolist() == [1]
         assert (journal.has_group(0), journal.has_group(1)) == (True, False)
         assert journal.answer("2.add") == {"stored": [2, None, 0.1]}
 
@@ -130,13 +130,13 @@ def test_threads_take_turns_and_snapshots_are_of_one_moment(path, tmp_path):
             assert past.differences(copy) == []
 
 
-def test_a_temporary_journal_leaves_nothing():
-    journal = Journal.temporary(ITEM, GROUP)
+def test_a_closed_journal_is_one_file_and_refuses_commits(path):
+    journal = Journal(path, ITEM, GROUP)
     journal.commit(a_visit(1))
-    assert contents(journal)[0] == 1 and journal.path.exists()
+    assert contents(journal)[0] == 1 and Path(f"{path}-wal").exists()
     journal.close()
     journal.close()
-    assert not journal.path.parent.exists()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["journal.db", "journal.db.lock"]
     with pytest.raises(JournalError, match="is closed"):
         journal.commit(a_visit(2))
 

@@ -12,8 +12,8 @@ from tests.replay.stored import GROUP, ITEM, a_group, a_row, assert_same
 
 
 @pytest.fixture
-def journal():
-    with Journal.temporary(ITEM, GROUP) as journal:
+def journal(tmp_path):
+    with Journal(tmp_path / "journal.db", ITEM, GROUP) as journal:
         yield journal
 
 

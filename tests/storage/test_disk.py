@@ -119,7 +119,7 @@ def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(di
 
 
 def test_a_fault_of_the_disk_that_is_not_for_want_of_room_is_called_otherwise(tmp_path, monkeypatch):
-    with Journal.temporary(ITEM, GROUP) as journal:
+    with Journal(tmp_path / "journal.db", ITEM, GROUP) as journal:
         assert not cannot_grow(journal.path)
         with (
             pytest.raises(JournalError, match="reading it failed: disk I/O error") as caught,

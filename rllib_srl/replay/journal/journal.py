@@ -15,7 +15,6 @@ Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html) and "Atomic Commit" 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,11 +32,10 @@ from rllib_srl.replay.journal.schema import (
     is_empty,
     read_meta,
     reviews_in,
-    stored_dtypes,
     stored_in,
     write_commit,
 )
-from rllib_srl.replay.journal.snapshots import branches_of, write_snapshot
+from rllib_srl.replay.journal.snapshots import write_snapshot
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -74,7 +72,6 @@ class Journal:
         """
         self.path = Path(path)
         self._mutex = RLock()
-        self._scratch: tempfile.TemporaryDirectory | None = None
         self._keep_requests = keep_requests
         self._file_lock = JournalLock(self.path)
         self._db: Connection | None = None
@@ -86,26 +83,16 @@ class Journal:
             self.close(is_clean=False)
             raise
 
-    @classmethod
-    def temporary(cls, item: np.dtype, group: np.dtype) -> Journal:
-        """Return a journal in a temporary directory, for a buffer without one; `close` deletes it."""
-        scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_journal_")
-        journal = cls(Path(scratch.name) / "journal.db", item, group, is_durable=False)
-        journal._scratch = scratch
-        return journal
-
     def _open(self, item: np.dtype | None, group: np.dtype | None) -> None:
         if is_empty(self.db):
             if item is None or group is None:
                 raise JournalError(f"journal {self.path} is empty; expected dtypes of items and groups to create it")
             create_tables(self.db, item, group)
-        meta = read_meta(self.db, self.path)
-        stored_item, stored_group = stored_dtypes(meta, self.path, item, group)
+        meta = read_meta(self.db, self.path, item, group)
         # The dtypes are equal, but rows carry the caller's object, and commits compare identities because it is fast.
-        self.item = stored_item if item is None else item
-        self.group = stored_group if group is None else group
-        self.branches = branches_of(meta)
-        self.position = int(meta["position"])
+        self.item = meta.item if item is None else item
+        self.group = meta.group if group is None else group
+        self.branches, self.position = meta.branches, meta.position
 
     @property
     def db(self) -> Connection:
@@ -228,15 +215,10 @@ class Journal:
             for slot, data in self.db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
                 yield slot, np.frombuffer(data, "<f4")
 
-    def reviews(self, after: int = 0, last: int | None = None) -> np.ndarray:
-        """Return reviews, oldest first, as rows of `REVIEW`.
-
-        Args:
-            after: only those of commits after this position.
-            last: at most this many, the newest ones; None returns all.
-        """
+    def reviews(self, last: int | None = None) -> np.ndarray:
+        """Return the `last` newest reviews, oldest first, as rows of `REVIEW`; None returns all."""
         with self._mutex, self._explained("reading reviews"):
-            return reviews_in(self.db, after, last)
+            return reviews_in(self.db, last)
 
     # ------------------------------------------------------------------ ending
 
@@ -256,8 +238,6 @@ class Journal:
                 self._db.close()
                 self._db = None
             self._file_lock.close()
-            if self._scratch is not None:
-                self._scratch.cleanup()
 
     def __enter__(self) -> Journal:
         return self

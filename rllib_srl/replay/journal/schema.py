@@ -101,6 +101,19 @@ class Stored:
     state: dict[str, Any]
 
 
+Branches = list[tuple[str, int]]  # id and start position of each branch, from the root to the last; see snapshots.py
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The entries of `meta`."""
+
+    item: np.dtype  # of the item rows
+    group: np.dtype  # of the group rows
+    branches: Branches
+    position: int  # of the last commit
+
+
 # --- writing a commit ---------------------------------------------------------------------------------------------
 
 
@@ -211,10 +224,10 @@ def stored_in(db: Connection, position: int, item: np.dtype, group: np.dtype) ->
     )
 
 
-def reviews_in(db: Connection, after: int, last: int | None) -> np.ndarray:
-    """Return the `last` newest reviews of commits after a position, oldest first; None returns all."""
-    query = f"SELECT {REVIEW_COLUMNS} FROM reviews WHERE position > ? ORDER BY rowid DESC LIMIT ?"
-    rows = db.execute(query, (after, -1 if last is None else last)).fetchall()[::-1]
+def reviews_in(db: Connection, last: int | None) -> np.ndarray:
+    """Return the `last` newest reviews, oldest first; None returns all."""
+    query = f"SELECT {REVIEW_COLUMNS} FROM reviews ORDER BY rowid DESC LIMIT ?"
+    rows = db.execute(query, (-1 if last is None else last,)).fetchall()[::-1]
     # SQLite keeps NaN as NULL.
     whole = [tuple(np.nan if value is None else value for value in (key % (1 << 64), *rest)) for key, *rest in rows]
     return np.array(whole, REVIEW)
@@ -235,7 +248,7 @@ def create_tables(db: Connection, item: np.dtype, group: np.dtype) -> None:
 
 
 def set_meta(db: Connection, name: str, value: str) -> None:
-    """Set an entry of `meta`."""
+    """Write an entry of `meta`."""
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
 
@@ -244,21 +257,36 @@ def is_empty(db: Connection) -> bool:
     return db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
 
 
-def read_meta(db: Connection, path: Path) -> dict[str, str]:
-    """Return the journal's `meta` table by name; rewrite a journal of version 1 first.
+def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: np.dtype | None = None) -> Meta:
+    """Return the journal's `meta`; rewrite a journal of schema version 1 first.
+
+    Args:
+        db: an open journal.
+        path: of the journal, for error messages.
+        item: the expected dtype of item rows; None accepts any.
+        group: the expected dtype of group rows; None accepts any.
 
     Raises:
-        JournalError: the database is no journal, or of another schema version.
+        JournalError: the database is no journal, or was written by another version.
     """
     if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
         raise JournalError(f"{path} is an SQLite database but no journal; expected a table 'meta'")
-    meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+    query = "SELECT name, value FROM meta"
+    meta = dict(db.execute(query).fetchall())
     if meta["schema"] == "1":
         _rewrite_version_1(db, path)
-        meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+        meta = dict(db.execute(query).fetchall())
     if meta["schema"] != str(SCHEMA_VERSION):
         raise JournalError(f"journal {path} is of schema {meta['schema']}; expected {SCHEMA_VERSION}")
-    return meta
+    stored = dtype_from(meta["item"]), dtype_from(meta["group"])
+    faults = []
+    for name, found, wanted in zip(("item", "group"), stored, (item, group), strict=True):
+        if wanted is not None and (difference := dtype_difference(found, wanted)):
+            faults.append(f"{name} rows differ: {difference}")
+    if faults:
+        raise JournalError(f"journal {path} was written by another version of this program: {'; '.join(faults)}")
+    branches = [(branch, start) for branch, start in json.loads(meta["branches"])]
+    return Meta(*stored, branches, int(meta["position"]))
 
 
 # Version 1 had a checksum in every row, orphans in their own table, the position in `state`, and commits in `log`
@@ -291,24 +319,6 @@ def _rewrite_version_1(db: Connection, path: Path) -> None:
         for statement in [*rename, *TABLES.split(";")[:-1], *_FROM_VERSION_1.split(";")[:-1], *drop]:
             db.execute(statement)
         set_meta(db, "schema", str(SCHEMA_VERSION))
-
-
-def stored_dtypes(
-    meta: dict[str, str], path: Path, item: np.dtype | None, group: np.dtype | None
-) -> tuple[np.dtype, np.dtype]:
-    """Return the dtypes of the item and group rows in the file.
-
-    Raises:
-        JournalError: they differ from `item` or `group`; None accepts any.
-    """
-    item_stored, group_stored = dtype_from(meta["item"]), dtype_from(meta["group"])
-    faults = []
-    for name, stored, wanted in (("item", item_stored, item), ("group", group_stored, group)):
-        if wanted is not None and (difference := dtype_difference(stored, wanted)):
-            faults.append(f"{name} rows differ: {difference}")
-    if faults:
-        raise JournalError(f"journal {path} was written by another version of this program: {'; '.join(faults)}")
-    return item_stored, group_stored
 
 
 def dtype_text(dtype: np.dtype) -> str:

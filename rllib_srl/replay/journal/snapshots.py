@@ -47,18 +47,15 @@ from rllib_srl.replay.journal.file import (
 )
 from rllib_srl.replay.journal.schema import (
     FIRST_ORPHAN,
-    dtype_difference,
+    Branches,
+    Meta,
     prompt_text,
     read_meta,
     set_meta,
-    stored_dtypes,
 )
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
-
-Branches = list[tuple[str, int]]  # id and start position of each branch, from the root to the last
-
 
 @dataclass(frozen=True)
 class Restored:
@@ -73,11 +70,6 @@ class Restored:
     num_damaged: int = 0  # groups of the old file with a wrong checksum
     replaced: Path | None = None  # path of the old file, if it was kept
     reason: str = ""  # why it was kept
-
-
-def branches_of(meta: dict[str, str]) -> Branches:
-    """Return the branches listed in a journal's meta."""
-    return [(branch, start) for branch, start in json.loads(meta["branches"])]
 
 
 def descends(live: Branches, live_position: int, snapshot: Branches, position: int) -> bool:
@@ -170,72 +162,50 @@ def _copy(snapshot: Path, scratch: Path) -> None:
 
 def _prepare(snapshot: Path, scratch: Path, live: Path, source: Path) -> Restored:
     """Import orphans into the scratch file, start a branch in it and flush it."""
-    new = connect(scratch, is_durable=False)
-    try:
+    num_orphans, num_damaged, reason = 0, 0, ""
+    with closing(connect(scratch, is_durable=False)) as new:
         meta = read_meta(new, snapshot)
-        branches = branches_of(meta)
-        position = int(meta["position"])
-        num_orphans = num_damaged = 0
-        reason = ""
         if source.exists() and source.stat().st_size:
             try:
-                num_orphans, num_damaged = _take_over(new, meta, source, position)
+                with closing(_groups_after(meta, source)) as rows, transaction(new):
+                    num_orphans, num_damaged = _insert_orphans(new, rows, meta)
             except (JournalInUse, JournalFull):  # not the old file's fault
                 raise
             except JournalError as error:
                 reason = str(error)
         with transaction(new):
-            branches.append((uuid.uuid4().hex, position))
-            set_meta(new, "branches", json.dumps(branches))
-            set_meta(new, "position", str(position + 1))
+            set_meta(new, "branches", json.dumps([*meta.branches, (uuid.uuid4().hex, meta.position)]))
+            set_meta(new, "position", str(meta.position + 1))
         to_one_file(new)
-    finally:
-        new.close()
     flush(scratch)
     replaced = live.with_name(live.name + ".replaced") if reason else None
-    return Restored(position + 1, num_orphans, num_damaged, replaced, reason)
+    return Restored(meta.position + 1, num_orphans, num_damaged, replaced, reason)
 
 
-def _take_over(new: Connection, meta: dict[str, str], source: Path, position: int) -> tuple[int, int]:
-    """Import the source's groups after a position, all or none; return the numbers of orphans and damaged groups.
+def _groups_after(meta: Meta, source: Path) -> Generator[tuple[int, bytes, bytes], None, None]:
+    """Yield seq, row and payload of each group that the source committed after the snapshot with this `meta`.
 
     Raises:
         JournalError: the source does not descend from the snapshot, or cannot be read.
     """
-    with explained(source, "reading the journal that is replaced"):
-        old = connect(source, is_durable=True)
-    with closing(old):
-        with explained(source, "reading the journal that is replaced"):
-            group = _check_descends(old, source, meta, position)
-        with closing(_groups_after(old, source, position)) as rows, transaction(new):
-            return _insert_orphans(new, rows, group, position)
+    query = "SELECT seq, row, payload FROM groups JOIN payloads USING (seq) WHERE position > ? ORDER BY position, seq"
+    # As a generator, because only errors of the old file are attributed to it.
+    with explained(source, "reading the journal that is replaced"), closing(connect(source, is_durable=True)) as old:
+        found = read_meta(old, source, group=meta.group)
+        if not descends(found.branches, found.position, meta.branches, meta.position):
+            raise JournalError(f"journal {source} does not descend from the snapshot")
+        yield from old.execute(query, (meta.position,))
 
 
-def _check_descends(old: Connection, source: Path, meta: dict[str, str], position: int) -> np.dtype:
-    """Return the dtype of the source's groups.
-
-    Raises:
-        JournalError: it does not descend from the snapshot, or its groups are of another dtype.
-    """
-    old_meta = read_meta(old, source)
-    if not descends(branches_of(old_meta), int(old_meta["position"]), branches_of(meta), position):
-        raise JournalError(f"journal {source} does not descend from the snapshot")
-    _, group = stored_dtypes(meta, source, None, None)
-    if difference := dtype_difference(stored_dtypes(old_meta, source, None, None)[1], group):
-        raise JournalError(f"journal {source} has other group rows than the snapshot: {difference}")
-    return group
-
-
-def _insert_orphans(
-    new: Connection, rows: Iterable[tuple[int, bytes, bytes]], group: np.dtype, position: int
-) -> tuple[int, int]:
+def _insert_orphans(new: Connection, rows: Iterable[tuple[int, bytes, bytes]], meta: Meta) -> tuple[int, int]:
+    """Insert groups as orphans; return the numbers of those inserted and of damaged ones, which are left out."""
     # A run that was restored twice from one snapshot may have generated the same group twice.
     known = {tail for (tail,) in new.execute("SELECT substr(payload, -8) FROM payloads")}
     last = new.execute("SELECT max(seq) FROM groups WHERE seq >= ?", (FIRST_ORPHAN,)).fetchone()[0] or FIRST_ORPHAN - 1
     seq, num_damaged = last, 0
     for old_seq, row, payload in rows:
         try:
-            header = read_header(payload, str(old_seq))
+            prompt = prompt_text(prompt_of(read_header(payload, str(old_seq))["prompt"]))
         except ValueError:
             num_damaged += 1
             continue
@@ -243,17 +213,10 @@ def _insert_orphans(
             continue
         known.add(payload[-8:])
         seq += 1
-        prompt = prompt_text(prompt_of(header["prompt"]))
-        new.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (seq, _as_orphan(row, group, seq), position + 1, prompt))
+        values = (seq, _as_orphan(row, meta.group, seq), meta.position + 1, prompt)
+        new.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", values)
         new.execute("INSERT INTO payloads VALUES (?, ?)", (seq, payload))
     return seq - last, num_damaged
-
-
-def _groups_after(old: Connection, source: Path, position: int) -> Generator[tuple[int, bytes, bytes], None, None]:
-    """Yield seq, row and payload; only errors of the old file are attributed to it."""
-    query = "SELECT seq, row, payload FROM groups JOIN payloads USING (seq) WHERE position > ? ORDER BY position, seq"
-    with explained(source, "reading groups of the journal that is replaced"):
-        yield from old.execute(query, (position,))
 
 
 def _as_orphan(row: bytes, group: np.dtype, seq: int) -> bytes:

@@ -19,7 +19,7 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.file import JournalError, connect, explained
 from rllib_srl.replay.journal.reader import Reading, copied, reading
-from rllib_srl.replay.journal.schema import read_meta, stored_dtypes
+from rllib_srl.replay.journal.schema import read_meta
 from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import GROUP, ITEM, key_of
@@ -71,7 +71,7 @@ def _faults_of_file(copy: Path, path: Path) -> Iterator[str]:
         if found:
             yield from (f"page: {' '.join(text.split())}" for text in found)
             return
-        stored_dtypes(read_meta(db, path), path, ITEM, GROUP)
+        read_meta(db, path, ITEM, GROUP)
         yield from _faults_of_payloads(db)
 
 
