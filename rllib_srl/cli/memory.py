@@ -8,7 +8,7 @@
     srl memory fit results/first                              the spacing rule, refitted to the reviews
     srl memory export results/first groups.parquet            groups and items, for other programs
     srl memory import results/first groups.jsonl              groups into a memory that no run is using
-    srl memory verify results/first                           every checksum and invariant
+    srl memory verify results/first                           every page, payload and invariant
 
 DIR is a run's directory, a checkpoint, a buffer's directory or a journal file; shards are shown as one. ID is a prompt
 id, or the beginning of a key. The run may still be running: the subcommands read a copy of its journal (in TMPDIR).

@@ -45,17 +45,11 @@ from rllib_srl.replay.journal.file import (
     to_one_file,
     transaction,
 )
-from rllib_srl.replay.journal.schema import (
-    FIRST_ORPHAN,
-    Branches,
-    Meta,
-    prompt_text,
-    read_meta,
-    set_meta,
-)
+from rllib_srl.replay.journal.schema import FIRST_ORPHAN, Branches, Meta, prompt_text, read_meta, set_meta
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -67,7 +61,7 @@ class Restored:
 
     position: int
     num_orphans: int
-    num_damaged: int = 0  # groups of the old file with a wrong checksum
+    num_damaged: int = 0  # groups of the old file with damaged payloads
     replaced: Path | None = None  # path of the old file, if it was kept
     reason: str = ""  # why it was kept
 
@@ -119,9 +113,14 @@ def restore(
     snapshot, live = Path(snapshot), Path(live)
     source = source or live
     scratch = live.with_name(live.name + ".new")
+    if (wal := Path(f"{snapshot}-wal")).exists() and wal.stat().st_size:
+        raise JournalError(f"{snapshot} is a live journal, {wal.name} beside it; expected a snapshot")
+    if not snapshot.is_file():
+        raise JournalError(f"snapshot {snapshot} does not exist; expected a file that Journal.snapshot wrote")
     try:
         live.parent.mkdir(parents=True, exist_ok=True)
-        _copy(snapshot, scratch)
+        remove(scratch)
+        shutil.copyfile(snapshot, scratch)
         with explained(snapshot, "restoring it", written=live):
             restored = _prepare(snapshot, scratch, live, source)
         if close is not None:
@@ -148,16 +147,6 @@ def _replace(scratch: Path, live: Path, source: Path, replaced: Path | None) -> 
     flush(live.parent)
     if source != live:
         remove(source)
-
-
-def _copy(snapshot: Path, scratch: Path) -> None:
-    wal = Path(f"{snapshot}-wal")
-    if wal.exists() and wal.stat().st_size:
-        raise JournalError(f"{snapshot} is a live journal, {wal.name} beside it; expected a snapshot")
-    if not snapshot.is_file():
-        raise JournalError(f"snapshot {snapshot} does not exist; expected a file that Journal.snapshot wrote")
-    Path(f"{scratch}-wal").unlink(missing_ok=True)
-    shutil.copyfile(snapshot, scratch)
 
 
 def _prepare(snapshot: Path, scratch: Path, live: Path, source: Path) -> Restored:
