@@ -138,7 +138,7 @@ def _replace(scratch: Path, live: Path, source: Path, replaced: Path | None) -> 
     """Rename the scratch file to the live one; keep the source as `replaced` or remove it."""
     if replaced:
         _link(source, replaced)
-    elif source.exists():  # its last commits are not lost if this process dies before the renaming
+    elif Path(f"{source}-wal").exists():  # else its last commits were lost if this process died before the renaming
         with explained(source, "moving its WAL into it"), closing(connect(source, is_durable=True)) as old:
             empty_wal(old)
     for ending in ENDINGS[1:]:  # SQLite would apply the old WAL to the new file
