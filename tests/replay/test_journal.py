@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rllib_srl.replay.journal import file, schema
 from rllib_srl.replay.journal import journal as journal_module
-from rllib_srl.replay.journal import schema
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.journal.file import PAGE_BYTES
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, JournalError
@@ -289,8 +289,8 @@ def test_two_buffers_cannot_share_a_journal(path):
         assert journal.commit(a_visit(1)) == 2
 
 
-@pytest.mark.slow
-def test_another_program_that_reads_it_is_named_as_the_cause(path):
+def test_another_program_that_locks_it_is_named_as_the_cause(path, monkeypatch):
+    monkeypatch.setattr(file, "TIMEOUT_S", 0.1)
     Journal(path, ITEM, GROUP).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

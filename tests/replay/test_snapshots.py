@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal import snapshots
+from rllib_srl.replay.journal import file, snapshots
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.journal.journal import Commit, Journal, JournalError
 from rllib_srl.replay.journal.snapshots import descends, restore
@@ -238,16 +238,34 @@ def test_a_restore_without_room_changes_nothing(live, monkeypatch):
     assert restore(snapshot, live).num_orphans == 3
 
 
-@pytest.mark.slow
-def test_an_old_file_that_somebody_reads_is_left_alone(live):
+def test_an_old_file_that_another_program_locks_is_left_alone(live, monkeypatch):
     after = visit(live, 0, 1)
     snapshot = copy_of(live, "s")
     other = sqlite3.connect(live, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(file, "TIMEOUT_S", 0.1)
     with pytest.raises(JournalError, match="another process has it open"):
         restore(snapshot, live)
     other.close()
     assert visit(live) == after
+
+
+def test_a_restore_waits_for_a_reader_and_then_changes_nothing(live, monkeypatch):
+    visit(live, 0)
+    snapshot = copy_of(live, "s")
+    monkeypatch.setattr(file, "TIMEOUT_S", 0.1)
+    journal = Journal(live, ITEM, GROUP)
+    journal.commit(a_visit(1))
+    reader = sqlite3.connect(f"{live.as_uri()}?mode=ro", uri=True, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM groups").fetchone() == (2,)
+    with pytest.raises(JournalError, match="another process has it open"):
+        restore(snapshot, live, close=journal.close)
+    assert reader.execute("SELECT count(*) FROM groups").fetchone() == (2,)
+    visit(live, 2)  # commits do not wait for readers
+    reader.close()
+    assert restore(snapshot, live).num_orphans == 2
+    assert orphans_of(live) == ["g1", "g2"]
 
 
 def test_a_snapshot_that_fails_leaves_the_one_before(live, monkeypatch):
