@@ -30,7 +30,7 @@ from rllib_srl.types import Group, Prompt, StopReason
 NUM_GROUPS = 16  # of a commit, two thirds of them of new prompts
 NUM_EPISODES = 8
 CAPACITY = 2048  # items, and groups
-LEAST_RATIO = 0.5
+LEAST_RATIO = 0.2  # the budget is 1 % of an iteration of seconds, and a commit takes milliseconds
 
 
 @dataclass

@@ -18,8 +18,8 @@ from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-# Measured with scripts/bench/journal.py: larger pages cost more where a commit updates rows all over the tables, smaller
-# ones cost large groups more system calls.
+# Measured with scripts/bench/journal.py: larger pages cost more where a commit updates rows all over the tables,
+# smaller ones cost large groups more system calls.
 PAGE_BYTES = 8192
 # A commit that finds more than this in the WAL copies it into the file and stalls; `Journal.tidy` does so when idle.
 MAX_WAL_BYTES = 128 << 20
