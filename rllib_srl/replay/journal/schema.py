@@ -151,7 +151,7 @@ def write_commit(db: Connection, commit: Commit, position: int, item: np.dtype, 
     db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
     _update_rows(db, "items", "slot", commit.items, commit.prompts)
     _update_rows(db, "groups", "seq", commit.groups, commit.payloads)
-    marks = ", ".join("?" * (1 + len(commit.reviews.dtype)))
+    marks = ", ".join("?" * (1 + len(REVIEW.names or ())))
     db.executemany(f"INSERT INTO reviews VALUES ({marks})", _review_rows(commit.reviews, position))
     if commit.request is not None:
         answer = (position, commit.request, compact_json(commit.answer))
