@@ -26,7 +26,7 @@ from rllib_srl.replay.schedule.review_log import RECENT, Reviews
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import MemoryStore
-from rllib_srl.replay.store.records import Header, pack_item
+from rllib_srl.replay.store.records import Header
 
 OVERFLOW = 256  # items above capacity held until the end of a call, so that new items are candidates of eviction too
 STREAMS = ("revisit", "reuse", "orphan", "grow", "evict")
@@ -85,15 +85,14 @@ class PersistentBuffer:
     def _load(self, stored: Stored) -> None:
         settings = self.settings
         self._seed = stored.state.get("seed", self._seed)  # a restored run keeps its seed
-        items = zip(stored.slots.tolist(), stored.items, stored.prompts, strict=True)
-        own = [at for at, seq in enumerate(stored.seqs.tolist()) if seq not in stored.orphans]
+        own = np.array([seq not in stored.orphans for seq in stored.seqs.tolist()], bool)
         self.store = (
             MemoryStore.load(
                 max(settings.capacity, len(stored.slots)) + OVERFLOW,
                 int(stored.items["num_groups"].max(initial=settings.groups_per_item)),
                 Header.from_json(stored.state["store"]),
-                {slot: pack_item(row, prompt) for slot, row, prompt in items},
-                {at: stored.groups[index].tobytes() for at, index in enumerate(own)},
+                items=(stored.slots, stored.items, stored.prompts),
+                groups=stored.groups[own],
             )
             if "store" in stored.state
             else MemoryStore(settings.capacity + OVERFLOW, settings.groups_per_item)

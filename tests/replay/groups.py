@@ -129,7 +129,7 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     held = store.groups[store.groups["size"] > 0]
     slots = store.slots().tolist()
     return {
-        "items": {slot: store.item_row(slot) for slot in slots},
+        "items": {slot: (store.items[slot].tobytes(), store.prompt_of(slot)) for slot in slots},
         "groups": {int(row["seq"]): row.tobytes() for row in held},
         "groups_of": {slot: [int(store.groups[g]["seq"]) for g in store.groups_of(slot)] for slot in slots},
         "state": {**buffer._state(), "counts": dict(+buffer.counts)},

@@ -265,11 +265,12 @@ class Recall:
         ordered, num_rested = waiting[order], int((~is_tired_N).sum())
         interval_N = self._intervals(rows_N)[order]
         num = min(at_least, num_rested) if at_least else self.load.admit(interval_N, self.slots)
-        for slot, interval in zip(ordered[:num].tolist(), interval_N.tolist()):
-            wait = interval * self.load.stretch(self.slots)
-            due = max(float(now), float(self._store.items[slot]["last_review"]) + wait)
-            self._store.update(slot, status=SCHEDULED, due=due)
-            self.load.add(np.array([interval]))
+        wait_N = np.zeros(num)
+        for n, interval in enumerate(interval_N[:num]):  # one by one: each item admitted stretches the next interval
+            wait_N[n] = interval * self.load.stretch(self.slots)
+            self.load.add(interval_N[n : n + 1])
+        due_N = np.maximum(float(now), rows_N["last_review"][order][:num] + wait_N)
+        self._store.update_many(ordered[:num], status=SCHEDULED, due=due_N)
         return num
 
     def rebuild(self) -> None:

@@ -1,51 +1,65 @@
-"""Store all items and their groups in two tables, with transactions and with draws that do not scan them.
+"""Store all items and their groups in two tables, with transactions and with draws of candidates.
 
-    add_item, remove_item, update       ┐ rows and their       pool, group_pool        ┐ slots of candidates
-    add_group, remove_group, ...        ┘ indexes              oldest, waiting, ...    ┘ for a selection rule
+    add_item, remove_item, update       ┐ rows and            pool, group_pool         ┐ slots of candidates
+    add_group, remove_group, ...        ┘ columns             waiting, any_items       ┘ for a selection rule
 
-    ... ─> changed() ─> item_row, group_row ─> the journal's commit ─┬─ done:   commit()
-                                                                     └─ failed: rollback()
+    key -> slot ──> ITEM row ──> slots of its groups, oldest first ──> GROUP rows
+
+    ... ─> changed() ─> items, groups ─> the journal's commit ─┬─ done:   commit()
+                                                               └─ failed: rollback()
     header + rows ─> MemoryStore.load                   a store that continues exactly like one never stopped
 
-*The rows and the header are the whole state.* Indexes and draws are functions of them. They do not depend on the
-order in which rows were added and removed, or on when the store was loaded. Spacing, grading and selection decide how
+*The rows and the header are the whole state.* Draws filter whole columns and are functions of the rows, not of the
+order in which rows were added and removed or of when the store was loaded. Spacing, grading and selection decide how
 rows change; this module only stores the result. `items` and `groups` are read-only views: rows change only through
-`update` and the other methods, because a change may move a row in the indexes.
+`update` and the other methods, because filters read copies of their fields.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
-from rllib_srl.replay.store.indexes import Changes, Domains, Indexes
+from rllib_srl.replay.store.order import earliest, sample
 from rllib_srl.replay.store.records import (
+    FREE,
     GROUP,
     ITEM,
+    SCHEDULED,
     WAITING,
     Header,
     faults_of_fields,
     faults_of_groups,
     faults_of_items,
     filled,
-    pack_item,
     rows_at,
-    unpack_item,
 )
 from rllib_srl.replay.store.tables import Table
 from rllib_srl.types import Prompt
 
-_INDEXED = {"status", "domain", "due", "last_review", "created"}
+_ITEM_FILTERS = ("seq", "status", "domain", "due", "last_review", "created")
+_GROUP_FILTERS = ("seq", "slot", "born", "uses", "variance", "num_bytes")
+
+Domains = Collection[int] | None  # by number; None: all
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Slots of rows changed or freed since the last commit, ascending."""
+
+    items: list[int]
+    groups: list[int]
 
 
 class MemoryStore:
     """The rows of all items and of their groups.
 
-    Invariant: `check_valid` passes; `indexes.py` and `records.py` state the conditions.
+    Invariant: `check_valid` passes; it and `records.py` state the conditions.
     """
 
     def __init__(self, capacity: int, groups_per_item: int) -> None:
@@ -62,9 +76,11 @@ class MemoryStore:
         if faults := [f"{name} = {value!r}; expected at least 1" for name, value in sizes.items() if value < 1]:
             raise ValueError("; ".join(faults))
         self.capacity, self.groups_per_item = capacity, groups_per_item
-        self._items, self._groups = Table(ITEM, capacity), Table(GROUP, capacity * groups_per_item)
-        self._index = Indexes(self._items, self._groups, groups_per_item)
+        self._items = Table(ITEM, _ITEM_FILTERS, capacity)
+        self._groups = Table(GROUP, _GROUP_FILTERS, capacity * groups_per_item)
         self._header = self._header_before = Header()
+        self._slots: dict[int, int] = {}  # by key
+        self._links_NG = np.full((len(self._items.rows), groups_per_item), -1, np.int32)  # groups by item, oldest first
 
     # Contents
 
@@ -91,20 +107,25 @@ class MemoryStore:
     @property
     def num_bytes(self) -> int:
         """Return the sum of the groups' `num_bytes`."""
-        return self._index.num_bytes
+        return int(self._groups.columns["num_bytes"].sum())
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all tables and indexes, without the prompts."""
-        return self._items.nbytes + self._groups.nbytes + self._index.nbytes
+        """Return the bytes of the tables and of the map of keys, without the prompts."""
+        of_keys = sys.getsizeof(self._slots) + len(self._slots) * (sys.getsizeof(1 << 63) + sys.getsizeof(1 << 20))
+        return self._items.nbytes + self._groups.nbytes + self._links_NG.nbytes + of_keys
 
     def __len__(self) -> int:
         """Return the number of items."""
-        return len(self._items)
+        return len(self._slots)
 
     def num_items(self, status: int | None = None, domain: int | None = None) -> int:
         """Return the number of items, or of those with a status, in a domain, or both."""
-        return self._index.num_items(status, domain)
+        status_N = self._items.columns["status"]
+        is_counted_N = status_N != FREE if status is None else status_N == status
+        if domain is not None:
+            is_counted_N &= self._items.columns["domain"] == domain
+        return int(np.count_nonzero(is_counted_N))
 
     def domain_id(self, name: str) -> int | None:
         """Return the number of a domain, or None if no item of it was ever added."""
@@ -112,7 +133,7 @@ class MemoryStore:
 
     def slot_of(self, key: int) -> int | None:
         """Return the slot of the item with a key (`records.key_of(prompt)`), or None."""
-        return self._index.keys.find(key)
+        return self._slots.get(key)
 
     def prompt_of(self, slot: int) -> Prompt:
         """Return the prompt of an item.
@@ -120,15 +141,19 @@ class MemoryStore:
         Raises:
             ValueError: there is no item at the slot.
         """
-        return self._items.object_of(self._items.check_live([slot])[0])
+        return self._items.objects[self._items.check_used([slot])[0]]
 
     def slots(self) -> np.ndarray:
-        """Return the slots of all items, ascending. Costs O(n)."""
-        return self._items.live.members()
+        """Return the slots of all items, ascending."""
+        return self._items.slots()
 
     def groups_of(self, slot: int) -> list[int]:
-        """Return the group slots of an item, oldest first."""
-        return self._index.groups_of(self._items.check_live([slot])[0])
+        """Return the group slots of an item, oldest first.
+
+        Raises:
+            ValueError: there is no item at the slot.
+        """
+        return self._linked_to(self._items.check_used([slot])[0])
 
     # Items
 
@@ -144,19 +169,20 @@ class MemoryStore:
         faults = faults_of_fields(fields, ITEM)
         if len(self) >= self.capacity:
             faults.append(f"num_items = {len(self)}; expected less than capacity = {self.capacity}")
-        if not 0 <= key < 1 << 64 or self.slot_of(key) is not None:
+        if not 0 <= key < 1 << 64 or key in self._slots:
             faults.append(f"key = {key:#x}; expected one in [0, 2**64) that no item has")
         if "domain" in fields:
             faults.append(f"domain = {fields['domain']!r}; expected its name as an argument of its own")
         if faults:
             raise ValueError("; ".join(faults))
         given = {"status": WAITING, "created": now, "last_review": now, "due": now, "alpha": 1, "beta": 1} | fields
-        row = filled(np.zeros((), ITEM), given | {"key": key, "seq": self._header.next_seq})
+        row = filled(np.zeros(1, ITEM), given | {"key": key, "seq": self._header.next_seq})
         self._header = self._header.after_item(domain)
         row["domain"] = self.domains.index(domain)
-        slot = self._items.free_slot()
-        self._items.write(slot, row, prompt)
-        self._index.add_item(slot)
+        slot = self._items.add(row, prompt)
+        if more := len(self._items.rows) - len(self._links_NG):
+            self._links_NG = np.pad(self._links_NG, ((0, more), (0, 0)), constant_values=-1)
+        self._slots[key] = slot
         return slot
 
     def remove_item(self, slot: int) -> list[int]:
@@ -165,9 +191,8 @@ class MemoryStore:
         Raises:
             ValueError: there is no item at the slot.
         """
-        slot = self._items.check_live([slot])[0]
         removed = [self.remove_group(group) for group in self.groups_of(slot)]
-        self._index.remove_item(slot)
+        del self._slots[int(self._items.rows["key"][slot])]
         self._items.free(slot)
         return removed
 
@@ -189,37 +214,24 @@ class MemoryStore:
         listed, rows_N = self._updated(self._items, slots, fields)
         if "domain" in fields and not ((rows_N["domain"] >= 0) & (rows_N["domain"] < len(self.domains))).all():
             raise ValueError(f"domain = {fields['domain']!r}; expected numbers in [0, {len(self.domains)})")
-        write = self._index.move_item if fields.keys() & _INDEXED else self._items.write
-        for slot, row in zip(listed, rows_N):
-            write(slot, row)
+        self._items.write(listed, rows_N)
 
     # Groups
 
     def add_group(self, slot: int, **fields: Any) -> tuple[int, list[int]]:
         """Add a group to an item; return its slot and the seqs of the groups evicted for it, oldest first.
 
-        Orphans are evicted first, so that the run keeps the same groups of its own as it would without orphans.
-
         Raises:
-            ValueError: there is no item, a field is unknown, not settable or of a wrong type, or the group is an
-                orphan and its item already has `groups_per_item` groups.
+            ValueError: there is no item, or a field is unknown, not settable or of a wrong type.
         """
-        slot = self._items.check_live([slot])[0]
+        siblings = self.groups_of(slot)
         if faults := faults_of_fields(fields, GROUP):
             raise ValueError("; ".join(faults))
-        row = filled(np.zeros((), GROUP), fields)
+        row = filled(np.zeros(1, GROUP), fields)
         row["seq"], row["slot"] = self._header.next_group_seq, slot
-        is_orphan = self._groups.columns["is_orphan"]
-        siblings = self._index.groups_of(slot)
-        surplus = len(siblings) + 1 - self.groups_per_item
-        if surplus > 0 and row["is_orphan"]:
-            raise ValueError(f"slot = {slot}; expected an item with less than {self.groups_per_item} groups")
-        going = sorted(siblings, key=lambda group: not is_orphan[group])[: max(surplus, 0)]
-        evicted = [self.remove_group(group) for group in siblings if group in going]
-        group = self._groups.free_slot()
-        self._groups.write(group, row)
-        self._index.add_group(group)
-        self._count_groups(slot)
+        evicted = [self.remove_group(group) for group in siblings[: max(0, len(siblings) + 1 - self.groups_per_item)]]
+        group = self._groups.add(row)
+        self._link(slot, [*self._linked_to(slot), group])
         self._header = self._header.after_group()
         return group, evicted
 
@@ -229,17 +241,15 @@ class MemoryStore:
         Raises:
             ValueError: there is no group at the slot.
         """
-        group = self._groups.check_live([group])[0]
-        seq, slot = self._groups.columns["seq"].item(group), self._groups.columns["slot"].item(group)
-        self._index.remove_group(group)
+        group = self._groups.check_used([group])[0]
+        seq, slot = self._groups.rows[["seq", "slot"]][group].tolist()
         self._groups.free(group)
-        self._count_groups(slot)
+        self._link(slot, [other for other in self._linked_to(slot) if other != group])
         return seq
 
     def update_groups(self, groups: Sequence[int] | np.ndarray, **fields: Any) -> None:
         """Set fields of several groups at once; arguments and errors as in `update_many`."""
-        listed, rows_N = self._updated(self._groups, groups, fields)
-        self._index.move_groups(listed, rows_N)
+        self._groups.write(*self._updated(self._groups, groups, fields))
 
     # Draws
 
@@ -259,22 +269,24 @@ class MemoryStore:
             domains: by number; None takes all.
             min_recall_interval: iterations, at least 0.
         """
-        return self._index.pool(now, max_num, generator, domains, min_recall_interval)
+        columns = self._items.columns
+        due_N = self._earliest(max_num, "due", self._is_due(now, domains))
+        if len(due_N) == max_num:
+            return due_N
+        is_rested_N = columns["last_review"] <= now - min_recall_interval
+        is_rested_N &= (columns["status"] == SCHEDULED) & self._is_in(domains)
+        keys_N = [columns[name][is_rested_N] for name in ("domain", "last_review", "seq")]
+        sampled_N = np.flatnonzero(is_rested_N)[sample(max_num, generator, *keys_N)]
+        # Dropping the due slots from a uniform random sequence leaves a uniform random sequence of the others.
+        others_N = sampled_N[columns["due"][sampled_N] > now]
+        return np.concatenate([due_N, others_N[: max_num - len(due_N)]])
 
     def group_pool(
-        self,
-        now: int,
-        max_num: int,
-        generator: Generator,
-        max_age: int,
-        max_uses: int,
-        domains: Domains = None,
-        orphans: bool = False,
+        self, now: int, max_num: int, generator: Generator, max_age: int, max_uses: int, domains: Domains = None
     ) -> np.ndarray:
         """Return the group slots of candidates for reuse: a uniform sample, or all if there are at most `max_num`.
 
-        Candidates have variance > 0 (others have no learning signal), uses < max_uses, |now - born| <= max_age, and
-        born < now. The last condition does not apply to orphans: `born` of an orphan may lie ahead of a restored run.
+        Candidates have variance > 0 (others have no learning signal), uses < max_uses and 0 < now - born <= max_age.
 
         Args:
             now: iteration.
@@ -283,25 +295,45 @@ class MemoryStore:
             max_age: iterations.
             max_uses: number of times a group may be trained on again.
             domains: of the items, by number; None takes all.
-            orphans: only orphans if True, only other groups if False.
         """
-        return self._index.group_pool(now, max_num, generator, max_age, max_uses, domains, orphans)
+        columns = self._groups.columns
+        is_young_N = (columns["born"] < now) & (columns["born"] >= now - max_age)
+        is_able_N = is_young_N & (columns["uses"] < max_uses) & (columns["variance"] > 0)
+        if domains is not None:
+            is_able_N &= self._is_in(domains)[columns["slot"]]
+        domain_N = self._items.columns["domain"][columns["slot"][is_able_N]]
+        keys_N = [columns[name][is_able_N] for name in ("uses", "born", "seq")]
+        return np.flatnonzero(is_able_N)[sample(max_num, generator, domain_N, *keys_N)]
 
     def waiting(self, max_num: int, domains: Domains = None) -> np.ndarray:
         """Return the slots of at most `max_num` waiting items, oldest first."""
-        return self._index.waiting.earliest(math.inf, max_num, domains)
-
-    def oldest(self, max_num: int, domains: Domains = None) -> np.ndarray:
-        """Return the slots of at most `max_num` items of any status, oldest first."""
-        return self._index.by_age.earliest(math.inf, max_num, domains)
+        return self._earliest(max_num, "created", (self._items.columns["status"] == WAITING) & self._is_in(domains))
 
     def any_items(self, max_num: int, generator: Generator) -> np.ndarray:
         """Return a uniform sample of the slots of items of any status; all if there are at most `max_num`."""
-        return self._items.live.sample(max_num, generator)
+        slots_N = self.slots()
+        if not len(slots_N):
+            return slots_N
+        return slots_N[generator.choice(len(slots_N), min(max_num, len(slots_N)), replace=False)]
 
     def num_due(self, now: float, domains: Domains = None) -> int:
         """Return how many scheduled items and leeches are due."""
-        return self._index.by_due.count(now, domains)
+        return int(np.count_nonzero(self._is_due(now, domains)))
+
+    def _is_due(self, now: float, domains: Domains) -> np.ndarray:
+        columns = self._items.columns  # scheduled items and leeches have the highest two statuses
+        return (columns["due"] <= now) & (columns["status"] >= SCHEDULED) & self._is_in(domains)
+
+    def _is_in(self, domains: Domains) -> np.ndarray | np.bool_:
+        """Return whether each item row is of one of the domains; free rows may be of any."""
+        if domains is None:
+            return np.True_
+        return np.isin(np.arange(len(self.domains) + 1), list(domains))[self._items.columns["domain"]]
+
+    def _earliest(self, max_num: int, time: str, is_wanted_N: np.ndarray) -> np.ndarray:
+        """Return the first wanted item slots, at most `max_num`, in order of (time, seq)."""
+        time_N, seq_N = (self._items.columns[name][is_wanted_N] for name in (time, "seq"))
+        return np.flatnonzero(is_wanted_N)[earliest(max_num, time_N, seq_N)]
 
     # State
 
@@ -312,15 +344,7 @@ class MemoryStore:
 
     def changed(self) -> Changes:
         """Return the rows changed or freed since the last commit."""
-        return self._index.changed()
-
-    def item_row(self, slot: int) -> bytes | None:
-        """Return an item as bytes, or None if the slot is free."""
-        return pack_item(self._items.rows[slot], self._items.object_of(slot)) if slot in self._items.live else None
-
-    def group_row(self, group: int) -> bytes | None:
-        """Return a group as bytes, or None if the slot is free."""
-        return self._groups.rows[group].tobytes() if group in self._groups.live else None
+        return Changes(self._items.changed(), self._groups.changed())
 
     def commit(self) -> None:
         """Make all changes since the last commit final; call it once they are on disk."""
@@ -329,9 +353,11 @@ class MemoryStore:
         self._header_before = self._header
 
     def rollback(self) -> None:
-        """Undo all changes since the last commit."""
-        self._index.undo()
+        """Undo all changes since the last commit. Costs O(n log n)."""
+        self._items.restore()
+        self._groups.restore()
         self._header = self._header_before
+        self._slots, self._links_NG = self._keyed(), self._linked()
 
     @classmethod
     def load(
@@ -339,30 +365,26 @@ class MemoryStore:
         capacity: int,
         groups_per_item: int,
         header: Header,
-        items: Mapping[int, bytes],
-        groups: Mapping[int, bytes],
+        items: tuple[np.ndarray, np.ndarray, Sequence[Prompt]],
+        groups: np.ndarray,
     ) -> MemoryStore:
         """Rebuild a store from its header and rows.
 
         Args:
             capacity, groups_per_item: at least as large as the rows need; may exceed those of the saved store.
             header: as returned by `header`.
-            items: slot -> bytes from `item_row`.
-            groups: slot -> bytes from `group_row`.
+            items: slots, rows and prompts.
+            groups: rows; they may take other slots than in the saved store.
 
         Raises:
             ValueError: more rows than fit, or rows that contradict each other.
         """
         store = cls(capacity, groups_per_item)
-        if len(items) > capacity:
-            raise ValueError(f"num_items = {len(items)}; expected at most capacity = {capacity}")
-        unpacked = {slot: unpack_item(row) for slot, row in items.items()}
-        store._items.load(
-            {slot: record for slot, (record, _) in unpacked.items()},
-            {slot: prompt for slot, (_, prompt) in unpacked.items()},
-        )
-        store._groups.load(groups)
-        store._index = Indexes(store._items, store._groups, groups_per_item)
+        if len(items[0]) > capacity:
+            raise ValueError(f"num_items = {len(items[0])}; expected at most capacity = {capacity}")
+        store._items.load(*items)
+        store._groups.load(np.arange(len(groups)), groups)
+        store._slots, store._links_NG = store._keyed(), store._linked()
         store._header = store._header_before = header
         return store
 
@@ -372,16 +394,24 @@ class MemoryStore:
         Raises:
             ValueError: naming every broken invariant.
         """
-        slots_N, header = self.slots(), self._header
-        rows_N, groups_N = self._items.rows[slots_N], self._groups.rows[self._groups.live.members()]
+        header, rows_N = self._header, self._items.rows[self._items.is_used]
         faults = [f"items: {fault}" for fault in self._items.faults(header.next_seq)]
         faults += [f"groups: {fault}" for fault in self._groups.faults(header.next_group_seq)]
-        if len(self) > self.capacity:
-            faults.append(f"there are at most capacity = {self.capacity} items: {len(self)}")
-        if not all(isinstance(self._items.object_of(slot), Prompt) for slot in slots_N.tolist()):
+        if len(rows_N) > self.capacity:
+            faults.append(f"there are at most capacity = {self.capacity} items: {len(rows_N)}")
+        if not all(isinstance(self._items.objects[slot], Prompt) for slot in self.slots().tolist()):
             faults.append("every item has a prompt")
+        if len(rows_N) > len(self._slots) or self._slots != self._keyed():
+            faults.append("every key leads to its item, and no other key to any")
         faults += faults_of_items(rows_N, len(header.domains))
-        faults += [*faults_of_groups(groups_N), *self._index.faults()]
+        faults += faults_of_groups(self._groups.rows[self._groups.is_used])
+        try:
+            if not np.array_equal(self._links_NG, links_NG := self._linked()):
+                faults.append("every item leads to its groups, oldest first")
+            if not np.array_equal(self._items.rows["num_groups"], (links_NG >= 0).sum(axis=1)):
+                faults.append("num_groups is the number of an item's groups")
+        except ValueError as error:
+            faults.append(str(error))
         if faults:
             raise ValueError("the memory is not valid: " + "; ".join(faults))
 
@@ -389,9 +419,39 @@ class MemoryStore:
         """Return the slots and changed copies of their rows."""
         if faults := faults_of_fields(fields, table.rows.dtype):
             raise ValueError("; ".join(faults))
-        listed = table.check_live(slots)
+        listed = table.check_used(slots)
         return listed, filled(rows_at(table.rows, listed), fields)
 
-    def _count_groups(self, slot: int) -> None:
-        self._items.touch(slot)
-        self._items.columns["num_groups"][slot] = len(self._index.groups_of(slot))
+    # Keys, and the groups of each item
+
+    def _keyed(self) -> dict[int, int]:
+        slots_N = self.slots()
+        return dict(zip(self._items.rows["key"][slots_N].tolist(), slots_N.tolist(), strict=True))
+
+    def _linked(self) -> np.ndarray:
+        """Return the slots of every item's groups from the groups' rows.
+
+        Raises:
+            ValueError: an item has more groups than `groups_per_item`, or a group belongs to no item.
+        """
+        groups_N, columns = self._groups.slots(), self._groups.columns
+        groups_N = groups_N[np.lexsort((columns["seq"][groups_N], columns["slot"][groups_N]))]
+        slot_N = columns["slot"][groups_N]
+        is_row_N = (slot_N >= 0) & (slot_N < len(self._items.rows))
+        if homeless := slot_N[~(is_row_N & self._items.is_used[slot_N * is_row_N])][:5].tolist():
+            raise ValueError(f"every group belongs to an item: there is none at slots {homeless}")
+        nth_N = np.arange(len(groups_N)) - np.searchsorted(slot_N, slot_N)
+        links_NG = np.full((len(self._items.rows), self._links_NG.shape[1]), -1, np.int32)
+        if (most := nth_N.max(initial=-1) + 1) > links_NG.shape[1]:
+            raise ValueError(f"an item has at most groups_per_item = {links_NG.shape[1]} groups: one has {most}")
+        links_NG[slot_N, nth_N] = groups_N
+        return links_NG
+
+    def _linked_to(self, slot: int) -> list[int]:
+        return [group for group in self._links_NG[slot].tolist() if group >= 0]
+
+    def _link(self, slot: int, groups: list[int]) -> None:
+        """Set the groups of an item, oldest first."""
+        self._links_NG[slot] = groups + [-1] * (self._links_NG.shape[1] - len(groups))
+        self._items.touch([slot])
+        self._items.rows["num_groups"][slot] = len(groups)

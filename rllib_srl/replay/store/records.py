@@ -3,8 +3,7 @@
     ITEM    152 bytes    key, schedule, last visit, posterior of recall, diversity
     GROUP    72 bytes    item, iteration and weight version of its rollout, statistics for reuse
 
-On disk an item is its record followed by its prompt as JSON; a group is its record. The header names their `LAYOUT`;
-rows of another layout are refused.
+The header names their `LAYOUT`; rows of another layout are refused.
 """
 
 from __future__ import annotations
@@ -40,10 +39,13 @@ GROUP = np.dtype(
     align=True,
 )
 LAYOUT = json.dumps([ITEM.descr, GROUP.descr])
-_NEVER_NEGATIVE = ("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "trained_tokens")
+_NEVER_NEGATIVE = (
+    *("stability", "interval", "variance", "reps", "lapses", "visits"),
+    *("num_success", "trained_tokens", "num_groups"),
+)
 _SETTABLE = {  # by a caller; the store sets the rest
     ITEM: frozenset(ITEM.names or ()) - {"key", "seq", "num_groups", "spare"},
-    GROUP: frozenset(GROUP.names or ()) - {"seq", "slot", "spare"},
+    GROUP: frozenset(GROUP.names or ()) - {"seq", "slot", "is_orphan", "spare"},  # orphans lie outside the store
 }
 
 assert ITEM.itemsize <= 256
@@ -128,36 +130,13 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     return rows
 
 
-def pack_item(record: np.void, prompt: Prompt) -> bytes:
-    """Return an item as bytes: its record, then its prompt as JSON."""
-    fields = [prompt.env_id, prompt.prompt_id, prompt.domain, list(prompt.history), prompt.step]
-    text = json.dumps(fields, ensure_ascii=False)
-    return record.tobytes() + text.encode("utf-8", "surrogatepass")
-
-
-def unpack_item(row: bytes) -> tuple[bytes, Prompt]:
-    """Return the record's bytes and the prompt from the output of `pack_item`."""
-    env_id, prompt_id, domain, history, step = json.loads(row[ITEM.itemsize :].decode("utf-8", "surrogatepass"))
-    return row[: ITEM.itemsize], Prompt(env_id, prompt_id, domain, tuple(history), step)
-
-
 def faults_of_items(rows_N: np.ndarray, num_domains: int) -> Iterator[str]:
     """Yield one message for each bound that some item breaks."""
     for name in ("alpha", "beta"):
         yield from _broken(rows_N, rows_N[name] > 0, f"the posterior's {name} is above 0")
     for name in ("pass_rate", "diversity"):
         yield from _broken(rows_N, (rows_N[name] >= 0) & (rows_N[name] <= 1), f"{name} is in [0, 1]")
-    for name in (
-        "stability",
-        "interval",
-        "variance",
-        "reps",
-        "lapses",
-        "visits",
-        "num_success",
-        "trained_tokens",
-        "num_groups",
-    ):
+    for name in _NEVER_NEGATIVE:
         yield from _broken(rows_N, rows_N[name] >= 0, f"{name} is at least 0")
     for name in [name for name in ITEM.names or () if ITEM[name].kind == "f"]:
         yield from _broken(rows_N, np.isfinite(rows_N[name]), f"{name} is finite")
