@@ -24,8 +24,7 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.journal import Commit, Journal
 from rllib_srl.replay.journal.transaction import JOURNAL
-from rllib_srl.replay.store.items import GROUP, ITEM
-from rllib_srl.replay.store.records import SCHEDULED, WAITING, Header, key_of
+from rllib_srl.replay.store.records import GROUP, ITEM, SCHEDULED, WAITING, Header, key_of
 from rllib_srl.types import Group, Prompt
 from scripts.bench.buffer_sides import SETTINGS, made_group
 
@@ -44,7 +43,7 @@ class Sizes:
     num_large: int
     wall: dict[str, list[list[float]]] = field(default_factory=lambda: {name: [[], []] for name in CALLS})
     cpu: dict[str, list[list[float]]] = field(default_factory=lambda: {name: [[], []] for name in CALLS})
-    state_bytes: float = 0.0  # an item's row and all indexes
+    state_bytes: float = 0.0  # of an item: row, columns and key
     resident_bytes: float = 0.0  # an item's, of the large buffer's process, prompts aside
     prompt_bytes: float = 0.0  # an item's prompt
     fill_s: float = 0.0
@@ -56,8 +55,8 @@ class Sizes:
         return median(large) / median(small)
 
 
-def fill(directory: Path, num_items: int) -> None:
-    """Write a journal of `num_items` items with one group each."""
+def fill(directory: Path, num_items: int, span: int = SPAN) -> None:
+    """Write a journal of `num_items` items with one group each, their due dates spread over `span` iterations."""
     generator = np.random.default_rng(0)
     empty = opened(directory, num_items)
     empty.due(0, 1)  # so that the journal holds a whole state
@@ -70,7 +69,7 @@ def fill(directory: Path, num_items: int) -> None:
             prompts = {n: Prompt("bench", str(n), "bench") for n in numbers}
             journal.commit(
                 Commit(
-                    items=dict(zip(numbers, _items(prompts, generator))),
+                    items=dict(zip(numbers, _items(prompts, generator, span))),
                     prompts=prompts,
                     groups=dict(zip(numbers, _groups(np.array(numbers), group, len(payload)))),
                     payloads=dict.fromkeys(numbers, payload),
@@ -85,13 +84,13 @@ def opened(directory: Path, num_items: int) -> SRLReplayBuffer:
     return SRLReplayBuffer(directory=directory, capacity=2 * num_items + 8192, **SETTINGS)
 
 
-def _items(prompts: dict[int, Prompt], generator: np.random.Generator) -> np.ndarray:
+def _items(prompts: dict[int, Prompt], generator: np.random.Generator, span: int) -> np.ndarray:
     num = len(prompts)
     rows_N = np.zeros(num, ITEM)
     rows_N["key"] = [key_of(prompt) for prompt in prompts.values()]
     rows_N["seq"] = list(prompts)
     rows_N["status"] = np.where(rows_N["seq"] % 2, SCHEDULED, WAITING)
-    rows_N["interval"] = rows_N["stability"] = generator.uniform(1, SPAN, num)
+    rows_N["interval"] = rows_N["stability"] = generator.uniform(1, span, num)
     rows_N["difficulty"] = 5
     rows_N["last_review"] = rows_N["created"] = NOW - 1 - generator.integers(0, NOW // 2, num)
     rows_N["due"] = rows_N["last_review"] + rows_N["interval"]
@@ -128,12 +127,12 @@ def measure(directory: Path, num_small: int, num_large: int, num_iterations: int
     sizes.resident_bytes = (resident() - before) / num_large - sizes.prompt_bytes
     sizes.state_bytes = store.nbytes / num_large - GROUP.itemsize
     gc.freeze()  # else a collection in a call on the small buffer would traverse the large one's prompts
-    runs = [_calls(buffer, num) for buffer, num in zip(buffers, (num_small, num_large), strict=True)]
+    runs = [calls(buffer, num) for buffer, num in zip(buffers, (num_small, num_large), strict=True)]
     warm_up = max(1, num_iterations // 4)
     for iteration in range(warm_up + num_iterations):
         order = (0, 1) if iteration % 2 else (1, 0)
         for which in order:
-            for name, (wall, cpu) in next(runs[which]).items():
+            for name, (wall, cpu) in next(runs[which])[0].items():
                 if iteration >= warm_up:
                     sizes.wall[name][which].append(wall)
                     sizes.cpu[name][which].append(cpu)
@@ -143,8 +142,8 @@ def measure(directory: Path, num_small: int, num_large: int, num_iterations: int
     return sizes
 
 
-def _calls(buffer: SRLReplayBuffer, num_items: int) -> Iterator[dict[str, tuple[float, float]]]:
-    """Yield one iteration after another: seconds and processor seconds of each call, by name."""
+def calls(buffer: SRLReplayBuffer, num_items: int) -> Iterator[tuple[dict[str, tuple[float, float]], list[str]]]:
+    """Yield one iteration after another: seconds and processor seconds of each call by name, and what was drawn."""
     generator = np.random.default_rng(1)
     now, fresh = NOW, num_items
     while True:
@@ -154,11 +153,12 @@ def _calls(buffer: SRLReplayBuffer, num_items: int) -> Iterator[dict[str, tuple[
         played += [made_group(fresh + i, 8, 16, generator, now) for i in range(NUM_PLAYED - len(played))]
         fresh += NUM_PLAYED
         _, add = timed(buffer.add, played, now, f"{now}.add")
-        _, sample = timed(buffer.sample, NUM_REUSES, now, f"{now}.sample")
+        reused, sample = timed(buffer.sample, NUM_REUSES, now, f"{now}.sample")
         keys = [Prompt("bench", str(n)).key for n in generator.choice(num_items, NUM_PLAYED, replace=False).tolist()]
         _, review = timed(buffer.rate, dict.fromkeys(keys, 0.8), now, f"{now}.rate")
         buffer.tidy()
-        yield {"due": due, "sample": sample, "add": add, "review": review}
+        drawn = [prompt.prompt_id for prompt in prompts] + [group.prompt.prompt_id for group in reused]
+        yield {"due": due, "sample": sample, "add": add, "review": review}, drawn
 
 
 def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, tuple[float, float]]:

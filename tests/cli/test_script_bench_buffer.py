@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scripts.bench import buffer as bench_buffer
-from scripts.bench import buffer_sides, buffer_sizes
+from scripts.bench import buffer_against, buffer_sides, buffer_sizes
 from scripts.bench.buffer_sides import Batch, Cpprb, Ours, RLlibTokens, RLlibTurns, made_group
 
 PLAN = replace(bench_buffer.SHORT, num_stored=4, num_drawn=(1, 2), num_tokens=12, num_iterations=3)
@@ -60,9 +60,10 @@ def test_rows_of_tokens_are_tokens_that_were_stored(groups):
 def test_a_journal_that_was_filled_in_bulk_is_a_valid_buffer(tmp_path):
     buffer_sizes.fill(tmp_path, 300)
     buffer = buffer_sizes.opened(tmp_path, 300)
-    calls = buffer_sizes._calls(buffer, 300)
-    times = next(calls)
+    calls = buffer_sizes.calls(buffer, 300)
+    times, drawn = next(calls)
     assert set(times) == set(buffer_sizes.CALLS) and all(wall > 0 and cpu >= 0 for wall, cpu in times.values())
+    assert len(drawn) == buffer_sizes.NUM_VISITS + buffer_sizes.NUM_REUSES
     assert len(buffer) == 312 and buffer.counts["num_revisits"] == 4 and buffer.counts["num_rated"] == 16
     buffer.check_valid()
     buffer.close()
@@ -110,3 +111,13 @@ def test_a_rival_that_is_missing_is_left_out_and_named(groups, tmp_path, ray_her
     names = {"ours", "rllib", "rllib, a row a token"}
     assert set(sides) == names | {f"{name}, actor" for name in names}
     sides["ours"].close()
+
+
+@pytest.mark.slow
+def test_two_checkouts_draw_the_same_and_their_times_stand_side_by_side(tmp_path, capsys):
+    buffer_against.main(["HEAD", "--sizes", "300", "--iterations", "2", "--directory", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| 300")]
+    assert [row[1] for row in rows] == [*buffer_sizes.CALLS[:2], "add", "review", "all"]
+    assert all(float(value) > 0 for row in rows for value in row[2:])
+    assert list(tmp_path.iterdir()) == []

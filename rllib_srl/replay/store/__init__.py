@@ -1,1 +1,1 @@
-"""The in-memory tables of items and groups, and their indexes."""
+"""The in-memory tables of items and groups."""
