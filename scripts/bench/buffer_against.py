@@ -91,7 +91,7 @@ def measure(
 
     places = [directory / f"{side}.{num_items}" for side in ("ours", "theirs")]
     buffer_sizes.fill(places[0], num_items, span)
-    shutil.copytree(*places)
+    shutil.copytree(places[0], places[1])
     sides = [Side(checkout, place, num_items) for checkout, place in zip((ROOT, theirs), places, strict=True)]
     found: list[dict[str, list[list[float]]]] = [{}, {}]
     warm_up = max(1, num_iterations // 4)

@@ -324,10 +324,10 @@ class MemoryStore:
         columns = self._items.columns  # scheduled items and leeches have the highest two statuses
         return (columns["due"] <= now) & (columns["status"] >= SCHEDULED) & self._is_in(domains)
 
-    def _is_in(self, domains: Domains) -> np.ndarray | np.bool_:
+    def _is_in(self, domains: Domains) -> np.ndarray:
         """Return whether each item row is of one of the domains; free rows may be of any."""
         if domains is None:
-            return np.True_
+            return np.ones(len(self._items.rows), bool)
         return np.isin(np.arange(len(self.domains) + 1), list(domains))[self._items.columns["domain"]]
 
     def _earliest(self, max_num: int, time: str, is_wanted_N: np.ndarray) -> np.ndarray:
