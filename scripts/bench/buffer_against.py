@@ -53,11 +53,14 @@ class Side:
     """A process that serves one checkout's buffer."""
 
     def __init__(self, checkout: Path, directory: Path, num_items: int) -> None:
-        """Start the process, and wait until its buffer is open."""
+        """Start the process, which opens its buffer."""
         command = [sys.executable, __file__, "--serve", str(checkout), str(directory), str(num_items)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, text=True, cwd=checkout, **pipes)
-        self.opened = self._line()
+
+    def opened(self) -> dict[str, float]:
+        """Wait until the buffer is open; return its bytes."""
+        return self._line()
 
     def iteration(self) -> tuple[dict[str, list[float]], list[str]]:
         """Return the seconds and processor seconds of each call of one iteration, and what was drawn."""
@@ -93,6 +96,7 @@ def measure(
     buffer_sizes.fill(places[0], num_items, span)
     shutil.copytree(places[0], places[1])
     sides = [Side(checkout, place, num_items) for checkout, place in zip((ROOT, theirs), places, strict=True)]
+    opened = [side.opened() for side in sides]
     found: list[dict[str, list[list[float]]]] = [{}, {}]
     warm_up = max(1, num_iterations // 4)
     for iteration in range(warm_up + num_iterations):
@@ -108,7 +112,7 @@ def measure(
         side.close()
     for place in places:
         shutil.rmtree(place)
-    return found, [side.opened for side in sides]
+    return found, opened
 
 
 def lines_of(found: list[dict[str, list[list[float]]]], num_items: int) -> tuple[list[str], bool]:
