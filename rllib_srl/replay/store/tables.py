@@ -2,7 +2,7 @@
 
     rows       NumPy records, as the journal stores them; grown by doubling
     columns    contiguous copies of the fields that filters read: in the rows a field of a million records is spread
-               over 150 MB, and a filter takes 20 times as long
+               over 150 MB, and a filter takes 60 times as long
     objects    the part of each record that is not numeric
 
 A new record takes the smallest free row, so its place depends on the rows in use and not on their history. A record
