@@ -332,8 +332,12 @@ class MemoryStore:
 
     def _earliest(self, max_num: int, time: str, is_wanted_N: np.ndarray) -> np.ndarray:
         """Return the first wanted item slots, at most `max_num`, in order of (time, seq)."""
-        time_N, seq_N = (self._items.columns[name][is_wanted_N] for name in (time, "seq"))
-        return np.flatnonzero(is_wanted_N)[earliest(max_num, time_N, seq_N)]
+        time_N, seq_N = self._items.columns[time], self._items.columns["seq"]
+        wanted_N = time_N[is_wanted_N]
+        if 0 < max_num < len(wanted_N):
+            is_wanted_N = is_wanted_N & (time_N <= np.partition(wanted_N, max_num - 1)[max_num - 1])
+        slots_N = np.flatnonzero(is_wanted_N)  # few more than `max_num`
+        return slots_N[earliest(max_num, time_N[slots_N], seq_N[slots_N])]
 
     # State
 

@@ -25,15 +25,12 @@ def earliest(num: int, time_N: np.ndarray, seq_N: np.ndarray) -> np.ndarray:
     """
     if not num:
         return np.empty(0, np.int64)
-    near_N = np.arange(len(time_N))
-    if num < len(time_N):
-        near_N = np.flatnonzero(time_N <= np.partition(time_N, num - 1)[num - 1])
-    key_N = np.empty(len(near_N), np.complex128)  # NumPy orders complex numbers by real and then imaginary part
-    key_N.real, key_N.imag = time_N[near_N], seq_N[near_N]
-    if num < len(near_N):  # many rows have the last time
-        first_N = np.argpartition(key_N, num - 1)[:num]
-        near_N, key_N = near_N[first_N], key_N[first_N]
-    return near_N[np.argsort(key_N)]
+    key_N = np.empty(len(time_N), np.complex128)  # NumPy orders complex numbers by real and then imaginary part
+    key_N.real, key_N.imag = time_N, seq_N
+    if num >= len(key_N):
+        return np.argsort(key_N)
+    first_N = np.argpartition(key_N, num - 1)[:num]
+    return first_N[np.argsort(key_N[first_N])]
 
 
 def sample(num: int, generator: np.random.Generator, *keys_N: np.ndarray) -> np.ndarray:

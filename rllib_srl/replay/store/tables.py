@@ -1,6 +1,6 @@
 """A growing table of records with undo since the last commit.
 
-    rows       NumPy records, as the journal stores them; grown by doubling
+    rows       NumPy records, as the journal stores them; grown by an eighth, since filters read free rows too
     columns    contiguous copies of the fields that filters read: in the rows a field of a million records is spread
                over 150 MB, and a filter takes 60 times as long
     objects    the part of each record that is not numeric
@@ -37,7 +37,7 @@ class Table:
         Args:
             dtype: of a record, with named fields and without gaps.
             filtered: fields that also get a column.
-            capacity: expected records; doubling stops there, and beyond it the table grows only as needed.
+            capacity: expected records; growth stops there, and beyond it the table grows only as needed.
         """
         self.capacity = capacity
         self.is_used = np.zeros(0, bool)
@@ -149,7 +149,7 @@ class Table:
     def _reserve(self, num_rows: int) -> None:
         if num_rows <= len(self.rows):
             return
-        more = max(num_rows, min(2 * len(self.rows), self.capacity)) - len(self.rows)
+        more = max(num_rows, min(len(self.rows) * 9 // 8 + _FIRST_ROWS, self.capacity)) - len(self.rows)
 
         def grown(array: np.ndarray) -> np.ndarray:
             return np.concatenate([array, np.zeros(more, array.dtype)])
