@@ -45,7 +45,7 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "tool_reward": (lambda x: x >= 0, "a number of at least 0"),
     "reuse_shaping": (lambda x: x > 0, "a number above 0"),
 }
-_OR_NONE = ("is_truncation", "off_policy_mask")
+_OR_NONE = ("tis_clip_max", "off_policy_mask")
 _INTEGERS = {
     "reference_every": 1,
     "recalibration_window": 1,
@@ -86,7 +86,7 @@ def _choices(config: Any) -> Iterator[str]:
         "bapo_mode": BAPO_MODES,
         "aggregation": AGGREGATIONS,
         "turn_mask": TURN_MASKS,
-        "old_policy": OLD_POLICIES,
+        "ratio_anchor": OLD_POLICIES,
         "correction": tuple(CORRECTIONS),
         "kl_estimator": tuple(KL_ESTIMATORS),
         "kl_reference": REFERENCES,
@@ -153,13 +153,13 @@ def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
             f"correction = {settings.correction!r} with ratio_level = {settings.ratio_level!r}; expected 'none', "
             "'sequence_tis' or 'sequence_mask': the unit of the ratio is an episode, a token's weight would tear it"
         )
-    if settings.old_policy == "bypass" and settings.correction not in ("none", "mis_po"):
+    if settings.ratio_anchor == "bypass" and settings.correction not in ("none", "mis_po"):
         yield (
-            f"correction = {settings.correction!r} with old_policy = 'bypass'; expected 'none' or 'mis_po': the ratio "
-            "to the engine's log-probs is the correction already, a weight would count it twice"
+            f"correction = {settings.correction!r} with ratio_anchor = 'bypass'; expected 'none' or 'mis_po': the "
+            "ratio to the engine's log-probs is the correction already, a weight would count it twice"
         )
-    if settings.is_truncation is None and not _is_preset(config.correction) and "tis" in settings.correction:
-        yield f"is_truncation = None with correction = {settings.correction!r}; expected a number above 0"
+    if settings.tis_clip_max is None and not _is_preset(config.correction) and "tis" in settings.correction:
+        yield f"tis_clip_max = None with correction = {settings.correction!r}; expected a number above 0"
     if settings.kl_estimator == "k1" and settings.kl_on_reused == "weighted":
         estimators = "'k2', 'k3' or 'k3_k2'"
         yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1 as a loss is noise"

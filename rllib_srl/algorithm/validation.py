@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.algorithm.loss_validation import faults_of_loss
-from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.algorithm.settings import GROUPS
+from rllib_srl.common.foreign_names import in_place_of, nearest
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.replay.settings import parameters_of
 from rllib_srl.storage.local_paths import local_path
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
@@ -112,8 +115,48 @@ ONE_OF = {
 
 def faults_of(config: Any) -> list[str]:
     """Return all error messages of the settings, [] if they are valid."""
-    own = (_unknown, _unused, _numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds)
-    return [line for check in (*own, _replay, _planner, faults_of_loss) for line in check(config)]
+    in_form = dict(_parameters(config))
+    lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
+    flat, given = config.flat(), config.names_given()
+    own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds)
+    for check in (*own, _replay, _planner, faults_of_loss):
+        lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
+    return lines
+
+
+def _parameters(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield (flat name, error message) for parameters that do not exist, or that the chosen rule does not read."""
+    for name, group in GROUPS.items():
+        aliased, rule = config._aliases.get(name, {}), config.rule_of(name)
+        rules = (rule, config.reuse_advantage) if name == "advantage" else (rule,)  # both share these parameters
+        others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
+        for key, value in group.given(getattr(config, name)).items():
+            shown = f"{name}.{key} = {value!r}"
+            if key in aliased:  # former names were accepted with any rule
+                continue
+            if key in group.flat:
+                if (readers := group.readers(key)) and not set(map(str, rules)) & set(readers):
+                    listed = " or ".join(map(repr, readers))
+                    yield group.flat[key], f"{shown}; expected it only with {name} = {listed}, not {rule!r}"
+            elif others is not None and key not in others:
+                known = [each for each in group.flat if rule in (group.readers(each) or [rule]) and each != group.head]
+                known += others
+                hint = f"; did you mean {near}?" if (near := nearest(str(key), known)) else ""
+                yield group.rest or f"{name}.{key}", f"{shown}; expected some of {', '.join(known)}{hint}"
+
+
+def _first_name(line: str) -> str:
+    return re.match(r"\w*", line)[0]  # type: ignore[index]  # it matches any text
+
+
+def _as_given(line: str, given: Mapping[str, str]) -> str:
+    """Return an error message with the names that the user gave in place of flat names."""
+    first = _first_name(line)
+    rest = line[len(first) :]
+    for flat, name in given.items():
+        end = r"\b" if "_" in flat and flat not in GROUPS else r"(?= = )"
+        rest = re.sub(rf"(?<![\w.'\"]){flat}{end}", name, rest)
+    return given.get(first, first) + rest
 
 
 def _unknown(config: Any) -> Iterator[str]:

@@ -47,19 +47,19 @@ TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
 SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS, *TOTALS)
 
 
-def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_drift: float | None) -> None:
+def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_logp_gap: float | None) -> None:
     """Set what stays fixed for the whole update: `prox_logp` and, for a reused micro-batch, `is_kept` [N].
 
     Args:
         batch: as for `reused_loss`; changed in place.
         logp_N: log-probs under the weights at the start of the update, nats.
-        max_drift: an episode is left out if its mean |prox_logp - behaviour_logp| exceeds this, nats; None: no limit.
+        max_logp_gap: an episode is left out if its mean |prox_logp - behaviour_logp| is above this, nats; None: any.
     """
     batch["prox_logp"] = logp_N.detach()
     if batch["is_reused"]:
         drift_N = episode_drift(batch["prox_logp"], batch["behaviour_logp"], batch["episode"])
         # A NaN drift is kept: it makes the gradient NaN too, so the step is skipped and counted.
-        batch["is_kept"] = ~(drift_N > (float("inf") if max_drift is None else max_drift))
+        batch["is_kept"] = ~(drift_N > (float("inf") if max_logp_gap is None else max_logp_gap))
 
 
 def episode_drift(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def anchor_of(batch: dict[str, Any], settings: LossSettings) -> tuple[torch.Tens
     if batch.get("is_reused"):
         return REUSE_CORRECTIONS[settings.reuse_correction](prox_logp_N, behaviour_logp_N, settings.mask_window)
     correction_N = correction_of(settings, prox_logp_N, behaviour_logp_N, batch["episode"])
-    return (behaviour_logp_N if settings.old_policy == "bypass" else prox_logp_N), correction_N
+    return (behaviour_logp_N if settings.ratio_anchor == "bypass" else prox_logp_N), correction_N
 
 
 def _is_left(batch: dict[str, Any], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:

@@ -37,7 +37,7 @@ def config(random_llama_dir):
         .rl_module(model_config={"model": str(random_llama_dir)})
         .training(compute_dtype="float32", optimizer_name="sgd", lr=1.0, grad_clip=None)
         .learners(learner_class=Recording)
-        .training(micro_batch_tokens=60, is_truncation=1.1)
+        .training(micro_batch_tokens=60, rollout_is_correction={"tis_clip_max": 1.1})
         .env_runners(max_turn_tokens=8, max_episode_tokens=128)
         .replay(revisit_fraction=0, reuse_fraction=0)
     )

@@ -17,7 +17,7 @@ GIVEN = st.fixed_dictionaries(
         "ratio_level": st.sampled_from(sorted(RATIO_LEVELS)),
         "clip_rule": st.sampled_from(CLIPS),
         "correction": st.sampled_from(sorted(CORRECTIONS)),
-        "old_policy": st.sampled_from(["decoupled", "bypass"]),
+        "ratio_anchor": st.sampled_from(["decoupled", "bypass"]),
         "reuse_correction": st.sampled_from(sorted(REUSE_CORRECTIONS)),
         "kl_estimator": st.sampled_from(sorted(set(KL_ESTIMATORS) - {"k1"})),
         "kl_coeff": st.sampled_from([0.0, 0.3]),

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.common.setting_tables import setting
+
 REPO_STRATEGIES = ("highest", "max_variance", "random", "recent")
 
 
@@ -110,30 +112,32 @@ class SelectionSettings:
     Invariant: each value is within its limits; `pool_hard` is below `pool_easy`.
     """
 
-    temperature: float = 1.0  # of draws by priority; 0 takes the highest first
-    epsilon_new: float = 0.0  # probability that a slot goes to a new candidate, regardless of priority
-    diversity_coeff: float = 0.5  # weight of diversity in a priority or value; 0 ignores it
-    learnability_coeff: float = 3.0  # weight of p(1 - p) in the priority of a due item
-    signal_floor: float = 0.01  # added to a signal term in [0, 1], so that candidates without signal have weight
-    age_scale: float = 16.0  # iterations in which the priority of a group falls by a factor e
-    leech_share: float = 0.1  # share of the slots that leeches may take
-    uniform_floor: float = 0.0  # share of a proportional rule's draws that are uniform
-    kappa: float = 10.0  # exit: inverse temperature of the score
-    per_alpha: float = 0.6  # per, fresh_per: exponent of the priority
-    per_beta: float = 0.4  # per, fresh_per: exponent of the importance weights
-    fresh_tau: float = 500.0  # fresh_per: iterations in which a priority falls by a factor e
-    pier_lambda: float = 0.5  # pier: weight of uncertainty against age
-    pier_base: float = 10.0  # pier: base b of the priority
-    pier_alpha: float = 1.5  # pier: exponent of the priority
-    pier_beta: float = 1.0  # pier: exponent of the importance weights
-    pool_hard: float = 0.25  # difficulty_pool: highest reward of the hard pool
-    pool_easy: float = 0.75  # difficulty_pool: rewards above are in the easy pool
-    pool_hard_weight: float = 0.2  # difficulty_pool: weight of a hard candidate; a normal one has 1
-    pool_easy_weight: float = 0.2  # difficulty_pool: weight of an easy candidate
-    exgrpo_sigma: float = 1.0  # exgrpo: deviation of the bucket weights, in successes
-    repo_strategy: str = "highest"  # repo: one of REPO_STRATEGIES
-    rlep_min_success: int = 2  # rlep: successes a candidate must have
-    reservoir_seed: int = 0  # reservoir eviction: seed of the lottery numbers
+    temperature: float = setting(1.0, "of draws by priority; 0 takes the highest first")
+    epsilon_new: float = setting(0.0, "probability that a slot goes to a new candidate, regardless of priority")
+    diversity_coeff: float = setting(0.5, "weight of diversity in a priority or value; 0 ignores it")
+    learnability_coeff: float = setting(3.0, "weight of p(1 - p) in the priority of a due item")
+    signal_floor: float = setting(
+        0.01, "added to a signal term in [0, 1], so that candidates without signal have weight"
+    )
+    age_scale: float = setting(16.0, "iterations in which the priority of a group falls by a factor e")
+    leech_share: float = setting(0.1, "share of the slots that leeches may take")
+    uniform_floor: float = setting(0.0, "share of a proportional rule's draws that are uniform")
+    kappa: float = setting(10.0, "inverse temperature of the score")
+    per_alpha: float = setting(0.6, "exponent of the priority")
+    per_beta: float = setting(0.4, "exponent of the importance weights")
+    fresh_tau: float = setting(500.0, "iterations in which a priority falls by a factor e")
+    pier_lambda: float = setting(0.5, "weight of uncertainty against age")
+    pier_base: float = setting(10.0, "base b of the priority")
+    pier_alpha: float = setting(1.5, "exponent of the priority")
+    pier_beta: float = setting(1.0, "exponent of the importance weights")
+    pool_hard: float = setting(0.25, "highest reward of the hard pool")
+    pool_easy: float = setting(0.75, "rewards above are in the easy pool")
+    pool_hard_weight: float = setting(0.2, "weight of a hard candidate; a normal one has 1")
+    pool_easy_weight: float = setting(0.2, "weight of an easy candidate")
+    exgrpo_sigma: float = setting(1.0, "deviation of the bucket weights, in successes")
+    repo_strategy: str = setting("highest", "highest, max_variance, random or recent")
+    rlep_min_success: int = setting(2, "successes a candidate must have")
+    reservoir_seed: int = setting(0, "seed of the lottery numbers")
 
     def __post_init__(self) -> None:
         """Check the invariant.
