@@ -170,7 +170,7 @@ class GRPOTorchLearner(Fitted, Scorer, Companions, WeightSender, TorchLearner):
         Returns:
             By group id, for the reused groups of this learner's shard: `drift`, mean |prox_logp - behaviour_logp|, and
             `nll`, mean -prox_logp, over its loss tokens in nats; `success_change`, mean prox_logp - behaviour_logp over
-            the loss tokens of its successes; `num_left_out`, number of episodes above `replay_max_logp_gap`.
+            the loss tokens of its successes; `num_over_gap`, number of episodes above `replay_max_logp_gap`.
         """
         return self._notes.take_drift()
 

@@ -38,9 +38,10 @@ from rllib_srl.losses import (
 from rllib_srl.losses.clip import Surrogate
 
 Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes
-PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clipped", "correction", "masked", "mismatch")
+PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "correction", "masked")
+PLAYED_MEANS += ("rollout_logp_abs_diff",)
 PLAYED_COUNTS = ("num_tokens", "num_computed_tokens")
-REUSED_MEANS = ("reuse/clipped", "reuse/ratio")  # over tokens that are kept
+REUSED_MEANS = ("reuse/clip_fraction", "reuse/ratio")  # over tokens that are kept
 REUSED_COUNTS = ("reuse/num_tokens", "reuse/num_computed_tokens", "reuse/num_episodes", "reuse/num_left_out")
 OTHER_SUMS = ("reuse/loss", "reuse/drift", "reuse/kept", "reuse/weight", "reuse/squared_weight", "reuse/kl")
 TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
@@ -155,10 +156,10 @@ def played_loss(
         "policy_loss": policy_loss_N.detach().sum(),
         "kl": kl_N.detach().sum(),
         "entropy": fwd_out["entropy"].detach().sum(),
-        "clipped": (weight_N == 0).sum(),
+        "clip_fraction": (weight_N == 0).sum(),
         "correction": correction_N.sum(),
         "masked": (~is_left_N | (correction_N == 0)).sum(),
-        "mismatch": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
+        "rollout_logp_abs_diff": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
         "num_tokens": len(prox_logp_N),
         "num_computed_tokens": batch["token_ids"].numel(),
         "num_nonfinite_logps": num_bad,
@@ -196,7 +197,7 @@ def reused_loss(
     return loss, {
         "total_loss": loss.detach(),
         "reuse/loss": loss_N.detach().sum(),
-        "reuse/clipped": ((weight_N == 0) & is_kept_N).sum(),
+        "reuse/clip_fraction": ((weight_N == 0) & is_kept_N).sum(),
         "reuse/ratio": torch.where(is_kept_N, ratio_N, 0.0).sum(),
         "reuse/kl": kl_N.detach().sum(),
         "reuse/kept": is_kept_N.sum(),
@@ -215,7 +216,7 @@ def statistics(sums: dict[str, float]) -> dict[str, float]:
     """Return the metrics of a whole batch; a side (played or reused) without tokens gets 0 everywhere.
 
     Reused side, over all its tokens: `loss` (mean), `drift` (mean |prox_logp - behaviour_logp|, nats). Over its kept
-    tokens: `clipped` (share without gradient), `ratio` (mean exp(logp - behaviour_logp)) and
+    tokens: `clip_fraction` (share without gradient), `ratio` (mean exp(logp - behaviour_logp)) and
     `ess` = (sum w)^2 / (N sum w^2) in (0, 1], where w is the factor of -A grad(logp). `left_out` is the share of its
     episodes that are left out.
 

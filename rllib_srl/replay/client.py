@@ -201,7 +201,7 @@ class Memory:
             told: `reuse_report` of the learners, by group id.
             now: the training iteration.
         """
-        gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_left_out", 0) == len(g.rewards_G)]
+        gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_over_gap", 0) == len(g.rewards_G)]
         if gone:
             calls: dict[int, tuple] = dict.fromkeys(range(len(self._shards)), (gone, self._request(now, "drop")))
             self._call("drop", calls, "dropping groups")

@@ -12,6 +12,7 @@ from typing import Any
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_tables import Setting, setting, table_of
+from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.secrets import DETECTORS
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS
 from rllib_srl.replay.diversity.measures import BONUSES, PARTS
@@ -24,7 +25,6 @@ from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
 from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, make_settings
 
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
-ON_SECRET = ("refuse", "mask", "keep")
 DIVERSITY_ON = ("interval", "draw")
 
 
@@ -221,6 +221,7 @@ RULES: dict[str, Rules] = {
     "eviction": EVICTIONS,
     "secret_detector": DETECTORS,
 }
+CHECKED_APART = ("domains", "secret_detector")  # by `domain_filter` and by the settings of admission
 
 def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
     """Return the parameters of the rule that a setting chooses, beside those of every rule; None: they are unknown.
@@ -267,8 +268,6 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
     "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
     "diversity_coeff": (0, math.inf, "a number of at least 0"),
-    "near_duplicate": (1e-9, 1, "a number in (0, 1], or None"),
-    "degenerate_share": (1e-9, 1, "a number in (0, 1], or None"),
     "p_div": (0, 1, "a number in [0, 1]"),
     "timeout_s": (1e-9, math.inf, "a number above 0"),
 }
@@ -285,9 +284,8 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
             continue
         if not _is_number(value) or not low <= value <= high:
             yield f"{name} = {value!r}; expected {expected}"
-    longest = settings.max_episode_tokens
-    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
-        yield f"max_episode_tokens = {longest!r}; expected an integer of at least 1, or None"
+    admission = {name: getattr(settings, name) for name in SHARED}
+    yield from AdmissionSettings(**admission).faults()
     window = settings.mask_window
     if not isinstance(window, tuple | list) or len(window) != 2 or not all(map(_is_number, window)):
         yield f"mask_window = {window!r}; expected two numbers"
@@ -304,14 +302,13 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),
-        "on_secret": ON_SECRET,
         "index_device": ("cpu", "gpu"),
     }
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
             yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
     for name, rules in RULES.items():
-        if name != "domains" and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
+        if name not in CHECKED_APART and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
             yield f"{name} = {getattr(settings, name)!r}; {fault}"
 
 

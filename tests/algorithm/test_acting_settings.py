@@ -64,7 +64,7 @@ def test_a_setting_of_the_driver_acts(name, memory_of, tmp_path):
             seen = len(memory.sample(8, 2))
         elif name == "grade_reuse":
             reused = memory.sample(8, 2)
-            told = {reused[0].group_id: {"num_left_out": 0, "success_change": -2.0}}
+            told = {reused[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
             memory.look_back(reused, told, 2)
             seen = memory.stats(2)["num_rehearsed"]
         elif name == "num_shards":

@@ -64,7 +64,7 @@ def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
     assert loss == pytest.approx(0.5 * total, abs=1e-6)
     torch.testing.assert_close(gradient, -0.5 * ADVANTAGE * torch.tensor(weights), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx(total / 6, abs=1e-6)  # a mean over tokens, whatever the scale
-    assert stats["reuse/clipped"] == pytest.approx(np.mean(np.equal(weights, 0)))
+    assert stats["reuse/clip_fraction"] == pytest.approx(np.mean(np.equal(weights, 0)))
     assert stats["reuse/ess"] == pytest.approx(np.sum(weights) ** 2 / (6 * np.sum(np.square(weights))), abs=1e-6)
     # e^.5 + e^1 + e^.1 + e^-.5 + e^1 + 1 = 9.796986
     assert stats["reuse/ratio"] == pytest.approx(9.796986 / 6, abs=1e-6)
@@ -81,7 +81,7 @@ def test_an_episode_beyond_the_drift_weighs_nothing():
     assert stats["reuse/loss"] == pytest.approx((1.105171 + 0.8 + 2.718282 + 1) / 6, abs=1e-6)  # still over all six
     assert (stats["reuse/num_left_out"], stats["reuse/left_out"]) == (1, 0.5)
     assert stats["reuse/ratio"] == pytest.approx((1.105171 + 0.606531 + 2.718282 + 1) / 4, abs=1e-6)
-    assert stats["reuse/clipped"] == 0.25
+    assert stats["reuse/clip_fraction"] == 0.25
     none = by_hand(settings("clip"), max_logp_gap=0.3)
     assert none[0] == none[2]["reuse/ess"] == 0 and none[2]["reuse/left_out"] == 1
 
@@ -196,7 +196,7 @@ def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner, 
     reused, stats = update(learners, [], stored)
     assert relative_gap(reused[0], gradient(learners, stored)) < 1e-5
     assert stats["reuse/ess"] == pytest.approx(1, abs=1e-5) and stats["reuse/ratio"] == pytest.approx(1, abs=1e-5)
-    assert stats["reuse/drift"] < 1e-5 and stats["reuse/clipped"] == 0 and stats["num_tokens"] == 0
+    assert stats["reuse/drift"] < 1e-5 and stats["reuse/clip_fraction"] == 0 and stats["num_tokens"] == 0
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -240,7 +240,8 @@ def test_more_reused_groups_leave_the_played_gradient_as_it_is(learners, learner
 
 def test_statistics_of_played_tokens_know_nothing_of_reused_ones(learners, learner):
     plain, both = update(learners, GROUPS)[1], update(learners, GROUPS, STORED)[1]
-    for name in ("loss", "policy_loss", "clipped", "correction", "mismatch", "entropy", "num_tokens"):
+    names = ("loss", "policy_loss", "clip_fraction", "correction", "rollout_logp_abs_diff", "entropy", "num_tokens")
+    for name in names:
         assert both[name] == plain[name]
     assert (plain["reuse/num_tokens"], both["reuse/num_tokens"]) == (0, 24)
     assert both["total_loss"] == pytest.approx(both["loss"] + both["reuse/loss"], abs=1e-6)
@@ -266,7 +267,7 @@ def test_exactly_the_episode_that_drifted_is_left_out_and_reported(learners, lea
     report = learner.reuse_report()
     assert set(report) == {"g11", "g12"} and learner.reuse_report() == {}
     assert report["g12"]["drift"] == pytest.approx((0.5 + 12 * 1.5) / 16, abs=1e-4)
-    assert (report["g11"]["num_left_out"], report["g12"]["num_left_out"]) == (0, 1)
+    assert (report["g11"]["num_over_gap"], report["g12"]["num_over_gap"]) == (0, 1)
     assert report["g11"]["drift"] < 1e-5
     assert report["g11"]["nll"] == pytest.approx(-near.behaviour_logp_N.sum() / 8, abs=1e-4)
     advantages = [advantages_of(group) for group in (*GROUPS, near, far)]
@@ -289,7 +290,7 @@ def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_
     group = learner_group(config.replay(reuse_correction="truncate"))
     stored = [as_the_policy_writes(group._learner, one) for one in STORED]
     _, stats = update(group, [], stored)
-    assert stats["reuse/clipped"] > 0.2 and stats["reuse/drift"] < 1e-5
+    assert stats["reuse/clip_fraction"] > 0.2 and stats["reuse/drift"] < 1e-5
     report = group._learner.reuse_report()
     assert all(row["drift"] < 1e-5 for row in report.values())
     assert report["g11"]["nll"] == pytest.approx(-stored[0].behaviour_logp_N.sum() / 8, abs=1e-4)
@@ -326,7 +327,7 @@ def test_notes_join_a_group_that_micro_batches_tore_apart():
     notes.add_drift(np.array([2, 2, 4]), prox, stored, kept)
     notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])
     # |gaps| .5 + 0 + 1 + .5 = 2, -prox 1 + 2 + 4 + 1 = 8, of four tokens; successes are episodes 2 and 4: .5 + 0 - 1
-    expected = {"drift": 0.5, "nll": 2.0, "num_left_out": 1, "success_change": pytest.approx(-0.5 / 3)}
+    expected = {"drift": 0.5, "nll": 2.0, "num_over_gap": 1, "success_change": pytest.approx(-0.5 / 3)}
     assert notes.take_drift() == {"g12": expected}
     notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])
     assert np.isnan(notes.take_drift()["g12"]["success_change"])  # no success among them

@@ -158,7 +158,7 @@ def test_several_epochs_move_away_from_the_policy_that_started(config, ray_here)
     """The second epoch's ratio is taken against the weights before the first: the clip must bite."""
     config = config.training(num_epochs=3, lr=5.0, clip_low=1e-4, clip_high=1e-4)
     _, _, results, _ = train_once(config)
-    assert results[0][DEFAULT_MODULE_ID]["clipped"].peek() > 0.2
+    assert results[0][DEFAULT_MODULE_ID]["clip_fraction"].peek() > 0.2
 
 
 def test_kl_pulls_back_to_the_starting_model(config, ray_here):
