@@ -57,6 +57,7 @@ class SRLConfig(AlgorithmConfig):
     """
 
     compute_dtype: str
+    engine: Any  # a name, or a dictionary of parameters
     _aliases: dict[str, dict[str, tuple[str, Any]]]  # setting -> parameter ("": all of it) -> former name and its value
 
     def __init__(self, algo_class: type | None = None) -> None:

@@ -38,8 +38,10 @@ from rllib_srl.losses import (
 from rllib_srl.losses.clip import Surrogate
 
 Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes
-PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "correction", "masked")
-PLAYED_MEANS += ("rollout_logp_abs_diff",)
+PLAYED_MEANS = (
+    *("loss", "policy_loss", "kl", "entropy"),
+    *("clip_fraction", "correction", "masked", "rollout_logp_abs_diff"),
+)
 PLAYED_COUNTS = ("num_tokens", "num_computed_tokens")
 REUSED_MEANS = ("reuse/clip_fraction", "reuse/ratio")  # over tokens that are kept
 REUSED_COUNTS = ("reuse/num_tokens", "reuse/num_computed_tokens", "reuse/num_episodes", "reuse/num_left_out")
