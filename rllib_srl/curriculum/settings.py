@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rllib_srl.common.setting_checks import are_numbers, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import setting, table_of
 
 MODES = ("off", "bands", "softmax")
@@ -157,8 +158,8 @@ class PlannerSettings:
 
     def faults(self, prefix: str = "") -> list[str]:
         """Validate the settings; return error messages "name = value; expected ...", [] if there are none."""
-        checks = (_numbers, _choices, _tuples) if not (lines := list(_types(self))) else ()
-        lines += [line for check in checks for line in check(self)]
+        if not (lines := list(_types(self))):
+            lines = [*of_ranges(self, _WITHIN), *of_choices(self, _CHOICES), *_tuples(self)]
         return [f"{prefix}{line}" for line in lines or _idle(self, prefix)]
 
 
@@ -219,42 +220,23 @@ def _has_item_bands(settings: PlannerSettings) -> bool:
 
 
 def _types(settings: PlannerSettings) -> Iterator[str]:
-    for name, least in _INTEGERS.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            yield f"{name} = {value!r}; expected an integer of at least {least}"
-    if not isinstance(settings.probe_first, bool):
-        yield f"probe_first = {settings.probe_first!r}; expected True or False"
+    yield from of_integers(settings, _INTEGERS)
+    yield from of_switches(settings, ("probe_first",))
     if settings.plasticity_signal is not None and not isinstance(settings.plasticity_signal, str):
         yield f"plasticity_signal = {settings.plasticity_signal!r}; expected the name of a learner metric, or None"
-
-
-def _numbers(settings: PlannerSettings) -> Iterator[str]:
-    for name, (low, high, expected) in _WITHIN.items():
-        value = getattr(settings, name)
-        if value is None and expected.endswith("None"):
-            continue
-        if not _is_number(value) or not low <= value <= high:
-            yield f"{name} = {value!r}; expected {expected}"
-
-
-def _choices(settings: PlannerSettings) -> Iterator[str]:
-    for name, allowed in _CHOICES.items():
-        if getattr(settings, name) not in allowed:
-            yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
 
 
 def _tuples(settings: PlannerSettings) -> Iterator[str]:
     for name in ("band_weights", "item_bands"):
         value = getattr(settings, name)
         is_none = name == "item_bands" and value is None
-        if not is_none and (not _are_numbers(value, 3) or min(value) < 0 or sum(value) <= 0):
+        if not is_none and (not are_numbers(value, 3) or min(value) < 0 or sum(value) <= 0):
             yield f"{name} = {value!r}; expected three numbers of at least 0, not all 0"
     bounds = settings.band_bounds
-    if not _are_numbers(bounds, 2) or not 0 < bounds[0] < bounds[1] <= 1:
+    if not are_numbers(bounds, 2) or not 0 < bounds[0] < bounds[1] <= 1:
         yield f"band_bounds = {bounds!r}; expected 0 < medium < high <= 1"
     fractions = settings.fraction_bounds
-    if not _are_numbers(fractions, 2) or not 0 <= fractions[0] < fractions[1] < 1:
+    if not are_numbers(fractions, 2) or not 0 <= fractions[0] < fractions[1] < 1:
         yield f"fraction_bounds = {fractions!r}; expected 0 <= lowest < highest < 1"
 
 
@@ -269,10 +251,3 @@ def _idle(settings: PlannerSettings, prefix: str) -> Iterator[str]:
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
-
-def _are_numbers(value: Any, num: int) -> bool:
-    return isinstance(value, tuple | list) and len(value) == num and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.common.rules import Rules
+from rllib_srl.common.setting_checks import is_number, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import Setting, setting, table_of
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.secrets import DETECTORS
@@ -274,26 +275,16 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
 
 
 def _ranges(settings: ReplaySettings) -> Iterator[str]:
-    for name, least in _AT_LEAST.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            yield f"{name} = {value!r}; expected an integer of at least {least}"
-    for name, (low, high, expected) in _WITHIN.items():
-        value = getattr(settings, name)
-        if value is None and expected.endswith("None"):
-            continue
-        if not _is_number(value) or not low <= value <= high:
-            yield f"{name} = {value!r}; expected {expected}"
+    yield from of_integers(settings, _AT_LEAST)
+    yield from of_ranges(settings, _WITHIN)
     admission = {name: getattr(settings, name) for name in SHARED}
     yield from AdmissionSettings(**admission).faults()
     window = settings.mask_window
-    if not isinstance(window, tuple | list) or len(window) != 2 or not all(map(_is_number, window)):
+    if not isinstance(window, tuple | list) or len(window) != 2 or not all(map(is_number, window)):
         yield f"mask_window = {window!r}; expected two numbers"
     elif not 0 < window[0] < 1 < window[1]:
         yield f"mask_window = {window!r}; expected 0 < lower < 1 < upper"
-    for name in ("task_growth", "grade_reuse", "fill_with_not_due"):
-        if not isinstance(getattr(settings, name), bool):
-            yield f"{name} = {getattr(settings, name)!r}; expected True or False"
+    yield from of_switches(settings, ("task_growth", "grade_reuse", "fill_with_not_due"))
 
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
@@ -304,9 +295,7 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "diversity_bonus": (None, *BONUSES),
         "index_device": ("cpu", "gpu"),
     }
-    for name, allowed in choices.items():
-        if getattr(settings, name) not in allowed:
-            yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
+    yield from of_choices(settings, choices)
     for name, rules in RULES.items():
         if name not in CHECKED_APART and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
             yield f"{name} = {getattr(settings, name)!r}; {fault}"
@@ -346,7 +335,7 @@ def _rules(settings: ReplaySettings) -> Iterator[str]:
                 faults.append(f"{name} = {configs[name]!r}; {error}")
         yield from faults or _weights(settings)
     retention = settings.desired_retention
-    if not SPACINGS.fault(settings.spacing) and _is_number(retention) and 0 < retention < 1:
+    if not SPACINGS.fault(settings.spacing) and is_number(retention) and 0 < retention < 1:
         try:
             make_spacing(settings.spacing, retention, **settings.spacing_config)
         except (TypeError, ValueError) as error:
@@ -428,8 +417,5 @@ def _plain(value: Any) -> Any:
 
 
 def _are_weights(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(_is_number(w) and w > 0 for w in value.values())
+    return isinstance(value, Mapping) and bool(value) and all(is_number(w) and w > 0 for w in value.values())
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

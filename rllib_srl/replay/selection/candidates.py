@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import setting
 
 REPO_STRATEGIES = ("highest", "max_variance", "random", "recent")
@@ -181,16 +182,15 @@ def _fault(name: str, value: Any) -> str:
     if name == "repo_strategy":
         return "" if value in REPO_STRATEGIES else f"one of {list(REPO_STRATEGIES)}"
     if name in _COUNTS:
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-        return "" if good else "an integer of at least 0"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+        return "" if is_integer(value, 0) and value < 2**63 else "an integer of at least 0"
+    is_finite = is_number(value)
     if name in _SHARES:
-        return "" if is_number and 0 <= value <= 1 else "a number in [0, 1]"
+        return "" if is_finite and 0 <= value <= 1 else "a number in [0, 1]"
     if name in _POSITIVE:
-        return "" if is_number and value > 0 else "a number above 0"
+        return "" if is_finite and value > 0 else "a number above 0"
     if name == "pier_base":
-        return "" if is_number and value > 1 else "a number above 1"
-    return "" if is_number and value >= 0 else "a number of at least 0"
+        return "" if is_finite and value > 1 else "a number above 1"
+    return "" if is_finite and value >= 0 else "a number of at least 0"
 
 
 def first(num: int, generator: np.random.Generator, *columns_N: np.ndarray) -> np.ndarray:
