@@ -133,7 +133,7 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
         )
         if setting.name not in USED_MOST:
             all_help[action], action.help = str(action.help), argparse.SUPPRESS
-    for name in ALIASES if not without else ():
+    for name in [old for old, place in ALIASES.items() if place.partition(".")[0] not in without]:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
