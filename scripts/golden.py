@@ -215,8 +215,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the script."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(description=summary, epilog=rest, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--against", metavar="COMMIT", help="what to compare with")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="only run here, and write what came out")
+    parser.add_argument("--against", metavar="COMMIT", help="commit to compare with")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="only run here, and write the results to FILE")
     parser.add_argument("--cases", nargs="+", default=list(SHORT), choices=(*CASES, "all"), metavar="CASE")
     arguments = parser.parse_args(argv)
     names = list(CASES) if "all" in arguments.cases else arguments.cases

@@ -227,7 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to be tried; a temporary one if none")
+    parser.add_argument("--directory", type=Path, default=None, help="directory to test (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="kill_loop_") as directory:
         result = kill_loop(Path(directory), arguments.kills, arguments.seed)

@@ -107,7 +107,7 @@ class Books:
                     uses[decode(journal.read_group(seq)).group_id] = int(row["uses"])
         faults = [f"acknowledged groups are missing: {sorted(lost)}"] if (lost := self.kept - set(uses)) else []
         if set(uses) - self.kept:
-            faults.append(f"groups nobody acknowledged: {sorted(set(uses) - self.kept)}")
+            faults.append(f"groups that were never acknowledged: {sorted(set(uses) - self.kept)}")
         if +uses != self.drawn:
             faults.append(f"draws {dict(self.drawn)} but uses {dict(+uses)}")
         return faults
@@ -258,7 +258,7 @@ def kill_phases(
             faults += found
             say(f"{where}: {len(found)} faults")
     if not num_reused:
-        faults.append("nothing was ever reused, so nothing was seen of it")
+        faults.append("no group was reused, so reuse was not tested")
     faults += books.faults(algo.memory, directory)
     return {
         "num_iterations": algo.iteration,
@@ -276,7 +276,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--verbose", action="store_true", help="show what Ray and RLlib say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray and RLlib")
     arguments = parser.parse_args()
     start_ray(arguments.verbose)
     with tempfile.TemporaryDirectory(prefix="kill_phases_") as directory:

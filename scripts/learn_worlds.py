@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
     out = (arguments.out or runs.new_directory("learn_worlds")).absolute()

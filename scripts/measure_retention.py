@@ -146,7 +146,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--spacing", default="fsrs", help="a rule's name (default: %(default)s)")
     parser.add_argument("--model", default="tiny", help="(default: %(default)s)")
     parser.add_argument("--evaluation-duration", type=int, default=128, metavar="N", help="held-out prompts")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray and RLlib say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray and RLlib")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
 

@@ -267,10 +267,10 @@ def gather(folder: Path, is_installed: bool) -> Facts:
 
 def main() -> int:
     """Print the findings or the set; return 1 if something is missing."""
-    parser = argparse.ArgumentParser(description="Say whether this machine can run rllib_srl.")
+    parser = argparse.ArgumentParser(description="Check whether this machine can run rllib_srl.")
     parser.add_argument("--print-set", action="store_true", help="print only the package set that fits")
     parser.add_argument("--set", choices=SETS, help="check for this set (default: the one that fits)")
-    parser.add_argument("--installed", action="store_true", help="the packages are there: ask for less disk")
+    parser.add_argument("--installed", action="store_true", help="the packages are installed: less disk is needed")
     args = parser.parse_args()
     facts = gather(Path(__file__).resolve().parent, args.installed)
     package_set = args.set or choose_set(facts)

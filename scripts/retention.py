@@ -165,7 +165,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=300)
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--group_size", type=int, default=8)
-    parser.add_argument("--untrained_gain", type=float, default=1.0, help="of the rules: 0 lets only signal space out")
+    parser.add_argument("--untrained_gain", type=float, default=1.0, help="share of the stability gain without signal")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 

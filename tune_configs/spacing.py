@@ -14,7 +14,7 @@ from rllib_srl.tune_configs.arms import on_stream, varied
 def study() -> Study:
     """Return the study."""
     rules = {"sm2": "SM-2", "leitner": "Leitner boxes", "fixed": "fixed interval", "expanding": "expanding intervals",
-             "srl1": "the source's rule", "none": "no rule"}
+             "srl1": "SRL-1", "none": "no rule"}
     fsrs = varied("fsrs", "FSRS", "An old prompt is due when FSRS expects it to be forgotten.", replay_spacing="fsrs")
     others = [varied(rule, title, f"An old prompt is due as {title} says.", replay_spacing=rule)
               for rule, title in rules.items()]

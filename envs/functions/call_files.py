@@ -82,7 +82,7 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
                 raise ValueError(fault)
             found = _row(row, wanted, expects_calls=bool(answers))
             if found.row_id in rows:
-                raise ValueError(f"field id = {found.row_id!r} is there twice")
+                raise ValueError(f"field id = {found.row_id!r} occurs twice")
             rows[found.row_id] = found
         except ValueError as error:
             faults.append(f"{path}, row {number}: {error}")
@@ -105,7 +105,7 @@ def _lines(path: str) -> list[tuple[int, Any, str]]:
             try:
                 found.append((number, json.loads(line), ""))
             except (json.JSONDecodeError, RecursionError) as error:
-                found.append((number, None, f"is no JSON ({str(error)[:60]})"))
+                found.append((number, None, f"is not valid JSON ({str(error)[:60]})"))
     return found
 
 

@@ -106,7 +106,7 @@ class SymbolicPool:
         self._ready.put(worker)
         if "is_late" in reply:
             self.num_late += 1
-            raise LateError(f"no reply within the work of {deadline_s:g} s, or {_WALL_FACTOR * deadline_s:g} s in all")
+            raise LateError(f"no reply within {deadline_s:g} s of work, or {_WALL_FACTOR * deadline_s:g} s in total")
         return reply["is_right"]
 
     def warm(self) -> None:
@@ -212,7 +212,7 @@ class _Worker:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise PoolError(f"a symbolic worker has ended between questions ({error})") from error
+            raise PoolError(f"a symbolic worker exited between questions ({error})") from error
         return self._read(deadline_s)
 
     def kill(self) -> None:

@@ -27,10 +27,10 @@ class PromptTemplate:
             read = list(string.Formatter().parse(text))
         except ValueError as error:  # a stray brace
             read = []
-            self.faults.append(self._fault(text, f"{error}; a brace that is meant as such is doubled"))
+            self.faults.append(self._fault(text, f"{error}; write a literal brace twice"))
         for literal, name, form, conversion in read:
             if name is not None and (not name.isidentifier() or form or conversion):
-                self.faults.append(self._fault(text, f"{{{name}}} is no plain name of a field"))
+                self.faults.append(self._fault(text, f"{{{name}}} is not a plain field name"))
             self._parts.append((literal, name))
         if not self.faults and QUESTION not in self.fields:
             self.faults.append(self._fault(text, "{question} is not in it"))

@@ -111,7 +111,7 @@ class QuestionFileSettings(QuestionSettings):
         faults += template.faults
         told = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
         if given := [name for name in template.fields if name.casefold() in told]:
-            faults.append(f"prompt_template names {{{given[0]}}}, which would give the answer away; expected others")
+            faults.append(f"prompt_template names {{{given[0]}}}, which reveals the answer; expected other fields")
         if not 0 <= self.format_weight <= 1:
             faults.append(f"format_weight = {self.format_weight}; expected 0 to 1")
         if (self.format_weight or self.needs_format) and self.answer_format == "any":
@@ -166,7 +166,7 @@ class QuestionFile(Listed, QuestionWorld):
             known, named = ", ".join(sorted(held.names)), ", ".join(f"{{{name}}}" for name in unknown)
             raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
         if held.faults and (self.settings.bad_rows == "refuse" or not held.problems):
-            raise ValueError(f"file {path!r}: {_told(held.faults)}; mend them, or set bad_rows = 'skip'")
+            raise ValueError(f"file {path!r}: {_told(held.faults)}; fix them, or set bad_rows = 'skip'")
         if not held.problems:
             raise ValueError(f"file {path!r} has no rows; expected questions")
         self.num_skipped += len(held.faults)
@@ -320,7 +320,7 @@ def _problems_in(
             problem = problem_of(row, question_field, answer_field, others)
             first = problems.setdefault(_id(problem.question), problem)
             if first.answer != problem.answer:
-                raise RowFault("answer", "is not that of an earlier row which asks the same")
+                raise RowFault("answer", "differs from that of an earlier row with the same question")
             num_repeated += first is not problem
         except RowFault as fault:
             faults.append(f"row {number}, {fault}")
@@ -338,7 +338,7 @@ def local_file(hub_id: str, path: str) -> Path:
     if not hub_id:
         local = Path(path).expanduser()
         if not local.is_file():
-            raise ValueError(f"path = {path!r} is no file; expected one that ends in {', '.join(SUFFIXES)}")
+            raise ValueError(f"path = {path!r} is not a file; expected a file that ends in {', '.join(SUFFIXES)}")
         return local
     from huggingface_hub import hf_hub_download
 

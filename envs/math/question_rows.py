@@ -224,7 +224,7 @@ def _text(value: Any, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RowFault(name, "holds half a character (a lone surrogate); expected UTF-8 text") from None
+        raise RowFault(name, "contains a lone surrogate; expected UTF-8 text") from None
     return text
 
 
@@ -249,14 +249,14 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 try:
                     yield json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    yield RowFault("(row)", f"is no JSON: {error}")
+                    yield RowFault("(row)", f"is not JSON: {error}")
 
 
 def _json_list(path: Path) -> Iterator[Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"file {str(path)!r} is no JSON: {error}; expected a list (or name it .jsonl)") from error
+        raise ValueError(f"file {str(path)!r} is not JSON: {error}; expected a list (or name it .jsonl)") from error
     if isinstance(held, Mapping):
         held = next((held[name] for name in _HOLDERS if name in held), held)
     if isinstance(held, Mapping) and all(isinstance(row, Mapping) for row in held.values()):
@@ -272,7 +272,7 @@ def _csv_rows(path: Path) -> Iterator[Any]:
         try:
             for row in reader:
                 extra = row.pop(None, None)
-                yield RowFault("(row)", f"has {len(extra)} values more than there are names") if extra else row
+                yield RowFault("(row)", f"has {len(extra)} more values than column names") if extra else row
         except csv.Error as error:
             where = f"file {str(path)!r}, line {reader.line_num + 1}"
             raise ValueError(f"{where} cannot be read: {error}; expected comma-separated values") from error
@@ -287,4 +287,4 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
             for batch in held.iter_batches():
                 yield from batch.to_pylist()
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"file {str(path)!r} is no Parquet: {error}") from error
+        raise ValueError(f"file {str(path)!r} is not a Parquet file: {error}") from error

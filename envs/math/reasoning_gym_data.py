@@ -22,9 +22,9 @@ ANSWER_IN_METADATA = {
     "rubiks_cube": "example_correct_answer",
 }
 REFUSED = {
-    "boxnet": "it states no answers that could be checked against its grader",
-    "rush_hour": "it states no answers that could be checked against its grader",
-    "composite": "its settings are no JSON; expected rllib_srl.envs.math.reasoning_gym_mixture in its place",
+    "boxnet": "it has no reference answers to check its grader with",
+    "rush_hour": "it has no reference answers to check its grader with",
+    "composite": "its settings are not JSON; expected rllib_srl.envs.math.reasoning_gym_mixture in its place",
 }
 
 _SEED = 0  # of every dataset: only the index varies

@@ -73,7 +73,7 @@ class ReasoningGymSettings(QuestionSettings):
         if not 1 <= self.pool_size <= _MAX_POOL_SIZE:
             faults.append(f"pool_size = {self.pool_size}; expected 1 to {_MAX_POOL_SIZE}")
         for name in sorted({"seed", "size"} & set(self.config)):
-            faults.append(f"config sets {name}, which the world sets itself; leave it out")
+            faults.append(f"config has {name}; expected it unset, because the environment sets it")
         return faults
 
 
@@ -113,7 +113,7 @@ class ReasoningGym(QuestionWorld):
             if answer_of(first[index], self.settings.dataset):
                 self.question(self._id(index))
                 return
-        raise ValueError(f"dataset {self.settings.dataset!r} states no answers, so it cannot be played here")
+        raise ValueError(f"dataset {self.settings.dataset!r} has no reference answers, so it cannot be played")
 
     def _draw_shots(self) -> list[Question]:
         # Shots lie beyond every pool: making an environment does not need the pool, whose size changes no shot.

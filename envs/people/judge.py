@@ -76,7 +76,7 @@ def address_of(url: str) -> Address:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} is no URL ({error})") from error
+        raise ValueError(f"{url!r} is not a URL ({error})") from error
     if parts.scheme not in _PORTS or not host or re.search(r"[\s,]", url):
         raise ValueError(f"{url!r}; expected a URL with a host, as in https://host/v1")
     if "@" in parts.netloc or "?" in url or "#" in url:
@@ -152,7 +152,7 @@ def _lines() -> list[str]:
             raise ValueError("it is too long")
         return text.decode().splitlines()
     except ValueError as error:
-        raise ValueError(f"{path} is no list of at most {_MOST_LIST_BYTES} bytes in UTF-8 ({error})") from error
+        raise ValueError(f"{path} is not a UTF-8 file of at most {_MOST_LIST_BYTES} bytes ({error})") from error
 
 
 GRADES, PASS = (1, 4), 3  # lowest and highest; lowest that passes

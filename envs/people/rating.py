@@ -121,7 +121,7 @@ class Lines:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             if line.strip():
-                self.broken(f"no JSON ({error})")
+                self.broken(f"not valid JSON ({error})")
             return None
         if not isinstance(row, dict) or not isinstance(row.get("id"), str):
             self.broken("field id is missing; expected a mapping with the id of an answer")

@@ -53,7 +53,7 @@ class RubricSettings:
         faults = []
         named = isinstance(self.criteria, dict) and [*self.criteria, *self.criteria.values()]
         if not named or not all(isinstance(text, str) and text for text in named):
-            faults.append(f"criteria = {self.criteria!r}; expected a mapping from a name to what a full grade takes")
+            faults.append(f"criteria = {self.criteria!r}; expected a mapping: name -> description")
         if self.reward not in REWARDS:
             faults.append(f"reward = {self.reward!r}; expected one of {', '.join(REWARDS)}")
         if not 0 < self.deadline_s <= 3600:

@@ -105,7 +105,7 @@ class Sentences(TurnWorld):
         is_one = isinstance(prompt_id, str) and len(prompt_id) < 100 and _PROMPT_ID.fullmatch(prompt_id)
         words = prompt_id.split(", ") if is_one else []
         if not words or len(set(words)) < len(words) or not set(words) <= set(_NOUNS):
-            raise ValueError(f"prompt_id = {prompt_id!r}; expected distinct words it knows, as in 'lamp, river, cloud'")
+            raise ValueError(f"prompt_id = {prompt_id!r}; expected distinct known words, as in 'lamp, river, cloud'")
         return words
 
 

@@ -14,12 +14,14 @@ from rllib_srl.envs.sandbox.run import MECHANISMS
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m rllib_srl.envs.sandbox", description="What is isolated here.")
-    parser.add_argument("--without", nargs="*", default=[], choices=MECHANISMS, help="do without these, to see")
+    what = "Show what the sandbox isolates on this machine."
+    parser = argparse.ArgumentParser(prog="python -m rllib_srl.envs.sandbox", description=what)
+    text = "disable these mechanisms, as a test"
+    parser.add_argument("--without", nargs="*", default=[], choices=MECHANISMS, help=text)
     guarantees = probe(tuple(parser.parse_args().without))
     print(guarantees)
     if guarantees.missing:
-        print(f"\nWorlds that run code refuse to start here unless allow_weak_sandbox = True: {guarantees.missing}")
+        print(f"\nEnvironments that run code do not start here unless allow_weak_sandbox = True: {guarantees.missing}")
     return 1 if guarantees.missing else 0
 
 

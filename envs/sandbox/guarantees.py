@@ -124,7 +124,7 @@ class Guarantees:
         cells += [(row.name, "yes" if row.holds else "NO", row.how or "nothing", row.seen) for row in self.rows]
         widths = [max(len(row[column]) for row in cells) for column in range(3)]
         lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[3]]).rstrip() for row in cells]
-        return "\n".join([*lines, *([f"namespaces were given up: {self.note}"] if self.note else [])])
+        return "\n".join([*lines, *([f"namespaces are not available: {self.note}"] if self.note else [])])
 
 
 _FOUND: dict[tuple[str, ...], Guarantees] = {}

@@ -174,7 +174,7 @@ class Pool:
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
         except OSError as error:
-            raise LostWorkerError(f"the sandbox's zygote takes no orders: {error}") from error
+            raise LostWorkerError(f"the sandbox's zygote does not respond: {error}") from error
 
     def _begin(self) -> None:
         """Start a zygote, and once more without namespaces if it could make them but not use them."""

@@ -77,8 +77,8 @@ class Sandbox:
             if missing and not allow_weak_sandbox:
                 raise WeakSandboxError(
                     f"this machine's sandbox does not isolate {', '.join(missing)} "
-                    "(python -m rllib_srl.envs.sandbox says why); "
-                    "set allow_weak_sandbox = True to run untrusted code all the same"
+                    "(python -m rllib_srl.envs.sandbox shows why); "
+                    "set allow_weak_sandbox = True to run untrusted code anyway"
                 )
 
     def run(

@@ -101,7 +101,7 @@ def rows_of(path: str, read: Callable[[Any], T], skip_broken: bool) -> tuple[lis
             faults.append(f"{path}, row {number}: {error}")
     if faults and not skip_broken:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{more}; mend the rows, or set broken_rows = 'skip'")
+        raise ValueError(f"{faults[0]}{more}; fix the rows, or set broken_rows = 'skip'")
     if not rows:
         raise ValueError(f"{path} has no usable row; expected JSON objects, one a line")
     return rows, tuple(faults)

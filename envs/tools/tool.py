@@ -160,7 +160,7 @@ def _check_describable(function: Callable[..., Any]) -> None:
         elif name not in hints:
             faults.append(f"parameter {name} has no type hint")
     if not (function.__doc__ or "").strip():
-        faults.append("it has no docstring to describe it with")
+        faults.append("it has no docstring")
     if faults:
         raise ValueError(f"tool {function.__name__!r}: " + "; ".join(faults))
 

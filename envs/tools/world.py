@@ -61,12 +61,12 @@ class ToolSettings(QuestionSettings):
             if not least <= getattr(self, name) <= most:
                 faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
         faults += [
-            f"{name} = {getattr(self, name)}; expected 0, for this world has no use for it"
+            f"{name} = {getattr(self, name)}; expected 0: this environment does not use it"
             for name in self.unused
             if getattr(self, name)
         ]
         if self.has_many_arguments and self.call_format == "tags":
-            faults.append("call_format = 'tags'; expected another one, for a tag holds one argument only")
+            faults.append("call_format = 'tags'; expected another one: a tag holds only one argument")
         if not 0 < self.call_timeout_s <= 3600:
             faults.append(f"call_timeout_s = {self.call_timeout_s}; expected more than 0, at most 3600")
         if self.tools_in == "shots" and self.num_shots == 0:

@@ -85,5 +85,5 @@ def inner_world(world: str, world_config: Mapping[str, Any]) -> Any:
         raise ValueError(f"world = {world!r} cannot be imported ({type(error).__name__}: {error})") from error
     inner = make(dict(world_config))
     if not hasattr(inner, "prompt_ids"):
-        raise ValueError(f"world = {world!r} has no prompt_ids; expected a world that can be asked the same again")
+        raise ValueError(f"world = {world!r} has no prompt_ids; expected an environment with prompt_ids")
     return inner

@@ -85,10 +85,10 @@ class SelfIteration(Around):
         self._settings: SelfIterationSettings = read_settings(SelfIterationSettings, env_config, type(self).__name__)
         super().__init__(self._settings.world, self._settings.world_config)
         if getattr(self.world, "can_iterate", False):
-            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the world inside it")
+            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the inner environment")
         if hasattr(self.world, "settle_group"):
             raise ValueError(
-                f"world = {self._settings.world!r} is paid by its group; expected it around self_iteration, not inside"
+                f"world = {self._settings.world!r} is paid by its group; expected it outside self_iteration, not inside"
             )
         is_plain = self._settings.reward == "plain"
         self.max_graded_steps = self._settings.num_steps if is_plain else 0  # same reward scale as a first answer
@@ -114,7 +114,7 @@ class SelfIteration(Around):
         if options:
             raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history, or step")
         if history and prompt_id is None:
-            raise ValueError("reset got a history without the prompt_id it belongs to")
+            raise ValueError("reset got a history without its prompt_id")
         if step and (step not in ASKED or not history):
             raise ValueError(
                 f"step = {step!r} on a history of {len(history)} answers; expected {' or '.join(ASKED)}, and an answer"
@@ -196,6 +196,6 @@ def chain(
         history.append(policy(transcript))
         _, reward, terminated, truncated, _ = world.step(history[-1])
         if not (terminated or truncated):
-            raise ValueError(f"prompt_id = {prompt_id!r} goes on after answer {depth}; expected a world of one turn")
+            raise ValueError(f"prompt_id = {prompt_id!r} goes on after answer {depth}; expected one turn")
         rewards.append(float(reward))
     return rewards

@@ -70,10 +70,10 @@ class SelfLabel(Around):
         name = self._settings.world
         super().__init__(name, self._settings.world_config)
         if hasattr(self.world, "settle_group"):
-            raise ValueError(f"world = {name!r} settles its groups already; expected the world inside it")
+            raise ValueError(f"world = {name!r} settles its groups already; expected the inner environment")
         if _gives_feedback(self.world):
             raise ValueError(
-                f"world_config of {name!r} sets feedback_turns, and feedback tells what is right; expected 0"
+                f"world_config of {name!r} has feedback_turns, and feedback reveals the answer; expected 0"
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

@@ -128,4 +128,4 @@ def corrections(is_right_AK: np.ndarray) -> Corrections:
 
 def _check_chains(values_AK: np.ndarray) -> None:
     if values_AK.ndim != 2 or not values_AK.size:
-        raise ValueError(f"chains have shape {values_AK.shape}; expected [A, K + 1], neither of them 0")
+        raise ValueError(f"chains have shape {values_AK.shape}; expected [A, K + 1] with A >= 1")

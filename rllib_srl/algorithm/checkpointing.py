@@ -134,7 +134,7 @@ class SavedAlgorithm(Algorithm):
             self._is_saving = False
         have_saved = self._ask_all("take_saved", (), "writing a checkpoint")
         if "state" not in kwargs and not any(have_saved):
-            raise RuntimeError(f"no learner wrote its part of checkpoint {saved}")
+            raise RuntimeError(f"no learner wrote its state to checkpoint {saved}")
         if self.config.fsdp:
             shards = Path(saved).absolute() / SHARDS
             self._ask_all("save_shards", (str(shards),), "writing shards")
@@ -222,7 +222,7 @@ class SavedAlgorithm(Algorithm):
         found = Checkpoint.from_directory(found) if isinstance(found, str) else found
         if found.filesystem.get_file_info(f"{found.path}/{TUNES_PICKLE}").type.name != "NotFound":
             raise checkpoints.CheckpointError(
-                f"checkpoint {found.path} holds {TUNES_PICKLE}, which SRL never writes; use another checkpoint"
+                f"checkpoint {found.path} contains {TUNES_PICKLE}, which SRL never writes; use another checkpoint"
             )
         super().restore(checkpoint_path)
 

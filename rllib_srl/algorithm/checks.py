@@ -74,7 +74,7 @@ def _of_packages(config: Any) -> Iterator[str]:
     if not settings.is_on:
         return
     try:
-        check_faiss("cpu")  # only the memory's own process can check for its GPU
+        check_faiss()
     except ValueError:
         yield (
             f"replay_capacity = {settings.capacity!r}; expected the package faiss (pip install 'rllib_srl[cpu]'), "
@@ -97,7 +97,7 @@ def _described(name: str, root: str) -> Path | None:
     (answer,) = _in_turn(HUB_DEADLINE_S, partial(_caught, ModelError, partial(described_model, name, root)))
     if isinstance(answer, _Fault):
         reason = f"did not answer within {HUB_DEADLINE_S:g} s" if answer.is_late else answer.text
-        raise ModelError(f"model {name!r} could not be looked up: it {reason}")
+        raise ModelError(f"model {name!r} could not be looked up: the hub {reason}")
     if isinstance(answer, ModelError):
         raise answer
     return answer
@@ -167,7 +167,7 @@ def _made(creator: Callable[[dict], Any], env_config: dict) -> Any:
     try:
         env = creator(env_config)
     except Exception as error:  # user code can raise anything
-        return _Fault(_said(error, "it cannot be made"))
+        return _Fault(_said(error, "it cannot be created"))
     if faults := lacks(env):
         return _Fault("it cannot be played: " + "; ".join(faults))
     return env
@@ -202,7 +202,7 @@ def _fault_of_length(config: Any, prompt: Prompt, observation: str, directory: P
         return ""
     return (
         f"its prompt {prompt.prompt_id!r} has {num} tokens; expected fewer than max_episode_tokens = "
-        f"{config.max_episode_tokens}, which holds the answer too"
+        f"{config.max_episode_tokens}, which includes the answer"
     )
 
 

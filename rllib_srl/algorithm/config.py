@@ -227,7 +227,7 @@ class SRLConfig(AlgorithmConfig):
             self.create_local_env_runner = self.num_env_runners == 0
             faults = faults_of(self)
             if faults := [*faults, *early_faults(self, faults)]:
-                raise ValueError("SRLConfig has faults:\n  " + "\n  ".join(faults))
+                raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
             self._settle()
         super().validate()
 
@@ -243,7 +243,7 @@ class SRLConfig(AlgorithmConfig):
             name = "vllm" if find_spec("vllm") else "transformers"
             self.engine = {**GROUPS["engine"].given(self.engine), "name": name}
             if name == "transformers":
-                logger.warning("vLLM is not installed: the TransformersEngine samples, slower and exact")
+                logger.warning("vLLM is not installed: using the TransformersEngine, which is exact but slower")
 
     # --- derived ------------------------------------------------------------------------------
 
@@ -404,7 +404,7 @@ def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
     lines = []
     for name in unknown:
         other = next((other for other, table in homes.items() if name in _taken(table)), "")
-        home = f"use {other}(), whose setting it is" if other else ""
+        home = f"it is a setting of {other}()" if other else ""
         hint = home or in_place_of(name, known) or in_place_of(name, SETTINGS)
         lines.append(f"  {name}; expected no setting of that name here{f'; {hint}' if hint else ''}")
-    return "\n".join([f"{part}() got settings that it does not take:", *lines])
+    return "\n".join([f"{part}() got unknown settings:", *lines])

@@ -123,7 +123,7 @@ def _chains(
                 continue
             if group.num_turns_G[0] > 1:
                 raise ValueError(f"{group.prompt.env_id} [{group.prompt.prompt_id}] took {group.num_turns_G[0]} turns; "
-                                 f"expected a world of one turn with evaluation_iterations = {num}")  # fmt: skip
+                                 f"expected one turn, as evaluation_iterations = {num} requires")  # fmt: skip
             steps_of.setdefault(key, []).append((float(group.rewards_G[0]), bool(group.is_right_G()[0])))
             going[key] = (asked[key][0], (*asked[key][1], answer))
         asked = going

@@ -144,26 +144,26 @@ def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
     if settings.ratio_level != "token" and settings.correction in _TOKEN_CORRECTIONS:
         yield (
             f"correction = {settings.correction!r} with ratio_level = {settings.ratio_level!r}; expected 'none', "
-            "'sequence_tis' or 'sequence_mask': the unit of the ratio is an episode, a token's weight would tear it"
+            "'sequence_tis' or 'sequence_mask': the ratio is per episode, so its correction is too"
         )
     if settings.ratio_anchor == "bypass" and settings.correction not in ("none", "mis_po"):
         yield (
             f"correction = {settings.correction!r} with ratio_anchor = 'bypass'; expected 'none' or 'mis_po': the "
-            "ratio to the engine's log-probs is the correction already, a weight would count it twice"
+            "ratio to the engine's log-probs already contains the correction"
         )
     if settings.tis_clip_max is None and not _is_preset(config.correction) and "tis" in settings.correction:
         yield f"tis_clip_max = None with correction = {settings.correction!r}; expected a number above 0"
     if settings.kl_estimator == "k1" and settings.kl_on_reused == "weighted":
         estimators = "'k2', 'k3' or 'k3_k2'"
-        yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1 as a loss is noise"
+        yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1's gradient has mean 0"
     yield from _together(settings, config)
 
 
 def _together(settings: LossSettings, config: Any) -> Iterator[str]:
     if settings.use_critic and settings.advantage in GROUP_NORMALISED:
         yield (
-            f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae': the group is a "
-            "baseline already, and its advantages say nothing of what a token is worth"
+            f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae': with other "
+            "estimators the group is the baseline, and advantages have no value per token"
         )
     elif settings.use_critic and settings.advantage != "gae":
         yield f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae'"
@@ -175,22 +175,22 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         yield "advantage = 'gae' with rescue or reuse_positive_only; expected an advantage relative to a group"
     if settings.advantage == "gae" and settings.dynamic_sampling_tries:
         yield (
-            f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: groups "
-            "of equal rewards have a signal there"
+            f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: with "
+            "it, groups of equal rewards have a signal"
         )
     if settings.kl_reference != "base" and config.lora_rank:
         yield (
             f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
-            "reference is the model without its adapters, which never moves"
+            "reference is the model without its adapters, which is never updated"
         )
     if settings.kl_reference != "base" and not settings.kl_coeff:
         yield f"kl_reference = {settings.kl_reference!r} with kl_coeff = 0; expected kl_coeff above 0"
     if settings.rescue == "arpo" and config.replay_embedding == "policy":
         yield (
             "rescue = 'arpo' with replay_embedding = 'policy'; expected another embedding, or rescue = 'rlep': the "
-            "episode whose place is taken has no hidden states"
+            "replaced episode has no hidden states"
         )
     if settings.rescue != "none" and not config.replay_capacity:
-        yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory that keeps the successes"
+        yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory, which stores the successes"
     if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
         yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"

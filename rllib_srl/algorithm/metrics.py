@@ -170,12 +170,12 @@ class Report:
             return
         answers = [answer for batch in batches for answer in batch.unpaid][:MAX_SHOWN_ANSWERS]
         if answers:
-            lines = [f"said {a['answer']!r}: parsed {a['parsed']!r}, expected {a['expected']!r}" for a in answers]
+            lines = [f"answer {a['answer']!r}: parsed {a['parsed']!r}, expected {a['expected']!r}" for a in answers]
             told = "\n    ".join(lines)
             self.warn(
-                f"no episode of the first {NUM_SILENT_BATCHES} iterations has earned a reward, so nothing is "
-                f"learned. {len(answers)} answers:\n    {told}\n  Do the prompt, max_turn_tokens and the expected "
-                "format fit the model? See docs/grading.md."
+                f"all rewards of the first {NUM_SILENT_BATCHES} iterations are 0, so nothing is learned. "
+                f"{len(answers)} sample answers:\n    {told}\n  Check that the prompt, max_turn_tokens and the "
+                "expected format suit the model; see docs/grading.md."
             )
 
     def _reasons(self, batches: Sequence[RunnerBatch]) -> None:

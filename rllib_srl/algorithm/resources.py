@@ -111,5 +111,5 @@ def _check(request: Any, config: Any, total: Mapping[str, float], nodes: Sequenc
         raise PlacementError(
             f"one run needs {', '.join(dict.fromkeys(short))}; expected less: "
             f"lower num_env_runners = {config.num_env_runners}, num_learners = {config.num_learners} or the CPUs and "
-            "GPUs of each, or set check_resources = False if the cluster grows by itself"
+            "GPUs of each, or set check_resources = False if the cluster grows on demand"
         )

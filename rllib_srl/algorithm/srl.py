@@ -100,7 +100,7 @@ class SRL(SavedAlgorithm):
             self.source.iterating([], self.config.evaluation_iterations)
         self.runners = Runners(self.env_runner_group)
         self.runners.check_started(self.config.start_timeout_s)
-        starting.info("checking that the engine follows the learner")
+        starting.info("testing the weight sync")
         self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
@@ -225,7 +225,7 @@ class SRL(SavedAlgorithm):
             if attempt + 1 == MAX_TRIES:
                 culprit = min(lost)
                 raise ActorFailure(
-                    f"{len(pending)} prompts could not be played in {MAX_TRIES} tries: "
+                    f"{len(pending)} prompts could not be played in {MAX_TRIES} attempts: "
                     f"runner {culprit} {lost[culprit].reason}"
                 )
             self._restore_runners(lost)
@@ -252,7 +252,7 @@ class SRL(SavedAlgorithm):
         for runner_id, failure in lost.items():
             for attempt in range(MAX_TRIES):
                 self.report.warn(
-                    f"runner {runner_id} {failure.reason}; it is restarted, and what it lost is played again"
+                    f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again"
                 )
                 self.runners.revive(runner_id, failure, self.config.start_timeout_s)
                 self.report.count("num_runner_restarts", 1)
@@ -353,7 +353,8 @@ class SRL(SavedAlgorithm):
             self.memory.look_back(reused, {name: row for one in told for name, row in one.items()}, now)
         if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
             rates = [(rate,)] * max(1, self.config.num_learners)
-            call_learners(self.learner_group, "follow_policy", rates, self.config.sync_timeout_s, "moving a reference")
+            timeout_s = self.config.sync_timeout_s
+            call_learners(self.learner_group, "follow_policy", rates, timeout_s, "updating the reference model")
             self.report.count("num_reference_moves", 1)
         if self.config.replay_embedding == "policy":
             self.memory.embed(ask_learners(self.learner_group, "take_embeddings"), groups, now)
@@ -374,10 +375,10 @@ class SRL(SavedAlgorithm):
         if lost := self._asked_runners("rest"):
             self._restore_runners(lost)
             self.runners.all("rest", {runner_id: {} for runner_id in lost}, timeout_s, "going to sleep")
-        call_learners(self.learner_group, "take_room", no_arguments, timeout_s, "taking the card")
+        call_learners(self.learner_group, "take_room", no_arguments, timeout_s, "moving the learner to the GPU")
         try:
             yield
-            call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "making room on the card")
+            call_learners(self.learner_group, "make_room", no_arguments, timeout_s, "moving the learner off the GPU")
         finally:
             self._restore_runners(self._asked_runners("rise"))
 

@@ -174,10 +174,10 @@ def _unused(config: Any) -> Iterator[str]:
         is_watched = name in INSTEAD or not name.startswith(("_", "callbacks_", "policies", "policy_"))
         value, default = getattr(config, name), defaults[name]
         if is_watched and value != default:
-            use = f": use {INSTEAD[name]}" if name in INSTEAD else ""
-            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}, SRL does not use it{use}"
+            use = f"; use {INSTEAD[name]}" if name in INSTEAD else ""
+            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}: SRL does not use it{use}"
     if config.is_multi_agent:
-        yield "policies of several agents; expected one: SRL trains a single policy"
+        yield "policies = several; expected one: SRL trains a single policy"
 
 
 def _numbers(config: Any) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _paths(config: Any) -> Iterator[str]:
 def _pairs(config: Any) -> Iterator[str]:
     turn, episode = config.max_turn_tokens, config.max_episode_tokens
     if isinstance(turn, int) and isinstance(episode, int) and turn >= episode:
-        yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which holds the prompt too"
+        yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which includes the prompt"
     if config.optimizer_name == "sgd" and config.weight_decay:
         yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
     betas = config.adam_betas
@@ -253,22 +253,22 @@ def _fitting(config: Any) -> Iterator[str]:
         if value and config.kl_coeff and config.loss_settings().kl_reference != "base":
             yield (
                 f"{name} = {value!r} with kl_reference = {config.loss_settings().kl_reference!r}; expected 'base': "
-                "a reference that moves copies whole weights"
+                "updating a reference copies whole weights"
             )
     if not config.fsdp:
         return
     if config.lora_rank:
-        yield "fsdp = True with lora_rank; expected one of the two: adapters leave nothing large that is trained"
+        yield "fsdp = True with lora_rank; expected one of the two: adapters are too small to shard"
     if is_integer(config.num_learners, 0) and config.num_learners < 2:
-        yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2 to spread over"
+        yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2"
     if config.colocate:
-        yield "fsdp = True with colocate = True; expected one of the two: shards are not moved off the card"
+        yield "fsdp = True with colocate = True; expected one of the two: shards cannot be moved off the GPU"
     if config.grad_clip_by != "global_norm":
         yield f"fsdp = True with grad_clip_by = {config.grad_clip_by!r}; expected 'global_norm'"
     if config.optimizer_name not in TORCH:
         yield f"fsdp = True with optimizer_name = {config.optimizer_name!r}; expected one of {', '.join(TORCH)}"
     if config.loss_settings().needs_survey:
-        yield "fsdp = True with a loss that looks at the whole batch first (bapo, cov_clip); expected another"
+        yield "fsdp = True with a loss that needs statistics of the whole batch (bapo, cov_clip); expected another loss"
 
 
 def _placement(config: Any) -> Iterator[str]:
@@ -343,7 +343,7 @@ def _worlds(config: Any) -> Iterator[str]:
 def _stream(config: Any) -> Iterator[str]:
     for name in ("env", "env_config", "worlds", "mixture"):
         if getattr(config, name):
-            yield f"{name} = {getattr(config, name)!r}; expected nothing beside stream, whose entries say it"
+            yield f"{name} = {getattr(config, name)!r}; expected nothing beside stream, whose entries set it"
     if faults := stream_faults(config.stream):
         yield from faults
         return

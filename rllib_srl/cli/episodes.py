@@ -52,11 +52,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help=f"of a run, or its {TRANSCRIPTS}")
-    parser.add_argument("--iteration", type=iterations_in, metavar="N|N-M", help="only of these iterations")
-    parser.add_argument("--reward", type=rewards_in, metavar="R", help='only with such a reward: 1, "<0.5", ">=0.9"')
-    parser.add_argument("--stop-reason", metavar="REASON", help="only those that ended so: terminated, unparsable, ...")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most so many (default: all)")
+    parser.add_argument("directory", type=Path, metavar="DIR", help=f"directory of a run, or its {TRANSCRIPTS}")
+    parser.add_argument("--iteration", type=iterations_in, metavar="N|N-M", help="only episodes of these iterations")
+    parser.add_argument("--reward", type=rewards_in, metavar="R", help='only with this reward: 1, "<0.5", ">=0.9"')
+    parser.add_argument("--stop-reason", metavar="REASON", help="only with this reason: terminated, unparsable, ...")
+    parser.add_argument("--limit", type=int, metavar="N", help="maximum number of episodes (default: all)")
     arguments = parser.parse_args(argv)
     if arguments.limit is not None and arguments.limit < 1:
         parser.error(f"--limit = {arguments.limit}; expected at least 1")
@@ -70,7 +70,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield json.loads(line)
             except json.JSONDecodeError:
-                print(f"{path}, line {number}: no whole episode, left out", file=sys.stderr)
+                print(f"{path}, line {number}: incomplete episode skipped", file=sys.stderr)
 
 
 def is_wanted(episode: dict[str, Any], arguments: argparse.Namespace) -> bool:
@@ -127,6 +127,6 @@ def main(argv: list[str] | None = None) -> int:
         print(shown(episode, sys.stdout.isatty()))
         num_shown += 1
     if not num_shown:
-        print("no episode passes these filters", file=sys.stderr)
+        print("no episode matches these filters", file=sys.stderr)
     return 0
 

@@ -43,8 +43,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
-    parser.add_argument("--json", type=Path, metavar="FILE", help='write all figures there; "-": print them only')
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    text = 'write all results to FILE as JSON; "-": print only the JSON'
+    parser.add_argument("--json", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, without=("iterations", "grace_s", "model"))
     return parser.parse_args(with_underscores(argv))
@@ -132,7 +133,7 @@ def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if figures["pass_k"]:
         yield "pass@1, sampled", f"{figures['pass_at_1']:.3f}"
         yield f"pass@{figures['pass_k']}", f"{figures['pass_at_k']:.3f}"
-        yield f"pass^{figures['pass_k']}, all right", f"{figures['pass_hat_k']:.3f}"
+        yield f"pass^{figures['pass_k']}, all correct", f"{figures['pass_hat_k']:.3f}"
         yield "two sampled answers differ", f"{figures['answer_diversity']:.3f}"
     if figures["iterations"]:
         after = f"after {figures['iterations']} further answers"
@@ -146,7 +147,7 @@ def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def lost(num_lost: int) -> str:
     """Return a note on the number of episodes ended by infrastructure, "" if there are none."""
-    return f" ({num_lost} lost to failures, not counted)" if num_lost else ""
+    return f" ({num_lost} failed, not counted)" if num_lost else ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,16 +4,17 @@
     python -m rllib_srl.cli COMMAND ...
 
 A module of this folder is a subcommand if it is in `COMMANDS`; its `main(argv)` returns the exit status. This file
-imports only the standard library, so that `srl --help` is fast.
+imports no third-party package, so that `srl --help` is fast.
 """
 
 from __future__ import annotations
 
-import difflib
 import signal
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+
+from rllib_srl.common.foreign_names import nearest
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Command:
 
 COMMANDS = {
     "quickstart": Command("train SmolLM2-135M on a CPU and show what it learned", starts_ray=True),
-    "train": Command("train a model, or go on with a run", starts_ray=True),
+    "train": Command("train a model, or resume a run", starts_ray=True),
     "evaluate": Command("measure the accuracy of a model or a checkpoint on held-out prompts", starts_ray=True),
-    "tune": Command("run a study or a search of settings", starts_ray=True),
+    "tune": Command("run a study or a hyperparameter search", starts_ray=True),
     "report": Command("write the report page of a study"),
     "play": Command("play an environment in the terminal"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
-    "upgrade": Command("teach a trained model a new domain, with gates on what it could do", starts_ray=True),
+    "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),
     "tokens": Command("check a chat template against token-exact training", starts_ray=True),
 }
 
@@ -62,9 +63,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"error: {name!r} is no command of srl{guess} (srl --help lists them)", file=sys.stderr)
+        near = nearest(name, COMMANDS)
+        guess = f"; did you mean {near!r}?" if near else ""
+        print(f"error: unknown command {name!r}{guess} (srl --help lists the commands)", file=sys.stderr)
         return 2
     sys.argv = [f"srl {name}", *rest]  # the program's name in usage lines
     command = COMMANDS[name]

@@ -146,7 +146,7 @@ def ls(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Show one item with its reviews, and its groups with what was said."""
+    """Show one item with its reviews, and the text of its groups."""
     with readings(arguments.directory, arguments.trust_rules) as shards:
         item = find(shards, arguments.id)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
@@ -161,7 +161,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def say_why(arguments: argparse.Namespace) -> int:
-    """Say why an item was drawn, or not."""
+    """Explain why an item was drawn, or not."""
     with readings(arguments.directory, arguments.trust_rules) as shards:
         item = find(shards, arguments.id)
         print(printable(f"{item.key}  {item.prompt.env_id} [{item.prompt.prompt_id}], iteration {item.reading.now}"))
@@ -179,7 +179,7 @@ def stats(arguments: argparse.Namespace) -> int:
     rows = [[name, *(f"{column[name]:.6g}" for column in columns)] for name in columns[0]]
     print(
         f"iteration {now}; spacing {settings.spacing}, desired retention {settings.desired_retention:g}, "
-        f"{counted(settings.iterations_per_day, 'iteration')} a day; selection {settings.selection}, "
+        f"{counted(settings.iterations_per_day, 'iteration')} per day; selection {settings.selection}, "
         f"reuse {settings.reuse_selection}, load control {settings.load_control}"
     )
     print(table([*(names if len(found) > 1 else []), *rows], indent=""))
@@ -207,25 +207,25 @@ def plot(arguments: argparse.Namespace) -> int:
 
 
 def fit(arguments: argparse.Namespace) -> int:
-    """Refit the spacing rule, and say whether that helps."""
+    """Refit the spacing rule, and compare it with the current one."""
     with readings(arguments.directory, arguments.trust_rules) as shards:
         log, rule = whole_log(shards), shards[0].rule
     found = refit(rule, log, arguments.min_reviews)
     figures = [("parameter", "before", "after")]
     figures += [(name, f"{before:g}", f"{after:g}") for name, (before, after) in found.turned.items()]
-    print(f"spacing {rule.name}, {found.after.num_reviews} reviews of {found.after.num_items} items that came back")
+    print(f"spacing {rule.name}, {found.after.num_reviews} reviews of {found.after.num_items} revisited items")
     print(table(figures))
-    losses = [("log loss, nats an episode", ""), ("  rule as it is set", f"{found.before.log_loss:.4f}")]
-    losses += [("  rule as fitted", f"{found.after.log_loss:.4f}")]
+    losses = [("log loss, nats per episode", ""), ("  current rule", f"{found.before.log_loss:.4f}")]
+    losses += [("  fitted rule", f"{found.after.log_loss:.4f}")]
     held_out = "-  (too few reviews)" if found.held_out is None else f"{found.held_out.log_loss:.4f}"
-    losses += [("  fitted to half of the items, on the other half", held_out)]
-    losses += [("  constant: the pass rate of these reviews", f"{found.after.log_loss_constant:.4f}")]
+    losses += [("  fitted to half of the items, evaluated on the rest", held_out)]
+    losses += [("  constant: the mean pass rate", f"{found.after.log_loss_constant:.4f}")]
     print(table(losses))
     judged = found.held_out or found.after
     beats = "beats" if judged.beats_constant else "does not beat"
-    on = "items it did not see" if found.held_out else "the reviews it was fitted to"
+    on = "held-out items" if found.held_out else "the reviews it was fitted to"
     print(f"on {on}, the fitted rule {beats} the constant: {judged.gain:+.4f} +- {judged.gain_error:.4f} nats (1 s.e.)")
-    print("settings to paste:")
+    print("as a setting:")
     print(f"replay_spacing: {json.dumps({'name': rule.name, **config_of(found.fitted)})}")
     return 0
 
@@ -253,7 +253,7 @@ def export(arguments: argparse.Namespace) -> int:
         num = export_journals(shards, arguments.file, decode, with_text=not arguments.no_text)
         bare = sum(int((shard.stored.items["num_groups"] == 0).sum()) for shard in shards)
     text = "" if decode and not arguments.no_text else " without their text"
-    print(f"{num} groups{text} in {arguments.file}; {bare} items without a stored group are not in it")
+    print(f"{num} groups{text} in {arguments.file}; {bare} items have no stored group")
     return 0
 
 
@@ -272,11 +272,11 @@ def take_in(arguments: argparse.Namespace) -> int:
         taken = import_into(buffers, arguments.file, now, "skip" if arguments.skip_broken else "refuse")
     refused = "".join(f", {num} {reason}" for reason, num in sorted(taken.refused.items()))
     print(
-        f"{taken.num_stored} of {taken.num_read} groups stored, born in iteration {now}; "
-        f"{taken.num_new_items} new items; refused: {refused.removeprefix(', ') or 'none'}"
+        f"{taken.num_stored} of {taken.num_read} groups stored, with iteration {now}; "
+        f"{taken.num_new_items} new items; rejected: {refused.removeprefix(', ') or 'none'}"
     )
     for fault in taken.faults:
-        print(f"left out: {fault}")
+        print(f"skipped: {fault}")
     return 0
 
 
@@ -292,9 +292,9 @@ def place_for(arguments: argparse.Namespace) -> tuple[ReplaySettings, list[Path]
         return ReplaySettings.from_dict(given).checked(), [directory / JOURNAL], 0
     paths = journals_in(directory)
     if faulty := [path for path in paths if path.name != JOURNAL]:
-        raise ValueError(f"{faulty[0]} is part of a checkpoint; expected a run's directory, or one that is new")
+        raise ValueError(f"{faulty[0]} is part of a checkpoint; expected the directory of a run, or a new one")
     if arguments.config:
-        raise ValueError("--config with a memory that exists; expected none: it has its settings")
+        raise ValueError("--config is for a new memory; expected no --config: this memory has its settings")
     with readings(directory, arguments.trust_rules) as shards:
         if not arguments.trust_rules:
             check_trusted(shards[0].settings)
@@ -303,7 +303,7 @@ def place_for(arguments: argparse.Namespace) -> tuple[ReplaySettings, list[Path]
 
 # --- beside a run ---------------------------------------------------------------------------------
 
-NO_TOKENIZER = f"the tokenizer is not known: no {SETTINGS_FILE} with a model is near; expected --model"
+NO_TOKENIZER = f"no tokenizer: found no {SETTINGS_FILE} that names the model; expected --model"
 
 
 def memory_settings(path: Path) -> dict[str, Any]:
@@ -323,9 +323,9 @@ def settings_in(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds {type(values).__name__}; expected lines of `name: value`")
+        raise ValueError(f"{path} contains a {type(values).__name__}; expected lines of `name: value`")
     return values
 
 
@@ -364,7 +364,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added.add_argument("directory", type=Path, metavar="DIR", help="a run, a checkpoint, a buffer, or a journal")
         for word in positional:
             added.add_argument(word, type=Path if word == "file" else str, metavar=word.upper())
-        trusted = "import and run the rules that the memory names by module:rule"
+        trusted = "import and run rules given as module:rule"
         added.add_argument("--trust-rules", action="store_true", help=trusted)
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return added
@@ -373,19 +373,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     listing.add_argument("--domain", help="only items of this domain")
     listing.add_argument("--status", choices=sorted(STATUS_NAMES.values()), help="only items of this status")
     listing.add_argument("--sort", choices=sorted(ORDERS), default="due", help="default: %(default)s")
-    listing.add_argument("--limit", type=positive, default=40, help="at most so many (default: %(default)s)")
+    listing.add_argument("--limit", type=positive, default=40, help="maximum number of items (default: %(default)s)")
     showing = command("show", show, "id")
     asking = command("why", say_why, "id")
-    asking.add_argument("--limit", type=positive, default=10, help="the last draws (default: %(default)s)")
+    asking.add_argument("--limit", type=positive, default=10, help="number of last draws (default: %(default)s)")
     command("stats", stats)
     command("plot", plot).add_argument("--out", type=Path, default=Path("memory.png"), help="default: %(default)s")
     command("fit", fit).add_argument("--min_reviews", type=positive, default=64, help="default: %(default)s")
     exporting = command("export", export, "file")
-    exporting.add_argument("--no-text", action="store_true", help="leave the column `text` out")
+    exporting.add_argument("--no-text", action="store_true", help="omit the column `text`")
     importing = command("import", take_in, "file")
-    importing.add_argument("--config", type=Path, metavar="YAML", help="of a new memory: its replay_* settings")
-    importing.add_argument("--now", type=int, help="iteration that the groups are born in (default: the memory's)")
-    importing.add_argument("--skip-broken", action="store_true", help="leave broken rows out instead of taking nothing")
+    importing.add_argument("--config", type=Path, metavar="YAML", help="replay_* settings of a new memory")
+    importing.add_argument("--now", type=int, help="iteration of the groups (default: the memory's)")
+    importing.add_argument("--skip-broken", action="store_true", help="skip broken rows instead of rejecting the file")
     for added in (showing, exporting, importing):
         added.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     command("verify", check)

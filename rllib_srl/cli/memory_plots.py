@@ -26,7 +26,7 @@ NUM_ITEMS = 4  # items with a curve of their own
 NUM_CURVES = 3  # forgetting curves of the rule, after 1, 2, ... Good reviews
 GOOD = 3
 POINTS = 200  # per curve
-NOTHING = "no item has come back yet"
+NOTHING = "no item has been revisited yet"
 
 
 def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
@@ -46,7 +46,7 @@ def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     if not any(len(shard.stored.items) for shard in shards):
-        raise ValueError(f"{shards[0].path} holds no items yet; expected a memory that has seen a group")
+        raise ValueError(f"{shards[0].path} has no items yet; expected a memory with at least one item")
     log, scale = whole_log(shards), shards[0].settings.iterations_per_day
     layout: Any = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
     figure = pyplot.figure(figsize=(WIDTH, HEIGHT), layout=layout)
@@ -60,7 +60,7 @@ def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
     num, rule = sum(len(shard.stored.items) for shard in shards), shards[0].rule
     figure.suptitle(
         f"memory of {num} items after iteration {shards[0].now}: {len(log)} reviews, spacing rule {rule.name}, "
-        f"due at an expected recall of {rule.desired_retention:g}"
+        f"due at a predicted recall of {rule.desired_retention:g}"
     )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -103,9 +103,9 @@ def _curves(figure: Any, rule: SpacingRule, log: ReviewLog, scale: float) -> Non
         label = f"rule, after {number} Good review{'s' * (number > 1)}: due after {due:.3g} iterations"
         axes.plot(time_T, recall_T, color=str(0.75 - 0.25 * (number - 1)), label=label)
     axes.axhline(rule.desired_retention, color="tab:green", linestyle="--", linewidth=1, label="desired retention")
-    _dots(axes, seen, "observed, all items, 95 % interval\n(hard ones come back sooner)")
-    axes.set(xlabel="iterations since the review before", ylabel="recall", ylim=(0, 1.02), xlim=(0, time_T[-1]))
-    axes.set_title("forgetting: what the rule expects, what was seen", fontsize="medium")
+    _dots(axes, seen, "observed, all items, 95 % interval\n(difficult items are due earlier)")
+    axes.set(xlabel="iterations since the previous review", ylabel="recall", ylim=(0, 1.02), xlim=(0, time_T[-1]))
+    axes.set_title("forgetting: predicted and observed recall", fontsize="medium")
     figure.legend(fontsize="x-small", loc="outside lower center", ncols=2)
 
 
@@ -149,7 +149,7 @@ def _items(figure: Any, shards: Sequence[Reading], log: ReviewLog, scale: float)
     keys_K, num_K = np.unique(log.key, return_counts=True)
     most = [int(keys_K[at]) for at in np.argsort(-num_K, kind="stable")[:NUM_ITEMS] if num_K[at] > 1]
     all_axes = np.atleast_1d(figure.subplots(max(1, len(most)), 1, sharex=True))
-    title = "the items with most reviews: expected recall (line), pass rate at each review (dots)"
+    title = "items with the most reviews: predicted recall (line), pass rate at each review (dots)"
     figure.suptitle(title, fontsize="medium")
     for axes, key in zip(all_axes, most):
         own = log[log.key == np.uint64(key)]
@@ -177,22 +177,22 @@ def calibration_points(log: ReviewLog) -> list[tuple[float, float, float, float]
 
 
 def _calibration(axes: Any, beside: Any, log: ReviewLog) -> None:
-    axes.set_title("were the predictions right?", fontsize="medium")
+    axes.set_title("calibration of predicted recall", fontsize="medium")
     beside.axis("off")
     if not len(log.predictable()):
         _say_nothing(axes)
         return
     found = report(log)
-    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="a perfect rule")
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect calibration")
     axes.axhline(
-        found.observed, color="tab:orange", linestyle="--", linewidth=1, label="a constant: the mean pass rate"
+        found.observed, color="tab:orange", linestyle="--", linewidth=1, label="constant: the mean pass rate"
     )
-    _dots(axes, calibration_points(log), "the rule, by tenths of prediction,\n95 % interval")
-    axes.set(xlabel="recall predicted before the review", ylabel="pass rate observed", xlim=(0, 1.02), ylim=(0, 1.02))
+    _dots(axes, calibration_points(log), "spacing rule, by tenth of predicted recall,\n95 % interval")
+    axes.set(xlabel="predicted recall", ylabel="observed pass rate", xlim=(0, 1.02), ylim=(0, 1.02))
     beside.legend(*axes.get_legend_handles_labels(), fontsize="x-small", loc="upper left", borderaxespad=0)
     better = "better than" if found.beats_constant else "no better than"
     text = (
-        f"{found.num_reviews} reviews of {found.num_items} items\n\nlog loss, nats an episode:\n"
+        f"{found.num_reviews} reviews of {found.num_items} items\n\nlog loss, nats per episode:\n"
         f"{found.log_loss:.3f}  the rule\n{found.log_loss_constant:.3f}  the constant\n\n"
         f"The rule is {better}\nthe constant."
     )
@@ -203,12 +203,12 @@ def _intervals(axes: Any, shards: Sequence[Reading]) -> None:
     rows = np.concatenate([shard.stored.items for shard in shards])
     planned = rows[rows["status"] == SCHEDULED]
     interval_N = np.maximum(1e-2, planned["due"] - planned["last_review"])
-    axes.set_title("when do items come back?", fontsize="medium")
+    axes.set_title("intervals of scheduled items", fontsize="medium")
     waiting, leeches = int((rows["status"] == WAITING).sum()), len(rows) - len(planned)
-    beside = f"not shown: {waiting} items wait outside the schedule, {leeches - waiting} are leeches"
-    axes.set(xlabel=f"iterations from the last review to the due date\n({beside})", ylabel="items in the schedule")
+    beside = f"not shown: {waiting} unscheduled items, {leeches - waiting} leeches"
+    axes.set(xlabel=f"iterations from the last review to the due date\n({beside})", ylabel="scheduled items")
     if not len(planned):
-        _say_nothing(axes, "no item is in the schedule")
+        _say_nothing(axes, "no item is scheduled")
         return
     halves_N = np.rint(2 * np.log2(interval_N))  # bars are half an octave wide, each around a power of the root of 2
     edges = 2.0 ** (np.arange(halves_N.min() - 2.5, halves_N.max() + 3) / 2)

@@ -34,11 +34,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("env", nargs="?", metavar="ENV", help="a world; without one, the installed names are listed")
+    parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
     parser.add_argument("--env-config", type=_json_object, default={}, metavar="JSON", help="its settings")
     parser.add_argument("--split", choices=SPLITS, default="train")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of prompts (default: 0)")
-    parser.add_argument("--prompt-id", metavar="ID", help="play this prompt and no other")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the order of prompts (default: 0)")
+    parser.add_argument("--prompt-id", metavar="ID", help="play only this prompt")
     parser.add_argument("--gold", action="store_true", help="play gold turns instead of yours, on one prompt")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
@@ -48,7 +48,7 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        message = f"{text!r} is no JSON ({error}); expected as in '{{\"num_shots\": 0}}'"
+        message = f"{text!r} is not valid JSON ({error}); expected an object as in '{{\"num_shots\": 0}}'"
         raise argparse.ArgumentTypeError(message) from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON object, as in '{{\"num_shots\": 0}}'")
@@ -104,11 +104,11 @@ class Player:
     def _gold_turn(self) -> str | None:
         gold = getattr(self.env, "gold_turns", None)
         if gold is None:
-            self._say(f"(world {self.name!r} knows no gold turns)")
+            self._say(f"(environment {self.name!r} has no gold turns)")
             return None
         self._gold = list(gold(self._prompt_id)) if self._gold is None else self._gold
         if not self._gold:
-            self._say("(no gold turn is left)")
+            self._say("(no gold turns left)")
             return None
         turn = self._gold.pop(0)
         self._say(f"{TURN_MARK}{_shown(turn)}")
@@ -165,7 +165,7 @@ def run(argv: list[str] | None = None, lines: TextIO | None = None) -> int:
     env = resolve(arguments.env)(arguments.env_config)
     check_world(env, arguments.env)
     if arguments.gold and not hasattr(env, "gold_turns"):
-        raise WorldError(f"world {arguments.env!r} has no gold_turns; expected one that has, for --gold")
+        raise WorldError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
     player = Player(env, arguments.env, lines or sys.stdin, sys.stdout)
     try:
         for prompt_id in wanted_prompts(env, arguments):

@@ -85,8 +85,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=kind, default=SETTINGS[name], help="(default: %(default)s)")
     where = "new directory of the run (default: under results/)"
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to FILE as JSON")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = parser.parse_args(argv)
     if arguments.iterations < 1:
@@ -99,7 +99,7 @@ def quickstart(arguments: argparse.Namespace) -> int:
     names = ("seed", "iterations", "engine", "model")
     values = {**SETTINGS, **{name: getattr(arguments, name) for name in names}}
     if values["engine"] == "vllm" and importlib.util.find_spec("vllm") is None:
-        print("vLLM is not installed here: the TransformersEngine generates (plain, and slower).")
+        print("vLLM is not installed: using the TransformersEngine, which is slower.")
         values["engine"] = "transformers"
     out = (arguments.out or runs.new_directory("quickstart")).absolute()
     runs.refuse_used(out)
@@ -123,7 +123,7 @@ def measured(outcome: Outcome, verbose: bool) -> Outcome:
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config)
     outcome.dtype, outcome.world = config.compute_dtype, ", ".join(config.world_configs())
-    print("Computing in bfloat16." if outcome.dtype == "bfloat16" else "No bf16 here: computing in fp32.")
+    print("Computing in bfloat16." if outcome.dtype == "bfloat16" else "No bf16 support: computing in fp32.")
     progress = Progress(last)
     show_warnings(progress)
     with PeakMemory() as memory:
@@ -189,18 +189,18 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     yield table(
         [
             ("per iteration", f"{tokens / len(played):.0f}"),
-            ("per second", f"{tokens / rollout_s:.0f} while playing, {tokens / training_s:.0f} over all of training"),
+            ("per second", f"{tokens / rollout_s:.0f} during rollouts, {tokens / training_s:.0f} in all of training"),
         ]
     )
     yield from memory_lines(outcome)
-    yield "where the time went"
+    yield "time by part"
     shares = seconds_by_part(outcome)
     total = sum(shares.values())
     yield "  " + "  ".join(f"{name} {share / total:.0%}" for name, share in shares.items())
     if outcome.peak_bytes:
         yield f"peak memory          {outcome.peak_bytes / 2**30:.1f} GiB, all processes"
-    yield f"training + evaluation took {duration(total)}, after {duration(outcome.seconds['start'])} of starting"
-    yield "where everything lies"
+    yield f"training + evaluation took {duration(total)}, the start {duration(outcome.seconds['start'])}"
+    yield "files"
     yield table(
         [
             ("checkpoint", str(outcome.checkpoint)),
@@ -222,23 +222,23 @@ def memory_lines(outcome: Outcome) -> Iterator[str]:
     }
     num_played = totals["fresh"] + totals["revisit"]
     num_late = sum(iteration.memory["num_visits_late"] for iteration in outcome.iterations)
-    yield "the memory"
+    yield "memory"
     yield table(
         [
-            ("items", f"{last['num_items']:.0f} prompts, {last['num_scheduled']:.0f} of them in the schedule"),
-            ("due now", f"{last['num_due']:.0f}; {num_late:.0f} visits came late in all"),
+            ("items", f"{last['num_items']:.0f} prompts, {last['num_scheduled']:.0f} of them scheduled"),
+            ("due now", f"{last['num_due']:.0f}; {num_late:.0f} late visits in total"),
             ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),
             ("reused", f"{totals['reuse']} groups trained on again ({last['reuse_share_tokens']:.0%} of tokens)"),
-            ("load ratio", f"{rounded(last['load_ratio'])} expected reviews for each slot"),
+            ("load ratio", f"{rounded(last['load_ratio'])} expected reviews per slot"),
             ("recall", _recall(last)),
-            ("look into it", command("memory", "ls", outcome.plan.directory)),
+            ("list items", command("memory", "ls", outcome.plan.directory)),
         ]
     )
 
 
 def _recall(last: Mapping[str, float]) -> str:
     if not last["num_predicted_reviews"]:
-        return "no item came back yet"
+        return "no item has been revisited yet"
     predicted, observed = rounded(last["predicted_recall_mean"]), rounded(last["observed_recall_mean"])
     return f"{predicted} predicted, {observed} observed over {last['num_predicted_reviews']:.0f} reviews"
 

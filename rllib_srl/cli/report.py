@@ -29,7 +29,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("results", type=Path, metavar="RESULTS", help="directory of a study")
-    parser.add_argument("--out", type=local_directory, metavar="DIR", help="where to write (RESULTS)")
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (RESULTS)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
 

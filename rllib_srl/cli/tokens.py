@@ -89,7 +89,7 @@ def rendered(tokenizer: Any, texts: Sequence[str], as_text: bool = False) -> Any
             messages, tokenize=not as_text, add_generation_prompt=True, return_dict=False
         )
     except Exception as error:  # templates may raise any exception
-        raise ValueError(f"the chat template refuses a conversation of {len(texts)} messages: {error}") from error
+        raise ValueError(f"the chat template rejects a conversation of {len(texts)} messages: {error}") from error
     return found if as_text else list(found)
 
 
@@ -100,7 +100,7 @@ def lines_of(found: Divergence, tokenizer: Any) -> list[str]:
         return " ".join(_quoted(tokenizer, token) for token in ids[max(start, 0) : end]) or "nothing"
 
     at, num = found.at, found.num_messages
-    why = "the template rewrites text" if found.is_rewritten else "the same text, joined to other tokens"
+    why = "the template changes the text" if found.is_rewritten else "the same text is split into other tokens"
     return [
         f"{found.conversation}: token {at} changes when messages {num + 1} and {num + 2} are added: {why}",
         f"  both      ... {shown(found.before, at - _SHOWN_TOKENS, at)}",
@@ -119,14 +119,14 @@ def check(tokenizer: Any, conversations: dict[str, list[str]]) -> tuple[list[str
     for name, texts in conversations.items():
         found = first_divergence(tokenizer, name, texts)
         is_stable &= found is None or not found.is_rewritten
-        lines += [f"{name}: earlier tokens stay"] if found is None else lines_of(found, tokenizer)
+        lines += [f"{name}: earlier tokens unchanged"] if found is None else lines_of(found, tokenizer)
     try:
         transcript = make_transcript("chat", tokenizer)
-        lines.append('prompt_format "chat": accepted; what the policy wrote is never rendered again')
+        lines.append('prompt_format "chat": accepted; earlier turns are never rendered again')
         if not getattr(transcript, "marks_turns", True):
-            lines.append("turns are marked by plain text: what a tool or a user says can forge one")
+            lines.append("turns are marked by plain text: text of a tool or a user can imitate a turn")
     except ValueError as error:
-        lines.append(f'prompt_format "chat": refused: {error}')
+        lines.append(f'prompt_format "chat": rejected: {error}')
     return lines, is_stable
 
 
@@ -142,8 +142,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("check", help="show the first token of the past that changes")
-    one.add_argument("model", metavar="MODEL", help="a name or a directory, as --model of srl train")
+    one = commands.add_parser("check", help="show the first earlier token that changes")
+    one.add_argument("model", metavar="MODEL", help="name or directory, as for --model of srl train")
     one.add_argument("--template", type=Path, metavar="FILE", help="a Jinja template in place of the model's own")
     one.add_argument("--turns", type=Path, metavar="FILE", help="JSON list of texts: question, answer, question, ...")
     one.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -152,7 +152,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     if arguments.template:
         tokenizer.chat_template = arguments.template.read_text(encoding="utf-8")
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"{arguments.model} has no chat template; expected one, or --template: use the format 'text'")
+        raise ValueError(f"{arguments.model} has no chat template; expected one, --template, or prompt_format = 'text'")
     lines, is_stable = check(tokenizer, _read_turns(arguments.turns) if arguments.turns else CONVERSATIONS)
     print("\n".join(lines))
     return 0 if is_stable else 1
@@ -170,6 +170,6 @@ def load_tokenizer(model: str) -> Any:
 def _read_turns(path: Path) -> dict[str, list[str]]:
     texts = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(texts, list) or len(texts) < 3 or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{path} holds no conversation; expected a JSON list of at least three texts")
+        raise ValueError(f"{path} is not a conversation; expected a JSON list of at least three texts")
     return {path.name: texts}
 

@@ -56,17 +56,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
         const=False,  # not a str: argparse would convert it to a path
         type=local_directory,
         metavar="CHECKPOINT|DIR",
-        help="go on from a checkpoint, or from the newest finished one of a run; alone: of --out",
+        help="resume from a checkpoint, or from the newest one of a run; without a value: of --out",
     )
     add_trust(parser)
-    text = "at the end write a Hugging Face directory"
+    text = "write the trained model to a Hugging Face directory"
     parser.add_argument("--export", type=local_directory, metavar="DIR", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser)
     arguments = parser.parse_args(with_underscores(argv))
     if arguments.resume is False and arguments.out is None:
-        parser.error("--resume needs a checkpoint or the directory of a run, here or as --out")
+        parser.error("--resume; expected a checkpoint or the directory of a run, as its value or as --out")
     return arguments
 
 

@@ -49,16 +49,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "[--SETTING VALUE ...]",
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("study", nargs="?", help="a file of tune_configs/, without .py")
+    parser.add_argument("study", nargs="?", help="name of a file in tune_configs/, without .py")
     default = Path("results/tune")
-    parser.add_argument("--storage", type=local_directory, default=default, metavar="DIR", help="(%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on with the study that lies under --storage")
+    text = "directory of the results (default: %(default)s)"
+    parser.add_argument("--storage", type=local_directory, default=default, metavar="DIR", help=text)
+    parser.add_argument("--resume", action="store_true", help="resume the study in --storage")
     add_trust(parser)
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="run these arms now (all)")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="run these of the study's seeds now (all)")
-    parser.add_argument("--budget", type=int, metavar="TOKENS", help="that a trial generates (as the study says)")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms to run (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds to run (default: all)")
+    text = "generated tokens per trial (default: the study's)"
+    parser.add_argument("--budget", type=int, metavar="TOKENS", help=text)
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, Tune, vLLM and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, Tune, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser)
     return parser.parse_args(with_underscores(argv))
@@ -93,13 +95,13 @@ def load(name: str) -> Study | Search:
 def run(arguments: argparse.Namespace) -> int:
     """Run a study, or list them; return the exit status."""
     if arguments.study is None:
-        print(f"studies, for {command('tune')} STUDY:\n" + table(list(studies().items())))
+        print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0
     study, given = load(arguments.study), given_settings(arguments)
     WATCH.grace_s = grace_of(given)
     given.pop(GRACE.name, None)
     words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
-    WATCH.last_words = lambda: f"go on with: {command('tune', *words)}, and the flags it was started with"
+    WATCH.last_words = lambda: f"resume with: {command('tune', *words)}, and the flags of the first start"
     if isinstance(study, Search):
         return study_search.run(arguments.study, study_search.with_settings(study, given), arguments)
     return study_run.run(study, given, arguments)

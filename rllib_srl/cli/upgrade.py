@@ -110,7 +110,7 @@ class Upgrade:
         for domain, prompts in self._prompts.items():
             self._before[domain] = found = attempt.answers([*prompts.check, *prompts.confirm])
             if not found:
-                raise ValueError(f"{domain}: not one of its held-out prompts could be played; the warnings say why")
+                raise ValueError(f"{domain}: none of its held-out prompts could be played; see the warnings")
             right = sum(found.values())
             share, (low, high) = right / len(found), wilson_interval(right, len(found))
             self._ledger.write("before", domain=domain, num=len(found), accuracy=share, low=low, high=high)
@@ -170,7 +170,7 @@ class Upgrade:
     def _deliver(self, rehearsal: Rehearsal) -> int:
         """Restore the last good checkpoint, apply the last gates to it, write the model; return the exit status."""
         if self._good == self._first or self._good is None:
-            return self._unchanged(["no stretch of training passed its check"])
+            return self._unchanged(["no checkpoint passed its check"])
         with self._attempt("last_gates", rehearsal) as attempt:
             attempt.back_to(self._good)
             verdicts, changes = self._confirm(attempt)
@@ -182,7 +182,7 @@ class Upgrade:
             if not shut:
                 model = attempt.algo.export_to_huggingface(self._unfinished()).rename(self._order.out / MODEL)
                 self._ledger.write("result", is_upgraded=True, model=model, checkpoint=self._good, reasons=[])
-                print(f"UPGRADED   {model}: better on {self._order.new.domain}, and no old domain is worse")
+                print(f"UPGRADED   {model}: better on {self._order.new.domain}, not worse on the old domains")
                 return 0
         return self._unchanged(shut)
 
@@ -203,7 +203,7 @@ class Upgrade:
         self._progress.end()
         print(f"UNCHANGED  {model} is the starting model, byte for byte:\n  " + "\n  ".join(reasons))
         if self._good != self._first:
-            print(f"  what was trained lies in {self._good}")
+            print(f"  the last good checkpoint is {self._good}")
         return UNCHANGED
 
 
@@ -239,15 +239,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
-        usage="%(prog)s MODEL|CHECKPOINT|DIR --on WORLD --keep WORLD [WORLD ...] [--out DIR] [--SETTING VALUE ...]\n"
+        usage="%(prog)s MODEL|CHECKPOINT|DIR --on ENV --keep ENV [ENV ...] [--out DIR] [--SETTING VALUE ...]\n"
         "       %(prog)s --resume DIR",
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add_order(parser)
     add_trust(parser)
-    text = "go on with an upgrade that was stopped or killed"
+    text = "resume an upgrade that was stopped or killed"
     parser.add_argument("--resume", type=local_directory, metavar="DIR", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, without=tuple(OURS))
     arguments = parser.parse_args(with_underscores(argv))
@@ -256,7 +256,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if arguments.resume is None and arguments.what is None:
         parser.error("expected a model, a checkpoint or a run's directory, or --resume DIR")
     if arguments.resume is not None and given:
-        parser.error(f"--resume DIR goes on as it was begun; expected nothing beside it, not {', '.join(given)}")
+        parser.error(f"--resume DIR keeps all settings; expected no others, not {', '.join(given)}")
     return arguments
 
 
@@ -277,7 +277,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
         raise
     order.out.mkdir(parents=True, exist_ok=arguments.resume is not None)
     ledger = Ledger(order.out / LEDGER)
-    how = f"go on with: {command('upgrade', '--resume', order.out)}"
+    how = f"resume with: {command('upgrade', '--resume', order.out)}"
     WATCH.last_words = lambda: how
     try:
         ledger.write("start" if arguments.resume is None else "resumed", **facts_of(order))

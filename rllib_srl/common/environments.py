@@ -72,7 +72,7 @@ def resolve(spec: str | Callable[..., gymnasium.Env], registry: Registry | None 
         near = nearest(spec.casefold().replace("-", "_"), known)
         raise WorldError(
             f"environment {spec!r} is unknown; {f'did you mean {near}? ' if near else ''}"
-            f"known: {', '.join(known) or 'none'}; or give {_WAYS}"
+            f"expected one of {', '.join(known) or 'none'}, or {_WAYS}"
         )
     return creator
 
@@ -114,7 +114,7 @@ def lacks(env: Any) -> list[str]:
         if not callable(getattr(env, method, None)):
             faults.append(f"it has no method {method}")
     if isinstance(env, gymnasium.Env) and hasattr(env.unwrapped, "prompt_ids") and not _takes_options(env):
-        faults.append("it has prompt_ids, but its reset takes no options to be given a prompt_id with")
+        faults.append("it has prompt_ids, but its reset takes no options; expected reset(seed=None, options=None)")
     stops = getattr(env, "stop_strings", ())
     if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
         faults.append(f"stop_strings = {stops!r}; expected a tuple of non-empty strings")
@@ -153,11 +153,11 @@ def seed_of(prompt_id: str) -> int:
     """
     number = prompt_id.removeprefix(SEED_PREFIX)
     if number == prompt_id or not (number.isascii() and number.isdigit()):
-        raise WorldError(f"prompt_id = {prompt_id!r}; expected '{SEED_PREFIX}<number>' for a world without prompt_ids")
+        raise WorldError(f"prompt_id = {prompt_id!r}; expected '{SEED_PREFIX}<number>' for one without prompt_ids")
     return int(number)
 
 
-_EXPECTED_MODULE = "expected a module that is installed, or on PYTHONPATH, wherever environments run"
+_EXPECTED_MODULE = "expected a module that every env runner can import: installed, or on PYTHONPATH"
 _WAYS = '"package.module:Class", a class, a callable, or a name registered with ray.tune.register_env'
 
 

@@ -20,7 +20,7 @@ FOREIGN = {
     # TRL: GRPOConfig and the TrainingArguments under it
     "learning_rate": "lr",
     "num_generations": "group_size",
-    "generation_batch_size": "num_prompts_per_batch group_size; prompts a batch, and episodes of each",
+    "generation_batch_size": "num_prompts_per_batch group_size; prompts per batch, and episodes per prompt",
     "beta": "kl",
     "epsilon": "clip_low clip_high; the ratio stays within 1 - clip_low and 1 + clip_high",
     "epsilon_low": "clip_low",
@@ -77,7 +77,7 @@ FOREIGN = {
     "dataset_name": "env env_config; env = 'question_file' with env_config hub_id and path",
     "train_dataset": "env env_config; env = 'question_file' with env_config path=FILE",
     "eval_dataset": "env env_config; env = 'question_file' has held-out questions",
-    "reward_funcs": "env; an environment pays the reward",
+    "reward_funcs": "env; the environment computes the reward",
     "data_seed": "seed",
     "lora_r": "lora",
     "lora_target_modules": "lora; {'targets': ...}",

@@ -53,8 +53,8 @@ class Rules(dict[str, R]):
             try:
                 rule = _imported(name)
             except Exception as error:  # the user's module can raise anything during import
-                return f"expected an importable rule: {type(error).__name__}: {error}"
-            return "" if callable(rule) else f"expected something to call; it is a {type(rule).__name__}"
+                return f"expected a rule that can be imported: {type(error).__name__}: {error}"
+            return "" if callable(rule) else f"expected a callable, not a {type(rule).__name__}"
         known = sorted(set(self) - set(without))
         near = nearest(name, known) if isinstance(name, str) else ""
         listed = ", ".join([*map(repr, known), "'module:rule'"])

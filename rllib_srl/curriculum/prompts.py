@@ -127,7 +127,7 @@ class PromptSource:
             for env_id, weight in zip(self._ids, self._weights().tolist(), strict=True)
         ]
         if not sum(parts):
-            raise ValueError(f"shares = {dict(shares)}; expected one of the domains with fresh prompts now: {totals}")
+            raise ValueError(f"shares = {dict(shares)}; expected a share of a domain with fresh prompts: {totals}")
         return parts
 
     def heldout(self, num_prompts: int) -> list[Prompt]:
@@ -155,7 +155,7 @@ class PromptSource:
                 found += islice(mine, num_prompts - len(found))
         if len(found) < num_prompts:
             raise ValueError(
-                f"domain {domain!r} has {len(found)} held-out prompts beside the {skipped} of evaluation; "
+                f"domain {domain!r} has {len(found)} held-out prompts besides the {skipped} of evaluation; "
                 f"expected at least planner_probe_prompts = {num_prompts}"
             )
         return found
@@ -174,8 +174,8 @@ class PromptSource:
         }
         if not can:
             raise ValueError(
-                f"evaluation_iterations = {num_iterations}; expected 0, or a world that can improve its answers so "
-                "often and pays each as the first: self_iteration with reward = 'plain' and num_steps"
+                f"evaluation_iterations = {num_iterations}; expected 0, or an environment 'self_iteration' with "
+                f"reward = 'plain' and num_steps of at least {num_iterations}"
             )
         return [prompt for prompt in prompts if prompt.env_id in can]
 
@@ -203,7 +203,7 @@ class PromptSource:
             ValueError: the state has other environments.
         """
         if sorted(theirs) != sorted(self._ids):
-            raise ValueError(f"the checkpoint's worlds are {sorted(theirs)}; this run's are {sorted(self._ids)}")
+            raise ValueError(f"the checkpoint's environments are {sorted(theirs)}; expected {sorted(self._ids)}")
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state of `get_state`.
@@ -256,14 +256,19 @@ class PromptSource:
                 num_refused = 0
                 yield prompt_id
             elif (num_refused := num_refused + 1) == MAX_REFUSED:
-                raise ValueError(f"the filter of {env_id!r} refused {MAX_REFUSED} prompts in a row; expected some left")
+                raise ValueError(
+                    f"the filter of environment {env_id!r} rejected {MAX_REFUSED} prompts in a row; expected a filter "
+                    "that accepts some"
+                )
 
     def _next(self, env_id: str) -> Prompt:
         for prompt_id in self._streams[env_id]:
             self._drawn[env_id] += 1
             return self._prompt(env_id, prompt_id)
         if self._drawn[env_id] == 0:
-            raise ValueError(f"environment {env_id!r} has no training prompts: prompt_ids('train', seed) is empty")
+            raise ValueError(
+                f"environment {env_id!r} has no training prompts; expected some from prompt_ids('train', seed)"
+            )
         self._passes[env_id] += 1
         self._drawn[env_id] = 0
         self._open(env_id)

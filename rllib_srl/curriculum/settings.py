@@ -194,10 +194,11 @@ _ACTS: dict[str, tuple[Callable[[PlannerSettings], bool], str]] = {
     **dict.fromkeys(("floor", "single_every", "item_bands"), (lambda s: s.mode != "off", "mode other than 'off'")),
     **dict.fromkeys(("sharpness", "rehearse"), (lambda s: s.mode == "softmax", "mode = 'softmax'")),
     **dict.fromkeys(
-        ("probe_first", "ema_rate"), (lambda s: s.mode != "off" or s.adapt != "none", "mode or adapt switched on")
+        ("probe_first", "ema_rate"),
+        (lambda s: s.mode != "off" or s.adapt != "none", "mode other than 'off' or adapt other than 'none'"),
     ),
     "acc_init": (lambda s: s.mode != "off" and not s.probe_first, "mode other than 'off' and probe_first = False"),
-    **dict.fromkeys(("band_bounds",), (lambda s: s.mode == "bands" or _has_item_bands(s), "bands to bound")),
+    "band_bounds": (lambda s: s.mode == "bands" or _has_item_bands(s), "mode = 'bands' or item_bands"),
     **dict.fromkeys(
         ("recap_window", "recap_temperature", "recap_mix"), (lambda s: s.objective == "recap", "objective = 'recap'")
     ),

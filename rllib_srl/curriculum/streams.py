@@ -65,7 +65,8 @@ class Entry:
         try:
             found = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"filter = {self.filter!r}; expected 'module:function' of a prompt id: {error}") from error
+            message = f"filter = {self.filter!r}; expected 'module:function' that takes a prompt id: {error}"
+            raise ValueError(message) from error
         if not callable(found):
             raise ValueError(f"filter = {self.filter!r}; expected a function, not a {type(found).__name__}")
         return found
@@ -213,7 +214,7 @@ def _faults_of_entry(at: int, values: Any, is_stage: bool) -> Iterator[str]:
         yield f'stream[{at}] = {values!r}; expected {{"world": name, "env_config": {{...}}}}'
         return
     if unknown := sorted(set(values) - set(allowed), key=str):
-        yield f"stream[{at}] has {unknown}; expected some of {', '.join(allowed)}"
+        yield f"stream[{at}] has the keys {unknown}; expected some of {', '.join(allowed)}"
     if not isinstance(values.get("env_config") or {}, Mapping):
         yield f"stream[{at}] env_config = {values['env_config']!r}; expected a mapping"
     for name in ("domain", "filter"):
@@ -232,7 +233,7 @@ def _faults_of_names(entries: Sequence[Entry], may_return: bool) -> Iterator[str
         other = seen.setdefault(entry.env_id if may_return else entry.name, entry)
         if other != entry or (not may_return and other is not entry):
             yield (
-                f"stream[{at}] is another part of {entry.name!r} than an earlier entry; "
+                f"stream[{at}] has the name {entry.name!r} of an earlier entry, with other settings; "
                 "expected a 'domain' of its own, or the same settings"
             )
 
@@ -249,11 +250,11 @@ def _faults_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _faults_of_form(spec: Mapping[str, Any]) -> Iterator[str]:
     form = "schedule" if "schedule" in spec else "drift"
     if ("schedule" in spec) == ("drift" in spec):
-        yield f"stream = {dict(spec)!r}; expected either schedule or drift beside domains"
+        yield f"stream = {dict(spec)!r}; expected domains and one of schedule and drift"
         return
     allowed = {"domains", "unit", form, *(("sharpness", "seed") if form == "drift" else ())}
     if unknown := sorted(set(spec) - allowed, key=str):
-        yield f"stream has {unknown}; expected some of {', '.join(sorted(allowed))}"
+        yield f"stream has the keys {unknown}; expected some of {', '.join(sorted(allowed))}"
     if spec.get("unit", "iterations") not in UNITS:
         yield f"stream unit = {spec['unit']!r}; expected one of {', '.join(UNITS)}"
     if form == "schedule":
@@ -273,7 +274,7 @@ def _faults_of_knots(knots: Any, names: Sequence[str]) -> Iterator[str]:
         yield f"stream schedule = {knots!r}; expected [[progress, {{name: weight}}], ...]"
         return
     if [at for at, _ in knots] != sorted({at for at, _ in knots}) or knots[0][0] < 0:
-        yield f"stream schedule at {[at for at, _ in knots]}; expected rising progress from 0 on"
+        yield f"stream schedule at {[at for at, _ in knots]}; expected increasing progress of at least 0"
     for at, weights in knots:
         is_mapping = isinstance(weights, Mapping) and not set(weights) - set(names)
         if not is_mapping or not all(_is_number(w) and w >= 0 for w in weights.values()) or not sum(weights.values()):

@@ -60,7 +60,7 @@ def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
     if min(map(len, sequences)) < 3:
         raise ValueError(
             f"the canary texts have {[len(s) for s in sequences]} tokens with context_length = {context_length}; "
-            "expected at least 3 each: give a longer context or a tokenizer that knows plain English text"
+            "expected at least 3 each: raise context_length, or use a tokenizer that covers English text"
         )
     return sequences
 
@@ -110,7 +110,7 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
         is_same, limit = gap.mean <= BF16_PLAUSIBLE_MEAN, f"mean <= {BF16_PLAUSIBLE_MEAN:g} before any update"
     else:
         is_same = gap.mean <= BF16_GROWTH * healthy.mean
-        limit = f"mean <= {BF16_GROWTH:g} x the healthy {healthy.mean:.2g}"
+        limit = f"mean <= {BF16_GROWTH:g} x the initial {healthy.mean:.2g}"
     if not is_same:  # so that NaN fails
         raise WeightSyncError(f"the canary differs between engine and learner by {gap}; expected {limit}", version)
 
@@ -196,19 +196,19 @@ def self_test(
         raise WeightSyncError("self-test: parts of the engine kept their old weights", version, stale)
     if not move.mean >= SELF_TEST_MOVE * healthy.mean:
         raise WeightSyncError(
-            f"self-test: weights perturbed by {scale:g} moved the engine's canary by {move}; expected a mean of at "
-            f"least {SELF_TEST_MOVE:g} x the healthy {healthy.mean:.2g}",
+            f"self-test: perturbing the weights by {scale:g} changed the engine's log-probs by {move}; expected a mean "
+            f"of at least {SELF_TEST_MOVE:g} x the initial {healthy.mean:.2g}",
             version,
         )
     follow = CanaryGap.between(after, score_learner(scale))
     if not (follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= SELF_TEST_BF16_GROWTH * healthy.mean):
         raise WeightSyncError(
-            f"self-test: with perturbed weights the engine differs from the learner by {follow}", version
+            f"self-test: with perturbed weights, engine and learner differ by {follow}", version
         )
 
     load(0.0)
     if misplaced := moved(print_before, fingerprint()):
-        raise WeightSyncError("self-test: the true weights did not come back bit by bit", version, misplaced)
+        raise WeightSyncError("self-test: the original weights were not restored exactly", version, misplaced)
     restored = CanaryGap.between(score_engine(), learner)
     check_canary(restored, healthy, dtype, version)
     return SelfTestReport(healthy, follow, move, restored, scale)

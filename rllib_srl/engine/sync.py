@@ -130,13 +130,14 @@ def verify(bundle: WeightBundle, expected: Mapping[str, Sequence[int]] | None = 
     """
     names = [spec.name for spec in bundle.tensors]
     if len(set(names)) != len(names):
-        raise WeightSyncError("a name occurs twice", bundle.version, sorted({n for n in names if names.count(n) > 1}))
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise WeightSyncError("a tensor name occurs twice", bundle.version, twice)
     if expected is not None:
         _verify_fit(bundle, expected, dtype)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         is_intact = list(pool.map(lambda spec: _is_intact(bundle.buffer, spec), bundle.tensors))
     if damaged := [name for name, ok in zip(names, is_intact, strict=True) if not ok]:
-        raise WeightSyncError("received bytes differ from those that were sent", bundle.version, damaged)
+        raise WeightSyncError("the received bytes differ from those sent", bundle.version, damaged)
 
 
 def unpack(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
@@ -160,10 +161,10 @@ def _verify_fit(bundle: WeightBundle, expected: Mapping[str, Sequence[int]], dty
     faults = {
         "tensors are missing": [name for name in expected if name not in got],
         "the engine's model has no such tensors": [name for name in got if name not in expected],
-        "tensors have another shape than the engine's": [
+        "shapes differ from those of the engine's tensors": [
             name for name, shape in expected.items() if name in got and got[name].shape != tuple(shape)
         ],
-        f"the engine computes in {dtype}, and casting belongs to the learner: pack(..., dtype={dtype!r})": [
+        f"expected {dtype}, the engine's dtype: pack(..., dtype={dtype!r}) casts": [
             name
             for name, spec in got.items()
             if dtype and torch_dtype(spec.dtype).is_floating_point and spec.dtype != dtype

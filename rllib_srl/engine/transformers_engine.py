@@ -205,7 +205,7 @@ class TransformersEngine:
     def sleep(self) -> None:
         """Move the weights off the GPU (on a CPU there is nothing to free); see `Engine.sleep`."""
         if self.num_running():
-            raise EngineError(f"sleep was called while {self.num_running()} requests run; finish or abort them first")
+            raise EngineError(f"sleep was called with {self.num_running()} requests running; finish or abort them")
         self._is_asleep = True
         if self._device.type != "cpu":
             self._model.to("cpu")
@@ -230,7 +230,7 @@ class TransformersEngine:
 
     def _check_awake(self, action: str) -> None:
         if self._is_asleep:
-            raise EngineError(f"{action} was called on an engine that sleeps or is closed; call wake() first")
+            raise EngineError(f"{action} was called on a sleeping or closed engine; call wake() first")
 
     def _all_running(self) -> list[_Running]:
         return (self._rows.requests if self._rows else []) + self._waiting

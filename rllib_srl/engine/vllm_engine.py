@@ -75,7 +75,7 @@ def start_vllm(
         ) from error
     is_cpu = bool(current_platform.is_cpu())
     if is_cpu and weight_transfer != "object_store":
-        raise ValueError(f"weight_transfer = {weight_transfer!r} needs GPUs; expected 'object_store' on a CPU")
+        raise ValueError(f"weight_transfer = {weight_transfer!r}; expected 'object_store' without a GPU")
     place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": True}
     if is_cpu:
         place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": 32, "enforce_eager": True}
@@ -313,7 +313,7 @@ class VLLMEngine:
         self._check_usable("load_weights")
         if self._transfer != "object_store":
             raise EngineError(
-                f"load_weights needs weight_transfer = 'object_store', not {self._transfer!r}; use receive"
+                f"load_weights was called with weight_transfer = {self._transfer!r}; expected 'object_store'"
             )
         verify(bundle, self._expected, self._dtype)
         with vllm_transfer.offer(bundle, is_one_process=self._tensor_parallel_size == 1) as update_info:
@@ -342,10 +342,10 @@ class VLLMEngine:
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
             self._broken = f"loading version {version} failed: {error}"
-            raise WeightSyncError(f"vLLM failed while loading: {error}; build the engine anew", version) from error
+            raise WeightSyncError(f"vLLM failed to load weights: {error}; create a new engine", version) from error
         if not is_reset:
-            self._broken = f"the prefix cache could not be dropped after loading version {version}"
-            raise WeightSyncError("the prefix cache could not be dropped; build the engine anew", version)
+            self._broken = f"the prefix cache could not be reset after loading version {version}"
+            raise WeightSyncError("the prefix cache could not be reset; create a new engine", version)
         self._llm.set_weight_version(str(version))
         self.version = version
 
@@ -371,7 +371,7 @@ class VLLMEngine:
         """
         self._check_usable("sleep")
         if self.num_running():
-            raise EngineError(f"sleep was called while {self.num_running()} requests run; finish or abort them first")
+            raise EngineError(f"sleep was called with {self.num_running()} requests running; finish or abort them")
         self._llm.reset_prefix_cache()
         if not self._is_cpu:
             self._llm.sleep(level=1)
@@ -417,7 +417,7 @@ class VLLMEngine:
                 return [output for output in self._llm.step() if output.finished]
             except (RuntimeError, ValueError, AssertionError) as error:
                 self._broken = f"a step failed: {error}"
-                raise EngineError(f"vLLM failed in a step: {error}; build the engine anew") from error
+                raise EngineError(f"vLLM failed in a step: {error}; create a new engine") from error
 
     @contextmanager
     def _own_generator(self) -> Iterator[None]:
@@ -449,6 +449,6 @@ class VLLMEngine:
 
     def _check_usable(self, action: str) -> None:
         if self._broken:
-            raise EngineError(f"{action} was called on an engine that is out of use: {self._broken}")
+            raise EngineError(f"{action} was called on an unusable engine: {self._broken}")
         if self._is_asleep:
-            raise EngineError(f"{action} was called on an engine that sleeps; call wake() first")
+            raise EngineError(f"{action} was called on a sleeping engine; call wake() first")

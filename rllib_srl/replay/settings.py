@@ -140,12 +140,6 @@ class ReplaySettings:
         None, 'factor of advantages from the distance to the group\'s centre: "paper", "minmax", "mean1"; None: off'
     )
     neighbours: int = setting(8, "number of nearest neighbours (k) for novelty", of="diversity.neighbours")
-    exact_neighbours: int = setting(
-        20_000,
-        "number of items up to which neighbour search is exact; above it, an index is used",
-        of="diversity.exact_neighbours",
-    )
-    index_device: str = setting("cpu", 'device of the neighbour index: "cpu" or "gpu"', of="diversity.index_device")
     embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
     eviction: str = setting(
         "lowest_value",
@@ -253,7 +247,6 @@ _AT_LEAST = {
     "max_age": 1,
     "max_uses": 1,
     "neighbours": 1,
-    "exact_neighbours": 256,
     "growth_depth": 1,
     "reservoir_seed": 0,
     "num_shards": 1,
@@ -293,7 +286,6 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),
-        "index_device": ("cpu", "gpu"),
     }
     yield from of_choices(settings, choices)
     for name, rules in RULES.items():

@@ -28,6 +28,11 @@ from typing import Any
 
 from rllib_srl.rollout.replies import Constructed
 
+logger = logging.getLogger(__name__)
+
+_REAP_EVERY_S = 0.5
+_GRACE_S = 0.5  # time for an abandoned Python loop to react to the exception raised in it
+
 
 class EnvPool:
     """Idle environment instances of episodes without an error, kept because construction may be expensive.
@@ -68,12 +73,6 @@ class EnvPool:
     def num_idle(self) -> int:
         """Return the number of idle instances."""
         return sum(len(idle) for idle in self._idle.values())
-
-
-logger = logging.getLogger(__name__)
-
-_REAP_EVERY_S = 0.5
-_GRACE_S = 0.5  # time for an abandoned Python loop to react to the exception raised in it
 
 
 class TooManyHangingCallsError(RuntimeError):
@@ -168,7 +167,7 @@ class EnvCalls:
         if num_workers < 1 or not timeout_s > 0 or max_abandoned < 0:
             raise ValueError(
                 f"num_workers = {num_workers}, timeout_s = {timeout_s}, max_abandoned = {max_abandoned}; "
-                "expected at least 1, more than 0 and at least 0"
+                "expected num_workers >= 1, timeout_s > 0 and max_abandoned >= 0"
             )
         self.timeout_s, self.max_abandoned = timeout_s, max_abandoned
         self.num_abandoned = 0
@@ -291,7 +290,7 @@ class EnvCalls:
             job = worker.job
             if job is not None and now >= job.started + self.timeout_s and job.end.acquire(blocking=False):
                 self._replace(job)
-                error = f"did not return within {self.timeout_s:g} s; a longer limit is a setting (env_timeout_s)"
+                error = f"did not return within {self.timeout_s:g} s (env_timeout_s)"
                 expired.append(FinishedCall(job.call_id, error=error, timed_out=True))
         return self._close_calls(expired)
 
@@ -309,7 +308,7 @@ class EnvCalls:
         self.num_abandoned += 1
         worker.interrupt()
         self._add_worker()
-        logger.warning("an environment call was abandoned (%d so far)", self.num_abandoned)
+        logger.warning("an environment call timed out and was abandoned (%d so far)", self.num_abandoned)
 
     def _reap(self, now: float) -> None:
         """Interrupt living abandoned threads again (they may swallow the exception); enforce `max_abandoned`."""
@@ -325,8 +324,8 @@ class EnvCalls:
                 worker.join(max(grace_ends - time.monotonic(), 0.0))
         if self.num_hanging > self.max_abandoned:
             raise TooManyHangingCallsError(
-                f"{self.num_hanging} environment calls hang and cannot be ended; expected at most "
-                f"{self.max_abandoned} (max_abandoned): mend the environment or give its calls more time"
+                f"{self.num_hanging} environment calls timed out and are still running; expected at most "
+                f"{self.max_abandoned} (max_abandoned): fix the environment, or raise env_timeout_s"
             )
 
 

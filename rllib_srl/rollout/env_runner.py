@@ -176,7 +176,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             ValueError: `random_actions`, or a prompt that does not fit the limits.
         """
         if random_actions:
-            raise ValueError("random_actions = True; a language model has no random action: expected False")
+            raise ValueError("random_actions = True; expected False: a language model has no random actions")
         if explore is False:
             overrides["temperature"] = 0.0
         if prompts is not None:

@@ -69,7 +69,7 @@ def to_group(
         data = episode.custom_data
         if data["group_id"] != group_id or data["prompt"] != prompt:
             raise ValueError(
-                f"episode {episode.id_} is of group {data['group_id']!r}, prompt {data['prompt'].prompt_id!r}; "
+                f"episode {episode.id_} has group {data['group_id']!r}, prompt {data['prompt'].prompt_id!r}; "
                 f"expected group {group_id!r}, prompt {prompt.prompt_id!r}"
             )
     valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
@@ -263,7 +263,7 @@ def _answer(calls: EnvCalls, end: float, function: Callable[..., Any], *args: An
             if finished.call_id is call_id:
                 return finished
     calls.abandon([call_id])
-    return FinishedCall(call_id, error="the runner's time was up before it returned", timed_out=True)
+    return FinishedCall(call_id, error="did not return before the runner's deadline", timed_out=True)
 
 
 def _policy_texts(episode: SingleAgentEpisode) -> list[str]:

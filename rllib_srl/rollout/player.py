@@ -34,6 +34,14 @@ from rllib_srl.rollout.replies import Constructed, Reply, construct, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import Prompt, StopReason
 
+logger = logging.getLogger(__name__)
+
+# While no turn is being generated, replies that arrive within this time of one another start together:
+# an engine that starts on the first reply alone spends a whole step on one request.
+_LINGER_S = 0.002
+_MAX_LINGER_S = 0.05
+_PAUSED_S = 0.01  # polling interval of a paused engine
+
 
 @dataclass(frozen=True)
 class PlayRequest:
@@ -140,19 +148,10 @@ def fault_of(turn: Turn) -> str:
     if turn.reason == "aborted":
         return "was aborted by the engine"
     if not 0 < len(turn.token_ids) == len(turn.logp):
-        return f"has {len(turn.token_ids)} tokens and {len(turn.logp)} log-probs; expected as many of each, at least 1"
+        return f"has {len(turn.token_ids)} tokens and {len(turn.logp)} log-probs; expected equal numbers of at least 1"
     if not (np.isfinite(turn.logp).all() and (turn.logp <= 1e-4).all()):
         return "has a log-prob that is not finite and <= 0"
     return ""
-
-
-logger = logging.getLogger(__name__)
-
-# While no turn is being generated, replies that arrive within this time of one another start together:
-# an engine that starts on the first reply alone spends a whole step on one request.
-_LINGER_S = 0.002
-_MAX_LINGER_S = 0.05
-_PAUSED_S = 0.01  # polling interval of a paused engine
 
 
 @dataclass(frozen=True)
@@ -332,16 +331,16 @@ class _Loop:
         try:
             turns = self.engine.step()
         except Exception as error:
-            message = f"the engine failed while it wrote {len(self.writing)} turns: {one_line(error)}"
+            message = f"the engine failed while generating {len(self.writing)} turns: {one_line(error)}"
             for live in self._stop_writing():
                 self._end(live, StopReason.ENGINE_FAILED, message)
             return
         for turn in turns:
             writer = self.writing.pop(turn.request_id, None)
             if writer is None:
-                logger.warning("the engine returned turn %s, which nobody waits for", turn.request_id)
+                logger.warning("the engine returned an unknown turn %s", turn.request_id)
             elif fault := fault_of(turn):
-                self._end(writer, StopReason.ENGINE_FAILED, f"the engine's turn {turn.request_id} {fault}")
+                self._end(writer, StopReason.ENGINE_FAILED, f"turn {turn.request_id} of the engine {fault}")
             else:
                 self._take_turn(writer, turn)
 
@@ -455,7 +454,7 @@ class _Loop:
         try:
             self.engine.abort(request_ids)
         except Exception as error:  # an engine that has just failed may fail here too
-            logger.warning("the engine could not drop %d requests: %s", len(request_ids), one_line(error))
+            logger.warning("the engine could not abort %d requests: %s", len(request_ids), one_line(error))
         return stopped
 
     def _abort_all(self) -> None:

@@ -133,8 +133,8 @@ def _seed_of(prompt: Prompt) -> int:
     if seed < 0 or prompt.history or prompt.step:
         asked = f" and step {prompt.step!r}" if prompt.step else ""
         raise BadReplyError(
-            f"prompt_id = {prompt.prompt_id!r} with {len(prompt.history)} turns of history{asked}; expected a whole "
-            "number, no history and no step, because this environment has no prompt_ids and is reset by seed"
+            f"prompt_id = {prompt.prompt_id!r} with {len(prompt.history)} turns of history{asked}; expected a seed, no "
+            "history and no step: this environment has no prompt_ids"
         )
     return seed
 
@@ -146,7 +146,7 @@ def _observation(observation: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadReplyError(f"the observation cannot be written as UTF-8: {error.reason} at {error.start}") from None
+        raise BadReplyError(f"the observation cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
     return text
 
 
@@ -164,7 +164,7 @@ def _reward(reward: Any) -> float:
 
 def _tools(schemas: Any) -> str:
     if not isinstance(schemas, (list, tuple)) or not all(isinstance(schema, dict) for schema in schemas):
-        raise BadReplyError(f"tool_schemas is {_shape(schemas)}; expected a list of JSON schemas, one a tool")
+        raise BadReplyError(f"tool_schemas is {_shape(schemas)}; expected a list of JSON schemas, one per tool")
     try:
         return json.dumps(schemas) if schemas else ""
     except (TypeError, ValueError) as error:

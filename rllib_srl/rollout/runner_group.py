@@ -57,7 +57,7 @@ class Runners:
         for i, answer in gather({i: batch for i, (batch, _) in calls.items()}, timeout_s):
             if isinstance(answer, RunnerBatch) and kwargs[i].get("as_groups", True):
                 answer = replace(answer, groups=listed(answer.groups, calls[i][1]))
-            yield i, answer or Failure("was restarted and lacks the current weights", is_silent=False)
+            yield i, answer or Failure("was restarted and does not have the current weights", is_silent=False)
 
     def each(self, method: str, kwargs: Mapping[int, Mapping[str, Any]], timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Call `method` on the given runners; yield the result or a `Failure` of each.

@@ -33,6 +33,11 @@ from typing import Any, Protocol
 
 _LAST_CHARACTER = 0x10FFFF  # the private-use characters from here downwards have no meaning
 _NUM_MARKS = 1 << 16
+_NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
+# A conversation that tests a chat template.
+_QUESTION = "What is 1 + 1?"
+_SYSTEM = "Reply in one word."
+_ANSWERS = ("It is x", "It is 0")  # no common last character
 
 
 class ControlTokens:
@@ -95,10 +100,7 @@ def unused_character(texts: Iterable[str]) -> str:
     for code in range(_LAST_CHARACTER, _LAST_CHARACTER - _NUM_MARKS, -1):
         if chr(code) not in used:
             return chr(code)
-    raise ValueError(f"the text holds all of the {_NUM_MARKS} last characters of Unicode; expected none of them")
-
-
-_NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
+    raise ValueError(f"the text contains all of the last {_NUM_MARKS} Unicode code points; expected an unused one")
 
 
 class Transcript(Protocol):
@@ -162,8 +164,8 @@ class RawTranscript:
         self.end_of_turn_id: int | None = tokenizer.eos_token_id
         if self._encode("a", True)[-1:] == [self.end_of_turn_id]:
             raise ValueError(
-                f"tokenizer {_name(tokenizer)} ends every text with {tokenizer.eos_token!r}; expected a text that "
-                "the policy can continue: set add_eos_token=False"
+                f"tokenizer {_name(tokenizer)} appends {tokenizer.eos_token!r} to every text, so the policy cannot "
+                "continue it; expected add_eos_token=False"
             )
         self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._encode(text, True)))
 
@@ -171,8 +173,8 @@ class RawTranscript:
         """Tokenise with the tokeniser's default special tokens, a system prompt and a blank line in front."""
         if tools:
             raise ValueError(
-                "prompt_format = 'text' has no template to show tools with; expected prompt_format = 'chat', or a "
-                "world whose prompt shows them (tools_in = 'prompt')"
+                "prompt_format = 'text' has no template for tools; expected prompt_format = 'chat', or an "
+                "environment that lists them in its prompt (tools_in = 'prompt')"
             )
         return list(self._first(f"{system}\n\n{text}" if system else text))
 
@@ -245,8 +247,8 @@ class ChatTranscript:
         ids = self._said([_QUESTION, text], role=role)
         if ids[: len(self._prefix)] != self._prefix:
             raise ValueError(
-                f"the chat template of {_name(self._tokenizer)} rewrites an earlier message when the next one is "
-                f"{text[:40]!r}; expected earlier tokens to stay: use prompt_format = 'text'"
+                f"the chat template of {_name(self._tokenizer)} changes an earlier message when the next one is "
+                f"{text[:40]!r}; expected earlier tokens unchanged: use prompt_format = 'text'"
             )
         tail = ids[len(self._prefix) :]
         return tail[1:] if last_id == self.end_of_turn_id else tail
@@ -306,8 +308,8 @@ class ChatTranscript:
         prefix, tail = one[: len(one) - num_same], one[len(one) - num_same :]
         if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
             raise ValueError(
-                f"the chat template of {_name(self._tokenizer)} does not show the assistant's message as it is; "
-                "expected its text, then a closing of its own: use prompt_format = 'text'"
+                f"the chat template of {_name(self._tokenizer)} changes the assistant's message; "
+                "expected its text unchanged, then closing tokens: use prompt_format = 'text'"
             )
         return prefix, tail
 
@@ -325,7 +327,7 @@ class ChatTranscript:
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} changes earlier tokens when a turn is added: "
                 f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
-                "expected earlier tokens to stay: use prompt_format = 'text' or another template"
+                "expected earlier tokens unchanged: use prompt_format = 'text' or another template"
             )
 
     def _check_system(self) -> None:
@@ -333,24 +335,24 @@ class ChatTranscript:
 
         `later` renders without one, so the ids after an answer must not depend on it.
         """
-        name, remedy = _name(self._tokenizer), "put the text into `instruction`, which stands in the user's message"
+        name, remedy = _name(self._tokenizer), "use `instruction`, which is part of the user's message"
         try:
             shown, whole = (self._render([_QUESTION] * num, system=_SYSTEM) for num in (1, 2))
         except Exception as error:  # templates refuse a conversation in whatever way they like
             raise ValueError(
-                f"the chat template of {name} takes no message of the role 'system' ({error}); expected one that does "
-                f"for a system_prompt: {remedy}"
+                f"the chat template of {name} rejects the role 'system' ({error}); expected a template that accepts "
+                f"it, for a system_prompt: {remedy}"
             ) from error
         if _SYSTEM not in self._tokenizer.decode(shown):
             raise ValueError(
-                f"the chat template of {name} leaves a message of the role 'system' out; expected one that shows it "
-                f"for a system_prompt: {remedy}"
+                f"the chat template of {name} omits messages of the role 'system'; expected a template that renders "
+                f"them, for a system_prompt: {remedy}"
             )
         plain, both = (self._render([_QUESTION] * num) for num in (1, 2))
         if whole != shown + both[len(plain) :]:
             raise ValueError(
                 f"the chat template of {name} changes earlier tokens after a system message; expected earlier tokens "
-                f"to stay: {remedy}"
+                f"unchanged: {remedy}"
             )
 
     def _check_tools(self, tools: str) -> None:
@@ -362,38 +364,33 @@ class ChatTranscript:
         shown = self._render([_QUESTION], tools=tools)
         if shown == plain:
             raise ValueError(
-                f"the chat template of {name} shows no tools; expected one that does: let the world's prompt show "
-                "them (tools_in = 'prompt')"
+                f"the chat template of {name} omits the tools; expected a template that renders them, or an "
+                "environment that lists them in its prompt (tools_in = 'prompt')"
             )
         try:
             whole, bare = (self._render([_QUESTION] * 2, role="tool", tools=each) for each in (tools, ""))
         except Exception as error:  # templates refuse a conversation in whatever way they like
             raise ValueError(
-                f"the chat template of {name} takes no message of the role 'tool' ({error}); expected one that does: "
-                "let the world's prompt show the tools (tools_in = 'prompt')"
+                f"the chat template of {name} rejects the role 'tool' ({error}); expected a template that accepts it, "
+                "or an environment that lists the tools in its prompt (tools_in = 'prompt')"
             ) from error
         self._controls = ControlTokens(self._tokenizer, bare)
         self._harmless.cache_clear()
         answer, tail = self._prefix[len(plain) :], bare[len(self._prefix) :]
         if bare[: len(self._prefix)] != self._prefix or whole != shown + answer + tail:
             raise ValueError(
-                f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens to "
-                "stay: let the world's prompt show the tools (tools_in = 'prompt')"
+                f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens "
+                "unchanged, or an environment that lists the tools in its prompt (tools_in = 'prompt')"
             )
 
     def _token(self, ids: list[int], where: int) -> str:
         return repr(self._tokenizer.decode(ids[where : where + 1])) if where < len(ids) else "nothing"
 
 
-_QUESTION = "What is 1 + 1?"
-_SYSTEM = "Reply in one word."
-_ANSWERS = ("It is x", "It is 0")  # no common last character
-
-
 def _forged(tokenizer: Any, text: str) -> str:
     return (
-        f"tokenizer {_name(tokenizer)} reads control tokens in {text[:40]!r}, which does not hold their names; "
-        "expected one that does not normalise text to them"
+        f"tokenizer {_name(tokenizer)} encodes control tokens in {text[:40]!r}, which does not contain their names; "
+        "expected a tokenizer that does not normalise text to control tokens"
     )
 
 

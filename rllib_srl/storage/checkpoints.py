@@ -97,9 +97,9 @@ def verify_own(path: Path, key_file: str | Path | None = None) -> dict[str, Any]
     listed = _read_manifest(path)
     if doubt := _doubt(listed, key_file):
         raise CheckpointError(
-            f"checkpoint {path} {doubt}: restoring it runs whatever code its pickles hold; if you trust whoever wrote "
-            "it, give --trust-checkpoint (in Python trust=True); machines that restore each other's checkpoints share "
-            f"a key, by seal_key_file or ${VARIABLE}"
+            f"checkpoint {path} {doubt}: restoring it can run any code in its pickles; if you trust its author, pass "
+            "--trust-checkpoint (in Python trust=True); to restore checkpoints on several machines, share one key by "
+            f"seal_key_file or ${VARIABLE}"
         )
     return _verify_content(path, listed)
 
@@ -125,16 +125,16 @@ def prune(directory: Path, num_kept: int) -> None:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise CheckpointError(f"checkpoint {path} does not exist; expected a directory that save_to_path wrote")
+        raise CheckpointError(f"checkpoint {path} does not exist; expected a directory written by save_to_path")
     if not (path / MANIFEST).is_file():
-        raise CheckpointError(f"checkpoint {path} has no {MANIFEST}: its writing did not finish; use an earlier one")
+        raise CheckpointError(f"checkpoint {path} has no {MANIFEST}, so it is incomplete; use an earlier one")
     try:
         listed = json.loads((path / MANIFEST).read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} is damaged ({error}); use an earlier one") from error
     parts = [listed.get(name) for name in ("about", "files")] if isinstance(listed, dict) else []
     if not parts or not all(isinstance(part, dict) for part in parts) or _digest_of(listed) not in DIGESTS:
-        raise CheckpointError(f"checkpoint {path}: {MANIFEST} is not one that save_to_path wrote; use an earlier one")
+        raise CheckpointError(f"checkpoint {path}: {MANIFEST} was not written by save_to_path; use an earlier one")
     return listed
 
 
@@ -145,7 +145,7 @@ def _doubt(listed: Mapping[str, Any], key_file: str | Path | None) -> str:
         return "is not signed"
     key, place = read_key(key_file), key_place(key_file)
     if key is None:
-        return f"was sealed with a key, and there is none in {place}"
+        return f"was sealed with a key, but {place} has no key"
     if signature.get("key") != key_id(key):
         return f"was sealed with another key than {place}"
     if not hmac.compare_digest(str(signature.get("hmac")).encode(), _signature(listed, key).encode()):
@@ -163,8 +163,8 @@ def _verify_content(path: Path, listed: Mapping[str, Any]) -> dict[str, Any]:
     more = sorted({str(file.relative_to(path)) for file in _files(path)} - set(files))
     if more:
         raise CheckpointError(
-            f"checkpoint {path} holds what its {MANIFEST} does not list: {', '.join(more[:5])}; remove it, or use "
-            "another checkpoint"
+            f"checkpoint {path} has files that its {MANIFEST} does not list: {', '.join(more[:5])}; remove them, or "
+            "use another checkpoint"
         )
     damaged = sorted(name for name, described in files.items() if not _is_intact(path / name, described, digest))
     if damaged:

@@ -17,7 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, user's quota reac
 # Messages of libraries and processes that pass the error on without its errno.
 TEXTS = (*map(os.strerror, FULL), "database or disk is full")
 PAGE = 1 << 16  # bytes; larger than the data that any file system stores inside an inode
-REMEDY = "free space there, or go on on another disk (log_directory), and resume from the last checkpoint"
+REMEDY = "free some space, or set log_directory to another disk, and resume from the last checkpoint"
 
 
 class DiskFull(OSError):

@@ -40,7 +40,7 @@ def key_place(given: str | Path | None = None) -> Path:
     try:
         return base.expanduser().absolute()
     except RuntimeError as error:
-        raise SealKeyError(f"the seal key {base} has no place ({error}); {_ELSEWHERE}") from error
+        raise SealKeyError(f"the path of the seal key, {base}, cannot be resolved ({error}); {_ELSEWHERE}") from error
 
 
 def read_key(given: str | Path | None = None) -> bytes | None:
@@ -63,13 +63,13 @@ def read_key(given: str | Path | None = None) -> bytes | None:
         raise SealKeyError(f"the seal key {place} cannot be read ({error.strerror}); {_ELSEWHERE}") from error
     if mode & _OTHERS:
         raise SealKeyError(
-            f"the seal key {place} has mode {stat.S_IMODE(mode):04o}, so others can seal checkpoints in your name; "
-            f"expected 0600: remove it and a new one is made, or, if nobody else has read it, chmod 600 {place}"
+            f"the seal key {place} has mode {stat.S_IMODE(mode):04o}, so other users can seal checkpoints in your "
+            f"name; expected 0600: remove it (a new one is created), or, if nobody else has read it, chmod 600 {place}"
         )
     if len(content) < 2 * NUM_BYTES:
         raise SealKeyError(
-            f"the seal key {place} holds {len(content)} characters; expected at least {2 * NUM_BYTES}: remove it, and "
-            "a new one is made"
+            f"the seal key {place} has {len(content)} characters; expected at least {2 * NUM_BYTES}: remove it, and "
+            "a new one is created"
         )
     return content
 
@@ -100,10 +100,10 @@ def make_key(given: str | Path | None = None) -> bytes:
         finally:
             scratch.unlink(missing_ok=True)
     except OSError as error:
-        raise SealKeyError(f"the seal key {place} cannot be made ({error.strerror}); {_ELSEWHERE}") from error
+        raise SealKeyError(f"the seal key {place} cannot be created ({error.strerror}); {_ELSEWHERE}") from error
     made = read_key(place)
     if made is None:
-        raise SealKeyError(f"the seal key {place} was removed as it was made; try again")
+        raise SealKeyError(f"the seal key {place} was removed while it was created; try again")
     return made
 
 
@@ -112,4 +112,4 @@ def key_id(key: bytes) -> str:
     return hashlib.sha256(b"rllib_srl seal key " + key).hexdigest()[:16]
 
 
-_ELSEWHERE = f"name another place by seal_key_file or ${VARIABLE}"
+_ELSEWHERE = f"set another path by seal_key_file or ${VARIABLE}"

@@ -43,13 +43,13 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
     if not path.is_file():
         raise CheckpointError(
-            f"{path} does not exist: earlier versions kept weights in a pickle, which is not read here; continue that "
-            "run once with train.py --resume --trust-checkpoint, or use another checkpoint"
+            f"{path} does not exist: earlier versions stored weights in a pickle, which is not read here; resume that "
+            "run once with srl train --resume --trust-checkpoint, or use another checkpoint"
         )
     try:
         weights = load_file(path)
     except (SafetensorError, KeyError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); use another checkpoint") from error
     if not weights:
-        raise CheckpointError(f"{path} holds no weights; use another checkpoint")
+        raise CheckpointError(f"{path} contains no weights; use another checkpoint")
     return weights

@@ -114,7 +114,7 @@ def _mean(values: np.ndarray) -> float:
 def _check(accuracy_SC: np.ndarray, learned_at_C: np.ndarray, before_C: np.ndarray | None = None) -> None:
     faults = []
     if accuracy_SC.ndim != 2 or not accuracy_SC.size:
-        faults.append(f"accuracy_SC has shape {accuracy_SC.shape}; expected [S, C], neither of them 0")
+        faults.append(f"accuracy_SC has shape {accuracy_SC.shape}; expected [S, C] with S, C >= 1")
     else:
         num_stages, num_domains = accuracy_SC.shape
         if learned_at_C.shape != (num_domains,):

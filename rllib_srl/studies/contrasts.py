@@ -132,12 +132,12 @@ def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) 
     num = len(study.seeds)
     reasons = [f"{study.title_of(arm)}: {n} of {num} trials are not finished" for arm, n in missing.items() if n]
     unknown = sorted({c.measure for c in contrasts if len(c.differences) < _num_pairs(results, c)})
-    reasons += [f"{MEASURES[name].title} is not known for every trial" for name in unknown]
+    reasons += [f"{MEASURES[name].title} is missing for some trials" for name in unknown]
     least = max(contrast.smallest_p_holm for contrast in contrasts)
     if least >= ALPHA:
         pairs = min(len(contrast.differences) for contrast in contrasts)
         reasons.append(
-            f"{pairs} pairs of trials are too few to show it: the smallest p value they allow is {least:.2g}, "
+            f"{pairs} pairs of trials are too few: their smallest possible p value is {least:.2g}, "
             f"corrected for {len(contrasts)} comparisons"
         )
     reasons += spacing_faults(results, findings)
@@ -170,7 +170,7 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
     """Return warnings about the validity of the results: few seeds, missing trials, missed budgets, few reviews."""
     study, lines = results.study, []
     if len(study.seeds) < MIN_SEEDS:
-        few = "runs an arm are few: intervals are too narrow, and no difference can be significant"
+        few = "runs per arm are too few: intervals are too narrow, and no difference can be significant"
         lines.append(f"{len(study.seeds)} {few}")
     for arm in study.arms:
         finished = {trial.header.seed for trial in results.of(arm.name)}
@@ -193,7 +193,7 @@ def spacing_faults(results: Results, findings: Mapping[str, Mapping[str, Finding
     if not study.asks_about_spacing or least >= MIN_REVIEWS:
         return []
     expected = f"expected at least {MIN_REVIEWS:.0f}"
-    return [f"This is no test of spacing: the median item was reviewed {least:.1f} times, {expected}"]
+    return [f"These results do not test spacing: the median item was reviewed {least:.1f} times; {expected}"]
 
 
 def _finding(values: dict[int, float]) -> Finding:
@@ -238,5 +238,5 @@ def _token_ratio(treatment: Curve, control: Curve) -> float:
 
 def _why(contrast: Contrast) -> str:
     if contrast.favours == contrast.second:
-        return "the difference is in favour of the other" + (", significantly" if contrast.is_significant else "")
+        return "the difference favours the control" + (", significantly" if contrast.is_significant else "")
     return f"the difference is not significant (p = {contrast.p_holm:.2g} after correction)"

@@ -180,9 +180,9 @@ def sanity(health: Health, max_lost: float) -> Verdict:
     """
     lost = health.num_lost / health.num_asked
     if health.broken:
-        return Verdict("sanity", Outcome.HARMFUL, f"training broke: {health.broken}")
+        return Verdict("sanity", Outcome.HARMFUL, f"training failed: {health.broken}")
     if health.num_nonfinite:
-        return Verdict("sanity", Outcome.BAD, f"{health.num_nonfinite} log-probs or gradients were no numbers")
+        return Verdict("sanity", Outcome.BAD, f"{health.num_nonfinite} log-probs or gradients were not finite")
     if lost > max_lost:
         text = f"{lost:.1%} of held-out episodes were lost; expected at most {max_lost:.1%}"
         return Verdict("sanity", Outcome.BAD, text)
@@ -197,8 +197,8 @@ def drift(health: Health, max_kl: float) -> Verdict:
         max_kl: largest KL, nats per token, above 0.
     """
     if math.isnan(health.kl):
-        return Verdict("drift", Outcome.PASSED, "no update, no drift")
-    text = f"KL {health.kl:.3g} nats a token, at most {max_kl:g}"
+        return Verdict("drift", Outcome.PASSED, "no update yet")
+    text = f"KL {health.kl:.3g} nats per token; limit {max_kl:g}"
     return Verdict("drift", Outcome.BAD if health.kl > max_kl else Outcome.PASSED, text)
 
 
@@ -220,7 +220,7 @@ def retention(domain: str, change: Change, max_drop: float) -> Verdict:
         outcome = Outcome.BAD
     else:
         outcome = Outcome.PASSED
-    return Verdict("retention", outcome, f"{change}; may lose {100 * max_drop:g}", domain)
+    return Verdict("retention", outcome, f"{change}; limit -{100 * max_drop:g}", domain)
 
 
 def kept(domain: str, change: Change, max_drop: float) -> Verdict:
@@ -232,7 +232,7 @@ def kept(domain: str, change: Change, max_drop: float) -> Verdict:
         max_drop: share of right answers that may be lost, in [0, 1).
     """
     is_shown = change.low > -max_drop
-    text = f"{change}; a loss of {100 * max_drop:g} {'is' if is_shown else 'cannot be'} excluded"
+    text = f"{change}; a drop of {100 * max_drop:g} points {'is' if is_shown else 'is not'} excluded"
     return Verdict("kept", Outcome.PASSED if is_shown else Outcome.BAD, text, domain)
 
 
@@ -245,5 +245,5 @@ def gained(domain: str, change: Change, min_gain: float) -> Verdict:
         min_gain: smallest increase of the share of right answers, in [0, 1).
     """
     is_better = change.low > 0 and change.change >= min_gain
-    text = f"{change}; expected at least {100 * min_gain:+g}, and more than luck"
+    text = f"{change}; expected at least {100 * min_gain:+g}, with an interval above 0"
     return Verdict("gained", Outcome.PASSED if is_better else Outcome.BAD, text, domain)

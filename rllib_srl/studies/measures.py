@@ -63,7 +63,7 @@ def _mean(values: list[float]) -> float:
 MEASURES = {
     "average_accuracy": Measure(
         "final accuracy",
-        "After all training: the share of unseen prompts answered right, averaged over all domains that were taught.",
+        "After all training: the share of held-out prompts answered correctly, averaged over all trained domains.",
         "share",
         "higher",
         lambda c: accuracy.average_accuracy(c.accuracy_SC, c.learned_at_C),
@@ -107,22 +107,22 @@ MEASURES = {
     ),
     "time_to_decay": Measure(
         "time to decay, in tokens",
-        f"How many tokens the policy wrote after a domain's training until its accuracy had lost a fifth (fell below "
-        f"{KEPT:.0%} of what it was); a domain that never lost a fifth counts with all the time there was.",
+        f"Tokens generated after a domain's training until its accuracy fell below "
+        f"{KEPT:.0%} of its value then; a domain that stayed above counts with all tokens until the end.",
         "tokens",
         "higher",
         _decay,
     ),
     "superficial_forgetting": Measure(
         "forgotten format",
-        "The part of the loss on earlier domains that comes from answers which can no longer be read.",
+        "The part of the drop on earlier domains that comes from answers that can no longer be parsed.",
         "points",
         "lower",
         partial(_part, which="superficial"),
     ),
     "essential_forgetting": Measure(
         "forgotten content",
-        "The part of the loss on earlier domains that comes from readable answers which are wrong.",
+        "The part of the drop on earlier domains that comes from parsed answers that are wrong.",
         "points",
         "lower",
         partial(_part, which="essential"),
@@ -131,46 +131,46 @@ MEASURES = {
 COSTS = {
     "num_generated_tokens": Measure(
         "generated tokens",
-        "Tokens the policy wrote for training, practice of old prompts included.",
+        "Tokens generated for training, including revisits of old prompts.",
         "tokens",
         "",
         lambda c: float(c.num_generated_tokens_I[-1]),
     ),
     "num_trained_tokens": Measure(
         "trained tokens",
-        "Tokens the policy learned from; one that is used again counts again.",
+        "Tokens in the loss; a reused token counts each time.",
         "tokens",
         "",
         lambda c: float(c.num_trained_tokens_I[-1]),
     ),
     "seconds": Measure(
-        "seconds", "Time of training on the clock, tests left out.", "seconds", "", lambda c: float(c.seconds_I[-1])
+        "seconds", "Wall-clock time of training, without evaluations.", "seconds", "", lambda c: float(c.seconds_I[-1])
     ),
     "peak_bytes": Measure(
-        "peak memory", "The most memory in use at any moment.", "bytes", "", lambda c: float(c.peak_bytes)
+        "peak memory", "Largest memory in use at any time.", "bytes", "", lambda c: float(c.peak_bytes)
     ),
     "num_probe_tokens": Measure(
-        "test tokens",
-        "Tokens written in tests, which train nothing and are counted apart.",
+        "evaluation tokens",
+        "Tokens generated in evaluations; not part of the budget.",
         "tokens",
         "",
         lambda c: float(c.num_probe_tokens_I[-1]),
     ),
 }
 EXTRAS = {  # meaning of names in a row's `measures`, which may also hold others
-    "pass_at_k": "chance that k answers hold at least one right one",
-    "pass_hat_k": "chance that k answers are all right",
-    "answer_diversity": "chance that two answers to one prompt differ",
-    "iteration_gain": "reward gained by answering K times more",
-    "net_corrections": "wrong answers made right minus right ones made wrong, over K further answers",
-    "num_chains": "first answers that were answered K times more",
+    "pass_at_k": "probability that at least one of k answers is right",
+    "pass_hat_k": "probability that all k answers are right",
+    "answer_diversity": "probability that two answers to a prompt differ",
+    "iteration_gain": "reward gained by K further answers",
+    "net_corrections": "answers corrected minus right answers made wrong, over K further answers",
+    "num_chains": "number of answers that were improved K times",
     "median_reviews": "reviews of the median item of the memory",
     "revisit_share": "share of played prompts that were revisits",
-    "reuse_share": "share of all groups of the batches that were used before",
-    "reuse_share_tokens": "share of trained tokens that were used before",
+    "reuse_share": "share of reused groups in the batches",
+    "reuse_share_tokens": "share of reused tokens among trained tokens",
     "observed_recall": "share of reviews that were recalled",
-    "predicted_recall": "share that the spacing rule expected",
-    "load_ratio": "reviews that fall due over reviews there is room for; above 1 the backlog grows",
+    "predicted_recall": "share of reviews that the spacing rule predicted to be recalled",
+    "load_ratio": "due reviews over the capacity for reviews; above 1 the backlog grows",
 }
 
 

@@ -37,7 +37,7 @@ def write_study(directory: Path, study: Study) -> None:
     path = directory / STUDY_FILE
     if path.exists():
         if read_study(directory).fingerprint != study.fingerprint:
-            raise ResultsError(f"{path}: holds another study than the one asked for; give another directory")
+            raise ResultsError(f"{path}: holds another study; use another directory")
         return
     (directory / TRIALS).mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(asdict(study), indent=2) + "\n")
@@ -73,7 +73,7 @@ def open_trial(
     if arm not in (names := [a.name for a in study.arms]) or seed not in study.seeds:
         raise ResultsError(f"arm = {arm!r}, seed = {seed}; expected arm {', '.join(names)} and a seed of the study")
     if read_study(directory).fingerprint != study.fingerprint:
-        raise ResultsError(f"{directory / STUDY_FILE}: holds another study than the one asked for")
+        raise ResultsError(f"{directory / STUDY_FILE}: holds another study")
     path, header, rows = trial_path(directory, arm, seed), Header(study.fingerprint, arm, seed, dict(settings)), []
     if path.exists():
         earlier = read_trial(path, study)

@@ -193,8 +193,8 @@ def _checked_header(path: Path, header: Any, study: Study) -> Header:
         raise ResultsError(f"{path}, row 1: kind is {type(header).__name__.lower()}; expected trial")
     if header.study != study.fingerprint:
         raise ResultsError(
-            f"{path}, row 1: study = {header.study!r}; expected {study.fingerprint!r}, the study that lies beside it. "
-            "The trial was run for another study, or study.json was changed afterwards"
+            f"{path}, row 1: study = {header.study!r}; expected {study.fingerprint!r}, the study in study.json. "
+            "The trial is of another study, or study.json was changed afterwards"
         )
     if path.name != trial_path(Path(), header.arm, header.seed).name:
         raise ResultsError(f"{path}, row 1: arm = {header.arm!r}, seed = {header.seed}; expected the file name's")

@@ -89,13 +89,13 @@ class Study:
             faults += [f"{kind}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
         for kind, entries in {**named, "seeds": self.seeds}.items():
             counts = Counter(entries).items()
-            faults += [f"{kind}: {entry!r} is there {n} times; expected once" for entry, n in counts if n > 1]
+            faults += [f"{kind}: {entry!r} occurs {n} times; expected once" for entry, n in counts if n > 1]
             if not entries:
                 faults.append(f"{kind} is empty; expected at least one")
         if not self.subject.strip():
             faults.append(f"subject = {self.subject!r}; expected what is trained, in words")
         if not self.question.rstrip().endswith("?"):
-            faults.append(f"question = {self.question!r}; expected a question, with its mark")
+            faults.append(f"question = {self.question!r}; expected a question that ends in '?'")
         for name, number in (("num_stages", self.num_stages), ("budget", self.budget)):
             if number < 1:
                 faults.append(f"{name} = {number}; expected at least 1")

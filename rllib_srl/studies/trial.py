@@ -99,7 +99,7 @@ class StudyTrial(SRL):
             try:
                 self.restore_from_path(str(found[-1]), trust=told.get("trust", False))
             except Exception:
-                self.stop()  # a checkpoint that is refused leaves no process behind
+                self.cleanup()  # no process is left behind; `stop` needs what Trainable makes after this
                 raise
         self._start_s = time.perf_counter() - start
 
@@ -115,7 +115,7 @@ class StudyTrial(SRL):
         results = super().step()
         self._spent.seconds += time.perf_counter() - start
         if self.stage > stage + 1:
-            raise ValueError(f"an iteration ran through all of stage {stage + 1}; expected a longer stage")
+            raise ValueError(f"one iteration was longer than stage {stage + 1}; expected a longer stage")
         self._memory_metrics = dict(results.get("replay", {}))
         now, is_spent = self.iteration + 1, self.num_generated_tokens >= self._study.budget
         about: dict[str, Any] = {"stage": stage, "num_generated_tokens": self.num_generated_tokens}

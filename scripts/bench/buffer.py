@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -92,9 +91,9 @@ def sides_of(groups: Sequence[Any], directory: str, say: Callable[[str], None]) 
     try:
         import torchrl.data  # noqa: F401
 
-        say("TorchRL is installed and left out: no side is written for it")
+        say("TorchRL is installed and skipped: it has no side here")
     except (ImportError, OSError, RuntimeError) as error:
-        say(f"TorchRL is left out, it does not load: {error}")
+        say(f"TorchRL is skipped: it cannot be imported: {error}")
     sides: dict[str, buffer_sides.Side] = {"ours": buffer_sides.Ours(groups, directory)}
     sides |= {name: kind(groups) for name, kind in kinds.items()}
     sides["ours, actor"] = buffer_sides.OursInActor(groups, directory)
@@ -227,11 +226,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and return 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description="Measure the buffer: draws, sizes, an iteration, the journal.")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--short", action="store_true", help="small sizes: whether it runs, not how fast")
+    parser.add_argument("--short", action="store_true", help="small sizes, as a smoke test")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer the iteration needs")
     parser.add_argument("--directory", type=Path, default=Path("."), help="on the disk to be measured")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray and transformers")
     arguments = parser.parse_args(argv)
 
     def say(line: str) -> None:

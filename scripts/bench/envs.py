@@ -31,7 +31,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -253,7 +252,7 @@ def crowd_lines(crowd: Crowd, single: Crowd) -> list[str]:
     rates = [one.num_episodes / one.seconds for one in (crowd, single)]
     return [
         f"episodes at once  {crowd.num_episodes} of {', '.join(crowd.worlds)}: {crowd.seconds:.2f} s, {rates[0]:.0f} a "
-        f"second; one after the other {rates[1]:.0f} a second ({single.num_episodes} episodes)",
+        f"second; one at a time {rates[1]:.0f} a second ({single.num_episodes} episodes)",
         f"                  rewarded 1: {crowd.num_episodes - crowd.num_wrong} of {crowd.num_episodes}",
         f"event-loop lag    p50 {percentile(crowd.lags_ms, 50):.2f} ms, p99 {percentile(crowd.lags_ms, 99):.2f} ms, "
         f"worst {worst:.2f} ms (one after the other: worst {max(single.lags_ms):.2f} ms); at most {MOST_LAG_MS:g} ms: "
@@ -284,8 +283,8 @@ def _run_turns(
         try:
             found.append(measure_turns(name, config, unbound, arguments.num_prompts, arguments.num_repeats))
         except (ImportError, ValueError) as error:  # an extra that is not installed, a file that must be given
-            say(f"{name} left out: {error}")
-    say(f"milliseconds a turn; p99 below {MOST_TURN_MS:g} ms unless said why not")
+            say(f"{name} skipped: {error}")
+    say(f"milliseconds per turn; p99 below {MOST_TURN_MS:g} ms unless noted")
     say(table([["world", "p50", "p99", "reset p50", "turns", ""], *(times.row() for times in found)], indent=""))
     return found
 
@@ -294,15 +293,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and return 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description="Time turns, the sandbox and many episodes at once.")
     parser.add_argument("--worlds", nargs="+", metavar="NAME", help="default: all that are installed")
-    parser.add_argument("--num-prompts", type=int, default=50, help="of each world")
+    parser.add_argument("--num-prompts", type=int, default=50, help="of each environment")
     parser.add_argument("--num-repeats", type=int, default=3, help="of each episode")
-    parser.add_argument("--num-episodes", type=int, default=256, help="at once; 0 leaves this part out")
+    parser.add_argument("--num-episodes", type=int, default=256, help="episodes in parallel; 0 skips this part")
     parser.add_argument("--num-workers", type=int, default=8, help="threads that environments run in")
     parser.add_argument("--sandbox", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--grading", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--num-calls", type=int, default=50, help="of the sandbox")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what libraries say, and tracebacks")
+    parser.add_argument("--verbose", action="store_true", help="show the output of libraries, and tracebacks")
     arguments = parser.parse_args(argv)
 
     def say(line: str) -> None:

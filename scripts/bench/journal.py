@@ -22,9 +22,6 @@ from statistics import median
 
 import numpy as np
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
-
 from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal
 from rllib_srl.replay.store.items import GROUP, ITEM
@@ -173,7 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=300, help="written by each side, for each size of groups")
     parser.add_argument("--tokens", type=int, nargs="+", default=[120, 1024], help="of an episode")
-    parser.add_argument("--tidy-every", type=int, default=20, help="commits between two times of tidying up")
+    parser.add_argument("--tidy-every", type=int, default=20, help="commits between two calls of tidy")
     parser.add_argument("--directory", type=Path, default=Path("."), help="on the disk to be measured")
     arguments = parser.parse_args()
     is_met = True

@@ -25,7 +25,6 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -121,8 +120,8 @@ def peaks(shape: str, arguments: argparse.Namespace, dtype: str) -> dict[str, in
     """Measure each side in a process of its own."""
     found = {}
     for side in ("padded", "trie"):
-        command = [sys.executable, __file__, "--peak-of", side, "--shapes", shape, "--model", arguments.model]
-        command += ["--budget", str(arguments.budget), "--dtype", dtype]
+        command = [sys.executable, "-m", "scripts.bench.learner", "--peak-of", side, "--shapes", shape]
+        command += ["--model", arguments.model, "--budget", str(arguments.budget), "--dtype", dtype]
         command += ["--num-prompts", str(arguments.num_prompts)] if arguments.num_prompts else []
         done = subprocess.run(command, capture_output=True, text=True, timeout=MEMORY_TIMEOUT_S, check=False)
         if done.returncode:
@@ -161,11 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--budget", type=int, default=4096, help="tokens of one pass on both sides")
     parser.add_argument("--num-prompts", type=int, help="default: 16 of few-shot, 8 of long")
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs of a shape that is one part")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs per shape")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=best_dtype(0))
     parser.add_argument("--peak-of", choices=("padded", "trie"), help="measure this side's memory in this process")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what transformers says")
+    parser.add_argument("--verbose", action="store_true", help="show the output of transformers")
     arguments = parser.parse_args(argv)
     if arguments.peak_of:
         print(peak_above_state(arguments.peak_of, arguments.shapes[0], arguments, arguments.dtype))

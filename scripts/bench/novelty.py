@@ -1,248 +1,277 @@
 #!/usr/bin/env python3
-"""Benchmark the novelty of new questions among a million stored ones: the index against brute force, same threads.
+"""Benchmark the neighbours of the memory: time per call, recall and memory, by number and dimension of the vectors.
 
-    OMP_NUM_THREADS=2 python -m scripts.bench.novelty
+    python -m scripts.bench.novelty                                      this checkout beside a flat index of faiss
+    python -m scripts.bench.novelty --against main --cases 65536x256     and beside the class of a commit, in turns
 
-    index   Neighbours: vectors added in batches, some deleted, then novelty (mean distance to the k nearest)
-    brute   float32 matrix products over blocks of the vectors that are left, partial top k of each; the faster of
-            torch's and faiss's, at the best of some block sizes
+    vectors   generated questions, hashed as the memory hashes prompts (NgramEmbedder); the queries are held out
+    round     remove B vectors, set B others under their ids, search the k nearest of B queries
+    recall    share of the true 10 nearest that a search finds; a vector as near as the tenth counts as found
 
-Both sides answer the same queries in turns. Recall is the share of the true 10 nearest that the index finds; a vector
-as near as the tenth counts as found. Vectors are MiniLM's (question_vectors.py); the first call embeds for --minutes.
+Times are processor time of one thread, which other work on the machine disturbs less. The budget is that of the
+quick-start: B = 16, a share of its iteration of 2 s. Exit status 1: this checkout is above it, or its recall below .95.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import importlib.util
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when the libraries are loaded
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-import torch
 
-from rllib_srl.replay.diversity.measures import novelty
+from rllib_srl.envs.games.lookup import Lookup
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.math.reasoning_gym_env import ReasoningGym
+from rllib_srl.envs.question import QuestionWorld
+from rllib_srl.replay.diversity.embedders import NgramEmbedder
 from rllib_srl.replay.diversity.neighbours import Neighbours
 from scripts.bench import common as bench
-from scripts.bench.question_vectors import CHUNK, Plan, QuestionVectors, load
 
-LEAST_RATIO, LEAST_RECALL, RECALL_AT, STEP = 10.0, 0.95, 10, 16
-_BLOCKS = (4096, 32_768)
-_BATCH = 10_000
-_SEED = 2
-
-Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # queries, k -> rows and similarities
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ("4096x64", "4096x576", "32768x256", "65536x64", "65536x256", "65536x576", "1000000x64")
+BATCHES = (16, 48, 256)
+ITERATION_S, LEAST_RECALL, RECALL_AT, NUM_NEIGHBOURS = 2.0, 0.95, 10, 8
+DATASETS = (
+    *("aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "complex_arithmetic"),
+    *("count_bits", "count_primes", "decimal_chain_sum", "family_relationships", "fraction_simplification", "gcd"),
+    *("lcm", "letter_counting", "prime_factorization", "products", "sentence_reordering", "simple_equations"),
+    *("spell_backward", "syllogism", "time_intervals", "word_sequence_reversal"),
+)
+_POOL = 16_384  # entries an environment of reasoning-gym holds at most
+_AT_ONCE = 8192
+_SEED = 1
 
 
 @dataclass
 class Figures:
-    """The measured figures. Invariant: entry i of each list of seconds is of repeat i."""
+    """The figures of one side in one case; milliseconds by batch size."""
 
-    num_stored: int
-    num_deleted: int
-    num_new: int
-    num_real: int
-    num_neighbours: int
-    num_lists: int = 0
-    num_probes: int = 0
-    recall: float = 0.0
-    novelty_error: float = 0.0  # mean |index - brute|
+    side: str
+    num_vectors: int
+    dim: int
     build_s: float = 0.0
-    delete_s: float = 0.0
-    index_bytes: int = 0
-    brute: str = ""
-    index_s: list[float] = field(default_factory=list)
-    brute_s: list[float] = field(default_factory=list)
-    index_cpu_s: list[float] = field(default_factory=list)  # of all threads of this process
-    brute_cpu_s: list[float] = field(default_factory=list)
-    step_index_s: list[float] = field(default_factory=list)  # the same for one training step's new items
-    step_brute_s: list[float] = field(default_factory=list)
+    longest_call_s: float = 0.0  # of the build: a fit
+    num_bytes: int = 0
+    recall: float = 0.0
+    remove_ms: dict[int, list[float]] = field(default_factory=dict)
+    set_ms: dict[int, list[float]] = field(default_factory=dict)
+    search_ms: dict[int, list[float]] = field(default_factory=dict)
+
+    def total_ms(self, batch: int) -> float:
+        """Return the median time of all calls of an iteration."""
+        return sum(median(values[batch]) for values in (self.remove_ms, self.set_ms, self.search_ms))
 
     @property
-    def ratios(self) -> list[float]:
-        """Return the speed-up of the index over brute force, one per repeat."""
-        return [brute / index for index, brute in zip(self.index_s, self.brute_s, strict=True)]
-
-    @property
-    def cpu_ratios(self) -> list[float]:
-        """Return the same by processor time, which other processes on the machine disturb less."""
-        return [brute / index for index, brute in zip(self.index_cpu_s, self.brute_cpu_s, strict=True)]
+    def is_within_budget(self) -> bool:
+        """Return whether the smallest batch takes at most 1 % of an iteration; 2 % beyond 65,536 vectors."""
+        return self.total_ms(min(self.search_ms)) <= 1e3 * ITERATION_S * (0.01 if self.num_vectors <= 65_536 else 0.02)
 
 
-def built(vectors: QuestionVectors, num_deleted: int, exact_up_to: int, figures: Figures) -> Neighbours:
-    """Return an index of the stored vectors that grew batch by batch, as in training, followed by deletions."""
-    before = resident_bytes()
-    index = Neighbours(vectors.stored_ND.shape[1], exact_up_to=exact_up_to)
-    start = time.perf_counter()
-    for first in range(0, len(vectors.stored_ND), _BATCH):
-        rows = np.arange(first, min(first + _BATCH, len(vectors.stored_ND)))
-        index.set(rows, vectors.stored_ND[rows])
-    figures.build_s = time.perf_counter() - start
-    gone = np.random.default_rng(_SEED).permutation(len(vectors.stored_ND))[:num_deleted]
-    start = time.perf_counter()
-    for first in range(0, num_deleted, _BATCH):
-        index.remove(gone[first : first + _BATCH])
-    figures.delete_s = time.perf_counter() - start
-    figures.index_bytes = resident_bytes() - before
-    state = index.save_state()
-    figures.num_lists = 0 if state["lists"] is None else len(state["lists"])
-    figures.num_probes = state["num_probes"]
-    return index
+# --- vectors --------------------------------------------------------------------------------------
+
+
+def questions(num_questions: int, split: str) -> list[str]:
+    """Return distinct questions in a seeded order: up to half from reasoning-gym, the rest in equal parts of four."""
+    pool = min(_POOL, max(32, -(-num_questions // (2 * len(DATASETS)))))
+    few: dict[str, Any] = {"num_shots": 0}
+    large: list[QuestionWorld] = [
+        Compare({"num_numbers": 3, **few}),
+        Compare({"num_numbers": 4, "highest": 999, **few}),
+        Lookup({"num_pairs": 2, **few}),
+        Lookup({"num_pairs": 3, **few}),
+    ]
+    texts: dict[str, None] = {}
+
+    def take(world: QuestionWorld, most: int) -> None:
+        prompt_ids = islice(world.prompt_ids(split, _SEED), most)
+        texts.update((world.question(prompt_id).text, None) for prompt_id in prompt_ids)
+
+    for name in DATASETS:
+        take(ReasoningGym({"dataset": name, "pool_size": pool, "multiline": True, **few}), pool)
+    for index, world in enumerate(large):
+        take(world, max(0, -(-(num_questions - len(texts)) // (len(large) - index))))
+    if len(texts) < num_questions:
+        raise ValueError(f"num_questions = {num_questions}; the environments have {len(texts)}")
+    listed = list(texts)
+    return [listed[row] for row in np.random.default_rng(_SEED).permutation(len(listed))[:num_questions]]
+
+
+def embedded(texts: Sequence[str], dim: int) -> np.ndarray:
+    """Return one vector per text, [len(texts), D] float32; its bytes are the tokens."""
+    embedder = NgramEmbedder(dim=dim)
+    streams = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+    parts = [embedder.vectors(streams[start : start + _AT_ONCE]) for start in range(0, len(streams), _AT_ONCE)]
+    return np.concatenate([np.empty((0, dim), np.float32), *parts])
+
+
+class FlatFaiss:
+    """A flat index of faiss by id, with the three calls that are measured; exact, without ranking in float64."""
+
+    def __init__(self, dim: int) -> None:
+        import faiss
+
+        self._index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
+
+    def set(self, ids_K: np.ndarray, vectors_KD: np.ndarray) -> None:
+        """Add vectors under new ids."""
+        self._index.add_with_ids(vectors_KD, ids_K)
+
+    def remove(self, ids_K: np.ndarray) -> None:
+        """Remove vectors."""
+        self._index.remove_ids(ids_K)
+
+    def nearest(self, vectors_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and similarities of the k most similar vectors of each query, [Q, k]."""
+        similarity_QK, ids_QK = self._index.search(vectors_QD, k)
+        return ids_QK, similarity_QK
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def of_commit(commit: str) -> Callable[[int], Any]:
+    """Return the class `Neighbours` as it is in a commit of this repository."""
+    path = "rllib_srl/replay/diversity/neighbours.py"
+    text = subprocess.run(
+        ["git", "-C", str(ROOT), "show", f"{commit}:{path}"], check=True, capture_output=True, timeout=60
+    ).stdout
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "neighbours_of_commit.py"
+        file.write_bytes(text)
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module.Neighbours
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return the processor time of a call, seconds."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process, without what was freed (on Linux with glibc)."""
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def torch_search(live_ND: np.ndarray, block: int) -> Search:
-    """Return brute force over blocks of rows: a product into a buffer that fits the cache, then its top k."""
-    live, buffer = torch.from_numpy(live_ND), torch.empty(0)
-
-    def search(queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal buffer
-        queries = torch.from_numpy(queries_QD)
-        best, rows = torch.full((len(queries), 0), 0.0), torch.full((len(queries), 0), 0)
-        for start in range(0, len(live), block):
-            part = live[start : start + block]
-            if buffer.shape != (len(queries), len(part)):
-                buffer = torch.empty(len(queries), len(part))
-            torch.mm(queries, part.T, out=buffer)
-            top, at = torch.topk(buffer, min(k, len(part)), sorted=False)
-            best, rows = torch.cat([best, top], 1), torch.cat([rows, at + start], 1)
-        top, at = torch.topk(best, k)
-        return rows.gather(1, at).numpy(), top.numpy()
-
-    return search
+def built(create: Callable[[int], Any], vectors_ND: np.ndarray, figures: Figures) -> Any:
+    """Return an index of the vectors that grew batch by batch, as in training."""
+    before, index = resident_bytes(), create(vectors_ND.shape[1])
+    for first in range(0, len(vectors_ND), _AT_ONCE):
+        rows = np.arange(first, min(first + _AT_ONCE, len(vectors_ND)))
+        seconds = timed(partial(index.set, rows, vectors_ND[rows]))
+        figures.build_s += seconds
+        figures.longest_call_s = max(figures.longest_call_s, seconds)
+    figures.num_bytes = resident_bytes() - before
+    return index
 
 
-def faiss_search(live_ND: np.ndarray) -> Search:
-    """Return faiss's own brute force."""
-    import faiss
-
-    def search(queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        similarity_QK, rows_QK = faiss.knn(queries_QD, live_ND, k, metric=faiss.METRIC_INNER_PRODUCT)
-        return rows_QK, similarity_QK
-
-    return search
+def least_similarities(vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int) -> np.ndarray:
+    """Return the similarity of each query's true k-th nearest, [Q, 1]."""
+    best_QK = np.empty((len(queries_QD), 0), np.float32)
+    for start in range(0, len(vectors_ND), 8 * _AT_ONCE):
+        part_QN = queries_QD @ vectors_ND[start : start + 8 * _AT_ONCE].T
+        best_QK = -np.sort(-np.concatenate([best_QK, part_QN], axis=1), axis=1)[:, :k]
+    return best_QK[:, -1:]
 
 
-def best_brute(live_ND: np.ndarray, queries_QD: np.ndarray) -> tuple[str, Search]:
-    """Return the fastest brute force, tried on at most a tenth of the vectors (but on 50,000)."""
-    part_ND = live_ND[: max(50_000, len(live_ND) // 10)]
-
-    def searches(rows_ND: np.ndarray) -> Iterator[tuple[str, Search]]:
-        for block in _BLOCKS:
-            yield f"torch, blocks of {block}", torch_search(rows_ND, block)
-        yield "faiss.knn", faiss_search(rows_ND)
-
-    seconds = {}
-    for name, search in searches(part_ND):
-        search(queries_QD[:10], RECALL_AT)
-        seconds[name] = min(timed(partial(search, queries_QD, RECALL_AT))[0] for _ in range(2))
-    fastest = min(seconds, key=lambda name: seconds[name])
-    return fastest, dict(searches(live_ND))[fastest]
-
-
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds a call took, and its answer."""
-    start = time.perf_counter()
-    answer = call()
-    return time.perf_counter() - start, answer
-
-
-def measure(index: Neighbours, vectors: QuestionVectors, num_repeats: int, figures: Figures) -> None:
-    """Time both sides in turns, and compare their answers."""
-    k, queries_QD = figures.num_neighbours, vectors.new_QD
-    live_ND = index.vectors(index.ids())
-    figures.brute, brute = best_brute(live_ND, queries_QD)
-    for repeat in range(num_repeats):
-        step_QD = queries_QD[(repeat * STEP) % max(1, len(queries_QD) - STEP) :][:STEP]
-        start = time.process_time()
-        seconds, mine = timed(lambda: novelty(index.distances(queries_QD, k)))
-        figures.index_s.append(seconds)
-        figures.index_cpu_s.append(time.process_time() - start)
-        start = time.process_time()
-        seconds, theirs = timed(lambda: novelty(1.0 - brute(queries_QD, k)[1]))
-        figures.brute_s.append(seconds)
-        figures.brute_cpu_s.append(time.process_time() - start)
-        figures.novelty_error = float(np.abs(np.subtract(mine, theirs)).mean())
-        figures.step_index_s.append(timed(partial(index.distances, step_QD, k))[0])
-        figures.step_brute_s.append(timed(partial(brute, step_QD, k))[0])
-    least_Q1 = brute(queries_QD, RECALL_AT)[1].min(axis=1, keepdims=True)
-    figures.recall = float((index.nearest(queries_QD, RECALL_AT)[1] >= least_Q1 - 1e-6).mean())
+def measure(
+    sides: dict[str, Callable[[int], Any]],
+    num_vectors: int,
+    texts: Sequence[str],
+    new: Sequence[str],
+    dim: int,
+    num_repeats: int,
+) -> list[Figures]:
+    """Measure all sides of a case in turns."""
+    vectors_ND, queries_QD = embedded(texts[:num_vectors], dim), embedded(new, dim)
+    generator = np.random.default_rng(_SEED)
+    found = [Figures(name, num_vectors, dim) for name in sides]
+    indexes = [built(create, vectors_ND, one) for create, one in zip(sides.values(), found, strict=True)]
+    least_Q1 = least_similarities(vectors_ND, queries_QD, RECALL_AT)
+    for index, one in zip(indexes, found, strict=True):
+        one.recall = float((index.nearest(queries_QD, RECALL_AT)[1] >= least_Q1 - 1e-6).mean())
+    for _ in range(num_repeats):
+        for batch in BATCHES:
+            ids = generator.choice(num_vectors, batch, replace=False)
+            queries = queries_QD[generator.choice(len(queries_QD), batch, replace=False)]
+            for index, one in zip(indexes, found, strict=True):
+                calls: tuple[tuple[dict[int, list[float]], Callable[[], Any]], ...] = (
+                    (one.remove_ms, partial(index.remove, ids)),
+                    (one.set_ms, partial(index.set, ids, queries)),
+                    (one.search_ms, partial(index.nearest, queries, NUM_NEIGHBOURS)),
+                )
+                for values, call in calls:
+                    values.setdefault(batch, []).append(1e3 * timed(call))
+    return found
 
 
-def lines(figures: Figures, least_ratio: float) -> list[str]:
-    """Return the figures as text."""
-    live = figures.num_stored - figures.num_deleted
-    found = "exact" if figures.num_lists == 0 else f"{figures.num_probes} of {figures.num_lists} lists probed"
-    met = bench.verdict(median(figures.ratios) >= least_ratio and figures.recall >= LEAST_RECALL)
-    return [
-        f"{figures.num_new:,} new questions, k = {figures.num_neighbours}, {figures.num_stored:,} stored, "
-        f"{figures.num_deleted:,} of them deleted, {live:,} left",
-        f"vectors {figures.num_real:,} are embeddings of distinct questions "
-        f"({figures.num_real / figures.num_stored:.1%})"
-        + ("" if figures.num_real == figures.num_stored else ", the rest lies between two of one world, plus noise"),
-        f"index   built in {figures.build_s:.1f} s, deletions {figures.delete_s:.2f} s, {found}, "
-        f"{figures.index_bytes / 2**20:,.0f} MiB ({figures.index_bytes / figures.num_stored:,.0f} bytes a vector)",
-        f"index   {bench.spread(figures.index_s, 3)} s",
-        f"brute   {bench.spread(figures.brute_s, 3)} s ({figures.brute})",
-        f"recall  {figures.recall:.4f} at {RECALL_AT}; novelty is off by {figures.novelty_error:.5f} on average",
-        f"ratio   {bench.spread(figures.ratios, 1)} over {len(figures.ratios)} repeats; "
-        f"at least {least_ratio:g} at a recall of {LEAST_RECALL}: {met}",
-        f"        {bench.spread(figures.cpu_ratios, 1)} by processor time",
-        f"a step  of {STEP} new items: index {1e3 * median(figures.step_index_s):.1f} ms, "
-        f"brute {1e3 * median(figures.step_brute_s):.1f} ms",
+HEADER = """\
+| vectors | D | side | remove, set, search 16, ms | 48 | 256 | share of 2 s | recall@10 | build (longest), s | MiB |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def row(figures: Figures) -> str:
+    """Return the figures as a row of the table."""
+    calls = [
+        ", ".join(f"{median(ms[batch]):.1f}" for ms in (figures.remove_ms, figures.set_ms, figures.search_ms))
+        for batch in BATCHES
     ]
+    return (
+        f"| {figures.num_vectors:,} | {figures.dim} | {figures.side} | {' | '.join(calls)} "
+        f"| {figures.total_ms(BATCHES[0]) / ITERATION_S / 10:.2f} %, {bench.verdict(figures.is_within_budget)} "
+        f"| {figures.recall:.3f} | {figures.build_s:.1f} ({figures.longest_call_s:.1f}) "
+        f"| {figures.num_bytes / 2**20:,.0f} |"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and return 1 if the index is too slow or finds too little."""
-    parser = argparse.ArgumentParser(description="Compare novelty by index with novelty by brute force.")
-    parser.add_argument("--num-stored", type=int, default=1_000_000)
-    parser.add_argument("--num-new", type=int, default=1000)
-    parser.add_argument("--deleted", type=float, default=0.1, help="share of the stored ones")
-    parser.add_argument("--num-neighbours", type=int, default=8)
+    """Measure, print, and return 1 if this checkout takes too long or finds too little."""
+    parser = argparse.ArgumentParser(description="Measure the neighbours of the memory.")
+    parser.add_argument("--cases", nargs="+", default=CASES, help="NUMBERxDIMENSION of the vectors")
+    parser.add_argument("--against", metavar="COMMIT", help="also measure the class of this commit")
     parser.add_argument("--num-repeats", type=int, default=5)
-    parser.add_argument("--exact-up-to", type=int, default=20_000)
-    parser.add_argument("--minutes", type=float, default=10.0, help="to embed what the cache lacks")
-    parser.add_argument("--chunk", type=int, default=CHUNK, help="questions embedded between two looks at the clock")
-    parser.add_argument("--least", type=float, default=LEAST_RATIO, help="exit status 1 below this ratio")
     parser.add_argument("--json", type=Path, help="also write every figure here")
     arguments = parser.parse_args(argv)
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    plan = Plan(arguments.num_stored, arguments.num_new)
-    vectors = load(plan, 60 * arguments.minutes, arguments.chunk, say)
-    figures = Figures(
-        num_stored=arguments.num_stored,
-        num_deleted=round(arguments.deleted * arguments.num_stored),
-        num_new=arguments.num_new,
-        num_real=vectors.num_real,
-        num_neighbours=arguments.num_neighbours,
-    )
-    index = built(vectors, figures.num_deleted, arguments.exact_up_to, figures)
-    measure(index, vectors, arguments.num_repeats, figures)
-    say("\n".join(lines(figures, arguments.least)))
-    say(bench.conditions("float32"))
+    cases = [tuple(map(int, case.split("x"))) for case in arguments.cases]
+    sides = {arguments.against: of_commit(arguments.against)} if arguments.against else {}
+    sides |= {"flat faiss": FlatFaiss, "here": Neighbours}
+    texts, new = questions(max(num for num, _ in cases), "train"), questions(max(BATCHES), "heldout")
+    print(HEADER, flush=True)
+    found: list[Figures] = []
+    for num, dim in cases:
+        found += measure(sides, num, texts, new, dim, arguments.num_repeats)
+        print("\n".join(row(one) for one in found[-len(sides) :]), flush=True)
+    print(bench.conditions("float32"))
     if arguments.json:
-        written = {**asdict(figures), "ratios": figures.ratios}
-        arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    return 0 if median(figures.ratios) >= arguments.least and figures.recall >= LEAST_RECALL else 1
+        arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", encoding="utf-8")
+    ours = [one for one in found if one.side == "here"]
+    return 0 if all(one.is_within_budget and one.recall >= LEAST_RECALL for one in ours) else 1
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from typing import Any
 from unittest import mock
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -250,15 +249,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare the runner's tokens per second with bare vLLM's.")
     parser.add_argument("--model", help="default: the quick-start's, and so on")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--num-prompts", type=int, help="0 leaves the short turns out")
+    parser.add_argument("--num-prompts", type=int, help="0 skips the short turns")
     parser.add_argument("--group-size", type=int)
-    parser.add_argument("--forced-prompts", type=int, default=4, help="0 leaves the forced turns out")
+    parser.add_argument("--forced-prompts", type=int, default=4, help="0 skips the forced turns")
     parser.add_argument("--forced-tokens", type=int, default=256)
     parser.add_argument("--num-repeats", type=int, default=10, help="of the short turns")
     parser.add_argument("--forced-repeats", type=int, default=3)
     parser.add_argument("--least", type=float, default=LEAST_RATIO, help="exit status 1 below this ratio")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what vLLM says, and tracebacks")
+    parser.add_argument("--verbose", action="store_true", help="show the output of vLLM, and tracebacks")
     arguments = parser.parse_args(argv)
     results = []
     for workload in workloads(arguments):

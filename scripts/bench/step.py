@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -180,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-iterations", type=int, default=7, help="after one to warm up")
     parser.add_argument("--most", type=float, default=MOST_MOVES, help="exit status 1 above this ratio of sync to move")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
     from rllib_srl.cli.shared.settings import read_values

@@ -27,7 +27,6 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not scripts/bench/, whose files would hide packages
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose="--verbose" in sys.argv)
@@ -146,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser.add_argument("--environment", type=Path, default=cache / "rllib_srl" / "trl", help="TRL's (%(default)s)")
     parser.add_argument("--json", type=Path, help="also write every figure here")
-    parser.add_argument("--verbose", action="store_true", help="show what Ray, RLlib, vLLM and transformers say")
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
     python = trl_python(arguments.environment)
@@ -165,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fastest = min(median(found["seconds"]) for found in other.values())
     gain = fastest / median(mine["seconds"])
     rewards = ", ".join(f"TRL {dtype} {found['rewards'][0]:.2f}" for dtype, found in other.items())
-    print(f"mean reward of a step: ours {mine['rewards'][0]:.2f}, {rewards}: both sides play the same game")
+    print(f"mean reward of a step: ours {mine['rewards'][0]:.2f}, {rewards}: both sides play the same prompts")
     is_met = gain >= arguments.least
     print(f"TRL's step over our iteration: {gain:.1f}; at least {arguments.least:g}: {bench.verdict(is_met)}")
     print(f"{bench.conditions(config.compute_dtype)}; {time.perf_counter() - begin:.0f} s in all")

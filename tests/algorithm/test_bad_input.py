@@ -33,7 +33,7 @@ def refused(config, kind=ValueError) -> str:
 
 def test_a_group_of_one_is_refused(config):
     assert refused(config.training(group_size=1)) == (
-        "SRLConfig has faults:\n  group_size = 1; expected an integer of at least 2"
+        "SRLConfig is invalid:\n  group_size = 1; expected an integer of at least 2"
     )
 
 
@@ -42,7 +42,7 @@ def test_unknown_names_are_refused(config, tmp_path):
     faults = message.splitlines()[1:]
     assert len(faults) == 2
     assert faults[0].startswith(f"  model_config['model'] = '{tmp_path / 'absent'}'; model directory ")
-    assert faults[1].startswith("  env: environment 'nowhere' is unknown; known: bfcl, chain_sum, code_task, compare, ")
+    assert faults[1].startswith("  env: environment 'nowhere' is unknown; expected one of bfcl, chain_sum, code_task, ")
     assert not (tmp_path / "log").exists()
 
 
@@ -84,7 +84,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(config):
     assert refused(config, PlacementError) == (
         "one run needs 2 GPU (the cluster has 0), 0.25 CPU and 1 GPU in one process (no node has that); expected less: "
         "lower num_env_runners = 2, num_learners = 0 or the CPUs and GPUs of each, or set check_resources = False if "
-        "the cluster grows by itself"
+        "the cluster grows on demand"
     )
     config.env_runners(num_gpus_per_env_runner=0, num_cpus_per_env_runner=1)
     assert "one run needs 2.25 CPU (the cluster has 2); expected less" in refused(config, PlacementError)

@@ -40,9 +40,9 @@ def test_weights_are_read_as_they_were_written_and_what_is_no_weights_is_refused
     assert same(read_weights(tmp_path / WEIGHTS), weights) and os.listdir(tmp_path) == [WEIGHTS]
     for content in (pickle.dumps(Bomb(tmp_path / "marker")), b"", (2).to_bytes(8, "little") + b"{}"):
         (tmp_path / WEIGHTS).write_bytes(content)
-        with pytest.raises(CheckpointError, match=f"{WEIGHTS} (cannot be read|holds no weights)"):
+        with pytest.raises(CheckpointError, match=f"{WEIGHTS} (cannot be read|contains no weights)"):
             read_weights(tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match="kept weights in a pickle, which is not read here"):
+    with pytest.raises(CheckpointError, match="stored weights in a pickle, which is not read here"):
         read_weights(tmp_path / "nowhere")
     assert not (tmp_path / "marker").exists()
 
@@ -166,7 +166,7 @@ def test_adapters_are_read_without_a_pickle_too(config, tmp_path):
     assert same(weights_of(algo), weights) and not (tmp_path / "marker").exists()
     (tmp_path / "one" / MODULE / WEIGHTS).unlink()  # a reader does not fall back on the pickle
     seal(tmp_path / "one", {"version": 1})
-    with pytest.raises(CheckpointError, match="kept weights in a pickle, which is not read here"):
+    with pytest.raises(CheckpointError, match="stored weights in a pickle, which is not read here"):
         algo.restore_weights(tmp_path / "one")
     assert not (tmp_path / "marker").exists() and (tmp_path / "own.key").is_file()
     algo.stop()

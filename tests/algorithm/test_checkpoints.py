@@ -60,7 +60,7 @@ def test_a_missing_file_is_named(sealed, verify, how):
 def test_a_file_that_was_not_sealed_is_refused(sealed, verify, how, name):
     (sealed / name).parent.mkdir(exist_ok=True)
     (sealed / name).write_bytes(b"code")
-    with pytest.raises(CheckpointError, match=f"holds what its manifest.json does not list: {name}; remove it"):
+    with pytest.raises(CheckpointError, match=f"has files that its manifest.json does not list: {name}; remove them"):
         verify[how](sealed)
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_was_not_sealed_is_refused(sealed, verify, how, name):
 def test_a_link_is_refused_wherever_it_leads(sealed, verify, how, tmp_path):
     (sealed / "learner").rename(tmp_path / "elsewhere")
     (sealed / "learner").symlink_to(tmp_path / "elsewhere")  # the same files, and whatever is put there later
-    with pytest.raises(CheckpointError, match="holds what its manifest.json does not list: learner; remove it"):
+    with pytest.raises(CheckpointError, match="has files that its manifest.json does not list: learner; remove them"):
         verify[how](sealed)
     (sealed / "learner").unlink()
     (tmp_path / "elsewhere").rename(sealed / "learner")
@@ -81,7 +81,7 @@ def test_a_link_is_refused_wherever_it_leads(sealed, verify, how, tmp_path):
 @both
 def test_an_unfinished_or_absent_checkpoint_says_so(sealed, verify, how, tmp_path):
     (sealed / checkpoints.MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match="its writing did not finish"):
+    with pytest.raises(CheckpointError, match="so it is incomplete"):
         verify[how](sealed)
     with pytest.raises(CheckpointError, match="does not exist"):
         verify[how](tmp_path / "nowhere")
@@ -94,7 +94,7 @@ def test_an_unfinished_or_absent_checkpoint_says_so(sealed, verify, how, tmp_pat
 )
 def test_what_is_no_manifest_is_refused(sealed, verify, how, text):
     (sealed / checkpoints.MANIFEST).write_text(text)
-    with pytest.raises(CheckpointError, match=r"manifest.json is (damaged|not one that save_to_path wrote)"):
+    with pytest.raises(CheckpointError, match=r"manifest.json (is damaged|was not written by save_to_path)"):
         verify[how](sealed)
 
 
@@ -109,7 +109,7 @@ def changed(path, **parts):
     [
         (lambda path, to: checkpoints.seal(path), "is not signed"),
         (lambda path, to: checkpoints.seal(path, key=make_key(to / "2.key")), "was sealed with another key than .*key"),
-        (lambda path, to: (to / "seal.key").unlink(), "was sealed with a key, and there is none in .*seal.key"),
+        (lambda path, to: (to / "seal.key").unlink(), "was sealed with a key, but .*seal.key has no key"),
         (lambda path, to: changed(path, about={"version": 4}), "has a manifest.json that was changed after it was"),
         (lambda path, to: changed(path, files={}), "has a manifest.json that was changed after it was sealed"),
         (lambda path, to: changed(path, digest="xxh3"), "has a manifest.json that was changed after it was sealed"),

@@ -86,7 +86,7 @@ def config(random_llama_dir, tmp_path, monkeypatch):
 
 def lines_of(config) -> list[str]:
     """Return the faults with which `validate` refuses a config, each one line."""
-    with pytest.raises(ValueError, match="SRLConfig has faults:") as caught:
+    with pytest.raises(ValueError, match="SRLConfig is invalid:") as caught:
         config.validate()
     return [line.removeprefix("  ") for line in str(caught.value).splitlines()[1:]]
 
@@ -101,12 +101,12 @@ def rows(path, *lines) -> str:
     [
         ("compare", {"num_numbers": 99}, "env = 'compare'; env_config of Compare: num_numbers = 99; expected 2 to 6"),
         ("compare", {"num_nubmers": 3}, "env = 'compare'; env_config of Compare: "),
-        ("question_file", {"path": "/no/such.jsonl"}, "env = 'question_file'; path = '/no/such.jsonl' is no file"),
-        (f"{HERE}:Unmakeable", {}, "it cannot be made: RuntimeError: no licence found"),
+        ("question_file", {"path": "/no/such.jsonl"}, "env = 'question_file'; path = '/no/such.jsonl' is not a file"),
+        (f"{HERE}:Unmakeable", {}, "it cannot be created: RuntimeError: no licence found"),
         (f"{HERE}:Numbers", {}, "; its prompt 'even "),
-        ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts: prompt_ids('train', seed) is empty"),
+        ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),
         (f"{HERE}:Raising", {}, "': reset failed: KeyError: 'the database'"),
-        (f"{HERE}:Long", {}, "tokens; expected fewer than max_episode_tokens = 48, which holds the answer"),
+        (f"{HERE}:Long", {}, "tokens; expected fewer than max_episode_tokens = 48, which includes the answer"),
         ("builtins:dict", {}, "it cannot be played: it is a dict; expected a gymnasium.Env"),
     ],
 )
@@ -167,7 +167,7 @@ def test_the_defaults_do_not_fit_a_model_of_a_short_context(config, random_llama
 def test_an_unknown_hub_id_is_one_line_and_quick(config):
     start = time.monotonic()
     (line,) = lines_of(config.rl_module(model_config={"model": "nobody/nothing"}))
-    assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is no local directory")
+    assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is not a local directory")
     assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 5
 
 
@@ -175,7 +175,7 @@ def test_a_hub_that_does_not_answer_is_given_up(config, monkeypatch):
     monkeypatch.setattr(checks, "HUB_DEADLINE_S", 0.2)
     monkeypatch.setattr(checks, "described_model", lambda name, root: time.sleep(3))
     (line,) = lines_of(config.rl_module(model_config={"model": "some/silent-model"}))
-    assert "could not be looked up: it did not answer within 0.2 s" in line
+    assert "could not be looked up: the hub did not answer within 0.2 s" in line
 
 
 def test_only_config_and_tokenizer_of_a_hub_model_are_fetched(config, random_llama_dir, monkeypatch, tmp_path):
@@ -219,7 +219,7 @@ def test_too_few_prompts_for_probes_are_refused(config):
     config.environment(env_config={"num_prompts": 10}).replay(capacity=100)
     config.planner(probe_every=2, probe_prompts=4)
     (line,) = lines_of(config)
-    assert "domain 'even' has 2 held-out prompts beside the 8 of evaluation; expected at least planner_probe" in line
+    assert "domain 'even' has 2 held-out prompts besides the 8 of evaluation; expected at least planner_probe" in line
 
 
 def test_every_fault_of_every_part_comes_in_one_round(config):
@@ -229,7 +229,7 @@ def test_every_fault_of_every_part_comes_in_one_round(config):
     group, model, first, second = lines_of(config)
     assert group.startswith("group_size = 1; ") and model.startswith("model_config['model'] = 'nobody/nothing'; ")
     assert first.startswith("worlds: environment 'compare'; env_config of Compare: num_numbers = 99")
-    assert second.startswith("worlds: environment 'tests.algorithm.test_checks:Unmakeable'; it cannot be made")
+    assert second.startswith("worlds: environment 'tests.algorithm.test_checks:Unmakeable'; it cannot be created")
 
 
 def test_an_environment_is_made_and_closed_once_for_the_same_settings(config):

@@ -80,7 +80,7 @@ FAULTS = [
     ("replay_diversity_parts", ("rarety",), "replay_diversity_parts = ('rarety',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
-    ("env", "no_such_world", "env: environment 'no_such_world' is unknown; known: "),
+    ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),
     ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass': module 'json' has no 'NoSuchClass'"),
     ("env", "no.such.module:Env", "module 'no.such.module' cannot be imported"),
     ("env", 3, "env = 3; expected a name, 'package.module:Class' or a class"),
@@ -134,7 +134,7 @@ def test_all_faults_come_at_once(config):
     with pytest.raises(ValueError) as caught:
         config.validate()
     first, *lines = str(caught.value).splitlines()
-    assert first == "SRLConfig has faults:"
+    assert first == "SRLConfig is invalid:"
     for name in (*bad, "replay_revisit_fraction"):
         assert sum(line.startswith(f"  {name} = ") for line in lines) == 1, (name, lines)
     assert len(lines) == len(bad) + 1
@@ -150,7 +150,8 @@ def test_unknown_names_are_refused_however_they_come(config):
         SRLConfig().update_from_dict({"env": "compare", "group_sise": 4}).validate()
     with pytest.raises(TypeError, match="clip_hihg"):
         SRLConfig().training(clip_hihg=0.3)
-    with pytest.raises(TypeError, match=r"replay\(\) got settings .*\n  spacign; .*; did you mean spacing\?\nexpected"):
+    refusal = r"replay\(\) got unknown settings:\n  spacign; .*; did you mean spacing\?\nexpected"
+    with pytest.raises(TypeError, match=refusal):
         SRLConfig().replay(spacign="fsrs")
 
 
@@ -164,7 +165,7 @@ def test_a_setting_of_rllib_without_effect_here_names_what_to_use(config, name):
     setattr(config, name, "changed")
     (line,) = faults_of(config)
     assert line.startswith(f"{name.lstrip('_')} = 'changed'; expected ")
-    assert line.endswith(f"SRL does not use it: use {INSTEAD[name]}")
+    assert line.endswith(f"SRL does not use it; use {INSTEAD[name]}")
 
 
 @pytest.mark.slow
@@ -181,7 +182,7 @@ def test_every_public_setting_of_rllib_is_used_or_refused(config):
 
 def test_several_agents_are_refused(config):
     config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *args, **kwargs: "a")
-    assert "policies of several agents; expected one: SRL trains a single policy" in faults_of(config)
+    assert "policies = several; expected one: SRL trains a single policy" in faults_of(config)
 
 
 # --- the grouped methods --------------------------------------------------------------------------

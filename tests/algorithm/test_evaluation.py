@@ -117,7 +117,7 @@ def test_a_run_reports_what_further_answers_add(build):
     ids=["a world that cannot", "paid for improving", "too often"],
 )
 def test_a_world_that_cannot_iterate_so_often_is_named(build, env, env_config, num):
-    with pytest.raises(ValueError, match=rf"evaluation_iterations = {num}; expected 0, or a world that can improve"):
+    with pytest.raises(ValueError, match=rf"evaluation_iterations = {num}; expected 0, or an environment 'self_iter"):
         build(env, env_config, evaluation_iterations=num)
 
 

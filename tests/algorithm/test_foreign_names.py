@@ -64,9 +64,9 @@ def test_the_config_gives_the_same_advice_however_names_come():
     with pytest.raises(TypeError) as caught:
         SRLConfig().training(learning_rate=1e-5, num_generations=8, max_turns=3, lr=1e-5)
     assert str(caught.value).splitlines() == [
-        "training() got settings that it does not take:",
+        "training() got unknown settings:",
         "  learning_rate; expected no setting of that name here; use lr",
-        "  max_turns; expected no setting of that name here; use env_runners(), whose setting it is",
+        "  max_turns; expected no setting of that name here; it is a setting of env_runners()",
         "  num_generations; expected no setting of that name here; use group_size",
     ]
     with pytest.raises(TypeError, match=r"env_runners\(\) .*\n  rollout_n; "):

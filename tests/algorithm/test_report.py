@@ -77,8 +77,8 @@ NOTHING = (0.0, 0.0)
 
 def test_two_first_batches_without_a_reward_are_warned_of_once(tmp_path, caplog):
     (warning,) = reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING)
-    assert warning.startswith("no episode of the first 2 iterations has earned a reward, so nothing is learned. 3 an")
-    assert warning.count("said 'so 0': parsed '7', expected '8'") == 2 and warning.count("said 'so 1'") == 1
+    assert warning.startswith("all rewards of the first 2 iterations are 0, so nothing is learned. 3 sam")
+    assert warning.count("answer 'so 0': parsed '7', expected '8'") == 2 and warning.count("answer 'so 1'") == 1
 
 
 @pytest.mark.parametrize("batches", [[NOTHING], [NOTHING, (0.0, 1.0), NOTHING], [(0.1, 0.1), NOTHING, NOTHING]])
@@ -131,7 +131,7 @@ def test_a_run_that_earns_nothing_shows_answers(random_llama_dir, tmp_path, ray_
     finally:
         algo.stop()
     assert 0 <= results[0]["env_runners"]["num_unparsed"] <= 6
-    (warning,) = [record.getMessage() for record in caplog.records if "has earned a reward" in record.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "so nothing is learned" in record.getMessage()]
     assert warning.count("parsed ") == 3 and warning.count("expected '10") == 3
     first = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])["turns"]
     assert first[0] == {"role": "system", "text": "Be brief."} and first[1]["text"].startswith("Question: What is ")

@@ -159,7 +159,7 @@ def flip_a_byte(path):
     ("harm", "message"),
     [
         (flip_a_byte, r"checkpoint .*two is damaged: learner_group/.*; use an earlier one"),
-        (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json: its writing did not finish"),
+        (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json, so it is incomplete"),
         (lambda path: path.rename(path.parent / "away"), r"checkpoint .*two does not exist; expected a directory"),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_other_worlds_is_refused_and_nothing_changes(straight, r
     _, _, path = straight
     other = small_config(random_llama_dir, tmp_path / "other", "Odd").build_algo()
     before = {n: p.clone() for n, p in other.learner_group._learner.model.named_parameters()}
-    with pytest.raises(ValueError, match=r"the checkpoint's worlds are \[.*Even'\]; this run's are \[.*Odd'\]"):
+    with pytest.raises(ValueError, match=r"the checkpoint's environments are \[.*Even'\]; expected \[.*Odd'\]"):
         other.restore_from_path(path)
     after = dict(other.learner_group._learner.model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)

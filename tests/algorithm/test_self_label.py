@@ -137,10 +137,10 @@ def test_the_domains_of_a_mixture_reach_through_its_wrappers(outer):
     [
         ({"world": ""}, "world is not set; expected"),
         ({"ties": "all", "min_votes": 0, "min_share": 2}, "ties = 'all'; .*; min_votes = 0; .*; min_share = 2;"),
-        ({"world_config": {"feedback_turns": 1}}, "feedback tells what is right; expected 0"),
+        ({"world_config": {"feedback_turns": 1}}, "feedback reveals the answer; expected 0"),
         (
             {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},
-            "feedback tells what is right; expected 0",
+            "feedback reveals the answer; expected 0",
         ),
         ({"world": "self_label", "world_config": {"world": COMPARE}}, "settles its groups already"),
         ({"votes": 1}, "votes is not a setting"),
@@ -152,7 +152,7 @@ def test_bad_settings_are_refused(changes, message):
 
 
 def test_self_iteration_refuses_a_world_whose_labels_it_would_hide():
-    with pytest.raises(ValueError, match="paid by its group; expected it around self_iteration"):
+    with pytest.raises(ValueError, match="paid by its group; expected it outside self_iteration"):
         SelfIteration({"world": "rllib_srl.envs.wrappers.self_label:SelfLabel", "world_config": {"world": COMPARE}})
 
 

@@ -1,81 +1,85 @@
-"""The novelty benchmark in a short mode: its figures belong together, and the cache is continued."""
+"""The novelty benchmark in a short mode: its figures belong together, and its vectors are those it describes."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from statistics import median
 
 import numpy as np
 import pytest
 
-from rllib_srl.replay.diversity.embedders import packaged_sentence_model
+from rllib_srl.replay.diversity.neighbours import Neighbours
 from scripts.bench import novelty as bench_novelty
-from scripts.bench import question_vectors
-
-SHORT = ["--num-stored", "1200", "--num-new", "24", "--chunk", "128", "--exact-up-to", "400", "--num-repeats", "2"]
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """Keep vectors where no other run sees them."""
-    try:
-        packaged_sentence_model()
-    except ValueError as error:
-        pytest.skip(str(error))
-    monkeypatch.setenv("RLLIB_SRL_CACHE", str(tmp_path / "cache"))
-    # Few worlds: most of the time would go to making reasoning-gym's pools.
-    monkeypatch.setattr(question_vectors, "DATASETS", ("chain_sum", "basic_arithmetic"))
-    return tmp_path
+@pytest.fixture(autouse=True)
+def few_datasets(monkeypatch):
+    """Use few environments: most of the time would go to making reasoning-gym's pools."""
+    monkeypatch.setattr(bench_novelty, "DATASETS", ("chain_sum", "basic_arithmetic"))
 
 
-@pytest.mark.slow
-def test_figures_belong_together_and_the_cache_is_continued(cache, capsys):
-    path = cache / "figures.json"
-    command = [*SHORT, "--minutes", "0", "--json", str(path)]
-    assert bench_novelty.main([*command, "--least", "1e9"]) == 1
-    assert "at least 1e+09 at a recall of 0.95: MISSED" in capsys.readouterr().out
-    assert json.loads(path.read_text())["num_real"] == 128
-
-    assert bench_novelty.main([*command, "--minutes", "0.0005", "--least", "0"]) == 0
-    printed = capsys.readouterr().out
+def test_figures_belong_together(tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    command = ["--cases", "600x16", "700x8", "--num-repeats", "3", "--json", str(path)]
+    assert bench_novelty.main(command) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()[:-1]
     figures = json.loads(path.read_text())
-    assert figures["num_real"] == 256
-    assert "256 are embeddings of distinct questions (21.3%), the rest lies between two" in printed
-    assert "1,200 stored, 120 of them deleted, 1,080 left" in printed
-    assert figures["recall"] >= 0.95
-    assert 0 < figures["num_probes"] < figures["num_lists"]
-    assert figures["novelty_error"] < 0.01
-    expected = [brute / index for index, brute in zip(figures["index_s"], figures["brute_s"], strict=True)]
-    assert figures["ratios"] == pytest.approx(expected)
-    assert f"ratio   {median(expected):.1f} " in printed
+    assert [one["side"] for one in figures] == ["flat faiss", "here"] * 2
+    first, second = figures[1::2]
+    assert (first["num_vectors"], first["dim"], second["num_vectors"], second["dim"]) == (600, 16, 700, 8)
+    assert first["recall"] == 1.0 and 0 < first["longest_call_s"] <= first["build_s"]
+    for one, text in zip((first, second), rows[1::2], strict=True):
+        calls = [one[name]["16"] for name in ("remove_ms", "set_ms", "search_ms")]
+        assert all(len(values) == 3 for values in calls)
+        total = sum(median(values) for values in calls)
+        assert f"{total / 20:.2f} %, met" in text and len(text.split("|")) == len(header.split("|"))
 
 
-@pytest.mark.parametrize("name", ["torch", "faiss"])
-def test_brute_force_finds_the_nearest(name):
+def test_a_miss_of_the_budget_or_of_recall_is_an_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr(bench_novelty, "ITERATION_S", 1e-9)
+    assert bench_novelty.main(["--cases", "300x8", "--num-repeats", "1"]) == 1
+    assert "MISSED" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.setattr(bench_novelty, "DATASETS", ("chain_sum",))
+    monkeypatch.setattr(bench_novelty, "LEAST_RECALL", 1.1)
+    assert bench_novelty.main(["--cases", "300x8", "--num-repeats", "1"]) == 1
+
+
+def test_a_commit_is_measured_beside_this_checkout(capsys):
+    command = ["git", "-C", bench_novelty.ROOT, "rev-parse", "HEAD"]
+    if subprocess.run(command, capture_output=True, timeout=60).returncode:
+        pytest.skip("not a git checkout")
+    assert bench_novelty.of_commit("HEAD") is not Neighbours
+    assert bench_novelty.main(["--cases", "300x8", "--num-repeats", "1", "--against", "HEAD"]) == 0
+    printed = capsys.readouterr().out
+    assert "| 300 | 8 | HEAD |" in printed and "| 300 | 8 | here |" in printed
+
+
+def test_the_flat_index_finds_what_this_checkout_finds():
+    vectors, queries = np.split(bench_novelty.embedded(bench_novelty.questions(240, "train"), 32), [200])
+    ours, flat = Neighbours(32), bench_novelty.FlatFaiss(32)
+    for index in (ours, flat):
+        index.set(np.arange(200), vectors)
+        index.remove(np.arange(50))
+    assert flat.nearest(queries, 5)[1] == pytest.approx(ours.nearest(queries, 5)[1], abs=1e-6)
+
+
+def test_the_least_similarity_is_that_of_a_sort():
     generator = np.random.default_rng(0)
     rows, queries = (generator.standard_normal((num, 16)).astype(np.float32) for num in (1000, 7))
-    search = bench_novelty.torch_search(rows, 300) if name == "torch" else bench_novelty.faiss_search(rows)
-    found, similarity = search(queries, 5)
-    order = np.argsort(-(queries @ rows.T), axis=1)[:, :5]
-    assert np.array_equal(found, order)
-    assert similarity == pytest.approx(np.take_along_axis(queries @ rows.T, order, axis=1), abs=1e-4)
+    expected = np.sort(queries @ rows.T, axis=1)[:, -5:-4]
+    assert bench_novelty.least_similarities(rows, queries, 5) == pytest.approx(expected, abs=1e-4)
 
 
-def test_questions_are_distinct_seeded_and_split(monkeypatch):
-    monkeypatch.setattr(question_vectors, "DATASETS", ("chain_sum", "coin_flip"))
-    texts, labels = question_vectors.questions(500, "train")
-    assert len(set(texts)) == len(texts) == len(labels) == 500
-    assert texts == question_vectors.questions(500, "train")[0]
-    assert set(texts).isdisjoint(question_vectors.questions(100, "heldout")[0])
-    for text, label in zip(texts, labels, strict=True):
-        if label == 2:
-            assert text.startswith("Which is largest: ")
+def test_questions_are_distinct_seeded_and_split():
+    texts = bench_novelty.questions(500, "train")
+    assert len(set(texts)) == len(texts) == 500
+    assert texts == bench_novelty.questions(500, "train")
+    assert set(texts).isdisjoint(bench_novelty.questions(100, "heldout"))
+    assert sum(text.startswith("Which is largest: ") for text in texts) > 100
 
 
-def test_what_is_made_up_lies_between_two_questions_of_one_world():
-    real = np.eye(4, dtype=np.float32)
-    made = question_vectors.interpolated(real, np.array([0, 1, 0, 1]), 200)
-    assert np.linalg.norm(made, axis=1) == pytest.approx(np.ones(200), abs=1e-6)
-    # Worlds 0 and 1 have the axes 0, 2 and 1, 3: what is left beside the own world's is noise.
-    energy = np.sort(np.square(np.stack([made[:, [0, 2]], made[:, [1, 3]]])).sum(axis=2), axis=0)
-    assert energy[0].max() < 0.05 and energy[0].min() > 0
+def test_vectors_have_norm_1():
+    vectors = bench_novelty.embedded(["How much is 3 + 4?", "Which is largest: 1 or 2?"], 64)
+    assert vectors.shape == (2, 64) and np.linalg.norm(vectors, axis=1) == pytest.approx(1.0)

@@ -225,9 +225,9 @@ def test_import_into_a_new_buffer_and_again(run: Run, tmp_path: Path, capsys: py
     assert json.loads(path.read_text().splitlines()[0])["text"][0].startswith("even ")
     num, items = len(run.groups), len(run.rows)
     taken = said(capsys, "import", new, path, "--model", run.model_dir, "--now", 3)
-    assert taken == f"{num} of {num} groups stored, born in iteration 3; {items} new items; refused: none\n"
+    assert taken == f"{num} of {num} groups stored, with iteration 3; {items} new items; rejected: none\n"
     again = said(capsys, "import", new, path, "--model", run.model_dir, "--now", 5)
-    assert again == f"0 of {num} groups stored, born in iteration 5; 0 new items; refused: {num} duplicate\n"
+    assert again == f"0 of {num} groups stored, with iteration 5; 0 new items; rejected: {num} duplicate\n"
     with reading(new / "journal.db") as one:
         assert set(one.stored.groups["born"].tolist()) == {3}
         assert (one.stored.items["reps"] == 1).all()  # neither a second group nor a second import tests a policy
@@ -307,8 +307,8 @@ def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.Cap
         (["ls", "{tmp}"], "holds no memory; expected a run's directory"),
         (["export", "{run}", "{tmp}/x.csv"], "expected a name that ends in .jsonl or .parquet"),
         (["import", "{run}", "{tmp}/missing.jsonl"], "missing.jsonl"),
-        (["import", "{run}/checkpoint_000014", "{tmp}/x.jsonl"], "is part of a checkpoint; expected a run's directory"),
-        (["import", "{tmp}/new", "{tmp}/x.jsonl"], "the tokenizer is not known"),
+        (["import", "{run}/checkpoint_000014", "{tmp}/x.jsonl"], "is part of a checkpoint; expected the dir"),
+        (["import", "{tmp}/new", "{tmp}/x.jsonl"], "no tokenizer: found no"),
         (["fit", "{run}", "--min_reviews", "9999"], "expected at least 9999"),
     ],
 )
@@ -324,7 +324,7 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str]
 def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "fit", run.directory, "--min_reviews", 8)
     losses = dict(re.findall(r"^ +(rule as .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
-    assert losses["rule as fitted"] < losses["rule as it is set"]
+    assert losses["fitted rule"] < losses["current rule"]
     values = read_values(yaml.safe_load(text.splitlines()[-1]))
     parameters = values["replay_spacing"]
     rule = make_spacing(parameters.pop("name"), **parameters)

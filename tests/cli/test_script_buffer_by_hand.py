@@ -88,7 +88,7 @@ def test_import_into_a_stopped_run_changes_no_schedule(tmp_path: Path, capsys: p
     other.close()
     said(capsys, "export", tmp_path / "other", tmp_path / "x.parquet")
     taken = said(capsys, "import", tmp_path, tmp_path / "x.parquet", "--now", 4)
-    assert taken.startswith("2 of 2 groups stored, born in iteration 4; 1 new items")
+    assert taken.startswith("2 of 2 groups stored, with iteration 4; 1 new items")
     with reading(tmp_path / "replay/shard_0/journal.db") as one:
         for name in ("due", "reps", "pass_rate", "last_review", "alpha", "novelty"):
             assert one.stored.items[name][:2].tolist() == before[name].tolist(), name
@@ -115,7 +115,7 @@ def test_a_broken_row_is_named_and_costs_nothing(tmp_path: Path, capsys: pytest.
     assert "behaviour_logp_N is not finite" in text and text.count("\n") == 1
     assert said(capsys, "ls", tmp_path / "a") == before
     text = said(capsys, "import", tmp_path / "a", path, "--skip-broken")
-    assert text.startswith("1 of 1 groups stored") and "left out: x.jsonl row 2: " in text
+    assert text.startswith("1 of 1 groups stored") and "skipped: x.jsonl row 2: " in text
     assert said(capsys, "ls", tmp_path / "a").splitlines()[-1].startswith("3 of 3 items")
 
 

@@ -198,7 +198,7 @@ def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
     def press_twice() -> None:
         with stop_between_iterations(said.append) as request:
             os.kill(os.getpid(), signal.SIGINT)
-            assert request.is_made and said == ["stopping after this iteration; Ctrl-C again stops at once"]
+            assert request.is_made and said == ["stopping after this iteration; press Ctrl-C again to stop now"]
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):

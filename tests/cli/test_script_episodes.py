@@ -45,7 +45,7 @@ def test_an_episode_reads_like_a_conversation(run: Path, capsys: pytest.CaptureF
         "            │ Answer:\n"
         "     policy │  93\n\n"
     )
-    assert "line 6: no whole episode, left out" in shown.err
+    assert "line 6: incomplete episode skipped" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_control_characters_are_written_out_and_colours_wait_for_a_terminal() ->
 
 def test_nothing_found_and_no_file(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert episodes.main([str(run), "--iteration", "9"]) == 0
-    assert "no episode passes these filters" in capsys.readouterr().err
+    assert "no episode matches these filters" in capsys.readouterr().err
     assert episodes.main([str(run / "none")]) == 1
     assert "does not exist; expected the directory of a run" in capsys.readouterr().err
     for wrong in (["--iteration", "x"], ["--reward", "~1"], ["--limit", "0"]):

@@ -57,7 +57,7 @@ def test_text_that_steers_a_terminal_is_shown_and_not_sent(capsys):
 
 
 def test_an_unknown_world_or_setting_is_one_clear_error(capsys):
-    with pytest.raises(WorldError, match="environment 'contrast' is unknown; known: "):
+    with pytest.raises(WorldError, match="environment 'contrast' is unknown; expected one of "):
         play.run(["contrast"])
     with pytest.raises(ValueError, match="num_shot is not a setting"):
         play.run(["rllib_srl.envs.math.compare:Compare", "--env-config", '{"num_shot": 1}'])

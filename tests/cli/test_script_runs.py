@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["settings.yaml", "transcripts.jsonl", "metrics.jsonl", "checkpoint_000010"])
 def test_a_directory_in_use_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
-    with pytest.raises(RunError, match=f"--out {tmp_path} holds a run already; give another, or go on"):
+    with pytest.raises(RunError, match=f"--out {tmp_path} already has a run; set another, or resume"):
         plan_run(tmp_path, None, {"env": "compare"})
 
 
@@ -67,11 +67,11 @@ def test_resume_refuses_to_change_what_is_trained_on_what(run: Path) -> None:
 
 
 def test_an_earlier_checkpoint_needs_a_new_directory(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"checkpoint_000020 is\), which would be overwritten; give a new directory"):
+    with pytest.raises(RunError, match=r"would overwrite checkpoint_000020: set a new directory"):
         plan_run(None, run / "checkpoint_000010", {})
     plan = plan_run(tmp_path / "other", run / "checkpoint_000010", {})
     assert (plan.directory, plan.checkpoint) == (tmp_path / "other", run / "checkpoint_000010")
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already has a run"):
         plan_run(_used(tmp_path), run / "checkpoint_000010", {})
 
 
@@ -84,7 +84,7 @@ def _used(tmp_path: Path) -> Path:
 def test_a_checkpoint_that_somebody_else_sealed_needs_trust(run: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "their.key"
     seal(run / "checkpoint_000020", key=make_key(theirs))
-    with pytest.raises(CheckpointError, match=r"sealed with another key than .*seal.key.*give --trust-checkpoint"):
+    with pytest.raises(CheckpointError, match=r"sealed with another key than .*seal.key.*pass --trust-checkpoint"):
         plan_run(None, run, {})
     assert plan_run(None, run, {}, trust=True).is_trusted
     assert not plan_run(None, run, {"seal_key_file": str(theirs)}).is_trusted

@@ -89,9 +89,9 @@ def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> 
     [
         ("groupsize: 4\nlr: 1\n", "groupsize: did you mean group_size?"),
         ("xyzzy: 4\n", "xyzzy: --help lists the settings"),
-        ("log_directory: here\n", "log_directory: expected --out in its place"),
-        ("- lr\n", "holds list; expected lines of `name: value`"),
-        ("lr: [\n", "is no YAML"),
+        ("log_directory: here\n", "log_directory: use --out"),
+        ("- lr\n", "holds a list; expected lines of `name: value`"),
+        ("lr: [\n", "is not valid YAML"),
         (None, "No such file or directory; expected a YAML file that can be read"),
     ],
 )
@@ -139,7 +139,7 @@ def test_flags_values_and_settings_are_refused_in_one_round(tmp_path: Path, caps
     said = refused(capsys, "--config", str(path), "--group_sise", "4", "--colocate", "maybe", "--max_turns", "0")
     assert said[:2] == ["error: unknown arguments:", "  --group_sise: did you mean --group_size?"]
     assert said[2:6] == [
-        f"settings file {path} has names that are no settings:",
+        f"settings file {path} has unknown names:",
         "  beta: use kl",
         "settings cannot be read:",
         "  colocate = 'maybe'; expected true or false",

@@ -114,7 +114,7 @@ FAILING = """
         (
             STUCK,
             0.5,
-            "\nstopped by SIGTERM: what was running did not end within 0.5 s (grace_s) and is lost\ncontinue with: X\n",
+            "\nstopped by SIGTERM: the iteration did not finish within 0.5 s (grace_s) and is lost\ncontinue with: X\n",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_request_is_made_once_and_says_how_the_script_ends() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             assert request.is_made and request.status == 143 and WATCH.is_terminated
         assert isinstance(request.interruption(), Terminated)
-    assert said == ["SIGTERM: stopping after this iteration if it ends within 7 s (grace_s)"]
+    assert said == ["SIGTERM: stopping after this iteration if it finishes within 7 s (grace_s)"]
     assert signal.getsignal(signal.SIGTERM) is usual
     assert type(StopRequest().interruption()) is KeyboardInterrupt
 

@@ -45,13 +45,13 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     before = finished_files(read_results(directory))
     assert 1 <= len(before) <= 3
     assert tune.main(["replay", "--short", "--storage", str(tmp_path)]) == 1
-    assert "holds this study already" in capsys.readouterr().err
+    assert "already has this study" in capsys.readouterr().err
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--max-turns", "5"]) == 1
-    assert "holds another study than the one asked for" in capsys.readouterr().err
+    assert "holds another study" in capsys.readouterr().err
 
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--debug"]) == 0
     shown = capsys.readouterr().out
-    assert f"{4 - len(before)} of 4 trials to run" in shown and "expected: " in shown
+    assert f"{4 - len(before)} of 4 trials to run" in shown and "ETA: " in shown
     assert "srl_diversity" in shown and "primary comparison" in shown
     for name in before:  # no line of progress about a trial that was finished
         arm, _, seed = name.removesuffix(".jsonl").partition("--")
@@ -72,7 +72,7 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert not list((directory / "runs").glob("*"))
 
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume"]) == 0
-    assert "every trial is finished" in capsys.readouterr().out
+    assert "all trials are finished" in capsys.readouterr().out
     assert report.main([str(directory)]) == 0
     page = (directory / "report.md").read_text(encoding="utf-8")
     assert "SRL + diversity" in page and "no replay" in page and "generated tokens" in page
@@ -89,7 +89,7 @@ def test_bad_input_of_a_study_is_one_clear_error_before_anything_starts(tmp_path
     assert "arm 'unifrom' is unknown" in refusal("replay", "--arms", "unifrom")
     assert "budget = 10; expected at least 640" in refusal("replay", "--budget", "10")
     assert "group_size = 1; expected" in refusal("replay", "--group_size", "1")
-    assert "holds no study to resume" in refusal("replay", "--resume")
+    assert "has no study to resume" in refusal("replay", "--resume")
 
 
 def test_the_answer_shows_every_arm_the_verdict_and_what_is_missing(tmp_path, capsys, monkeypatch):
@@ -100,7 +100,7 @@ def test_the_answer_shows_every_arm_the_verdict_and_what_is_missing(tmp_path, ca
     shown = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1] for line in shown.splitlines() if line.startswith("  ")}
     assert (rows["srl"], rows["no_replay"]) == ("7/7", "6/7")
-    assert "primary comparison, srl against no_replay: cannot be told yet" in shown
+    assert "primary comparison, srl against no_replay: undecided" in shown
     assert "no replay: 1 of 7 trials are not finished" in shown
     assert f"report: {command('report', tmp_path)}" in shown
 
@@ -128,7 +128,7 @@ def test_checkpoints_of_others_are_refused_before_anything_starts(tmp_path, monk
         study_run.run(study, {}, tune.parse(words))
     if is_refused:
         told = str(caught.value)
-        assert f"checkpoint {path} " in told and "give --trust-checkpoint" in told and "\n" not in told
+        assert f"checkpoint {path} " in told and "pass --trust-checkpoint" in told and "\n" not in told
     with pytest.raises(Begun):
         study_run.run(study, {}, tune.parse([*words, "--trust-checkpoint"]))
 

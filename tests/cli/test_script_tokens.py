@@ -57,14 +57,14 @@ def stream(chat, tokenizer, texts):
 @pytest.mark.parametrize("name", KEEPS)
 def test_a_template_that_keeps_the_past_is_said_to(name):
     lines, is_stable = tokens.check(tokenizer_of(KEEPS[name]), tokens.CONVERSATIONS)
-    assert is_stable and 'prompt_format "chat": accepted; what the policy wrote is never rendered again' in lines
-    assert all(line.endswith("earlier tokens stay") for line in lines[:-1])
+    assert is_stable and 'prompt_format "chat": accepted; earlier turns are never rendered again' in lines
+    assert all(line.endswith("earlier tokens unchanged") for line in lines[:-1])
 
 
 def test_a_template_whose_turns_can_be_forged_is_said_to_be():
     plain = "{% for m in messages %}{{ '[' + m['role'] + '] ' + m['content'] + '\n' }}{% endfor %}{{ '[assistant] ' }}"
     lines, is_stable = tokens.check(tokenizer_of(plain), tokens.CONVERSATIONS)
-    assert is_stable and lines[-1] == "turns are marked by plain text: what a tool or a user says can forge one"
+    assert is_stable and lines[-1] == "turns are marked by plain text: text of a tool or a user can imitate a turn"
 
 
 @pytest.mark.parametrize("name", REWRITES)
@@ -75,15 +75,15 @@ def test_the_first_token_that_changes_is_shown(name):
     assert found.is_rewritten and found.before[: found.at] == found.after[: found.at]
     assert found.before[found.at] != found.after[found.at]
     lines, is_stable = tokens.check(tokenizer, tokens.CONVERSATIONS)
-    assert not is_stable and ("refused: the chat template" in lines[-1]) == (name not in TAKEN)
+    assert not is_stable and ("rejected: the chat template" in lines[-1]) == (name not in TAKEN)
     others = set(tokens.CONVERSATIONS) - {conversation}
-    assert name not in TAKEN or any(f"{other}: earlier tokens stay" in lines for other in others)
+    assert name not in TAKEN or any(f"{other}: earlier tokens unchanged" in lines for other in others)
 
 
 def test_the_report_by_hand():
     tokenizer = tokenizer_of(DATES)
     lines = tokens.lines_of(tokens.first_divergence(tokenizer, "c", ["a", "b", "c"]), tokenizer)
-    assert lines[0] == "c: token 12 changes when messages 2 and 3 are added: the template rewrites text"
+    assert lines[0] == "c: token 12 changes when messages 2 and 3 are added: the template changes the text"
     assert lines[1].endswith(r"[t] [e] [m] [\n] [D] [a] [y] [ ]")
     assert lines[2].startswith("  earlier   [1] [<|im_end|>] [\\n]")
     assert lines[3].startswith("  later     [3] [<|im_end|>] [\\n]")
@@ -101,7 +101,7 @@ def test_tokens_that_only_join_are_told_apart_from_rewritten_text():
     found = tokens.first_divergence(tokenizer, "joins", ["a", "x", "b"])
     assert found is not None and not found.is_rewritten
     lines, is_stable = tokens.check(tokenizer, {"joins": ["a", "x", "b"]})
-    assert is_stable and lines[0].endswith("the same text, joined to other tokens")
+    assert is_stable and lines[0].endswith("the same text is split into other tokens")
 
 
 @pytest.mark.parametrize("template", [*KEEPS.values(), *(REWRITES[name][0] for name in TAKEN)])
@@ -128,7 +128,7 @@ def test_with_a_template_that_keeps_the_past_the_stream_is_its_rendering(templat
 
 @pytest.mark.parametrize("template", [DATES, LAST_DIFFERS])
 def test_a_template_that_rewrites_questions_is_refused(template):
-    with pytest.raises(ValueError, match="changes earlier tokens|does not show|expected"):
+    with pytest.raises(ValueError, match="changes earlier tokens|changes the assistant's|expected"):
         ChatTranscript(tokenizer_of(template))
 
 
@@ -141,10 +141,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert tokens.run(argv) == 1
     assert "turns.json: token " in capsys.readouterr().out
     (tmp_path / "turns.json").write_text("[1]")
-    with pytest.raises(ValueError, match="holds no conversation; expected a JSON list of at least three texts"):
+    with pytest.raises(ValueError, match="is not a conversation; expected a JSON list of at least three texts"):
         tokens.run(argv)
     monkeypatch.setattr(tokens, "load_tokenizer", lambda model: tokenizer_of(REFUSES_SHORT))
-    with pytest.raises(ValueError, match="the chat template refuses a conversation of 5 messages: too long"):
+    with pytest.raises(ValueError, match="the chat template rejects a conversation of 5 messages: too long"):
         tokens.run(["check", "m"])
     monkeypatch.setattr(tokens, "load_tokenizer", lambda model: make_tokenizer())
     with pytest.raises(ValueError, match="m has no chat template"):

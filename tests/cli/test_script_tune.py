@@ -69,12 +69,12 @@ def test_what_cannot_run_says_so_at_once(ray_here, tmp_path: Path, capsys: pytes
     assert tune.main(["learning_rate", "--group_size", "1", *storage]) == 1
     assert "group_size = 1; expected" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--resume", *storage]) == 1
-    assert "holds no study to resume" in capsys.readouterr().err
+    assert "has no study to resume" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--arms", "srl", *storage]) == 1
-    assert "--arms is for studies that compare arms" in capsys.readouterr().err
+    assert "--arms is for studies of arms" in capsys.readouterr().err
     (tmp_path / "learning_rate").mkdir()
     assert tune.main(["learning_rate", *storage]) == 1
-    assert "holds this study already" in capsys.readouterr().err
+    assert "already has this study" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_two_trials_run_at_once_and_resume_keeps_them(ray_here, tmp_path: Path, 
     flags = [*TINY[:-2], "--iterations", "2", "--evaluation_duration", "20", "--storage", str(tmp_path), "--debug"]
     assert tune.main(["learning_rate", *flags]) == 0
     shown = capsys.readouterr().out
-    assert "2 trials, each 2 iterations on 1 CPU; 2 run at once" in shown
+    assert "2 trials, each 2 iterations on 1 CPU; 2 in parallel" in shown
     assert "seed=1: iteration 2/2" in shown and "seed=2: iteration 2/2" in shown
     rows = [row.split() for row in shown.splitlines() if row.strip().startswith(("1 ", "2 "))]
     assert sorted(row[0] for row in rows[1:]) == ["1", "2"] and all(0 < float(row[1]) <= 1 for row in rows[1:])

@@ -191,10 +191,10 @@ def test_a_better_model_is_delivered(ray_here, random_llama_dir: Path, tmp_path:
         (["tiny", "--on", "compare", "--keep", "lookup", "compare"], ["'compare' is in both --on and --keep"]),
         (["tiny", "--on", "compare", "--keep", "lookup", "lookup"], ["'lookup' is in --keep twice"]),
         (["tiny", "--on", "lookup", "--keep", "nowhere"], ["environment 'nowhere' is unknown"]),
-        (["tiny", "--on", "lookup", "--keep"], ["--keep is empty; expected at least one world"]),
+        (["tiny", "--on", "lookup", "--keep"], ["--keep is empty; expected the environment of at least one"]),
         (["tiny", "--keep", "compare"], ["--on is missing"]),
         (["tiny", "--on", "compare={num_numbers: 1}", "--keep", "lookup"], ["num_numbers = 1; expected 2 to 6"]),
-        (["tiny", "--on", "compare=3", "--keep", "lookup"], ["expected its settings as WORLD={name: value, ...}"]),
+        (["tiny", "--on", "compare=3", "--keep", "lookup"], ["expected its settings as ENV={name: value, ...}"]),
         (
             ["tiny", "--on", "lookup", "--keep", "nowhere", "--max_drop", "1", "--patience", "1.5", "--kl_coeff", "0"],
             ["max_drop = 1; expected a number from", "patience = 1.5; expected an integer", "kl_coeff = 0", "nowhere"],
@@ -231,7 +231,7 @@ def test_what_the_upgrade_sets_itself_cannot_be_given(tmp_path: Path) -> None:
     settings = tmp_path / "run.yaml"
     settings.write_text("replay_revisit_fraction: 0.5\nkl_reference: ema\n")
     arguments = upgrade.parse(["tiny", "--on", "lookup", "--keep", "compare", "--config", str(settings)])
-    with pytest.raises(SettingsError, match="replay_revisit_fraction cannot be given here; expected --prior_share"):
+    with pytest.raises(SettingsError, match="replay_revisit_fraction cannot be set here; use --prior_share"):
         upgrade_order.read_order(arguments)
 
 

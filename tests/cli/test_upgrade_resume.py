@@ -118,8 +118,8 @@ def test_a_finished_upgrade_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     ("flags", "message"),
     [
         ([], "expected a model, a checkpoint or a run's directory, or --resume DIR"),
-        (["tiny", "--resume", "x", "--lr", "1e-4"], "expected nothing beside it, not what, lr"),
-        (["--resume", "x", "--max_drop", "0.1"], "expected nothing beside it, not max_drop"),
+        (["tiny", "--resume", "x", "--lr", "1e-4"], "expected no others, not what, lr"),
+        (["--resume", "x", "--max_drop", "0.1"], "expected no others, not max_drop"),
     ],
 )
 def test_nothing_goes_beside_resume(capsys: pytest.CaptureFixture, flags: list[str], message: str) -> None:

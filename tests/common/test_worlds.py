@@ -77,7 +77,7 @@ def test_the_registry_is_asked_last(installed):
     [
         (
             "chian_sum",
-            r"environment 'chian_sum' is unknown; known: compare, stale; or give \"package.module:Class\", a class",
+            r"environment 'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class",
         ),
         ("stale", r"environment 'stale': module 'envs.gone' cannot be imported \(ModuleNotFoundError: No module named"),
         ("no_such.module:World", r"module 'no_such.module' cannot be imported"),
@@ -98,7 +98,7 @@ def test_the_old_path_of_an_environment_says_which_name_to_use():
     with pytest.raises(worlds.WorldError) as caught:
         worlds.resolve("envs.compare:Compare")
     assert str(caught.value).endswith("the environments of this package have moved to rllib_srl.envs; use 'compare'")
-    with pytest.raises(worlds.WorldError, match="expected a module that is installed"):
+    with pytest.raises(worlds.WorldError, match="expected a module that every env runner can import"):
         worlds.resolve("envs.mine:Mine")
 
 

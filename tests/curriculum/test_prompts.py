@@ -69,7 +69,7 @@ def test_a_state_goes_on_exactly_in_any_source(num_before):
 
 def test_a_state_of_other_worlds_is_refused():
     state = source().get_state()
-    with pytest.raises(ValueError, match=r"the checkpoint's worlds are \['even'\]; this run's are \['odd'\]"):
+    with pytest.raises(ValueError, match=r"the checkpoint's environments are \['even'\]; expected \['odd'\]"):
         source(mixture={"odd": 1}).set_state(state)
 
 

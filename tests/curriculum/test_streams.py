@@ -168,7 +168,7 @@ def test_shares_of_a_plan_are_exact_in_the_long_run():
 
 def test_a_plan_of_domains_that_are_not_drawn_now_is_refused():
     stages = source([{"world": EVEN, "iterations": 9}, {"world": ODD, "iterations": 9}])
-    with pytest.raises(ValueError, match=r"shares = \{'odd': 1.0\}; expected one of the domains with fresh prompts"):
+    with pytest.raises(ValueError, match=r"shares = \{'odd': 1.0\}; expected a share of a domain with fresh prompts"):
         stages.draw(2, {"odd": 1.0})
 
 
@@ -199,7 +199,7 @@ def test_probes_are_held_out_fixed_and_apart_from_evaluation():
     assert probes == stages.probes("odd", 6, num_evaluated=8) and stages.get_state() == state
     assert set(domains(probes)) == {"odd"} and len(set(probes)) == 6
     assert not set(probes) & set(evaluated) and all(int(p.prompt_id.split()[1]) % 2 for p in probes)
-    with pytest.raises(ValueError, match=r"domain 'odd' has 36 held-out prompts beside the 4 of evaluation; expected"):
+    with pytest.raises(ValueError, match=r"domain 'odd' has 36 held-out prompts besides the 4 of evaluation; expected"):
         stages.probes("odd", 37, num_evaluated=8)
 
 
@@ -209,7 +209,7 @@ BAD = [
     ("cpu", r"stream = 'cpu'; expected a list of stages"),
     ([], r"stream = \[\]; expected a list of stages"),
     ([{"env": "a", "iterations": 1}], r"stream\[0\] = .*; expected \{\"world\""),
-    ([{"world": "a", "iteration": 1}], r"stream\[0\] has \['iteration'\]"),
+    ([{"world": "a", "iteration": 1}], r"stream\[0\] has the keys \['iteration'\]"),
     ([{"world": "a", "iterations": 0}], r"stream\[0\] lasts \{'iterations': 0\}; expected iterations = an integer"),
     ([{"world": "a"}, {"world": "b", "iterations": 1}], r"stream\[0\] lasts \{\}; expected iterations"),
     ([{"world": "a", "iterations": 1}, {"world": "b", "tokens": 1}], r"stream\[0\] lasts .*; expected tokens"),
@@ -218,20 +218,20 @@ BAD = [
     ([{"world": "a", "filter": "math:pi", "iterations": 1}], r"expected a function, not a float"),
     (
         [{"world": "a", "iterations": 1}, {"world": "a", "env_config": {"x": 1}, "iterations": 1}],
-        r"stream\[1\] is another part of 'a' than an earlier entry; expected a 'domain' of its own",
+        r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected a 'domain' of its own",
     ),
-    ({"domains": [{"world": "a"}]}, r"expected either schedule or drift"),
+    ({"domains": [{"world": "a"}]}, r"expected domains and one of schedule and drift"),
     ({"domains": [{"world": "a"}], "drift": 0}, r"stream drift = 0; expected the length of a period"),
     ({"domains": [{"world": "a"}], "drift": 9, "unit": "hours"}, r"stream unit = 'hours'; expected one of iterations"),
-    ({"domains": [{"world": "a"}], "drift": 9, "sharp": 9}, r"stream has \['sharp'\]"),
+    ({"domains": [{"world": "a"}], "drift": 9, "sharp": 9}, r"stream has the keys \['sharp'\]"),
     ({"domains": [{"world": "a"}], "drift": 9, "seed": -1}, r"stream seed = -1"),
     ({"domains": [{"world": "a"}], "drift": 9, "sharpness": -1}, r"stream sharpness = -1"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"b": 1}]]}, r"schedule at 0 = \{'b': 1\}; expected weights"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"a": 0}]]}, r"not all 0"),
-    ({"domains": [{"world": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected rising progress"),
+    ({"domains": [{"world": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected increasing progress"),
     ({"domains": [{"world": "a"}], "schedule": []}, r"stream schedule = \[\]; expected"),
-    ({"domains": [{"world": "a", "iterations": 3}], "drift": 9}, r"stream\[0\] has \['iterations'\]"),
-    ({"domains": [{"world": "a"}, {"world": "a"}], "drift": 9}, r"stream\[1\] is another part of 'a'"),
+    ({"domains": [{"world": "a", "iterations": 3}], "drift": 9}, r"stream\[0\] has the keys \['iterations'\]"),
+    ({"domains": [{"world": "a"}, {"world": "a"}], "drift": 9}, r"stream\[1\] has the name 'a' of an earlier entry"),
 ]
 
 

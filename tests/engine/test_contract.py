@@ -148,7 +148,7 @@ def test_unfit_prompts_are_refused_by_value(engine: Engine, prompt: list[int], w
 
 def test_an_id_in_use_is_refused(engine: Engine) -> None:
     engine.submit("r0", PROMPTS[0], Sampling(max_tokens=4))
-    with pytest.raises(EngineError, match="'r0' runs already"):
+    with pytest.raises(EngineError, match="'r0' is already running"):
         engine.submit("r0", PROMPTS[1], Sampling(max_tokens=4))
 
 
@@ -250,7 +250,7 @@ def test_a_sleeping_engine_refuses_and_wakes_unchanged(engine: Engine, learner: 
         lambda: engine.score([PROMPTS[0]]),
         lambda: engine.load_weights(learner.pack(1)),
     ):
-        with pytest.raises(EngineError, match="sleeps"):
+        with pytest.raises(EngineError, match="sleeping"):
             call()
     engine.wake()
     assert CanaryGap.between(engine.score(learner.sequences), before).max == 0

@@ -65,9 +65,9 @@ def test_without_a_network_a_hub_id_is_one_clear_line(monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find an appropriate snapshot\nand more lines")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    for is_offline, reason in ((False, "Cannot find"), (True, "HF_HUB_OFFLINE is set, and the hub's cache does not")):
+    for is_offline, reason in ((False, "Cannot find"), (True, "HF_HUB_OFFLINE is set, and the model is not in")):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
-        with pytest.raises(ModelError, match=rf"'some/model' is no local .* not be fetched .*\({reason}") as caught:
+        with pytest.raises(ModelError, match=rf"'some/model' is not a .* not be downloaded .*\({reason}") as caught:
             local_model("some/model")
         assert one_line(caught).endswith("or a hub id that can be downloaded")
 
@@ -112,7 +112,7 @@ def test_smollm2_is_made_once_from_its_package(monkeypatch, tmp_path):
     monkeypatch.setattr(models.importlib.util, "find_spec", {models.SMOLLM2_PACKAGE: spec}.get)
     monkeypatch.setattr(models, "_dequantise", lambda gguf, target: made.append(gguf) or write_model(target))
 
-    with pytest.raises(ModelError, match=r"damaged or another release: sha256 .*; expected b179c952.*pip install"):
+    with pytest.raises(ModelError, match=r"damaged or from another release: sha256 .*; expected b179c952.*pip install"):
         local_model("smollm2-135m", cache_dir=tmp_path / "cache")
     assert [p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []  # nothing half made is left
 
@@ -173,7 +173,7 @@ def test_waiting_for_another_builder_ends(tmp_path):
     with FileLock(tmp_path / "model.lock"):
         start = time.monotonic()
         with (
-            pytest.raises(ModelError, match=r"waited 0.2 s for another process .*model; if none is alive, remove"),
+            pytest.raises(ModelError, match=r"waited 0.2 s for another process .*model; if there is none, remove"),
             built_once(tmp_path / "model", timeout_s=0.2),
         ):
             pass

@@ -166,7 +166,7 @@ def test_broken_lines_are_named_counted_and_left_out(tmp_path, caplog):
     files = RatingFiles(tmp_path, ("stars",))
     assert files.rating_of("a") == good and files.rating_of("b") is None and files.num_broken == 7
     said = "\n".join(record.getMessage() for record in caplog.records)
-    for fault in ("ratings.jsonl, line 1: no JSON", "line 3: field id is missing",
+    for fault in ("ratings.jsonl, line 1: not valid JSON", "line 3: field id is missing",
                   "rating of b: stars = 9; expected a number from 1 to 5", "stars = None; expected"):  # fmt: skip
         assert fault in said
     with (tmp_path / RATINGS).open("a") as stream:  # the last line is whole only now

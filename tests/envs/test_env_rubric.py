@@ -295,8 +295,8 @@ def test_what_is_allowed_by_hand(url, key, allowed, is_right, monkeypatch):
     [
         ("https:///v1", "expected a URL with a host"),
         ("ftp://h/v1", "expected a URL with a host"),
-        ("https://h:port/v1", "is no URL"),
-        ("https://[h/v1", "is no URL"),
+        ("https://h:port/v1", "is not a URL"),
+        ("https://[h/v1", "is not a URL"),
         ("https://a b/v1", "expected a URL with a host"),
         ("https://user:pass@h/v1", "expected a URL without a user"),
         ("https://h/v1?key=1", "without a user, a query"),
@@ -333,7 +333,7 @@ def test_a_file_of_the_user_allows_judges_too(home):
     path.chmod(0o600)
     for content in (b"\xff\xfe", b"#" * (1 << 17)):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="is no list of at most 65536 bytes in UTF-8"):
+        with pytest.raises(ValueError, match="is not a UTF-8 file of at most 65536 bytes"):
             fault_of(url, "KEY")
     path.unlink()
     path.mkdir()

@@ -253,8 +253,8 @@ def test_a_template_shows_tools_and_results():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (CHATML, "shows no tools"),
-        (QWEN + PICKY, "takes no message of the role 'tool'"),
+        (CHATML, "omits the tools"),
+        (QWEN + PICKY, "rejects the role 'tool'"),
         (REWRITING, "changes earlier tokens when a tool answers"),
     ],
 )
@@ -308,7 +308,7 @@ def test_a_world_around_it_hands_its_tools_on(wrapper):
 
 def test_plain_text_cannot_show_tools():
     raw = RawTranscript(make_tokenizer())
-    with pytest.raises(ValueError, match="prompt_format = 'text' has no template to show tools with"):
+    with pytest.raises(ValueError, match="prompt_format = 'text' has no template for tools"):
         raw.first("hello", json.dumps([{"name": "f"}]))
 
 

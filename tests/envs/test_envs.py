@@ -261,7 +261,7 @@ def test_an_unknown_prompt_is_refused(world: Any, prompt_id: Any) -> None:
 def test_an_unknown_option_is_refused(world: Any) -> None:
     with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id"):
         world.reset(options={"promptid": "17, 93"})
-    with pytest.raises(ValueError, match="history without the prompt_id"):
+    with pytest.raises(ValueError, match="history without its prompt_id"):
         world.reset(options={"history": ["7\n"]})
 
 

@@ -339,7 +339,7 @@ def test_a_late_formula_costs_its_deadline_and_no_worker(pool):
     (worker,) = pool._ready.queue
     (first,) = processes_below(worker._process.pid)
     for count in (1, 2, 3):
-        with pytest.raises(LateError, match=r"no reply within the work of 0.5 s"):
+        with pytest.raises(LateError, match=r"no reply within 0.5 s of work"):
             pool.ask("1", "10000000!", 0.5)
         started = time.monotonic()
         assert pool.ask("x+1", "x+2", 30.0) is False  # another process answers at once

@@ -111,7 +111,7 @@ def test_fields_can_be_named():
         ({"question": "q", "answer": "so\n####"}, "field 'answer' has nothing after '####'"),
         ({"problem": "q", "solution": "It is hard."}, "field 'solution' states no answer; expected \\boxed{...}"),
         ({"problem": "q", "solution": {"steps": [1]}}, "field 'solution' = {'steps': [1]}; expected text"),
-        ({"question": "q", "answer": "\ud800"}, "field 'answer' holds half a character"),
+        ({"question": "q", "answer": "\ud800"}, "field 'answer' contains a lone surrogate"),
         ({"question": "q", "choices": ["a"], "answer": 0}, "field 'choices' = ['a']; expected a list of 2 to 10 texts"),
         ({"question": "q", "choices": "ab", "answer": 0}, "field 'choices' = 'ab'; expected a list"),
         ({"question": "q", "choices": ["a", "b"], "answer": 2}, "field 'answer' = 2; expected one of the 2 choices"),
@@ -283,7 +283,7 @@ def test_repeated_rows_are_counted_and_contradictions_are_faults(tmp_path):
     world = QuestionFile({"path": write(tmp_path / "r.jsonl", rows), "num_shots": 0})
     assert (world.num_questions, world.num_repeated) == (5, 2)
     rows.append({"question": rows[0]["question"], "answer": "7"})
-    with pytest.raises(ValueError, match="row 8, field 'answer' is not that of an earlier row which asks the same"):
+    with pytest.raises(ValueError, match="row 8, field 'answer' differs from that of an earlier row"):
         QuestionFile({"path": write(tmp_path / "c.jsonl", rows), "num_shots": 0})
 
 
@@ -297,7 +297,7 @@ def test_broken_rows_are_named_all_at_once_or_left_out_and_counted(tmp_path, cap
     said = str(caught.value)
     assert "broken.jsonl" in said and "bad_rows = 'skip'" in said
     assert "row 2, field 'answer' is missing" in said
-    assert "row 4, field '(row)' is no JSON" in said
+    assert "row 4, field '(row)' is not JSON" in said
     assert "row 5, field 'answer' = []; expected text or a number" in said
     question_file._problems_in.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -317,10 +317,10 @@ def test_many_broken_rows_are_counted_and_the_first_shown(tmp_path):
     ("name", "content", "message"),
     [
         ("q.txt", b"x", "file 'q.txt'; expected one that ends in .jsonl, .json, .csv, .parquet"),
-        ("q.json", b"{", "is no JSON: .*; expected a list"),
+        ("q.json", b"{", "is not JSON: .*; expected a list"),
         ("q.json", b"7", "holds no rows; expected a list"),
         ("q.json", b"[]", "has no rows; expected questions"),
-        ("q.json", b"[" * 100_000, "is no JSON"),
+        ("q.json", b"[" * 100_000, "is not JSON"),
         ("q.jsonl", b"", "has no rows; expected questions"),
         (
             "q.jsonl",
@@ -340,8 +340,8 @@ def test_many_broken_rows_are_counted_and_the_first_shown(tmp_path):
             "q.jsonl', line 2 has more than 4194304 bytes; expected one row a line",
         ),
         ("q.csv", b"question,answer\n1,2\n" + b"7" * 200_000 + b",2\n", "q.csv', line 3 cannot be read: field larger"),
-        ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 values more than there are names"),
-        ("q.parquet", b"PAR1 no", "is no Parquet"),
+        ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 more values than column names"),
+        ("q.parquet", b"PAR1 no", "is not a Parquet file"),
     ],
 )
 def test_files_that_hold_no_questions_are_refused(tmp_path, name, content, message):
@@ -354,22 +354,22 @@ def test_files_that_hold_no_questions_are_refused(tmp_path, name, content, messa
     ("config", "message"),
     [
         ({}, "path is not set; expected a file that ends in .jsonl"),
-        ({"path": "nowhere.jsonl"}, "path = 'nowhere.jsonl' is no file"),
+        ({"path": "nowhere.jsonl"}, "path = 'nowhere.jsonl' is not a file"),
         ({"path": "x", "style": "long", "kind": "odd"}, "kind = 'odd'; .* auto.*; style = 'long'; expected"),
         ({"path": "x", "answer_format": "bare"}, "answer_format = 'bare'; expected one of any, boxed, tags"),
         ({"path": "x", "format_weight": 0.5}, "answer_format = 'any' is always kept; expected boxed, tags, hashes"),
         ({"path": "x", "format_weight": 2.0, "deadline_s": 0}, "format_weight = 2.0; .*deadline_s = 0; expected"),
         ({"path": "x", "bad_rows": "ignore"}, "bad_rows = 'ignore'; expected one of refuse, skip"),
         ({"path": "x", "prompt_template": "Q:"}, r"prompt_template = 'Q:': \{question\} is not in it; expected text"),
-        ({"path": "x", "prompt_template": "{question} }"}, "Single '}' encountered.*; a brace .* is doubled; expected"),
+        ({"path": "x", "prompt_template": "{question} }"}, "Single '}' encountered.*; write a literal brace twice; .*"),
         ({"path": "x", "prompt_template": "{question"}, "expected '}' before end of string"),
-        ({"path": "x", "prompt_template": "{} {question}"}, r"\{\} is no plain name of a field"),
-        ({"path": "x", "prompt_template": "{question.upper}"}, r"\{question.upper\} is no plain name of a field"),
-        ({"path": "x", "prompt_template": "{question!r}"}, r"\{question\} is no plain name of a field"),
-        ({"path": "x", "prompt_template": "{question} {Answer}"}, r"names \{Answer\}, which would give the answer"),
+        ({"path": "x", "prompt_template": "{} {question}"}, r"\{\} is not a plain field name"),
+        ({"path": "x", "prompt_template": "{question.upper}"}, r"\{question.upper\} is not a plain field name"),
+        ({"path": "x", "prompt_template": "{question!r}"}, r"\{question\} is not a plain field name"),
+        ({"path": "x", "prompt_template": "{question} {Answer}"}, r"names \{Answer\}, which reveals the answer"),
         (
             {"path": "x", "prompt_template": "{question} {a}", "answer_field": "a"},
-            r"names \{a\}, which would give the answer away",
+            r"names \{a\}, which reveals the answer",
         ),
         ({"path": "x", "instruction": 3, "system_prompt": None}, "instruction = 3; .*system_prompt = None; expected"),
     ],

@@ -264,7 +264,7 @@ def test_an_unknown_option_is_refused(make):
     world = make()
     with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id and history"):
         world.reset(options={"promptid": "17, 93"})
-    with pytest.raises(ValueError, match="history without the prompt_id"):
+    with pytest.raises(ValueError, match="history without its prompt_id"):
         world.reset(options={"history": ["7\n"]})
     with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
         next(world.prompt_ids("test", 0))

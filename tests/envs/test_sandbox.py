@@ -154,7 +154,7 @@ def test_the_probe_says_what_holds():
     assert probe() is probe()
     rows = tuple(Guarantee(name, name != "files", "landlock", "seen") for name in NAMES)
     assert Guarantees(rows).missing == ["files"] and "files       NO   landlock" in str(Guarantees(rows))
-    assert "namespaces were given up: because" in str(Guarantees(rows, "because"))
+    assert "namespaces are not available: because" in str(Guarantees(rows, "because"))
 
 
 def test_the_probe_finds_what_is_missing():

@@ -199,7 +199,7 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
         ({"lora_rank": -1}, "lora_rank = -1; expected an integer of at least 0"),
         ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora_targets = 'q_proj'; expected names of layers"),
         ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha = 0; expected a number above 0"),
-        ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': a reference that moves"),
+        ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': updating a reference copies"),
         ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False"),
     ],
 )

@@ -153,21 +153,21 @@ def test_a_wrong_value_has_its_own_line(config, name, value, expected):
 
 
 CONTRADICTIONS = [
-    ({"loss": "gspo", "correction": "tis"}, "the unit of the ratio is an episode, a token's weight would tear it"),
+    ({"loss": "gspo", "correction": "tis"}, "the ratio is per episode, so its correction is too"),
     ({"ratio_level": "sequence"}, "rollout_is_correction = 'tis' with ratio_level = 'sequence'"),
     ({"loss": "gspo", "correction": "mis"}, "correction = 'mis' with ratio_level = 'geometric'"),
     ({"use_critic": True}, "use_critic = True with advantage = 'group'; expected advantage = 'gae'"),
-    ({"use_critic": True, "advantage": "leave_one_out"}, "the group is a baseline already"),
+    ({"use_critic": True, "advantage": "leave_one_out"}, "the group is the baseline"),
     ({"use_critic": True, "advantage": "recalibrated"}, "expected advantage = 'gae'"),
     ({"ratio_anchor": "bypass"}, "rollout_is_correction = 'tis' with ratio_anchor = 'bypass'; expected 'none'"),
     ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
     ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_delta = 1.2; expected more than 1 + clip_high"),
-    ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1 as a loss is noise"),
+    ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
     ({"kl_reference": "ema"}, "kl_reference = 'ema' with kl.coeff = 0"),
     ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
     ({"kl_on_reused": "weighted"}, "kl_on_reused = 'weighted' with kl.coeff = 0"),
     ({"advantage": "gae", "rescue": "rlep"}, "expected an advantage relative to a group"),
-    ({"advantage": "gae", "dynamic_sampling_tries": 2}, "groups of equal rewards have a signal there"),
+    ({"advantage": "gae", "dynamic_sampling_tries": 2}, "groups of equal rewards have a signal"),
     ({"advantage": "gae", "reuse_advantage": "group"}, "reuse_advantage = 'group' with advantage = 'gae'"),
     ({"reuse_advantage": "gae"}, "expected it with advantage = 'gae' only"),
 ]
@@ -176,13 +176,13 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("settings", "reason"), CONTRADICTIONS)
 def test_contradictions_are_refused_with_the_reason(config, settings, reason):
     assert any(reason in line for line in faults_of(config.training(**settings)))
-    with pytest.raises(ValueError, match="SRLConfig has faults"):
+    with pytest.raises(ValueError, match="SRLConfig is invalid"):
         config.validate()
 
 
 def test_rescue_needs_a_memory_and_whole_embeddings(config):
     config.training(rescue="arpo").replay(capacity=0, revisit_fraction=0, reuse_fraction=0)
-    assert any("expected a memory that keeps the successes" in line for line in faults_of(config))
+    assert any("expected a memory, which stores the successes" in line for line in faults_of(config))
     config.replay(capacity=100, embedding="policy")
     assert any("rescue = 'arpo' with replay_embedding = 'policy'" in line for line in faults_of(config))
 

@@ -9,7 +9,7 @@ import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import TABLE, ReplaySettings
-from tests.replay.groups import a_buffer, a_group, a_prompt, hidden_of, rewards_of
+from tests.replay.groups import a_buffer, a_group, a_prompt, rewards_of
 
 
 def is_of_words(domain):
@@ -121,10 +121,10 @@ ACTS = {
 
 
 def test_every_setting_has_a_check_that_it_acts():
-    """Those of the driver and the learners are checked in test_acting_settings; a GPU's is asked for below."""
+    """Those of the driver and the learners are checked in test_acting_settings."""
     from tests.algorithm.test_acting_settings import ACTS_ELSEWHERE
 
-    apart = set(ACTS_ELSEWHERE) | {"exact_neighbours", "index_device"}
+    apart = set(ACTS_ELSEWHERE)
     assert not apart & set(ACTS)
     assert set(ACTS) | apart == set(TABLE) == {f.name for f in fields(ReplaySettings)}
 
@@ -134,11 +134,6 @@ def test_every_setting_has_a_check_that_it_acts():
 def test_every_setting_acts(name):
     change, beside = ACTS[name]
     assert trace(**{**beside, **change}) != cached_trace(tuple(beside.items()))
-
-
-def test_a_gpu_is_asked_for_and_not_ignored():
-    with pytest.raises(ValueError, match="GPU"):
-        trace(index_device="gpu")
 
 
 traces: dict = {}
@@ -213,8 +208,6 @@ BAD = {
     "diversity_on": (("due",),),
     "diversity_bonus": ("max",),
     "neighbours": (0,),
-    "exact_neighbours": (255,),
-    "index_device": ("tpu",),
     "embedding": ("bert",),
     "eviction": ("random",),
     "max_episode_tokens": (0, 1.5),
@@ -250,15 +243,3 @@ def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="capacity = 0; expected at least 1"):
         SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
-
-
-def test_many_items_are_searched_by_lists_from_exact_neighbours_on():
-    def is_exact(exact_neighbours):
-        given = {"exact_neighbours": exact_neighbours, "embedding": "policy", "diversity_parts": ("novelty",)}
-        buffer = a_buffer(capacity=400, **given)
-        groups = [a_group(i, 1, i, (1.0, 0.0)) for i in range(300)]
-        buffer.add(groups, 1)
-        buffer.embed({group.prompt.key: hidden_of(group, 16) for group in groups}, 1)
-        return buffer.variety._neighbours.is_exact
-
-    assert is_exact(20_000) and not is_exact(256)

@@ -163,7 +163,7 @@ def test_names_that_are_nowhere_are_named_early():
     bad = {
         "no.such.module:rule": "ModuleNotFoundError",
         f"{__name__}:nothing": "AttributeError",
-        f"{__name__}:OWN": "expected something to call; it is a dict",
+        f"{__name__}:OWN": "expected a callable, not a dict",
     }
     for name, said_of_it in bad.items():
         (fault,) = ReplaySettings(spacing=name).faults("replay_")

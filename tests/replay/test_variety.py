@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from rllib_srl.replay.diversity import tracker
+from rllib_srl.replay.diversity.neighbours import Neighbours
 from rllib_srl.replay.diversity.tracker import Variety, packed, turns_of, unpacked
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import key_of
@@ -198,8 +201,9 @@ def test_a_refit_is_committed_with_the_next_call_and_found_without():
     assert buffer.ledger.journal.load().state["fitted"] == buffer.variety.get_state()["fitted"]
 
 
-def test_a_large_index_searches_lists_and_goes_on_after_a_restart(tmp_path):
-    given = {"capacity": 700, "exact_neighbours": 256, "embedding": "policy", "diversity_parts": ("novelty",)}
+def test_a_large_index_searches_lists_and_goes_on_after_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracker, "Neighbours", partial(Neighbours, exact_up_to=256))
+    given = {"capacity": 700, "embedding": "policy", "diversity_parts": ("novelty",)}
     buffer = a_buffer(tmp_path, run="a", **given)
     for now in range(1, 6):
         groups = [a_group(100 * now + i, now, i) for i in range(70)]

@@ -130,7 +130,7 @@ def test_names_that_overlap_are_all_broken():
 
 def test_a_mark_is_a_character_that_is_not_there():
     assert unused_character(["a", "\U0010ffff"]) == "\U0010fffe"
-    with pytest.raises(ValueError, match="holds all of the 65536 last characters of Unicode"):
+    with pytest.raises(ValueError, match="contains all of the last 65536 Unicode code points"):
         unused_character(["".join(map(chr, range(0x100000, 0x110000)))])
 
 
@@ -143,7 +143,7 @@ def test_what_only_a_normaliser_makes_a_control_token_is_refused():
         tokenizer.backend_tokenizer.add_tokens([AddedToken("<turn>", special=True, normalized=True)])
         transcript = RawTranscript(tokenizer) if template is None else ChatTranscript(tokenizer)
         assert transcript.later("<turn>", 9)
-        with pytest.raises(ValueError, match="reads control tokens in '＜turn＞'"):
+        with pytest.raises(ValueError, match="encodes control tokens in '＜turn＞'"):
             transcript.later("＜turn＞", 9)  # wide brackets
 
 

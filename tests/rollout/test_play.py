@@ -186,7 +186,7 @@ def test_history_and_seeds_reach_the_environment(play_with, engine_of):
     by_prompt = {episode.custom_data["prompt"].prompt_id: episode.custom_data for episode in episodes}
     assert by_prompt["41"]["text"][0] == ("environment", "seed 41 options None")
     assert by_prompt["word"]["stop_reason"] is StopReason.ENV_CRASHED
-    assert "prompt_id = 'word' with 0 turns of history; expected a whole number" in by_prompt["word"]["error"]
+    assert "prompt_id = 'word' with 0 turns of history; expected a seed" in by_prompt["word"]["error"]
     assert by_prompt["-1"]["stop_reason"] is StopReason.ENV_CRASHED
 
 
@@ -229,7 +229,7 @@ def test_an_environment_reset_by_seed_refuses_a_step(play_with, engine_of):
     requests = [PlayRequest(Prompt("world", "41", step="improve"), "g", 0)]
     (episode,) = play_with(requests, engine_of("x"), {"world": Foreign})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
-    assert "with 0 turns of history and step 'improve'; expected a whole number" in episode.custom_data["error"]
+    assert "with 0 turns of history and step 'improve'; expected a seed" in episode.custom_data["error"]
 
 
 def test_a_wrapped_environment_keeps_its_contract(play_with, engine_of):

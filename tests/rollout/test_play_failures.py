@@ -78,7 +78,7 @@ HOSTILE_STEPS = [
     ((None, 0, True, False, {}), "the observation is of type NoneType; expected a str"),
     ((b"bytes", 0, True, False, {}), "the observation is of type bytes; expected a str"),
     ((["a", "b"], 0, True, False, {}), "the observation is of type list with 2 entries; expected a str"),
-    (("\ud800", 0, False, False, {}), "the observation cannot be written as UTF-8"),
+    (("\ud800", 0, False, False, {}), "the observation cannot be encoded as UTF-8"),
     (("", float("nan"), True, False, {}), "the reward is nan; expected a finite number"),
     (("", np.float32("inf"), True, False, {}), "the reward is inf; expected a finite number"),
     (("", 10**400, True, False, {}), "the reward is inf; expected a finite number"),
@@ -171,7 +171,7 @@ def test_an_engine_that_fails_in_a_step_costs_what_it_was_writing(play_with, eng
     reasons = Counter(episode.custom_data["stop_reason"] for episode in episodes)
     assert reasons == {StopReason.ENGINE_FAILED: 2, StopReason.TERMINATED: 1}
     error = next(e.custom_data["error"] for e in episodes if e.custom_data["error"])
-    assert error == "the engine failed while it wrote 2 turns: RuntimeError: out of memory help"
+    assert error == "the engine failed while generating 2 turns: RuntimeError: out of memory help"
     assert engine.num_running() == 0
     assert calls.pool.num_idle == 2  # the environments did nothing wrong
 
@@ -194,7 +194,7 @@ def test_an_unusable_turn_is_the_engines_failure(play_with, engine, changes, mes
     engine.step = lambda: [replace(turn, **changes) for turn in step()]
     (episode,) = play_with(requests_of("q1"), engine)
     assert episode.custom_data["stop_reason"] is StopReason.ENGINE_FAILED
-    assert episode.custom_data["error"].startswith(f"the engine's turn g/0/0 {message}")
+    assert episode.custom_data["error"].startswith(f"turn g/0/0 of the engine {message}")
 
 
 def test_the_deadline_ends_everything_wherever_it_is(play_with, engine, tokenizer):

@@ -64,7 +64,7 @@ def test_fewer_than_two_valid_episodes_are_no_group(reason):
 
 def test_an_episode_of_another_group_is_refused():
     episodes = [episode_of(0, [([5], [1], [-2.0], 1.0)]), episode_of(1, [([5], [1], [-2.0], 1.0)], group_id="h")]
-    with pytest.raises(ValueError, match="episode h/1 is of group 'h', prompt 'q'; expected group 'g', prompt 'q'"):
+    with pytest.raises(ValueError, match="episode h/1 has group 'h', prompt 'q'; expected group 'g', prompt 'q'"):
         to_group(PROMPT, "g", episodes)
 
 

@@ -73,14 +73,14 @@ def test_templates_that_change_earlier_tokens_are_refused():
     message = r"changes earlier tokens when a turn is added: token 1 becomes '3' instead of '1'"
     with pytest.raises(ValueError, match=message):
         ChatTranscript(make_tokenizer(chat_template=NUMBERED, with_bos=False))
-    with pytest.raises(ValueError, match="does not show the assistant's message as it is"):
+    with pytest.raises(ValueError, match="changes the assistant's message"):
         ChatTranscript(make_tokenizer(chat_template=FORGETFUL, with_bos=False))
 
 
 def test_a_template_that_rewrites_for_one_message_is_refused_when_it_does(chat_tokenizer):
     touchy = CHATML.replace("m['content']", "(m['content'] if messages[-1]['content'] != 'stop' else '')")
     chat = ChatTranscript(make_tokenizer(chat_template=touchy, with_bos=False))
-    with pytest.raises(ValueError, match="rewrites an earlier message when the next one is 'stop'"):
+    with pytest.raises(ValueError, match="changes an earlier message when the next one is 'stop'"):
         chat.later("stop", 1)
 
 
@@ -100,7 +100,7 @@ def test_a_tokenizer_that_ends_every_text_is_refused():
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <eos>", special_tokens=[("<eos>", 1)]
     )
-    with pytest.raises(ValueError, match="ends every text with '<eos>'"):
+    with pytest.raises(ValueError, match="appends '<eos>' to every text"):
         RawTranscript(tokenizer)
 
 
@@ -143,9 +143,9 @@ def test_in_text_a_system_prompt_stands_in_front(tokenizer):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (REFUSING, r"takes no message of the role 'system' .System role not supported.; .* put the text into"),
-        (IGNORING, "leaves a message of the role 'system' out; expected one that shows it for a system_prompt"),
-        (COUNTING, "changes earlier tokens after a system message; expected earlier tokens to stay"),
+        (REFUSING, r"rejects the role 'system' .System role not supported.; .* use `instruction`"),
+        (IGNORING, "omits messages of the role 'system'; expected a template that renders them, for a system_prompt"),
+        (COUNTING, "changes earlier tokens after a system message; expected earlier tokens unchanged"),
     ],
 )
 def test_a_template_without_a_place_for_a_system_prompt_is_refused(template, message):

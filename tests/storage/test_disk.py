@@ -34,7 +34,7 @@ from tests.replay.stored import GROUP, ITEM
 from tests.small_memory import check_shards, memory_config
 from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
-MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free space there[^\n]*resume[^\n]*$"
+MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
 
 
 @pytest.fixture(params=["tmpfs", "limit"])
@@ -255,7 +255,7 @@ def test_a_full_disk_is_told_from_other_faults(error, is_so, tmp_path):
 def test_the_message_names_a_path_that_does_not_exist_and_travels_between_processes(tmp_path):
     line = full_message(tmp_path / "not" / "there", "commit 5 failed")
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize >> 20
-    assert f"disk full: cannot write {tmp_path}/not/there (" in line and ": commit 5 failed; free space there" in line
+    assert f"disk full: cannot write {tmp_path}/not/there (" in line and ": commit 5 failed; free some space" in line
     assert abs(int(line.split("(")[1].split(" MiB")[0]) - free) < 1000 and "\n" not in line
     for error in (DiskFull(line), JournalFull(line)):
         again = pickle.loads(pickle.dumps(error))

@@ -72,21 +72,21 @@ def test_what_is_no_key_is_refused(tmp_path, content):
     place = tmp_path / "seal.key"
     place.write_text(content)
     place.chmod(0o600)
-    with pytest.raises(SealKeyError, match="expected at least 64: remove it, and a new one is made"):
+    with pytest.raises(SealKeyError, match="expected at least 64: remove it, and a new one is created"):
         make_key(place)
 
 
 def test_a_place_that_cannot_be_used_says_where_to_put_it(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SealKeyError, match=r"cannot be .* \(Not a directory\); name another place by seal_key_file"):
+    with pytest.raises(SealKeyError, match=r"cannot be .* \(Not a directory\); set another path by seal_key_file"):
         make_key(tmp_path / "file" / "seal.key")
     (tmp_path / "directory").mkdir()
-    with pytest.raises(SealKeyError, match=rf"\(Is a directory\); name another place by seal_key_file or \${VARIABLE}"):
+    with pytest.raises(SealKeyError, match=rf"\(Is a directory\); set another path by seal_key_file or \${VARIABLE}"):
         make_key(tmp_path / "directory")
 
     def read_only(*args: object, **kwargs: object) -> int:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(SealKeyError, match=r"cannot be made \(Read-only file system\); name another place by seal_key"):
+    with pytest.raises(SealKeyError, match=r"cannot be created \(Read-only file system\); set another path by"):
         make_key(tmp_path / "home" / "seal.key")

@@ -64,9 +64,9 @@ def test_the_other_way_round_it_fails_and_says_why(whole):
     assert verdict.holds is False and len(verdict.reasons) == 4
     assert verdict.reasons[0].startswith("final accuracy against extra epochs: the difference is not significant")
     assert verdict.reasons[1] == (
-        "final accuracy against SRL + diversity: the difference is in favour of the other, significantly"
+        "final accuracy against SRL + diversity: the difference favours the control, significantly"
     )
-    assert verdict.reasons[2] == "retention against extra epochs: the difference is in favour of the other"
+    assert verdict.reasons[2] == "retention against extra epochs: the difference favours the control"
 
 
 def test_an_unfinished_or_small_study_decides_nothing(tmp_path, quick):
@@ -79,7 +79,7 @@ def test_an_unfinished_or_small_study_decides_nothing(tmp_path, quick):
     assert "3 pairs of trials are too few" in verdict.reasons[1] and "0.5" in verdict.reasons[1]  # 2 * 2 / 2^3
     assert set(findings["srl"]["forgetting"].values) == {0, 1, 3}
     text = "\n".join(warnings_of(results, findings))
-    assert "SRL + diversity: no finished trial with seed 2" in text and "4 runs an arm are few" in text
+    assert "SRL + diversity: no finished trial with seed 2" in text and "4 runs per arm are too few" in text
 
 
 def test_ratios_of_the_targets(whole):
@@ -99,7 +99,7 @@ def test_missed_budgets_and_untested_spacing_are_said(whole):
     spaced = replace(results, study=replace(results.study, asks_about_spacing=True))
     assert warnings_of(spaced, findings) == []  # five reviews of the median item
     few = {a: {**f, "median_reviews": replace(f["median_reviews"], mean=3.0)} for a, f in findings.items()}
-    assert "no test of spacing: the median item was reviewed 3.0 times" in warnings_of(spaced, few)[0]
+    assert "do not test spacing: the median item was reviewed 3.0 times" in warnings_of(spaced, few)[0]
     none = {a: {n: v for n, v in f.items() if n != "median_reviews"} for a, f in findings.items()}
     assert "reviewed 0.0 times" in warnings_of(spaced, none)[0]
 
@@ -109,5 +109,5 @@ def test_a_measure_that_is_missing_in_a_run_is_unknown_and_undecided(whole):
     known = findings["srl"]["retention_area"]
     broken = {**findings["srl"], "retention_area": replace(known, values={**known.values, 1: float("nan")})}
     verdict = verdict_of(results, {**findings, "srl": broken})
-    assert verdict.holds is None and verdict.reasons == ("retention is not known for every trial",)
+    assert verdict.holds is None and verdict.reasons == ("retention is missing for some trials",)
     assert all(np.isfinite(c.mean) for c in verdict.contrasts)

@@ -119,7 +119,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 def test_retention_acts_on_harm_that_is_shown(low: float, at: float, high: float, outcome: Outcome) -> None:
     found = gates.retention("compare", change(low, at, high), 0.02)
     assert (found.outcome, found.domain, found.gate) == (outcome, "compare", "retention")
-    assert f"{100 * at:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on 1000 prompts; may lose 2" in found.reason
+    assert f"{100 * at:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on 1000 prompts; limit -2" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_gained_asks_for_enough_and_for_more_than_luck(low: float, at: float, hi
     [
         (Health(0, 0.1, 10, 100), PASSED, "10.0% of held-out episodes lost"),  # at the limit
         (Health(0, 0.1, 11, 100), BAD, "11.0% of held-out episodes were lost; expected at most 10.0%"),
-        (Health(3, 0.1, 0, 100), BAD, "3 log-probs or gradients were no numbers"),
-        (Health(3, 0.1, 0, 100, "canary"), HARMFUL, "training broke: canary"),
+        (Health(3, 0.1, 0, 100), BAD, "3 log-probs or gradients were not finite"),
+        (Health(3, 0.1, 0, 100, "canary"), HARMFUL, "training failed: canary"),
     ],
 )
 def test_sanity(health: Health, outcome: Outcome, said: str) -> None:

@@ -75,7 +75,7 @@ def test_answer_table_and_settings_are_in_both(pages):
             assert words in page
         assert "10 of 10 runs" in page and "Holm" in page
         assert "differ with the seed alone, the same way in all arms: seed." in page
-        assert "No run is left out" in page and "nan" not in re.sub("base64,[^\"]*", "", page)
+        assert "All runs are listed" in page and "nan" not in re.sub("base64,[^\"]*", "", page)
 
 
 def test_markdown_tables_are_square(pages):
@@ -93,16 +93,16 @@ def test_a_short_and_cut_off_study_is_reported_as_such(tmp_path, quick, capsys):
     write_synthetic(tmp_path, study, skip=[("no_replay", 2)])
     assert report.main([str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
-    assert "Not decided" in text and "1 of 2 trials are not finished" in text and "cut off" in text
-    assert "a development run" in text and "cannot tell: too few runs" in text
-    assert "Not decided" in capsys.readouterr().out
+    assert "Undecided" in text and "1 of 2 trials are not finished" in text and "cut off" in text
+    assert "a development run" in text and "undecided: too few runs" in text
+    assert "Undecided" in capsys.readouterr().out
 
 
 def test_a_study_without_a_finished_trial_is_reported_too(tmp_path, quick):
     study = small_study(seeds=(1,), arms=("srl", "no_replay"))
     write_synthetic(tmp_path, study, skip=[("srl", 1), ("no_replay", 1)])
     assert report.main([str(tmp_path)]) == 0
-    assert "Not decided" in (tmp_path / "report.md").read_text()
+    assert "Undecided" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_all_faults_of_a_study_are_named_at_once():
     )  # fmt: skip
     text = "\n".join(study.faults())
     for fault in (
-        "name: 're play'", "arms: 'a' is there 2 times", "seeds is empty", "expected a question", "budget = 0",
+        "name: 're play'", "arms: 'a' occurs 2 times", "seeds is empty", "expected a question", "budget = 0",
         "learned_at = 3; expected a stage from 0 to 1", "arm 'b' is unknown; expected one of a", "controls = []",
         "measures = ['acc']; expected some of average_accuracy",
     ):  # fmt: skip

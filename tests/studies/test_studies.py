@@ -96,12 +96,12 @@ def test_bad_input_is_one_clear_error():
     both = refusal(arms=["a"], seeds=[99])
     assert "arm 'a'" in both and "seed 99" in both
     small = refusal(budget=600)
-    assert "budget = 600; expected at least 640: 5 stages of an iteration of 16 x 8 answers, a token each" in small
+    assert "budget = 600; expected at least 640: 5 stages of an iteration of 16 x 8 answers of one token" in small
     assert small.count("budget") == 1  # not once an arm
     assert "group_size = 1; expected" in refusal(given={"group_size": 1})
     varied = refusal(given={"replay_selection": "per"})
-    assert "replay_selection: is what arms differ in (uniform, balanced)" in varied
-    assert "seed: the study decides it; expected --seeds" in refusal(given={"seed": 3})
+    assert "replay_selection: set by the arms (uniform, balanced)" in varied
+    assert "seed: fixed by the study; expected --seeds" in refusal(given={"seed": 3})
 
 
 def test_a_budget_is_divided_to_a_token():
@@ -153,7 +153,7 @@ def test_too_few_reviews_are_no_test_of_spacing(tmp_path, quick, monkeypatch, re
         path.write_text(path.read_text().replace('"median_reviews": 5.0', f'"median_reviews": {reviews}'))
     results = read_results(tmp_path)
     findings = findings_of(curves_of(results))
-    line = f"This is no test of spacing: the median item was reviewed {reviews:.1f} times, expected at least 4"
+    line = f"These results do not test spacing: the median item was reviewed {reviews:.1f} times; expected at least 4"
     verdict = verdict_of(results, findings)
     assert verdict.holds is (True if is_test else None)
     assert (line in verdict.reasons, line in warnings_of(results, findings)) == (not is_test, not is_test)

@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_key_is_restored_only_where_it_is_trusted(make, 
         killed.train()
     (path,) = checkpoints.checkpoints_in(run_path(tmp_path / "results", "srl", 1))
     checkpoints.seal(path, checkpoints.verify_sealed(path), b"another user's key, 32 bytes long")
-    with pytest.raises(checkpoints.CheckpointError, match="give --trust-checkpoint"):
+    with pytest.raises(checkpoints.CheckpointError, match="pass --trust-checkpoint"):
         make("srl", checkpoint_every=2)
     assert make("srl", checkpoint_every=2, trust=True).iteration == 2
 

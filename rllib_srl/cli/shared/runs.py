@@ -87,14 +87,14 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
     changed = [name for name in FIXED if name in given and earlier and given[name] != earlier[name]]
     if changed:
         lines = [f"  {name} = {given[name]!r}; expected {earlier[name]!r}" for name in changed]
-        raise RunError("a resumed run keeps these settings; for others start a new run:\n" + "\n".join(lines))
+        raise RunError("a resumed run keeps these settings; to change them, start a new run:\n" + "\n".join(lines))
     directory = (out or checkpoint.parent).absolute()
     if directory != checkpoint.parent:
         refuse_used(directory)
     elif (newest := checkpoints_in(directory)[-1]) != checkpoint:
         raise RunError(
-            f"{checkpoint} is not the newest of its run ({newest.name} is), which would be overwritten; "
-            "give a new directory with --out"
+            f"{checkpoint} is not the newest checkpoint of its run; resuming from it would overwrite {newest.name}: "
+            "set a new directory by --out"
         )
     return RunPlan(directory, checkpoint, folded(given, earlier), trust)
 
@@ -111,10 +111,10 @@ def refuse_used(directory: Path) -> None:
         RunError: it holds one, or it is a file.
     """
     if directory.exists() and not directory.is_dir():
-        raise RunError(f"--out {directory} is a file; expected a directory, or a name that is free")
+        raise RunError(f"--out {directory} is a file; expected a directory, or an unused name")
     names = (SETTINGS_FILE, TRANSCRIPTS, METRICS)
     if any((directory / name).exists() for name in names) or any(directory.glob(PREFIX + "*")):
-        raise RunError(f"--out {directory} holds a run already; give another, or go on with it: --resume {directory}")
+        raise RunError(f"--out {directory} already has a run; set another, or resume it: --resume {directory}")
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -134,7 +134,7 @@ def find_checkpoint(path: Path) -> Path:
     finished = checkpoints_in(path)
     if not finished:
         reason = "has no finished checkpoint" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run that wrote one")
+        raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run with one")
     return finished[-1]
 
 
@@ -197,5 +197,5 @@ def gone_if_it_fails(directory: Path) -> Iterator[None]:
 def how_to_resume(directory: Path, *words: object) -> str:
     """Return the command that resumes a run, with additional `words`; a note if there is no checkpoint."""
     if not checkpoints_in(directory):
-        return f"no checkpoint was written yet (checkpoint_every); what there is lies in {directory}"
+        return f"no checkpoint was written yet (checkpoint_every); the files are in {directory}"
     return f"continue with: {command('train', '--resume', directory, *words)}"

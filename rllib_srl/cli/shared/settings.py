@@ -113,9 +113,9 @@ def flag_settings() -> list[Setting]:
 
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
     """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
-    parser.add_argument("--config", metavar="YAML", type=Path, help="file of settings by the names below; flags win")
+    parser.add_argument("--config", metavar="YAML", type=Path, help="file with the settings below; flags override it")
     all_help: dict[argparse.Action, str] = {}
-    parser.add_argument("--help-all", action=HelpAll, all_help=all_help, help="show every setting and exit")
+    parser.add_argument("--help-all", action=HelpAll, all_help=all_help, help="show all settings and exit")
     used_most = parser.add_argument_group("settings used most (--help-all shows all)")
     groups: dict[str, Any] = {}
     for setting in flag_settings():
@@ -159,7 +159,7 @@ class HelpAll(argparse.Action):
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add `--trust-checkpoint`."""
-    text = "with --resume: the checkpoint is another user's or machine's, or an old one; its pickles may run any code"
+    text = "with --resume: accept a checkpoint of another user or machine, or an old one; its pickles can run any code"
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
 
 
@@ -246,7 +246,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     path = getattr(arguments, "config", None)
     values = _content_of(path) if path else {}
     if unknown := _unknown_names(values):
-        faults += [f"settings file {path} has names that are no settings:", *unknown]
+        faults += [f"settings file {path} has unknown names:", *unknown]
     known = {*(setting.name for setting in flag_settings()), *ALIASES}
     read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
     if wrong:
@@ -310,7 +310,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     content = _content_of(path)
     if unknown := _unknown_names(content):
-        raise SettingsError("\n".join([f"settings file {path} has names that are no settings:", *unknown]))
+        raise SettingsError("\n".join([f"settings file {path} has unknown names:", *unknown]))
     return content
 
 
@@ -320,9 +320,9 @@ def _content_of(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"settings file {path}: {error.strerror}; expected a YAML file that can be read") from None
     except yaml.YAMLError as error:
-        raise SettingsError(f"settings file {path} is no YAML: {' '.join(str(error).split())}") from None
+        raise SettingsError(f"settings file {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"settings file {path} holds {type(content).__name__}; expected lines of `name: value`")
+        raise SettingsError(f"settings file {path} holds a {type(content).__name__}; expected lines of `name: value`")
     return content
 
 
@@ -333,7 +333,7 @@ def _unknown_names(content: Mapping[Any, Any]) -> list[str]:
 
 def _instead(name: str, known: list[str]) -> str:
     if name in NOT_A_FLAG:
-        return "expected --out in its place"
+        return "use --out"
     return in_place_of(name, known) or "--help lists the settings"
 
 

@@ -78,7 +78,7 @@ class Watch:
                 return
         if over.wait(self.grace_s):
             return
-        lines = [f"stopped by SIGTERM: what was running did not end within {self.grace_s:g} s (grace_s) and is lost"]
+        lines = [f"stopped by SIGTERM: the iteration did not finish within {self.grace_s:g} s (grace_s) and is lost"]
         with suppress(Exception):  # any: the process must end now
             lines.append(self.last_words())
         os.write(errors, ("\n" + "\n".join(filter(None, lines)) + "\n").encode())
@@ -121,12 +121,12 @@ def stop_between_iterations(say: Callable[[str], None]) -> Iterator[StopRequest]
         request.is_made, request.status = True, STATUS[signal.Signals(number)]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if number == signal.SIGINT:
-            text = "stopping after this iteration; Ctrl-C again stops at once"
+            text = "stopping after this iteration; press Ctrl-C again to stop now"
         elif WATCH.is_terminated:
             return
         else:
             WATCH.is_terminated = True
-            text = f"SIGTERM: stopping after this iteration if it ends within {WATCH.grace_s:g} s (grace_s)"
+            text = f"SIGTERM: stopping after this iteration if it finishes within {WATCH.grace_s:g} s (grace_s)"
         with suppress(RuntimeError):  # reentrant write: the signal arrived while a line was being written
             say(text)
 

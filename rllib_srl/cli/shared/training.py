@@ -35,7 +35,7 @@ def _started(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
         if plan.checkpoint is not None:
             algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
         if algo.iteration >= last:
-            raise SettingsError(f"the run is at iteration {algo.iteration} already; expected --iterations above that")
+            raise SettingsError(f"iterations = {last}; expected more than the {algo.iteration} of the checkpoint")
         write_settings(plan.directory, plan.values, algo)
     except BaseException:
         algo.stop()

@@ -87,11 +87,11 @@ def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
     for name in values:
         own = [arm.name for arm in study.arms if name in arm.settings or name in arm.matched]
         if name in FIXED:
-            faults.append(f"  {name}: the study decides it" + ("; expected --seeds" if name == "seed" else ""))
+            faults.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
         elif own:
-            faults.append(f"  {name}: is what arms differ in ({', '.join(own)}); expected other settings")
+            faults.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
     if faults:
-        raise RunError(f"study {study.name!r} does not take these settings:\n" + "\n".join(faults))
+        raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(faults))
     plain = {name: _plain(value) for name, value in from_anywhere(values).items()}
     return replace(study, settings={**study.settings, **plain})
 
@@ -147,7 +147,7 @@ def faults_of_trials(study: Study) -> list[str]:
         least = config.num_prompts_per_batch * config.group_size
         if study.budget < least * study.num_stages:
             what = f"budget = {study.budget}; expected at least {least * study.num_stages}: {study.num_stages} stages "
-            what += f"of an iteration of {config.num_prompts_per_batch} x {config.group_size} answers, a token each"
+            what += f"of an iteration of {config.num_prompts_per_batch} x {config.group_size} answers of one token"
             faults.setdefault(what, []).append(arm.name)
     every = len(study.arms)
     return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in faults.items()]
@@ -186,9 +186,9 @@ def check_directory(directory: Path, is_resumed: bool, is_resumable: bool) -> No
         RunError: the directory is in use, or has nothing to resume; the message contains the remedy.
     """
     if is_resumed and not is_resumable:
-        raise RunError(f"{directory} holds no study to resume; leave --resume out to start it")
+        raise RunError(f"{directory} has no study to resume; omit --resume to start it")
     if not is_resumed and directory.exists():
-        raise RunError(f"{directory} holds this study already; give another --storage, or go on with it: --resume")
+        raise RunError(f"{directory} already has this study; set another --storage, or resume it: --resume")
 
 
 def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]:

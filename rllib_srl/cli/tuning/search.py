@@ -43,7 +43,7 @@ def run(name: str, search: Search, arguments: argparse.Namespace) -> int:
         if getattr(arguments, flag):
             name_of_flag = flag.replace("_", "-")
             raise RunError(
-                f"--{name_of_flag} is for studies that compare arms; {name!r} is a search, whose settings are flags"
+                f"--{name_of_flag} is for studies of arms; {name!r} is a search: set its settings by flags"
             )
     target = arguments.storage.absolute() / name
     check_directory(target, arguments.resume, arguments.resume and tune.Tuner.can_restore(str(target)))
@@ -53,7 +53,7 @@ def run(name: str, search: Search, arguments: argparse.Namespace) -> int:
     at_once = min(num_trials, num_at_once(needed, ray.cluster_resources()))
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
     each = f"{search.iterations} iterations on {amounts}"
-    print(f"{num_trials} trials, each {each}; {at_once} run at once", flush=True)
+    print(f"{num_trials} trials, each {each}; {at_once} in parallel", flush=True)
     results = tuner(search, arguments, target).fit()
     print(table(list(rows_of(results, search))))
     print(f"all files   {target}")

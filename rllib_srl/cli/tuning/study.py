@@ -40,7 +40,7 @@ from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
 REHEARSED = 3  # iterations of a dry run
 COLUMNS = ("average_accuracy", "retention_area", "forgetting", "plasticity")
-VERDICTS = {True: "holds", False: "does not hold", None: "cannot be told yet"}
+VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
 def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -> int:
@@ -61,14 +61,14 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
         write_study(plan.directory, plan.study)
         errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint)
     else:
-        print("every trial is finished", flush=True)
+        print("all trials are finished", flush=True)
         errors = []
     show(plan)
     for error in errors:
         print(f"error: {message_of(error)}", file=sys.stderr)
     left = set(plan.trials()) - finished_trials(plan.directory, plan.study)
     if left:
-        print(f"{len(left)} trials are not finished; go on with them: --resume", file=sys.stderr)
+        print(f"{len(left)} trials are not finished; continue with --resume", file=sys.stderr)
     return 1 if left else 0
 
 
@@ -103,7 +103,7 @@ def announce(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, neede
     print(f"{study.name}: {study.question}")
     size = f"{study.budget:,} generated tokens in {study.num_stages} stages"
     print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
-    print(f"each {size}, on {amounts}; {at_once} run at once", flush=True)
+    print(f"each {size}, on {amounts}; {at_once} in parallel", flush=True)
 
 
 # --- how long it will take -----------------------------------------------------------------------
@@ -116,7 +116,7 @@ def expect(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, verbose
         RunError: a dry run failed, or an iteration generates more tokens than the budget of a stage.
     """
     arms = list(dict.fromkeys(arm for arm, _ in missing))
-    print(f"rehearsing each arm for {REHEARSED} iterations ...", flush=True)
+    print(f"dry run of each arm for {REHEARSED} iterations ...", flush=True)
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         directory = Path(scratch)
         write_study(directory, plan.study)
@@ -125,16 +125,16 @@ def expect(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, verbose
         results = fit(configs, directory / "tune", "rehearsal", [], verbose)
         took = (time.monotonic() - begun) * min(at_once, len(arms)) / len(arms)  # of one trial, its process included
         if results.errors:
-            raise RunError(f"rehearsal: {message_of(results.errors[0])}")
+            raise RunError(f"dry run: {message_of(results.errors[0])}")
         told = {about["arm"]: about for about in (result.metrics["study"] for result in results)}
     stage = plan.study.budget // plan.study.num_stages
-    rows, total = [("arm", "trials", "tokens an iteration, at most", "seconds", "hours")], 0.0
+    rows, total = [("arm", "trials", "tokens per iteration, at most", "seconds", "hours")], 0.0
     for arm in arms:
         num = sum(name == arm for name, _ in missing)
         tokens = max(told[arm]["num_generated_tokens"] / REHEARSED, told[arm]["largest_iteration"])
         if tokens > stage:
             raise RunError(
-                f"budget = {plan.study.budget}: an iteration of arm {arm!r} writes about {tokens:.0f} tokens; "
+                f"budget = {plan.study.budget}: an iteration of arm {arm!r} generates about {tokens:.0f} tokens; "
                 f"expected at least that many in each of the {plan.study.num_stages} stages, --budget "
                 f"{int(tokens + 1) * plan.study.num_stages} or more"
             )
@@ -143,10 +143,10 @@ def expect(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, verbose
         each = told[arm]["seconds"] / REHEARSED
         rows.append((arm, f"{num}", f"{tokens:.0f}", f"{each:.2f}", f"{seconds / 3600 / at_once:.2f}"))
         if tokens > BUDGET_TOLERANCE * plan.study.budget:
-            print(f"warning: arm {arm!r} may overrun its budget by an iteration, {tokens:.0f} tokens")
+            print(f"warning: arm {arm!r} may exceed its budget by one iteration, {tokens:.0f} tokens")
     print(table(rows))
-    hint = "judged by the seconds a token of the first domain takes"
-    print(f"expected: {duration(total / at_once)} in all, {at_once} at once ({hint})", flush=True)
+    hint = "from the seconds per token of the first domain"
+    print(f"ETA: {duration(total / at_once)}, {at_once} trials in parallel ({hint})", flush=True)
 
 
 def seconds_of(told: Mapping[str, float], study: Study, took: float) -> float:

@@ -80,7 +80,7 @@ class Attempt:
         """
         shares = dict.fromkeys(domains, 1.0)
         prompts = self.algo.source.draw(num_prompts * len(shares), shares)
-        self._progress.begin(f"playing {len(prompts)} prompts of old domains into the memory ...")
+        self._progress.begin(f"filling the memory with {len(prompts)} prompts of old domains ...")
         groups = [group for batch in self.algo.play(prompts, first_slot=SEED_SLOT) for group in batch.groups]
         visits = self.algo.memory.add(groups, 0)
         self.algo.memory.stats(0)  # also updates the driver's number of items
@@ -119,7 +119,7 @@ class Attempt:
 
     def back_to(self, checkpoint: Path) -> None:
         """Restore a checkpoint of this upgrade."""
-        self._progress.begin(f"back to {checkpoint.name} ...")
+        self._progress.begin(f"restoring {checkpoint.name} ...")
         self.algo.restore_from_path(str(checkpoint), trust=self._trust)
 
 

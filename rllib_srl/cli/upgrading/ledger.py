@@ -100,9 +100,9 @@ def earlier(directory: Path) -> tuple[Order, Past]:
         past = Past.of(order, lines)
     except (ValueError, LookupError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise RunError(f"{path} is damaged ({why}); expected the lines of an upgrade") from error
+        raise RunError(f"{path} is damaged ({why}); expected the ledger of an upgrade") from error
     if (directory / MODEL).exists():
-        raise RunError(f"--resume {directory} is finished: {directory / MODEL} is its model; begin another with --out")
+        raise RunError(f"--resume {directory} is finished: {directory / MODEL} is its model; start another with --out")
     return order, past
 
 
@@ -120,7 +120,7 @@ def read_before(directory: Path) -> dict[str, Answers]:
     try:
         return dict(json.loads((directory / BEFORE).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise RunError(f"{directory / BEFORE} cannot be read ({error}); begin the upgrade again with --out") from error
+        raise RunError(f"{directory / BEFORE} cannot be read ({error}); start the upgrade again with --out") from error
 
 
 def facts_of(order: Order) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.algorithm.settings import GROUPS, folded
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.paths import local_directory
@@ -31,25 +32,25 @@ OURS = {
     **dict.fromkeys(("checkpoint_every", "checkpoints_kept"), "--check_every"),
     "replay_min_buffer_size": "--seed_prompts",
     "model": "the first argument",
-    "seal_key_file": "the variable RLLIB_SRL_SEAL_KEY_FILE, for --resume takes no settings",
-    "kl_reference": "the first argument: it is the model that is upgraded",
+    "seal_key_file": "the environment variable RLLIB_SRL_SEAL_KEY_FILE",
+    "kl_reference": "the first argument, which is the reference model",
 }
 KL_COEFF = 0.1
 # name: (minimum, maximum, default, meaning); flags in addition to SRL's own settings.
 COUNTS = {
     "check_every": (1, 10**6, 5, "iterations between two checks of all domains"),
     "check_prompts": (8, 10**6, 256, "held-out prompts of each domain in a check"),
-    "confirm_prompts": (8, 10**6, 2000, "others of each domain, for the last gates; fewer if a world has no more"),
-    "seed_prompts": (1, 10**6, 64, "prompts of each old domain that the starting model plays into the memory"),
-    "patience": (1, 100, 2, "bad checks in a row until the ladder is climbed; a harmful one climbs at once"),
+    "confirm_prompts": (8, 10**6, 2000, "further held-out prompts of each domain, for the final gates"),
+    "seed_prompts": (1, 10**6, 64, "prompts of each old domain that the starting model plays to fill the memory"),
+    "patience": (1, 100, 2, "bad checks in a row before the next rung of the ladder; after a harmful check at once"),
 }
 SHARES = {
     "prior_share": (0.01, 0.9, 0.3, "share of the trained groups that rehearse old domains"),
-    "max_drop": (0.0, 0.99, 0.02, "share of right answers that an old domain may lose"),
-    "min_gain": (0.0, 0.99, 0.05, "share of right answers that the new domain must win"),
-    "confidence": (0.5, 0.9999, 0.95, "of the two-sided intervals that gates go by"),
-    "max_kl": (1e-6, 1e6, 1.0, "KL to the starting model, nats a token, above which a check is bad"),
-    "max_lost": (0.0, 0.99, 0.1, "share of held-out episodes that infrastructure may end in a check"),
+    "max_drop": (0.0, 0.99, 0.02, "largest allowed drop of an old domain's accuracy"),
+    "min_gain": (0.0, 0.99, 0.05, "smallest gain of the new domain's accuracy"),
+    "confidence": (0.5, 0.9999, 0.95, "confidence level of the gates' two-sided intervals"),
+    "max_kl": (1e-6, 1e6, 1.0, "largest KL to the starting model in a good check, nats per token"),
+    "max_lost": (0.0, 0.99, 0.1, "largest share of a check's held-out episodes that may fail"),
 }
 LIMITS: dict[str, tuple[float, float, float, str]] = {**COUNTS, **SHARES}
 
@@ -99,8 +100,8 @@ class Order:
     def rehearsal(self) -> Rehearsal:
         """Return the rehearsal settings of the lowest rung of the ladder."""
         quotas = {world.domain: 1.0 for world in self.old}
-        weight = float(self.values["replay_reuse_coeff"])
-        return Rehearsal(self.limits["prior_share"], float(self.values["kl_coeff"]), weight, quotas)
+        weight, kl_coeff = (float(_coeff(self.values, name)) for name in ("replay_reuse_coeff", "kl"))
+        return Rehearsal(self.limits["prior_share"], kl_coeff, weight, quotas)
 
     def config(self, model: str | Path, rehearsal: Rehearsal, directory: Path) -> Any:
         """Return the config of one attempt, not yet validated."""
@@ -111,15 +112,17 @@ class Order:
         ours["seal_key_file"] = None  # never from a ledger: a directory must not choose the key that verifies it
         ours |= {"log_directory": str(directory), "kl_reference": "base", "replay_min_buffer_size": 1}
         ours |= rehearsal.settings()
-        return build_config({**self.values, **ours})
+        reuse = GROUPS["replay_reuse_coeff"].given(self.values["replay_reuse_coeff"])
+        ours["replay_reuse_coeff"] = {**reuse, "coeff": rehearsal.reuse_coeff}
+        return build_config(folded(ours, self.values))
 
 
 def add_order(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of an order, without SRL's settings."""
     what = "a model, a checkpoint, or a run's directory"
     parser.add_argument("what", nargs="?", metavar="MODEL|CHECKPOINT|DIR", help=what)
-    parser.add_argument("--on", metavar="WORLD", default="", help="the new domain: WORLD, or WORLD#NAME={settings}")
-    parser.add_argument("--keep", metavar="WORLD", nargs="*", default=[], help="the old ones, at least one")
+    parser.add_argument("--on", metavar="ENV", default="", help="new domain: ENV, or ENV#NAME={settings}")
+    parser.add_argument("--keep", metavar="ENV", nargs="*", default=[], help="old domains, at least one")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
     group = parser.add_argument_group("gates")
     for name, (least, most, default, meaning) in LIMITS.items():
@@ -138,7 +141,7 @@ def read_order(arguments: argparse.Namespace) -> Order:
     given = given_settings(arguments)
     checkpoint, earlier, faults = _start(arguments.what)
     model = str(earlier.get("model", arguments.what))
-    faults += [f"{name} cannot be given here; expected {OURS[name]}" for name in given if name in OURS]
+    faults += [f"{name} cannot be set here; use {OURS[name]}" for name in given if name in OURS]
     worlds, more = _worlds(arguments.on, arguments.keep)
     limits, wrong = _limits(arguments)
     out = arguments.out or runs.new_directory(f"upgrade-{arguments.on}")
@@ -147,13 +150,14 @@ def read_order(arguments: argparse.Namespace) -> Order:
         faults.append(f"--out {out} exists; expected a new directory")
     iterations = given.pop(ITERATIONS.name, ITERATIONS.default)
     kept = {name: value for name, value in earlier.items() if name not in (*OURS, ITERATIONS.name)}
-    values = {**kept, "kl_coeff": KL_COEFF, "replay_reuse_coeff": 1.0, **given}
+    values = folded(given, {**kept, "kl": KL_COEFF, "replay_reuse_coeff": 1.0})
     if not isinstance(iterations, int) or iterations < 1:
         faults.append(f"iterations = {iterations!r}; expected an integer of at least 1")
-    if not _is_number(values["kl_coeff"]) or values["kl_coeff"] <= 0:
-        faults.append(f"kl_coeff = {values['kl_coeff']!r}; expected a number above 0: the ladder raises it")
+    kl_coeff, name = _coeff(values, "kl"), "kl_coeff" if "kl_coeff" in given else "kl"
+    if not _is_number(kl_coeff) or kl_coeff <= 0:
+        faults.append(f"{name} = {kl_coeff!r}; expected a number above 0: the ladder increases it")
     if values.get("replay_capacity") == 0:
-        faults.append("replay_capacity = 0; expected room for items: the memory rehearses the old domains")
+        faults.append("replay_capacity = 0; expected more: the memory rehearses the old domains")
     if faults:
         raise SettingsError("the upgrade cannot start:\n" + "\n".join(f"  {fault}" for fault in faults))
     if values.get("seed") is None:  # every attempt must use the same held-out prompts
@@ -177,7 +181,7 @@ def held_out(order: Order, config: Any) -> dict[str, HeldOut]:
         prompts = source.heldout(num + order.limits["confirm_prompts"])
         found[world.domain] = HeldOut(prompts[:num], prompts[num:])
         if len(prompts) < 2 * num and len(prompts) < num + order.limits["confirm_prompts"]:
-            has = f"{world.domain} has {len(prompts)} held-out prompts, half of them for the last gates"
+            has = f"{world.domain} has {len(prompts)} held-out prompts, half of them for the final gates"
             faults.append(f"check_prompts = {num}; expected at most {len(prompts) // 2}: {has}")
     if faults:
         raise SettingsError("\n".join(faults))
@@ -199,8 +203,8 @@ def _start(what: str) -> tuple[Path | None, dict[str, Any], list[str]]:
 
 
 def _worlds(on: str, keep: Sequence[str]) -> tuple[list[World], list[str]]:
-    faults = [] if on else ["--on is missing; expected the world of the new domain"]
-    faults += [] if keep else ["--keep is empty; expected at least one world whose domain is kept"]
+    faults = [] if on else ["--on is missing; expected the environment of the new domain"]
+    faults += [] if keep else ["--keep is empty; expected the environment of at least one old domain"]
     worlds = []
     for text in filter(None, (on, *keep)):
         try:
@@ -211,7 +215,7 @@ def _worlds(on: str, keep: Sequence[str]) -> tuple[list[World], list[str]]:
     for domain in sorted({name for name in domains if domains.count(name) > 1}):
         is_new = on and worlds and worlds[0].domain == domain
         where = "both --on and --keep" if is_new else "--keep twice"
-        faults.append(f"domain {domain!r} is in {where}; expected each once (WORLD#NAME={{...}} names another)")
+        faults.append(f"domain {domain!r} is in {where}; expected each once (ENV#NAME={{...}} names another)")
     return worlds, faults
 
 
@@ -221,7 +225,7 @@ def _world(text: str) -> World:
     world, _, domain = name.partition("#")
     env_config = plain(settings) if equals else {}
     if not isinstance(env_config, dict):
-        raise ValueError(f"world {text!r}; expected its settings as WORLD={{name: value, ...}}")
+        raise ValueError(f"environment {text!r}; expected its settings as ENV={{name: value, ...}}")
     env = resolve(world)(env_config)
     env.close()
     return World(world, domain or world, env_config)
@@ -240,6 +244,11 @@ def _limits(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         else:
             read[name] = kind(value)
     return read, faults
+
+
+def _coeff(values: Mapping[str, Any], name: str) -> Any:
+    """Return the coefficient of a setting that is given alone or with parameters."""
+    return GROUPS[name].given(values[name]).get("coeff", GROUPS[name].default("coeff"))
 
 
 def _is_number(value: Any) -> bool:

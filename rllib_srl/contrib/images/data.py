@@ -31,7 +31,7 @@ SPLIT_SEED = 0
 PARTS = ("train", "test")
 FORMS = "train.bin and test.bin (CIFAR-100's binary version), images.npz, or folders train and test of PNG by class"
 NO_PICKLES = (
-    "pickled files are not read: unpickling runs whatever code the file holds. Give CIFAR-100's binary version "
+    "pickled files are not read: unpickling can run any code in the file. Use CIFAR-100's binary version "
     "(cifar-100-binary.tar.gz, unpacked), or an images.npz of plain arrays"
 )
 PICKLES = (".pkl", ".pickle", ".p", ".pt", ".pth", ".joblib")

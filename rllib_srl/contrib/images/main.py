@@ -87,7 +87,7 @@ class Run:
             owed = min(setup.num_replayed, self._num_seen, capacity) if self._replays else 0
             replayed = self._memory.draw(setup.num_replayed, self._now)
             if len(replayed) != owed or len(np.unique(replayed)) != owed:
-                raise ValueError(f"update {self._now}: {len(replayed)} images were replayed; expected {owed} different")
+                raise ValueError(f"update {self._now}: {len(replayed)} images were replayed; expected {owed} distinct")
             new = fresh if update == 0 else fresh[:0]
             self._memory.see(new, replayed, self._now)
             self._num_seen += len(new)
@@ -140,10 +140,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--data", default="digits", metavar="digits|PATH", help="images (%(default)s)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each arm (10; with --short 2)")
-    parser.add_argument("--short", action="store_true", help="few images: shows that it works, and nothing else")
-    parser.add_argument("--out", type=local_directory, metavar="DIR", help="where results go (results/images/NAME)")
+    parser.add_argument("--data", default="digits", metavar="digits|PATH", help="images (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs per arm (default: 10; with --short 2)")
+    parser.add_argument("--short", action="store_true", help="few images, as a smoke test")
+    text = "directory of the results (default: results/images/NAME)"
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help=text)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
 
@@ -152,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the unfinished trials and show the results; return the exit status."""
     num_seeds = arguments.seeds if arguments.seeds is not None else 2 if arguments.short else 10
     if num_seeds < 2:
-        raise ValueError(f"seeds = {num_seeds}; expected at least 2: one run says nothing of the next")
+        raise ValueError(f"seeds = {num_seeds}; expected at least 2")
     torch.set_num_threads(1)
     images = load(arguments.data)
     if arguments.short:
@@ -193,7 +194,7 @@ def show(results: Results) -> None:
         titles = " minus ".join(map(results.study.title_of, (c.first, c.second)))
         interval = f"[{c.interval.low:+.3f}, {c.interval.high:+.3f}]"
         print(f"{MEASURES[c.measure].title}, {titles}: {c.mean:+.3f} {interval}, p = {c.p_holm:.3f} (Holm)")
-    answer = {True: "yes", False: "no", None: "these results cannot tell"}[verdict.holds]
+    answer = {True: "yes", False: "no", None: "undecided"}[verdict.holds]
     print("\n".join([f"{results.study.question} {answer}", *(f"  {reason}" for reason in verdict.reasons)]))
 
 
@@ -201,7 +202,7 @@ def _check_equal(curves: Mapping[str, Mapping[int, Curve]]) -> None:
     for seed in sorted({seed for of in curves.values() for seed in of}):
         counts = {arm: int(curves[arm][seed].num_trained_tokens_I[-1]) for arm in REPLAYING if seed in curves[arm]}
         if len(set(counts.values())) > 1:
-            raise ValueError(f"seed {seed}: images trained on are {counts}; expected as many in all of these arms")
+            raise ValueError(f"seed {seed}: images trained on are {counts}; expected equal numbers in these arms")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,29 +47,29 @@ ARMS = (
     Arm(
         "reservoir",
         "reservoir replay",
-        "Holds a uniform sample of all images so far, drawn by lot, and replays any of them.",
+        "Stores a uniform random sample of all images so far, and replays them at random.",
     ),
     Arm(
         "srl",
         "SRL + diversity",
-        "Holds the same images as reservoir replay; replays those that are due to be forgotten, unlike ones first.",
+        "Stores the same images as reservoir replay; replays those that are due, dissimilar ones first.",
         dict(LABELLED),
     ),
     Arm(
         "recent",
         "newest images again",
-        "Trains on as many images as the arms with replay, but the additional ones are of the newest, not old.",
+        "Trains on as many images as the arms with replay; the additional images are the newest ones, not old ones.",
     ),
     Arm(
         "spacing",
         "SRL without diversity",
-        "As SRL + diversity, but blind to how unlike images are.",
+        "As SRL + diversity, without its measure of similarity.",
         {**LABELLED, "diversity_coeff": 0.0},
     ),
     Arm(
         "srl_defaults",
         "SRL + diversity, as for prompts",
-        "The buffer as it is for prompts: images that are never recognised are of low priority and leave first.",
+        "The buffer with the settings for prompts: images that are never recognised are evicted first.",
         dict(ITEMS),
     ),
 )

@@ -53,6 +53,26 @@ class EmbeddedGroups:
         return self.episodes_BD[self.offsets[p] : self.offsets[p + 1]]
 
 
+class Embedder(Protocol):
+    """Protocol of an embedder of groups.
+
+    Invariant: equal groups and equal state give equal vectors in every process.
+    """
+
+    @property
+    def dim(self) -> int | None:
+        """Return D, or None if it is not known yet."""
+
+    def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
+        """Return one vector per item and one per episode."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state that later vectors depend on, as JSON types."""
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `get_state` returned."""
+
+
 class PromptHeaders:
     """The longest common prefix of each environment's prompts, updated as prompts arrive.
 
@@ -120,7 +140,19 @@ def normalised(vectors_KD: np.ndarray) -> np.ndarray:
 class TokenEmbedder:
     """Base class of "ngram" and "sentence": selects the tokens of each vector. Subclasses implement `vectors`."""
 
-    def __init__(self, answer_weight: float) -> None:
+    def __init__(self, answer_weight: float, faults: Sequence[str] = ()) -> None:
+        """Create an embedder without headers.
+
+        Args:
+            answer_weight: weight of the episodes' mean vector in the item's, in [0, 1].
+            faults: error messages about the subclass's own arguments.
+
+        Raises:
+            ValueError: with all error messages.
+        """
+        if not 0 <= answer_weight <= 1:
+            faults = [*faults, f"answer_weight = {answer_weight}; expected 0 to 1"]
+        _refuse(type(self).__name__, faults)
         self._answer_weight, self._headers = answer_weight, PromptHeaders()
 
     def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
@@ -151,12 +183,7 @@ class TokenEmbedder:
         raise NotImplementedError
 
 
-def weight_faults(answer_weight: float) -> list[str]:
-    """Validate `answer_weight`; return error messages."""
-    return [] if 0 <= answer_weight <= 1 else [f"answer_weight = {answer_weight}; expected 0 to 1"]
-
-
-def refuse(what: str, faults: Sequence[str]) -> None:
+def _refuse(what: str, faults: Sequence[str]) -> None:
     """Raise `ValueError` with all error messages, if there are any."""
     if faults:
         raise ValueError(f"{what}: " + "; ".join(faults))
@@ -193,8 +220,7 @@ class NgramEmbedder(TokenEmbedder):
         faults = [] if dim >= 2 else [f"dim = {dim}; expected at least 2"]
         if not orders or min(orders) < 1:
             faults.append(f"orders = {tuple(orders)}; expected lengths of at least 1")
-        refuse("NgramEmbedder", faults + weight_faults(answer_weight))
-        super().__init__(answer_weight)
+        super().__init__(answer_weight, faults)
         self._dim, self._orders, self._seed = dim, sorted(set(orders)), np.uint64(seed)
 
     @property
@@ -268,8 +294,7 @@ class SentenceEncoder(TokenEmbedder):
             faults.append(f"dtype = {dtype!r}; expected 'float32' or 'bfloat16'")
         if tokenizer is not None and not Path(tokenizer).is_dir():
             faults.append(f"tokenizer = {str(tokenizer)!r}; expected the directory of the policy's tokenizer")
-        refuse("SentenceEncoder", faults + weight_faults(answer_weight))
-        super().__init__(answer_weight)
+        super().__init__(answer_weight, faults)
         self._directory = packaged_sentence_model() if model is None else Path(model)
         self._dim, self._max_tokens = _read_sentence_model(self._directory)
         self._tokenizer_dir, self._batch_size, self._dtype, self._device = tokenizer, batch_size, dtype, device
@@ -364,30 +389,10 @@ def _read_sentence_model(directory: Path) -> tuple[int, int]:
         raise ValueError(f"model = {str(directory)!r}; expected a directory with a config.json")
     pooling, limits = directory / "1_Pooling" / "config.json", directory / "sentence_bert_config.json"
     if pooling.is_file() and not json.loads(pooling.read_text()).get("pooling_mode_mean_tokens", False):
-        raise ValueError(f"model = {str(directory)!r}; expected mean pooling, {pooling.name} says otherwise")
+        raise ValueError(f"model = {str(directory)!r}; expected mean pooling in {pooling.relative_to(directory)}")
     config = json.loads((directory / "config.json").read_text())
     limit = json.loads(limits.read_text())["max_seq_length"] if limits.is_file() else config["max_position_embeddings"]
     return int(config["hidden_size"]), int(limit)
-
-
-class Embedder(Protocol):
-    """Protocol of an embedder of groups.
-
-    Invariant: equal groups and equal state give equal vectors in every process.
-    """
-
-    @property
-    def dim(self) -> int | None:
-        """Return D, or None if it is not known yet."""
-
-    def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
-        """Return one vector per item and one per episode."""
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state that later vectors depend on, as JSON types."""
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
 
 
 class PolicyEmbedder:
@@ -405,11 +410,7 @@ class PolicyEmbedder:
         return self._dim
 
     def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
-        """Raise an error: the learner computes the vectors, see `receive`.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Raise `RuntimeError`: the learner computes the vectors, see `receive`."""
         raise RuntimeError("hidden states come from the learner; pass them to receive()")
 
     def receive(self, items_PD: np.ndarray, episodes_BD: np.ndarray, offsets: np.ndarray) -> EmbeddedGroups:
@@ -434,7 +435,7 @@ class PolicyEmbedder:
                 f"offsets cut {int(offsets[-1])} episodes into {len(offsets) - 1} groups; "
                 f"got {len(episodes_BD)} episodes and {len(items_PD)} items"
             )
-        refuse("PolicyEmbedder", faults)
+        _refuse("PolicyEmbedder", faults)
         self._dim = dim
         return EmbeddedGroups(normalised(items_PD), normalised(episodes_BD), np.asarray(offsets, np.int64))
 

@@ -38,17 +38,14 @@ PARTS: dict[str, str] = {
 LEAST_RANGE = 1e-3  # of the distances in a group, relative to the largest
 
 
-def exit_score(rewards_G: np.ndarray) -> float:
-    """Return ExIt's score of a group, S = population variance of rewards in [0, 1], at most 0.25.
-
-    Source: Jiang et al. 2025, arXiv 2509.04575 section 3.
-    """
-    return float(np.var(np.asarray(rewards_G, np.float64)))
-
-
 def group_variance(rewards_G: np.ndarray) -> float:
-    """Return min(1, 4 S), in [0, 1]: 4 p (1 - p) for rewards of 0 and 1; rewards outside [0, 1] are capped."""
-    return min(1.0, 4.0 * exit_score(rewards_G))
+    """Return min(1, 4 S), in [0, 1], where S is the population variance of a group's rewards.
+
+    4 p (1 - p) for rewards of 0 and 1. Rewards outside [0, 1] may have a larger variance, hence the minimum.
+
+    Source: Jiang et al. 2025, arXiv 2509.04575 section 3 (S, at most 0.25).
+    """
+    return min(1.0, 4.0 * float(np.var(np.asarray(rewards_G, np.float64))))
 
 
 def episode_spread(vectors_GD: np.ndarray) -> np.ndarray:

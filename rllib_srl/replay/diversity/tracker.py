@@ -76,15 +76,10 @@ class Variety:
             for at, part in enumerate(settings.diversity_parts)
         }
         self._neighbours: Neighbours | None = None
-        self._set: dict[int, np.ndarray] = {}
-        self._removed: set[int] = set()
+        self._set: dict[int, np.ndarray] = {}  # pending, by slot
+        self._removed: set[int] = set()  # pending
         self._fitted: Mapping[str, Any] | None = None  # saved fit of the index, as JSON types
-        self._fitted_at: tuple[int, int] | None = None
-
-    @property
-    def comes_later(self) -> bool:
-        """Return whether vectors arrive after the groups, as hidden states from the learner do."""
-        return isinstance(self._embedder, PolicyEmbedder)
+        self._fits = (0, 0)  # of the index when `_fitted` was saved
 
     # --- measuring -------------------------------------------------------------------------------
 
@@ -96,10 +91,10 @@ class Variety:
             slots: slots of their items, -1 for items that do not exist yet.
         """
         variances = [{"variance": group_variance(group.rewards_G)} for group in groups]
-        if self.comes_later or not groups:
+        if isinstance(self._embedder, PolicyEmbedder) or not groups:  # its vectors arrive later, see `receive`
             return [Measured(parts) for parts in variances]
         embedded = self._embedder.embed(groups)
-        measured = self._placed(embedded, slots, variances)
+        measured = self._compared(embedded, slots, variances)
         if "episodic" in self._settings.diversity_parts:
             for one, group in zip(measured, groups, strict=True):
                 one.parts["episodic"] = self._episodic(group, one.parts["novelty"])
@@ -119,11 +114,12 @@ class Variety:
         items_PD = np.stack([block.mean(axis=0) for block in blocks])
         embedded = self._embedder.receive(items_PD, np.concatenate(blocks), offsets)
         variances = [{"variance": min(1.0, 4.0 * float(store.items[slot]["variance"]))} for slot in slots]
-        return dict(zip(slots, self._placed(embedded, slots, variances), strict=True))
+        return dict(zip(slots, self._compared(embedded, slots, variances), strict=True))
 
-    def _placed(
+    def _compared(
         self, embedded: EmbeddedGroups, slots: Sequence[int], parts: Sequence[dict[str, float]]
     ) -> list[Measured]:
+        """Add to the parts of each item those that compare it with the stored vectors."""
         index = self._index(embedded.items_PD.shape[1])
         own_P = np.array([slot if index.has(slot) else -1 for slot in slots])
         ids_PK, similarity_PK = index.nearest(embedded.items_PD, self._settings.neighbours, own_P)
@@ -204,7 +200,7 @@ class Variety:
             block = np.stack([vector for _, vector in pairs]) if pairs else np.empty((0, fitted["dim"]), np.float32)
             self._fitted, index = fitted, self._index(block.shape[1])
             index.load_state(unpacked(fitted), slots, block)
-            self._fitted_at = index.fitted_at
+            self._fits = index.fits
             index.set([], block[:0])
         elif pairs:
             block = np.stack([vector for _, vector in pairs])
@@ -213,8 +209,8 @@ class Variety:
 
     def _keep_fit(self) -> None:
         index = self._neighbours
-        if index is not None and index.fitted_at != (self._fitted_at or (0, 0)):
-            self._fitted, self._fitted_at = packed(index.save_state()), index.fitted_at
+        if index is not None and index.fits != self._fits:
+            self._fitted, self._fits = packed(index.save_state()), index.fits
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that later measures depend on, without the vectors, as JSON types."""
@@ -245,8 +241,7 @@ class Variety:
 
     def _index(self, dim: int) -> Neighbours:
         if self._neighbours is None:
-            exact = self._settings.exact_neighbours
-            self._neighbours = Neighbours(dim, exact_up_to=exact, seed=self._seed, device=self._settings.index_device)
+            self._neighbours = Neighbours(dim, seed=self._seed)
         return self._neighbours
 
 

@@ -125,9 +125,9 @@ def _faults_of_buffer(path: Path, settings: ReplaySettings) -> Iterator[str]:
 def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
     """Open a buffer on a copy, for inspection only.
 
-    It does not draw or grade, so rules of selection, grading and eviction get their defaults, and no tokenizer or GPU
-    is needed.
+    It does not draw or grade, so rules of selection, grading and eviction get their defaults, and no tokenizer is
+    needed.
     """
     rules = {name: getattr(ReplaySettings, name) for name in ("selection", "reuse_selection", "grade", "eviction")}
-    settings = replace(settings, **rules, selection_config={}, domains="all", index_device="cpu", on_secret="keep")
+    settings = replace(settings, **rules, selection_config={}, domains="all", on_secret="keep")
     return SRLReplayBuffer(settings, directory=directory)

@@ -234,8 +234,8 @@ def figures(story: Story) -> Iterator[Block]:
     styles, legend = story.styles, _legend(story)
     yield Heading("Learning, at equal cost")
     yield Text(
-        "Accuracy averaged over all domains, those not yet taught included, so it rises as more of them are taught. "
-        "The same runs are drawn over three costs: an arm may be cheap in one and dear in another."
+        "Accuracy averaged over all domains, including those not trained yet, so it rises as more of them are trained. "
+        "The same runs are plotted over three costs."
     )
     charts = []
     for cost, words in AXES.items():
@@ -244,15 +244,15 @@ def figures(story: Story) -> Iterator[Block]:
     yield Charts(tuple(charts), _caption(story), legend)
     lines = retention_lines(story.curves)
     if lines:
-        yield Heading("Remembering")
+        yield Heading("Retention")
         yield Text(
-            "Accuracy on a domain from the moment its own training ended, averaged over the domains. A line that stays "
-            "level forgets nothing. Its right end rests on the domains that were taught first."
+            "Accuracy on a domain from the moment its own training ended, averaged over the domains. A level line "
+            "means no forgetting. Its right end is the mean over the domains trained first only."
         )
         words = "generated tokens since its training ended"
         one = chart(lines, styles, "retention", words, "accuracy on old domains", _told(story, lines))
         yield Charts((one,), _caption(story), legend)
-    yield Heading("Domain by domain")
+    yield Heading("Accuracy by domain")
     charts = []
     for at, domain in enumerate(story.study.domains):
         lines, marks = domain_lines(story.curves, at), _stage(story, at)

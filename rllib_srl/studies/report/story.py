@@ -80,7 +80,7 @@ def span(low: float, high: float, unit: str, signed: bool = False) -> str:
     if low == high:
         return "in all runs"
     ends = [number(end, unit, signed).removesuffix("%").removesuffix(" points") for end in (low, high)]
-    return " to ".join(ends) if ends[0] != ends[1] else "hardly varies"
+    return " to ".join(ends) if ends[0] != ends[1] else "almost equal"
 
 
 def value_cell(finding: Finding | None, unit: str) -> Cell:
@@ -119,7 +119,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def contrast_table(story: Story, contrasts: Sequence[Contrast], measure: str) -> Table:
-    header = ("against", "difference", "p, corrected", "better in", "chance to be better", "verdict")
+    header = ("against", "difference", "p, corrected", "better in", "probability of improvement", "verdict")
     rows = []
     for c in contrasts:
         unit, label = MEASURES[c.measure].unit, story.arm_cell(c.second)
@@ -140,4 +140,4 @@ def contrast_table(story: Story, contrasts: Sequence[Contrast], measure: str) ->
 def _judged(contrast: Contrast) -> str:
     if contrast.is_significant:
         return "better" if contrast.favours == contrast.first else "worse"
-    return "cannot tell: too few runs" if contrast.smallest_p_holm >= ALPHA else "no clear difference"
+    return "undecided: too few runs" if contrast.smallest_p_holm >= ALPHA else "no clear difference"

@@ -30,10 +30,10 @@ from rllib_srl.studies.results import Trial
 
 def differences(story: Story) -> Iterator[Block]:
     study = story.study
-    yield Heading("All differences, measure by measure")
+    yield Heading("All differences by measure")
     yield Text(
         f"{study.title_of(study.primary.treatment)} minus every other arm. Within one table p values are corrected for "
-        "the number of its rows. These tables were not fixed beforehand as deciding: take them as hints."
+        "the number of its rows. These comparisons are exploratory: they were not part of the primary comparison."
     )
     yield Text(_beaten_by(story))
     for name, measure in MEASURES.items():
@@ -56,20 +56,20 @@ def _beaten_by(story: Story) -> str:
 
 
 def costs(story: Story) -> Iterator[Block]:
-    yield Heading("What it cost")
+    yield Heading("Costs")
     names = list(COSTS)
     rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in names)) for arm in story.findings]
     yield Table(
-        f"The budget was {story.study.budget:,} generated tokens a run. Seconds depend on the machine and on what else "
-        "ran there.",
+        f"The budget was {story.study.budget:,} generated tokens per run. Seconds depend on the machine and its load.",
         ("arm", *(COSTS[name].title for name in names)),
         tuple(rows),
     )
     yield Table("", ("cost", "meaning"), tuple((Cell(m.title), Cell(m.plain)) for m in COSTS.values()), is_text=True)
     study = story.study
     yield Table(
-        f"{study.title_of(study.primary.treatment)} relative to others; below 1 is better. Tokens: how many it wrote "
-        "until its accuracy was the other's final one, divided by what the other needed (median of the runs).",
+        f"{study.title_of(study.primary.treatment)} relative to other arms; below 1 is better. Tokens to equal "
+        "accuracy: the tokens it generated to reach the other arm's final accuracy, divided by the other arm's (median "
+        "of the runs).",
         ("relative to", "forgetting", "tokens to equal accuracy"),
         tuple(
             (story.arm_cell(r.control), Cell(number(r.forgetting, "count")), Cell(number(r.tokens, "count")))
@@ -79,16 +79,16 @@ def costs(story: Story) -> Iterator[Block]:
 
 
 def further(story: Story) -> Iterator[Block]:
-    yield Heading("Further numbers")
+    yield Heading("Further metrics")
     names = [name for name in MEASURES if name not in MAIN]
     rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in names)) for arm in story.findings]
-    yield Table("Their meanings stand above, with their differences.", ("arm", *map(heading_of, names)), tuple(rows))
+    yield Table("Their definitions are above, with the differences.", ("arm", *map(heading_of, names)), tuple(rows))
     middle = [
         (story.arm_cell(arm), *(Cell(number(found[name].middle, MEASURES[name].unit)) for name in MAIN))
         for arm, found in story.findings.items()
     ]
     yield Table(
-        "Interquartile means: the mean of the middle half of the runs, which single lucky or unlucky runs cannot move.",
+        "Interquartile means: the mean of the middle half of the runs, which is robust to outliers.",
         ("arm", *(MEASURES[name].title for name in MAIN)),
         tuple(middle),
     )
@@ -128,7 +128,7 @@ def _matrix(story: Story, arm: str, by_seed: Mapping[int, Curve]) -> Table:
 
 def settings(story: Story) -> Iterator[Block]:
     """Yield the complete settings: those equal in all trials, and those that differ between arms."""
-    yield Heading("Exact settings")
+    yield Heading("Settings")
     trials = story.results.trials
     names = sorted({name for trial in trials for name in trial.header.settings})
     texts = {n: {t.path: json.dumps(t.header.settings.get(n), sort_keys=True) for t in trials} for n in names}
@@ -161,7 +161,7 @@ def _follows_the_seed(trials: Sequence[Trial], texts: Mapping[Path, str]) -> boo
 
 def trials_folded(story: Story) -> Iterator[Block]:
     yield Heading("Every run")
-    yield Text(f"Fingerprint of the study as it was fixed: {story.study.fingerprint}. No run is left out.")
+    yield Text(f"Fingerprint of the study: {story.study.fingerprint}. All runs are listed.")
     names = (*MAIN, *COSTS)
     rows = []
     for trial in story.results.trials:

@@ -33,16 +33,16 @@ def _opening(story: Story) -> Iterator[Block]:
     study, verdict = story.study, story.verdict
     kind = "confirmation" if study.is_confirmation else "development"
     meaning = (
-        "its settings were frozen before it ran, and its seeds were not used to choose them"
+        "its settings were fixed before it ran, and its seeds were not used to choose them"
         if study.is_confirmation
-        else "settings were still being chosen, so its differences are hints and no proof"
+        else "its settings were still being chosen, so its differences are exploratory"
     )
     yield Text(f"Study “{study.name}”, a {kind} run: {meaning}.")
     title, tone = _answer(story, verdict)
-    expected = f"What would count as a yes was fixed beforehand: {study.answered_by}"
+    expected = f"The criterion for yes, fixed beforehand: {study.answered_by}"
     yield Notice(title, (*(sentence(reason) for reason in verdict.reasons), expected), tone)
     if story.warnings:
-        yield Notice("Before you believe any of it", tuple(map(sentence, story.warnings)), "warn")
+        yield Notice("Warnings", tuple(map(sentence, story.warnings)), "warn")
 
 
 def _answer(story: Story, verdict: Verdict) -> tuple[str, str]:
@@ -50,43 +50,42 @@ def _answer(story: Story, verdict: Verdict) -> tuple[str, str]:
     names = listed([MEASURES[name].title for name in primary.measures])
     controls = listed([study.title_of(arm) for arm in primary.controls])
     if verdict.holds is None:
-        return "Not decided: these results cannot tell.", "open"
+        return "Undecided: these results do not answer the question.", "open"
     num = len(verdict.contrasts)
     won = sum(c.is_significant and c.favours == primary.treatment for c in verdict.contrasts)
     if verdict.holds:
         return f"Yes. {study.title_of(primary.treatment)} is better in {names} than {controls}.", "good"
-    return f"No. Only {won} of the {num} differences that had to be significant are.", "bad"
+    return f"No. Only {won} of the {num} required differences are significant.", "bad"
 
 
 def _setup(story: Story) -> Iterator[Block]:
     study = story.study
     when = {domain.name: domain.learned_at for domain in study.domains if domain.learned_at is not None}
     taught = sorted(when, key=lambda name: when[name])
-    yield Heading("What was done")
+    yield Heading("Setup")
     yield Text(
         f"{study.subject[:1].upper()}{study.subject[1:]} was trained on {len(taught)} kinds of task (“domains”), one "
-        f"after the other: {', '.join(taught)}. Learning a new kind tends to push out the old ones. Replay, practising "
-        f"again what was practised before, is meant to prevent that. Each way of training below (“arm”) was run "
-        f"{len(study.seeds)} times, each time with another random seed; the arms share their seeds, so they can be "
-        f"compared run by run. Every run stops once its budget of {study.budget:,} tokens is spent: pieces of words "
-        "that a language model writes in training, or new images that an image classifier is shown. Now and then "
-        "training pauses, and the model is asked things of all domains which it never trains on: the share of right "
-        "answers is its accuracy."
+        f"after the other: {', '.join(taught)}. Training on a new domain tends to lower the accuracy on earlier ones "
+        f"(forgetting). Replay, which trains on earlier prompts again, is meant to prevent that. Each training method "
+        f"below (“arm”) was run with {len(study.seeds)} random seeds; the arms share their seeds, so they are compared "
+        f"in pairs. Every run ends after {study.budget:,} tokens: parts of words that a language model generates in "
+        "training, or new images for an image classifier. At intervals, the model is evaluated on held-out prompts "
+        "of all domains: the share of right answers is its accuracy."
     )
     rows = [(story.arm_cell(arm.name), Cell(arm.description)) for arm in study.arms]
-    yield Table("", ("arm", "what it does"), tuple(rows), is_text=True)
+    yield Table("", ("arm", "description"), tuple(rows), is_text=True)
 
 
 def _results(story: Story) -> Iterator[Block]:
     yield Heading("Results")
     yield Text(
-        "Numbers are means over the runs. The range with each is its 95% interval: were all runs "
-        "repeated with new seeds, an interval made this way would hold the true mean about 19 times in 20."
+        "Values are means over the runs, with 95% intervals: if all runs were repeated with new seeds, such an "
+        "interval would contain the true mean about 19 times in 20."
     )
     rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in MAIN)) for arm in story.findings]
     yield Table("", ("arm", *map(heading_of, MAIN)), tuple(rows))
     yield Table(
-        "What the columns mean. A point is one percentage point.",
+        "Definitions of the measures. A point is one percentage point.",
         ("measure", "meaning"),
         tuple((Cell(m.title), Cell(f"{m.plain} {direction(m.better)}")) for m in (MEASURES[name] for name in MAIN)),
         is_text=True,
@@ -95,14 +94,13 @@ def _results(story: Story) -> Iterator[Block]:
 
 def _decision(story: Story) -> Iterator[Block]:
     study = story.study
-    yield Heading("The comparison that decides")
+    yield Heading("Primary comparison")
     yield Text(
-        f"{study.title_of(study.primary.treatment)} against each arm it has to beat, run by run with equal seeds. It "
-        "counts only if the whole interval lies on its side of 0 and the p value is below 0.05. A p value says how "
-        "often chance alone would make a difference at least this large. It is computed exactly, by giving each "
-        "run's difference either sign in all possible ways, and is then raised for the number of comparisons made "
-        "(Holm's correction). The chance to be better compares every run of one arm with every run of the other: 50% "
-        "means neither is."
+        f"{study.title_of(study.primary.treatment)} against each control, paired by seed. A difference is significant "
+        "if its whole interval lies on one side of 0 and its p value is below 0.05. The p value is the probability of "
+        "a difference at least this large by chance alone. It is computed exactly, from all assignments of signs to "
+        "the paired differences, and corrected for the number of comparisons (Holm). The probability of improvement "
+        "compares every run of one arm with every run of the other: 50% means that neither is better."
     )
     yield contrast_table(story, story.verdict.contrasts, "")
     yield from deciding_figure(story)
