@@ -132,6 +132,15 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def with_current_metrics(value: Any) -> Any:
+    """Return results with the present names of metrics, so that they compare with those of earlier commits."""
+    from rllib_srl.common.metric_names import current_metric  # not in earlier commits, which `--record` runs
+
+    if isinstance(value, Mapping):
+        return {current_metric(name): with_current_metrics(one) for name, one in value.items()}
+    return [with_current_metrics(one) for one in value] if isinstance(value, list) else value
+
+
 # --- both sides -------------------------------------------------------------------------------------
 
 
@@ -151,7 +160,7 @@ def run_side(root: Path, names: Sequence[str], scratch: Path) -> dict[str, Any]:
         )
         if done.returncode:
             raise RuntimeError(f"case {name} failed in {root}:\n{done.stderr[-2000:]}")
-        found[name] = json.loads(target.read_text(encoding="utf-8"))[name]
+        found[name] = with_current_metrics(json.loads(target.read_text(encoding="utf-8"))[name])
     return found
 
 

@@ -68,7 +68,7 @@ def small_config(directory: Path, model: str = "tiny") -> SRLConfig:
         .learners(num_cpus_per_learner=0.25)
         .training(lr=3e-4, num_prompts_per_batch=8, group_size=4, compute_dtype="float32", checkpoint_every=0)
         .training(log_directory=str(directory))
-        .replay(revisit_fraction=0.25, reuse_fraction=0.25, min_buffer_size=4, groups_per_item=99, max_drift=None)
+        .replay(revisit_fraction=0.25, reuse_fraction=0.25, min_buffer_size=4, groups_per_item=99, max_logp_gap=None)
         .evaluation(evaluation_interval=1, evaluation_duration=4)
         .resources(num_cpus_for_main_process=0.25)
         .debugging(seed=1)

@@ -44,7 +44,7 @@ def early_faults(config: Any, known: Sequence[str]) -> list[str]:
         config: an SRLConfig.
         known: the errors that `faults_of` found.
     """
-    faults = list(_of_packages(config))
+    faults = list(_of_packages(config.flat()))
     directory = None
     if not any(line.startswith(MODEL_NAMES) for line in known):
         name = config.model_config["model"]

@@ -2,7 +2,7 @@
 
 The grouped methods are RLlib's (`environment`, `rl_module`, `env_runners`, `learners`, `training`, `evaluation`,
 `fault_tolerance`, ...) and take the settings of SRL beside RLlib's own; SRL adds `replay` and `planner`.
-`validate` reports all errors at once. `docs/settings.md` is generated from the tables below.
+`validate` reports all errors at once. `docs/settings.md` is generated from the tables in `settings.py`.
 """
 
 from __future__ import annotations
@@ -22,78 +22,33 @@ from ray.tune.registry import register_trainable as _register_trainable
 
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.resources import best_dtype, engine_threads
+from rllib_srl.algorithm.settings import (
+    ALIASES,
+    ENV_RUNNERS,
+    ENVIRONMENT,
+    EVALUATION,
+    FLAT,
+    GROUPS,
+    PLANNER,
+    REPLAY,
+    SETTINGS,
+    TRAINING,
+    current_value,
+    parts_of_alias,
+    rule_of,
+    spelling,
+    warn_once,
+)
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.curriculum import TABLE as PLANNER_TABLE
+from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
-from rllib_srl.learner.model_setup import TARGETS
-from rllib_srl.losses.presets import PRESET
-from rllib_srl.losses.settings import TABLE as LOSS_TABLE
 from rllib_srl.losses.settings import LossSettings
-from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
 from rllib_srl.replay.settings import ReplaySettings
 
 logger = logging.getLogger(__name__)
-
-# name: (default, unit and meaning). `__init__`, the grouped methods and docs/settings.md read these tables.
-ENVIRONMENT = {
-    "worlds": (None, "several environments: name -> env_config; None: `env` alone"),
-    "mixture": (None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"),
-    "stream": (None, "domains that change over training, instead of env and worlds (docs/continual.md); None: fixed"),
-}
-ENV_RUNNERS = {
-    "engine": ("auto", '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed'),
-    "engine_tensor_parallel_size": (1, "GPUs over which one engine splits the model"),
-    "engine_memory_utilization": (0.9, "vLLM on a GPU: share of GPU memory to reserve, in (0, 1]"),
-    "engine_kv_cache_gib": (1.0, "vLLM on a CPU: size of the KV cache, GiB"),
-    "engine_max_num_seqs": (256, "maximum number of turns that one engine generates at the same time"),
-    "engine_num_threads": (None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores"),
-    "weight_transfer": ("object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'),
-    "colocate": (False, "engine and learner share one GPU; the engine sleeps (frees GPU memory) during updates"),
-    "prompt_format": ("text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'),
-    "temperature": (1.0, "sampling temperature in training, > 0; also applied to the learner's log-probs"),
-    "max_turns": (8, "maximum number of turns in an episode"),
-    "max_turn_tokens": (64, "maximum number of tokens the policy generates in a turn"),
-    "max_episode_tokens": (1024, "maximum tokens in an episode, prompt included; also the engine's context length"),
-    "env_timeout_s": (10.0, "timeout of one environment reset or step, seconds"),
-    "num_env_threads": (8, "threads per runner for calls to environments"),
-    "num_transcripts": (2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none"),
-}
-TRAINING = {
-    "num_prompts_per_batch": (16, "number of prompts played in each iteration (P)"),
-    "group_size": (8, "episodes per prompt (G), at least 2"),
-    "advantage": (PRESET, "group mean_only batch leave_one_out recalibrated gae, docs/losses.md (group if no preset)"),
-    **LOSS_TABLE,
-    "compute_dtype": ("auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'),
-    "micro_batch_tokens": (4096, "maximum tokens per forward and backward pass; a longer episode gets its own pass"),
-    "prefix_sharing": (True, "compute shared prompts once; disabled at start-up for models where this is not exact"),
-    "activation_checkpointing": (False, "store each layer's input only and recompute the rest: less memory, slower"),
-    "fsdp": (False, "shard weights, gradients and optimiser state over the learners (FSDP2)"),
-    "lora_rank": (0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights"),
-    "lora_alpha": (None, "adapters are scaled by lora_alpha / lora_rank; None: by 2"),
-    "lora_targets": (TARGETS, "layers that get adapters, by the last part of their names"),
-    "optimizer_name": ("adamw", '"adamw", "sgd" or "adamw_8bit"; on GPUs also "paged_adamw" or "paged_adamw_8bit"'),
-    "adam_betas": ((0.9, 0.999), "AdamW's beta1 and beta2"),
-    "weight_decay": (0.0, "AdamW's decoupled weight decay; 0: none"),
-    "update_timeout_s": (1800.0, "timeout of one update of the learners, seconds"),
-    "sync_timeout_s": (300.0, "timeout of one weight transfer, seconds"),
-    "start_timeout_s": (600.0, "timeout of the start or restart of an engine, seconds"),
-    "checkpoint_every": (10, "iterations between checkpoints in log_directory; 0: no checkpoints"),
-    "checkpoints_kept": (2, "number of newest checkpoints kept in log_directory"),
-    "seal_key_file": (None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user"),
-    "log_directory": (None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"),
-    "check_resources": (True, "fail at start-up if the cluster is too small; False: for clusters that grow on demand"),
-}
-EVALUATION = {
-    "evaluation_pass_k": (0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k"),
-    "evaluation_iterations": (0, "self-improvement steps per greedy answer, in environments that support it; 0: none"),
-}
-REPLAY = {f"replay_{name}": entry for name, entry in REPLAY_TABLE.items()}
-PLANNER = {f"planner_{name}": entry for name, entry in PLANNER_TABLE.items()}
-SETTINGS = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY, **PLANNER}
-
 
 class SRLConfig(AlgorithmConfig):
     """Settings of `SRL`; build it with `SRLConfig().environment(...).build_algo()`.
@@ -102,8 +57,8 @@ class SRLConfig(AlgorithmConfig):
     """
 
     compute_dtype: str
-    engine: str
-    engine_num_threads: int | None
+    engine: Any  # a name, or a dictionary of parameters
+    _aliases: dict[str, dict[str, tuple[str, Any]]]  # setting -> parameter ("": all of it) -> former name and its value
 
     def __init__(self, algo_class: type | None = None) -> None:
         """Set SRL's defaults; some of RLlib's own settings get other defaults for language models."""
@@ -111,8 +66,9 @@ class SRLConfig(AlgorithmConfig):
         from rllib_srl.rollout.env_runner import LLMEnvRunner
 
         super().__init__(algo_class=algo_class or SRL)
-        for name, (default, _) in SETTINGS.items():
-            setattr(self, name, default)
+        self._aliases = {}
+        for name, row in SETTINGS.items():
+            setattr(self, name, row.default)
         self._model_config = {"model": "smollm2-135m"}
         self.env_runner_cls = LLMEnvRunner
         self.num_env_runners = 1
@@ -155,17 +111,18 @@ class SRLConfig(AlgorithmConfig):
         return self._assign(ours)
 
     def replay(self, **kwargs: Any) -> SRLConfig:
-        """Set the memory; names are those of `REPLAY` without the prefix."""
+        """Set the memory; names are those of docs/settings.md without the prefix `replay_`."""
         return self._assign_short("replay", kwargs, REPLAY)
 
     def planner(self, **kwargs: Any) -> SRLConfig:
-        """Set the planner of continual learning; names are those of `PLANNER` without the prefix."""
+        """Set the planner of continual learning; names are those of docs/settings.md without the prefix `planner_`."""
         return self._assign_short("planner", kwargs, PLANNER)
 
-    def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Any]) -> SRLConfig:
-        names = sorted(name.removeprefix(f"{part}_") for name in table)
-        if unknown := sorted(set(values) - set(names)):
-            raise TypeError(_refusal(part, unknown, names) + f"\nexpected some of {names}")
+    def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Setting]) -> SRLConfig:
+        names = {name.removeprefix(f"{part}_") for name in _taken(table)}
+        if unknown := sorted(set(values) - names):
+            listed = sorted(name.removeprefix(f"{part}_") for name in public(table))
+            raise TypeError(_refusal(part, unknown, listed) + f"\nexpected some of {listed}")
         return self._assign({f"{part}_{name}": value for name, value in values.items()})
 
     def _assign(self, values: Mapping[str, Any]) -> SRLConfig:
@@ -173,6 +130,90 @@ class SRLConfig(AlgorithmConfig):
             if value is not NotProvided:
                 setattr(self, name, value)
         return self
+
+    # --- settings with parameters, and former names ---------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a setting by its current or a former name; the parameters that former names set stay.
+
+        Raises:
+            ValueError: a parameter is given twice, by its former name and within its setting.
+        """
+        if name in ALIASES:
+            warn_once(name, spelling(ALIASES[name]))
+            for setting, key, one in parts_of_alias(name, value):
+                self._set_by_alias(name, setting, key, one)
+            return
+        if name in SETTINGS:
+            value = self._with_aliased(name, current_value(name, value))
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter by its flat name, or a setting by a former name; called for missing attributes only."""
+        if (row := FLAT.get(name)) and row.of:
+            return GROUPS[row.group].spread(self.__dict__[row.group])[name]
+        if name in ALIASES:
+            setting, _, key = ALIASES[name].partition(".")
+            return getattr(self, GROUPS[setting].flat[key] if key else setting)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _set_by_alias(self, old: str, setting: str, key: str, value: Any) -> None:
+        aliased = self._aliases.get(setting, {})
+        before = self.__dict__[setting]
+        if key:
+            group = GROUPS[setting]
+            given = group.given(before) if before != SETTINGS[setting].default else {}
+            if key not in given and value == group.default(key):
+                return
+            if key in given and key not in aliased and given[key] != value:
+                raise ValueError(_twice(old, value, setting, before))
+            new: Any = value if {*given, key} == {group.head} else {**given, key: value}
+        elif "" not in aliased and before not in (SETTINGS[setting].default, value):
+            raise ValueError(_twice(old, value, setting, before))
+        else:
+            new = value
+        super().__setattr__("_aliases", {**self._aliases, setting: {**aliased, key: (old, value)}})
+        super().__setattr__(setting, new)
+
+    def _with_aliased(self, setting: str, value: Any) -> Any:
+        """Return a new value of a setting, with the parameters that former names have set."""
+        if not (aliased := self._aliases.get(setting)):
+            return value
+        given = GROUPS[setting].given(value) if setting in GROUPS else {"": value}
+        for key, (old, one) in aliased.items():
+            if key in given and given[key] != one:
+                raise ValueError(_twice(old, one, setting, value))
+        return value if "" in aliased else {key: one for key, (_, one) in aliased.items()} | given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled config, also of a version with other names."""
+        self.__dict__.update(_upgraded(type(self), state))
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> SRLConfig:
+        """Return the config whose `get_state` this is, also of a version with other names."""
+        return super().from_state(_upgraded(state["class"], state))
+
+    def flat(self) -> FlatSettings:
+        """Return these settings with each parameter as an attribute of its own."""
+        return FlatSettings(self)
+
+    def names_given(self) -> dict[str, str]:
+        """Return flat name -> the name under which the user gave this value, where the two differ."""
+        names = {name: aliased[""][0] for name, aliased in self._aliases.items() if "" in aliased}
+        for name, group in GROUPS.items():
+            aliased, value = self._aliases.get(name, {}), getattr(self, name)
+            for key, flat in group.flat.items():
+                is_plain = key == group.head and (key == "name" or not isinstance(value, Mapping))
+                names[flat] = aliased[key][0] if key in aliased else name if is_plain else f"{name}.{key}"
+            if group.rest:
+                former = [old for key, (old, _) in aliased.items() if key not in group.flat]
+                names[group.rest] = former[0] if former else name
+        return {flat: given for flat, given in names.items() if flat != given}
+
+    def rule_of(self, setting: str) -> Any:
+        """Return the value of the head of a setting with parameters; that of the preset, if it is left to it."""
+        return rule_of(setting, getattr(self, setting), self.loss)
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -194,26 +235,33 @@ class SRLConfig(AlgorithmConfig):
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
         if self.compute_dtype == "auto":
             self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
-        if self.engine_num_threads is None:
-            self.engine_num_threads = engine_threads(self.num_env_runners * self.engine_tensor_parallel_size)
-        if self.engine == "auto":
-            self.engine = "vllm" if find_spec("vllm") else "transformers"
-            if self.engine == "transformers":
+        flat = self.flat()
+        if flat.engine_num_threads is None:
+            num_threads = engine_threads(self.num_env_runners * flat.engine_tensor_parallel_size)
+            self.engine = {**GROUPS["engine"].given(self.engine), "num_threads": num_threads}
+        if flat.engine == "auto":
+            name = "vllm" if find_spec("vllm") else "transformers"
+            self.engine = {**GROUPS["engine"].given(self.engine), "name": name}
+            if name == "transformers":
                 logger.warning("vLLM is not installed: using the TransformersEngine, which is exact but slower")
 
     # --- derived ------------------------------------------------------------------------------
 
     def loss_settings(self) -> LossSettings:
         """Return the resolved settings of the loss: the user's value, else the preset's, else the default."""
-        return LossSettings.of(self)
+        return LossSettings.of(self.flat())
 
     def replay_settings(self) -> ReplaySettings:
         """Return the memory's settings, without their prefix."""
-        return ReplaySettings(**{name: getattr(self, f"replay_{name}") for name in REPLAY_TABLE})
+        return ReplaySettings(**self._without_prefix("replay_", REPLAY))
 
     def planner_settings(self) -> PlannerSettings:
         """Return the planner's settings, without their prefix."""
-        return PlannerSettings(**{name: getattr(self, f"planner_{name}") for name in PLANNER_TABLE})
+        return PlannerSettings(**self._without_prefix("planner_", PLANNER))
+
+    def _without_prefix(self, prefix: str, table: Mapping[str, Setting]) -> dict[str, Any]:
+        flat = self.flat()
+        return {name.removeprefix(prefix): getattr(flat, name) for name in table}
 
     def task_stream(self) -> Stream | None:
         """Return the stream of domains, None for a fixed mixture."""
@@ -246,22 +294,23 @@ class SRLConfig(AlgorithmConfig):
 
     def engine_settings(self, model_dir: Path) -> dict[str, Any]:
         """Return the arguments of `make_engine`."""
+        flat = self.flat()
         common = {
-            "kind": self.engine,
+            "kind": flat.engine,
             "model_dir": model_dir,
             "dtype": self.compute_dtype,
             "seed": self.seed or 0,
             "context_length": self.max_episode_tokens,
-            "max_num_seqs": self.engine_max_num_seqs,
+            "max_num_seqs": flat.engine_max_num_seqs,
         }
-        if self.engine == "transformers":
+        if flat.engine == "transformers":
             return common
         return common | {
-            "tensor_parallel_size": self.engine_tensor_parallel_size,
-            "memory_utilization": self.engine_memory_utilization,
-            "kv_cache_gib": self.engine_kv_cache_gib,
+            "tensor_parallel_size": flat.engine_tensor_parallel_size,
+            "memory_utilization": flat.engine_memory_utilization,
+            "kv_cache_gib": flat.engine_kv_cache_gib,
             "weight_transfer": self.weight_transfer,
-            "num_threads": None if self.num_gpus_per_env_runner else self.engine_num_threads,
+            "num_threads": None if self.num_gpus_per_env_runner else flat.engine_num_threads,
         }
 
     def get_default_learner_class(self) -> type:
@@ -281,6 +330,23 @@ class SRLConfig(AlgorithmConfig):
         return {"model": "smollm2-135m"}
 
 
+class FlatSettings:
+    """The attributes of an `SRLConfig`, with plain values in place of dictionaries of parameters.
+
+    Invariant: a setting with parameters has the value of its head, each parameter its flat name.
+    """
+
+    def __init__(self, config: SRLConfig) -> None:
+        """Take the present values of `config`."""
+        self._config = config
+        for group in GROUPS.values():
+            vars(self).update(group.spread(getattr(config, group.name)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of the config."""
+        return getattr(self._config, name)
+
+
 def register() -> None:
     """Register "SRL" with Tune, for `tune.Tuner("SRL", ...)`."""
     from rllib_srl.algorithm.srl import SRL
@@ -292,26 +358,53 @@ def _from_tune(name: str) -> Creator | None:
     return _global_registry.get(ENV_CREATOR, name) if _global_registry.contains(ENV_CREATOR, name) else None
 
 
-def _divide(values: Mapping[str, Any], table: Mapping[str, Any], part: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _upgraded(kind: type[SRLConfig], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a config with the former names replaced; defaults, which old states contain, are left out."""
+    former = {name: value for name, value in state.items() if name in ALIASES}
+    if not former:
+        return dict(state)
+    config = kind()
+    config.__dict__.update({name: value for name, value in state.items() if name not in ALIASES})
+    for name, value in former.items():
+        if value != getattr(config, name):
+            setattr(config, name, value)
+    return {**vars(config), **({"class": state["class"]} if "class" in state else {})}
+
+
+def _twice(old: str, value: Any, setting: str, given: Any) -> str:
+    return f"{old} = {value!r} and {setting} = {given!r}; expected one of the two, {old} is a former name"
+
+
+def _taken(table: Mapping[str, Setting]) -> set[str]:
+    """Return all names that the method of a table takes: settings, and former names of them and their parameters."""
+    now = public(table)
+    old = {name for name in ALIASES if name in table or ALIASES[name].partition(".")[0] in now}
+    return {*now, *old}
+
+
+def _divide(
+    values: Mapping[str, Any], table: Mapping[str, Setting], part: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the arguments of a grouped method into SRL's settings and RLlib's.
 
     Raises:
         TypeError: a setting that the method does not take; the message names all of them and their replacements.
     """
-    theirs = inspect.signature(getattr(AlgorithmConfig, part)).parameters
-    if unknown := sorted(set(values) - set(table) - set(theirs)):
-        raise TypeError(_refusal(part, unknown, {*table, *theirs} - {"self", "kwargs"}))
-    ours = {name: value for name, value in values.items() if name in table}
-    return ours, {name: value for name, value in values.items() if name not in table}
+    taken, theirs = _taken(table), inspect.signature(getattr(AlgorithmConfig, part)).parameters
+    if unknown := sorted(set(values) - taken - set(theirs)):
+        raise TypeError(_refusal(part, unknown, {*public(table), *theirs} - {"self", "kwargs"}))
+    ours = {name: value for name, value in values.items() if name in taken}
+    return ours, {name: value for name, value in values.items() if name not in taken}
 
 
 def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
     """Return the error message for settings that a grouped method does not take, with a replacement for each."""
-    homes: dict[str, Mapping[str, Any]]
+    homes: dict[str, Mapping[str, Setting]]
     homes = {"environment": ENVIRONMENT, "env_runners": ENV_RUNNERS, "training": TRAINING, "evaluation": EVALUATION}
     lines = []
     for name in unknown:
-        home = next((f"it is a setting of {other}()" for other, table in homes.items() if name in table), "")
+        other = next((other for other, table in homes.items() if name in _taken(table)), "")
+        home = f"it is a setting of {other}()" if other else ""
         hint = home or in_place_of(name, known) or in_place_of(name, SETTINGS)
         lines.append(f"  {name}; expected no setting of that name here{f'; {hint}' if hint else ''}")
     return "\n".join([f"{part}() got unknown settings:", *lines])

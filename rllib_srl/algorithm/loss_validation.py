@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
+from rllib_srl.common.setting_checks import are_numbers, is_integer, is_number
 from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.corrections import CORRECTIONS
@@ -22,10 +23,6 @@ RESCUES = ("none", "arpo", "rlep")
 TURN_MASKS = ("all", "first", "last")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 _USES_CLIP_HIGH = ("higher", "dual", "two_sided")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the message)
@@ -45,7 +42,7 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "tool_reward": (lambda x: x >= 0, "a number of at least 0"),
     "reuse_shaping": (lambda x: x > 0, "a number above 0"),
 }
-_OR_NONE = ("is_truncation", "off_policy_mask")
+_OR_NONE = ("tis_clip_max", "off_policy_mask")
 _INTEGERS = {
     "reference_every": 1,
     "recalibration_window": 1,
@@ -86,7 +83,7 @@ def _choices(config: Any) -> Iterator[str]:
         "bapo_mode": BAPO_MODES,
         "aggregation": AGGREGATIONS,
         "turn_mask": TURN_MASKS,
-        "old_policy": OLD_POLICIES,
+        "ratio_anchor": OLD_POLICIES,
         "correction": tuple(CORRECTIONS),
         "kl_estimator": tuple(KL_ESTIMATORS),
         "kl_reference": REFERENCES,
@@ -106,37 +103,33 @@ def _choices(config: Any) -> Iterator[str]:
 def _numbers(config: Any) -> Iterator[str]:
     for name, (is_right, expected) in _NUMBERS.items():
         value = _given(config, name)
-        if not _is_number(value) or not is_right(value):
+        if not is_number(value) or not is_right(value):
             yield f"{name} = {value!r}; expected {expected}"
     for name in _OR_NONE:
         value = _given(config, name)
-        if value is not None and (not _is_number(value) or value <= 0):
+        if value is not None and (not is_number(value) or value <= 0):
             yield f"{name} = {value!r}; expected a number above 0, or None"
     for name, least in _INTEGERS.items():
         value = _given(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_integer(value, least):
             yield f"{name} = {value!r}; expected an integer of at least {least}"
     longest = config.longest_answer
-    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+    if longest is not None and not is_integer(longest, 1):
         yield f"longest_answer = {longest!r}; expected an integer of at least 1, or None"
 
 
 def _bounds(config: Any) -> Iterator[str]:
     for name in ("cispo_bounds", "correction_window", "sequence_window", "cov_clip_window"):
         value = _given(config, name)
-        if not _are_numbers(value, 2) or not value[0] < value[1] or (name != "cov_clip_window" and value[0] < 0):
+        if not are_numbers(value, 2) or not value[0] < value[1] or (name != "cov_clip_window" and value[0] < 0):
             least = "" if name == "cov_clip_window" else "0 <= "
             yield f"{name} = {value!r}; expected two numbers, {least}lower < upper"
-    if not _are_numbers(config.sapo_taus, 2) or min(config.sapo_taus) <= 0:
+    if not are_numbers(config.sapo_taus, 2) or min(config.sapo_taus) <= 0:
         yield f"sapo_taus = {config.sapo_taus!r}; expected two numbers above 0"
     for name, (low, high) in {"bapo_low": (0, 1), "bapo_high": (1, math.inf)}.items():
         value = getattr(config, name)
-        if not _are_numbers(value, 3) or not low <= value[0] <= value[1] <= high or value[2] <= 0:
+        if not are_numbers(value, 3) or not low <= value[0] <= value[1] <= high or value[2] <= 0:
             yield f"{name} = {value!r}; expected first <= last in [{low}, {high}] and a step above 0"
-
-
-def _are_numbers(value: Any, num: int) -> bool:
-    return isinstance(value, tuple | list) and len(value) == num and all(map(_is_number, value))
 
 
 def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
@@ -153,13 +146,13 @@ def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
             f"correction = {settings.correction!r} with ratio_level = {settings.ratio_level!r}; expected 'none', "
             "'sequence_tis' or 'sequence_mask': the ratio is per episode, so its correction is too"
         )
-    if settings.old_policy == "bypass" and settings.correction not in ("none", "mis_po"):
+    if settings.ratio_anchor == "bypass" and settings.correction not in ("none", "mis_po"):
         yield (
-            f"correction = {settings.correction!r} with old_policy = 'bypass'; expected 'none' or 'mis_po': the ratio "
-            "to the engine's log-probs already contains the correction"
+            f"correction = {settings.correction!r} with ratio_anchor = 'bypass'; expected 'none' or 'mis_po': the "
+            "ratio to the engine's log-probs already contains the correction"
         )
-    if settings.is_truncation is None and not _is_preset(config.correction) and "tis" in settings.correction:
-        yield f"is_truncation = None with correction = {settings.correction!r}; expected a number above 0"
+    if settings.tis_clip_max is None and not _is_preset(config.correction) and "tis" in settings.correction:
+        yield f"tis_clip_max = None with correction = {settings.correction!r}; expected a number above 0"
     if settings.kl_estimator == "k1" and settings.kl_on_reused == "weighted":
         estimators = "'k2', 'k3' or 'k3_k2'"
         yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1's gradient has mean 0"

@@ -112,7 +112,7 @@ class SRL(SavedAlgorithm):
         loss = self.config.loss_settings()
         self.comparison = Comparison(loss, self.config.replay_pass_reward, self.seed)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
-        redaction = (self.config.replay_on_secret, self.config.replay_secret_detector)
+        redaction = (self.config.flat().replay_on_secret, self.config.replay_secret_detector)
         self.report = Report(self.metrics, Path(self.logdir), *redaction)
 
     def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
@@ -311,7 +311,7 @@ class SRL(SavedAlgorithm):
             compared.advantages,
             max(1, self.config.num_learners),
             self.config.sync_timeout_s,
-            self.config.replay_reuse_coeff * ramp(now, settings.reuse_ramp),
+            self.config.flat().replay_reuse_coeff * ramp(now, settings.reuse_ramp),
             settings.aggregation,
             settings.longest_answer,
             settings.reuse_normalisation,

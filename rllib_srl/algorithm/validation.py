@@ -5,8 +5,8 @@ Each message has the form "name = value; expected ...". Nothing here starts a pr
 
 from __future__ import annotations
 
-import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +15,14 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.algorithm.loss_validation import faults_of_loss
-from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.algorithm.settings import GROUPS
+from rllib_srl.common.foreign_names import in_place_of, nearest
+from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_switches
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.replay.settings import parameters_of
 from rllib_srl.storage.local_paths import local_path
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
@@ -112,8 +115,48 @@ ONE_OF = {
 
 def faults_of(config: Any) -> list[str]:
     """Return all error messages of the settings, [] if they are valid."""
-    own = (_unknown, _unused, _numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds)
-    return [line for check in (*own, _replay, _planner, faults_of_loss) for line in check(config)]
+    in_form = dict(_parameters(config))
+    lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
+    flat, given = config.flat(), config.names_given()
+    own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds)
+    for check in (*own, _replay, _planner, faults_of_loss):
+        lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
+    return lines
+
+
+def _parameters(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield (flat name, error message) for parameters that do not exist, or that the chosen rule does not read."""
+    for name, group in GROUPS.items():
+        aliased, rule = config._aliases.get(name, {}), config.rule_of(name)
+        rules = (rule, config.reuse_advantage) if name == "advantage" else (rule,)  # both share these parameters
+        others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
+        for key, value in group.given(getattr(config, name)).items():
+            shown = f"{name}.{key} = {value!r}"
+            if key in aliased:  # former names were accepted with any rule
+                continue
+            if key in group.flat:
+                if (readers := group.readers(key)) and not set(map(str, rules)) & set(readers):
+                    listed = " or ".join(map(repr, readers))
+                    yield group.flat[key], f"{shown}; expected it only with {name} = {listed}, not {rule!r}"
+            elif others is not None and key not in others:
+                known = [each for each in group.flat if rule in (group.readers(each) or [rule]) and each != group.head]
+                known += others
+                hint = f"; did you mean {near}?" if (near := nearest(str(key), known)) else ""
+                yield group.rest or f"{name}.{key}", f"{shown}; expected some of {', '.join(known)}{hint}"
+
+
+def _first_name(line: str) -> str:
+    return re.match(r"\w*", line)[0]  # type: ignore[index]  # it matches any text
+
+
+def _as_given(line: str, given: Mapping[str, str]) -> str:
+    """Return an error message with the names that the user gave in place of flat names."""
+    first = _first_name(line)
+    rest = line[len(first) :]
+    for flat, name in given.items():
+        end = r"\b" if "_" in flat and flat not in GROUPS else r"(?= = )"
+        rest = re.sub(rf"(?<![\w.'\"]){flat}{end}", name, rest)
+    return given.get(first, first) + rest
 
 
 def _unknown(config: Any) -> Iterator[str]:
@@ -138,29 +181,25 @@ def _unused(config: Any) -> Iterator[str]:
 
 
 def _numbers(config: Any) -> Iterator[str]:
-    for name, least in AT_LEAST.items():
-        if not _is_integer(getattr(config, name), least):
-            yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}"
+    yield from of_integers(config, AT_LEAST)
     for name, least in {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1}.items():
-        if getattr(config, name) is not None and not _is_integer(getattr(config, name), least):
+        if getattr(config, name) is not None and not is_integer(getattr(config, name), least):
             yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
     for name in ABOVE_ZERO:
-        if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
+        if not is_number(getattr(config, name)) or getattr(config, name) <= 0:
             yield f"{name} = {getattr(config, name)!r}; expected a number above 0"
     utilization = config.engine_memory_utilization
-    if not _is_number(utilization) or not 0 < utilization <= 1:
+    if not is_number(utilization) or not 0 < utilization <= 1:
         yield f"engine_memory_utilization = {utilization!r}; expected a number in (0, 1]"
-    if not _is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
+    if not is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
         yield f"temperature = {config.temperature!r}; expected a number from 0.01 to 100"
-    if config.grad_clip is not None and (not _is_number(config.grad_clip) or config.grad_clip <= 0):
+    if config.grad_clip is not None and (not is_number(config.grad_clip) or config.grad_clip <= 0):
         yield f"grad_clip = {config.grad_clip!r}; expected a number above 0, or None"
-    if not _is_number(config.weight_decay) or config.weight_decay < 0:
+    if not is_number(config.weight_decay) or config.weight_decay < 0:
         yield f"weight_decay = {config.weight_decay!r}; expected a number of at least 0"
-    if not isinstance(config.lr, list | tuple) and (not _is_number(config.lr) or config.lr < 0):
+    if not isinstance(config.lr, list | tuple) and (not is_number(config.lr) or config.lr < 0):
         yield f"lr = {config.lr!r}; expected a number of at least 0, or a schedule [[turns, rate], ...]"
-    for name in TRUE_OR_FALSE:
-        if not isinstance(getattr(config, name), bool):
-            yield f"{name} = {getattr(config, name)!r}; expected True or False"
+    yield from of_switches(config, TRUE_OR_FALSE)
 
 
 def _places(config: Any) -> Iterator[str]:
@@ -169,9 +208,7 @@ def _places(config: Any) -> Iterator[str]:
 
 
 def _choices(config: Any) -> Iterator[str]:
-    for name, choices in ONE_OF.items():
-        if getattr(config, name) not in choices:
-            yield f"{name} = {getattr(config, name)!r}; expected one of {', '.join(map(repr, choices))}"
+    yield from of_choices(config, ONE_OF)
 
 
 def _paths(config: Any) -> Iterator[str]:
@@ -194,7 +231,7 @@ def _pairs(config: Any) -> Iterator[str]:
     if config.optimizer_name == "sgd" and config.weight_decay:
         yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
     betas = config.adam_betas
-    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
+    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(is_number(b) and 0 <= b < 1 for b in betas):
         yield f"adam_betas = {betas!r}; expected two numbers in [0, 1)"
 
 
@@ -205,7 +242,7 @@ def _fitting(config: Any) -> Iterator[str]:
     if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
         yield f"lora_targets = {names!r}; expected names of layers, such as ('q_proj', 'v_proj')"
     alpha = config.lora_alpha
-    if alpha is not None and (not _is_number(alpha) or alpha <= 0):
+    if alpha is not None and (not is_number(alpha) or alpha <= 0):
         yield f"lora_alpha = {alpha!r}; expected a number above 0, or None"
     if config.lora_rank and find_spec("peft") is None:
         yield f"lora_rank = {config.lora_rank}; expected the package peft: pip install 'rllib_srl[lora]'"
@@ -222,7 +259,7 @@ def _fitting(config: Any) -> Iterator[str]:
         return
     if config.lora_rank:
         yield "fsdp = True with lora_rank; expected one of the two: adapters are too small to shard"
-    if _is_integer(config.num_learners, 0) and config.num_learners < 2:
+    if is_integer(config.num_learners, 0) and config.num_learners < 2:
         yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2"
     if config.colocate:
         yield "fsdp = True with colocate = True; expected one of the two: shards cannot be moved off the GPU"
@@ -299,7 +336,7 @@ def _worlds(config: Any) -> Iterator[str]:
     weights = config.mixture or {}
     if config.mixture is not None and (set(weights) - set(config.world_configs()) or not weights):
         yield f"mixture = {weights!r}; expected weights of some of {sorted(config.world_configs())}"
-    elif any(not _is_number(weight) or weight <= 0 for weight in weights.values()):
+    elif any(not is_number(weight) or weight <= 0 for weight in weights.values()):
         yield f"mixture = {weights!r}; expected weights above 0"
 
 
@@ -343,10 +380,3 @@ def _planner(config: Any) -> Iterator[str]:
             f"{settings.mode!r}, which sets the quotas"
         )
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_integer(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -226,7 +226,7 @@ def fit(arguments: argparse.Namespace) -> int:
     on = "held-out items" if found.held_out else "the reviews it was fitted to"
     print(f"on {on}, the fitted rule {beats} the constant: {judged.gain:+.4f} +- {judged.gain_error:.4f} nats (1 s.e.)")
     print("as a setting:")
-    print(f"replay_spacing_config: {json.dumps(config_of(found.fitted))}")
+    print(f"replay_spacing: {json.dumps({'name': rule.name, **config_of(found.fitted)})}")
     return 0
 
 

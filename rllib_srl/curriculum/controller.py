@@ -20,6 +20,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_srl.batch.advantage_estimator import Compared
+from rllib_srl.common.metric_names import current_metric
 from rllib_srl.curriculum import Plan, Planner, PlannerSettings
 from rllib_srl.curriculum.planner import Result
 from rllib_srl.curriculum.prompts import PromptSource
@@ -133,7 +134,7 @@ class Controller:
         """
         if name is None:
             return math.nan
-        known = self._metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID))
+        name, known = current_metric(name), self._metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID))
         if name not in known:
             listed = ", ".join(sorted(map(str, known)))
             raise ValueError(f"planner_plasticity_signal = {name!r}; expected a metric of the learner: {listed}")

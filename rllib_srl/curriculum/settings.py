@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rllib_srl.common.setting_checks import are_numbers, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import setting, table_of
 
 MODES = ("off", "bands", "softmax")
@@ -25,45 +26,117 @@ ADAPTED = ("none", "revisit", "reuse", "both")
 class PlannerSettings:
     """Settings of the planner. Invariant: plain values only."""
 
-    mode: str = setting("off", 'shares of domains: "bands" (by accuracy band), "softmax" (by failure rate) or "off"')
-    acc_init: float = setting(0.5, "initial accuracy of a domain, in [0, 1]")
+    mode: str = setting(
+        "off",
+        'shares of domains: "bands" (by accuracy band), "softmax" (by failure rate) or "off"',
+        of="mode.name", is_head=True,
+    )
+    acc_init: float = setting(0.5, "initial accuracy of a domain, in [0, 1]", of="mode.acc_init", rules="bands softmax")
     probe_first: bool = setting(False, "measure a domain's initial accuracy by a probe, before its first iteration")
     ema_rate: float = setting(0.05, "weight of a group's pass rate in the average accuracy of its domain, in (0, 1]")
-    band_bounds: tuple[float, float] = setting((0.4, 0.8), "lower bounds of the medium and the high accuracy band")
-    band_weights: tuple[float, float, float] = setting((0.6, 0.3, 0.1), "priority of the low, medium and high band")
+    band_bounds: tuple[float, float] = setting(
+        (0.4, 0.8),
+        "lower bounds of the medium and the high accuracy band",
+        of="mode.band_bounds", rules="bands softmax",
+    )
+    band_weights: tuple[float, float, float] = setting(
+        (0.6, 0.3, 0.1), "priority of the low, medium and high band", of="mode.band_weights", rules="bands"
+    )
     item_bands: tuple[float, ...] | None = setting(
-        (0.6, 0.3, 0.1), "shares of a domain's replay by the item's pass rate: low, medium, high; None: not divided"
+        (0.6, 0.3, 0.1),
+        "shares of a domain's replay by the item's pass rate: low, medium, high; None: not divided",
+        of="mode.item_bands", rules="bands softmax",
     )
-    staleness_coeff: float = setting(0.1, "added priority of a domain not played for staleness_horizon")
-    staleness_horizon: int = setting(50, "iterations without play at which staleness is at its maximum")
-    uncertainty_coeff: float = setting(0.05, "added priority of a domain without results; falls with results")
-    temperature: float = setting(1.0, "mode bands: temperature of the softmax over priorities, > 0")
-    sharpness: float = setting(3.0, "mode softmax: share ~ exp(sharpness * (1 - accuracy)) of a domain")
-    rehearse: str = setting("failing", 'mode softmax, replay: by "failing" or "forgotten" (best - current accuracy)')
-    floor: float | None = setting(None, "minimum share of each domain; None: 0.02 with bands, 0.001 with softmax")
-    single_every: int = setting(10, "every n-th iteration plays one domain only; 0: never")
-    objective: str = setting("uniform", '"recap" (domains with slow or unstable progress weigh more) or "uniform"')
-    recap_window: int = setting(10, "recap: results of a domain in each of the two windows compared (W)")
+    staleness_coeff: float = setting(
+        0.1, "added priority of a domain not played for staleness_horizon", of="mode.staleness_coeff", rules="bands"
+    )
+    staleness_horizon: int = setting(
+        50, "iterations without play at which staleness is at its maximum", of="mode.staleness_horizon", rules="bands"
+    )
+    uncertainty_coeff: float = setting(
+        0.05,
+        "added priority of a domain without results; falls with results",
+        of="mode.uncertainty_coeff", rules="bands",
+    )
+    temperature: float = setting(
+        1.0, "temperature of the softmax over priorities, > 0", of="mode.temperature", rules="bands"
+    )
+    sharpness: float = setting(
+        3.0, "share ~ exp(sharpness * (1 - accuracy)) of a domain", of="mode.sharpness", rules="softmax"
+    )
+    rehearse: str = setting(
+        "failing", 'replay: by "failing" or "forgotten" (best - current accuracy)', of="mode.rehearse", rules="softmax"
+    )
+    floor: float | None = setting(
+        None,
+        "minimum share of each domain; None: 0.02 with bands, 0.001 with softmax",
+        of="mode.floor", rules="bands softmax",
+    )
+    single_every: int = setting(
+        10, "every n-th iteration plays one domain only; 0: never", of="mode.single_every", rules="bands softmax"
+    )
+    objective: str = setting(
+        "uniform",
+        '"recap" (domains with slow or unstable progress weigh more) or "uniform"',
+        of="objective.name", is_head=True,
+    )
+    recap_window: int = setting(
+        10, "results of a domain in each of the two windows compared (W)", of="objective.window", rules="recap"
+    )
     recap_temperature: float = setting(
-        5.0, "recap: temperature of the softmax over scores, above 0; at 5 weights stay near 1"
+        5.0,
+        "temperature of the softmax over scores, above 0; at 5 weights stay near 1",
+        of="objective.temperature", rules="recap",
     )
-    recap_mix: float = setting(0.5, "recap: weight of convergence in a score, in [0, 1]; the rest is instability")
-    adapt: str = setting("none", 'replay fractions that adapt to forgetting: "none", "revisit", "reuse" or "both"')
-    fraction_bounds: tuple[float, float] = setting((0.05, 0.5), "lowest and highest value of an adapted fraction")
-    forgetting_threshold: float = setting(0.1, "mean forgetting above which fractions rise; otherwise they fall")
-    adapt_rate: float = setting(0.1, "step of a fraction per iteration, as a share of its range, in (0, 1]")
-    min_ess: float = setting(0.0, "effective sample size of reused tokens below which reuse falls, a share; 0: off")
+    recap_mix: float = setting(
+        0.5, "weight of convergence in a score, in [0, 1]; the rest is instability", of="objective.mix", rules="recap"
+    )
+    adapt: str = setting(
+        "none",
+        'replay fractions that adapt to forgetting: "none", "revisit", "reuse" or "both"',
+        of="adapt.name", is_head=True,
+    )
+    fraction_bounds: tuple[float, float] = setting(
+        (0.05, 0.5), "lowest and highest value of an adapted fraction", of="adapt.bounds", rules="revisit reuse both"
+    )
+    forgetting_threshold: float = setting(
+        0.1,
+        "mean forgetting above which fractions rise; otherwise they fall",
+        of="adapt.forgetting_threshold", rules="revisit reuse both",
+    )
+    adapt_rate: float = setting(
+        0.1,
+        "step of a fraction per iteration, as a share of its range, in (0, 1]",
+        of="adapt.rate", rules="revisit reuse both",
+    )
+    min_ess: float = setting(
+        0.0,
+        "effective sample size of reused tokens below which reuse falls, a share; 0: off",
+        of="adapt.min_ess", rules="reuse both",
+    )
     plasticity_signal: str | None = setting(
-        None, "learner metric that must settle before fractions rise; None: fractions do not wait"
+        None,
+        "learner metric that must settle before fractions rise; None: fractions do not wait",
+        of="adapt.plasticity_signal", rules="revisit reuse both",
     )
-    plasticity_every: int = setting(10, "iterations between checks of plasticity_signal")
-    plasticity_tolerance: float = setting(0.001, "largest change between checks of a signal that has settled")
-    probe_every: int = setting(0, "initial gap between recall probes of a domain, iterations; 0: no probes")
-    probe_prompts: int = setting(16, "held-out prompts per probe; not those of evaluation")
+    plasticity_every: int = setting(
+        10, "iterations between checks of plasticity_signal", of="adapt.plasticity_every", rules="revisit reuse both"
+    )
+    plasticity_tolerance: float = setting(
+        0.001,
+        "largest change between checks of a signal that has settled",
+        of="adapt.plasticity_tolerance", rules="revisit reuse both",
+    )
+    probe_every: int = setting(
+        0, "initial gap between recall probes of a domain, iterations; 0: no probes", of="probe.every", is_head=True
+    )
+    probe_prompts: int = setting(16, "held-out prompts per probe; not those of evaluation", of="probe.prompts")
     probe_mastery: float = setting(
-        0.5, "least recall at which the gap grows, in [0, 1]; below it the gap returns to probe_every"
+        0.5,
+        "least recall at which the gap grows, in [0, 1]; below it the gap returns to its initial value",
+        of="probe.mastery",
     )
-    probe_growth: float = setting(1.5, "factor of the gap after a successful probe, at least 1")
+    probe_growth: float = setting(1.5, "factor of the gap after a successful probe, at least 1", of="probe.growth")
 
     @property
     def is_on(self) -> bool:
@@ -85,8 +158,8 @@ class PlannerSettings:
 
     def faults(self, prefix: str = "") -> list[str]:
         """Validate the settings; return error messages "name = value; expected ...", [] if there are none."""
-        checks = (_numbers, _choices, _tuples) if not (lines := list(_types(self))) else ()
-        lines += [line for check in checks for line in check(self)]
+        if not (lines := list(_types(self))):
+            lines = [*of_ranges(self, _WITHIN), *of_choices(self, _CHOICES), *_tuples(self)]
         return [f"{prefix}{line}" for line in lines or _idle(self, prefix)]
 
 
@@ -148,49 +221,30 @@ def _has_item_bands(settings: PlannerSettings) -> bool:
 
 
 def _types(settings: PlannerSettings) -> Iterator[str]:
-    for name, least in _INTEGERS.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            yield f"{name} = {value!r}; expected an integer of at least {least}"
-    if not isinstance(settings.probe_first, bool):
-        yield f"probe_first = {settings.probe_first!r}; expected True or False"
+    yield from of_integers(settings, _INTEGERS)
+    yield from of_switches(settings, ("probe_first",))
     if settings.plasticity_signal is not None and not isinstance(settings.plasticity_signal, str):
         yield f"plasticity_signal = {settings.plasticity_signal!r}; expected the name of a learner metric, or None"
-
-
-def _numbers(settings: PlannerSettings) -> Iterator[str]:
-    for name, (low, high, expected) in _WITHIN.items():
-        value = getattr(settings, name)
-        if value is None and expected.endswith("None"):
-            continue
-        if not _is_number(value) or not low <= value <= high:
-            yield f"{name} = {value!r}; expected {expected}"
-
-
-def _choices(settings: PlannerSettings) -> Iterator[str]:
-    for name, allowed in _CHOICES.items():
-        if getattr(settings, name) not in allowed:
-            yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
 
 
 def _tuples(settings: PlannerSettings) -> Iterator[str]:
     for name in ("band_weights", "item_bands"):
         value = getattr(settings, name)
         is_none = name == "item_bands" and value is None
-        if not is_none and (not _are_numbers(value, 3) or min(value) < 0 or sum(value) <= 0):
+        if not is_none and (not are_numbers(value, 3) or min(value) < 0 or sum(value) <= 0):
             yield f"{name} = {value!r}; expected three numbers of at least 0, not all 0"
     bounds = settings.band_bounds
-    if not _are_numbers(bounds, 2) or not 0 < bounds[0] < bounds[1] <= 1:
+    if not are_numbers(bounds, 2) or not 0 < bounds[0] < bounds[1] <= 1:
         yield f"band_bounds = {bounds!r}; expected 0 < medium < high <= 1"
     fractions = settings.fraction_bounds
-    if not _are_numbers(fractions, 2) or not 0 <= fractions[0] < fractions[1] < 1:
+    if not are_numbers(fractions, 2) or not 0 <= fractions[0] < fractions[1] < 1:
         yield f"fraction_bounds = {fractions!r}; expected 0 <= lowest < highest < 1"
 
 
 def _idle(settings: PlannerSettings, prefix: str) -> Iterator[str]:
     """Yield an error message for each changed setting that has no effect."""
     for name, (acts, needed) in _ACTS.items():
-        default, _ = TABLE[name]
+        default = TABLE[name].default
         if _plain(getattr(settings, name)) != _plain(default) and not acts(settings):
             yield f"{name} = {getattr(settings, name)!r}; expected {default!r} without {prefix}{needed}"
 
@@ -198,10 +252,3 @@ def _idle(settings: PlannerSettings, prefix: str) -> Iterator[str]:
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
-
-def _are_numbers(value: Any, num: int) -> bool:
-    return isinstance(value, tuple | list) and len(value) == num and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -62,17 +62,17 @@ class GroupDiagnostics:
             self._embeddings[p][b - self._first_P[p]] = mean_D
 
     def take_drift(self) -> dict[str, dict[str, float]]:
-        """Return and clear `drift`, `nll`, `success_change` and `num_left_out`, by group id.
+        """Return and clear `drift`, `nll`, `success_change` and `num_over_gap`, by group id.
 
         The first three are token means in nats: `drift` of |prox - behaviour|, `nll` of -prox, `success_change` of
-        prox - behaviour over successes (nan without successes). `num_left_out` counts episodes.
+        prox - behaviour over successes (nan without successes). `num_over_gap` counts episodes.
         """
         taken, self._drift = self._drift, {}
         return {
             self._ids[p]: {
                 "drift": gap / num,
                 "nll": nll / num,
-                "num_left_out": int(left_out),
+                "num_over_gap": int(left_out),
                 "success_change": change / num_right if num_right else float("nan"),
             }
             for p, (gap, nll, num, left_out, change, num_right) in ((p, row.tolist()) for p, row in taken.items())

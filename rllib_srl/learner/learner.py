@@ -207,7 +207,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def _take_first_pass(self, one: dict[str, Any], fwd_out: dict[str, torch.Tensor]) -> None:
         """Store what stays fixed for all epochs: `prox_logp`, advantages of "gae", diagnostics; no extra pass."""
-        first_pass(one, fwd_out["logp"], self.config.replay_max_drift)
+        first_pass(one, fwd_out["logp"], self.config.replay_max_logp_gap)
         if one["is_reused"]:
             names = ("episode", "prox_logp", "behaviour_logp", "is_kept")
             self._diagnostics.add_drift(*(one[name].cpu().numpy() for name in names))
@@ -263,7 +263,7 @@ class GRPOTorchLearner(TorchLearner):
         Returns:
             By group id, for the reused groups of this learner's shard: `drift`, mean |prox_logp - behaviour_logp|, and
             `nll`, mean -prox_logp, over its loss tokens in nats; `success_change`, mean prox_logp - behaviour_logp over
-            the loss tokens of its successes; `num_left_out`, number of episodes above `replay_max_drift`.
+            the loss tokens of its successes; `num_over_gap`, number of episodes above `replay_max_logp_gap`.
         """
         return self._diagnostics.take_drift()
 

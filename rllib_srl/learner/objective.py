@@ -38,28 +38,31 @@ from rllib_srl.losses import (
 from rllib_srl.losses.clip import Surrogate
 
 Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes
-PLAYED_MEANS = ("loss", "policy_loss", "kl", "entropy", "clipped", "correction", "masked", "mismatch")
+PLAYED_MEANS = (
+    *("loss", "policy_loss", "kl", "entropy"),
+    *("clip_fraction", "correction", "masked", "rollout_logp_abs_diff"),
+)
 PLAYED_COUNTS = ("num_tokens", "num_computed_tokens")
-REUSED_MEANS = ("reuse/clipped", "reuse/ratio")  # over tokens that are kept
+REUSED_MEANS = ("reuse/clip_fraction", "reuse/ratio")  # over tokens that are kept
 REUSED_COUNTS = ("reuse/num_tokens", "reuse/num_computed_tokens", "reuse/num_episodes", "reuse/num_left_out")
 OTHER_SUMS = ("reuse/loss", "reuse/drift", "reuse/kept", "reuse/weight", "reuse/squared_weight", "reuse/kl")
 TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
 SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS, *TOTALS)
 
 
-def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_drift: float | None) -> None:
+def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_logp_gap: float | None) -> None:
     """Set what stays fixed for the whole update: `prox_logp` and, for a reused micro-batch, `is_kept` [N].
 
     Args:
         batch: as for `reused_loss`; changed in place.
         logp_N: log-probs under the weights at the start of the update, nats.
-        max_drift: an episode is left out if its mean |prox_logp - behaviour_logp| exceeds this, nats; None: no limit.
+        max_logp_gap: an episode is left out if its mean |prox_logp - behaviour_logp| is above this, nats; None: any.
     """
     batch["prox_logp"] = logp_N.detach()
     if batch["is_reused"]:
         drift_N = episode_drift(batch["prox_logp"], batch["behaviour_logp"], batch["episode"])
         # A NaN drift is kept: it makes the gradient NaN too, so the step is skipped and counted.
-        batch["is_kept"] = ~(drift_N > (float("inf") if max_drift is None else max_drift))
+        batch["is_kept"] = ~(drift_N > (float("inf") if max_logp_gap is None else max_logp_gap))
 
 
 def episode_drift(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
@@ -102,7 +105,7 @@ def anchor_of(batch: dict[str, Any], settings: LossSettings) -> tuple[torch.Tens
     if batch.get("is_reused"):
         return REUSE_CORRECTIONS[settings.reuse_correction](prox_logp_N, behaviour_logp_N, settings.mask_window)
     correction_N = correction_of(settings, prox_logp_N, behaviour_logp_N, batch["episode"])
-    return (behaviour_logp_N if settings.old_policy == "bypass" else prox_logp_N), correction_N
+    return (behaviour_logp_N if settings.ratio_anchor == "bypass" else prox_logp_N), correction_N
 
 
 def _is_left(batch: dict[str, Any], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
@@ -155,10 +158,10 @@ def played_loss(
         "policy_loss": policy_loss_N.detach().sum(),
         "kl": kl_N.detach().sum(),
         "entropy": fwd_out["entropy"].detach().sum(),
-        "clipped": (weight_N == 0).sum(),
+        "clip_fraction": (weight_N == 0).sum(),
         "correction": correction_N.sum(),
         "masked": (~is_left_N | (correction_N == 0)).sum(),
-        "mismatch": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
+        "rollout_logp_abs_diff": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
         "num_tokens": len(prox_logp_N),
         "num_computed_tokens": batch["token_ids"].numel(),
         "num_nonfinite_logps": num_bad,
@@ -196,7 +199,7 @@ def reused_loss(
     return loss, {
         "total_loss": loss.detach(),
         "reuse/loss": loss_N.detach().sum(),
-        "reuse/clipped": ((weight_N == 0) & is_kept_N).sum(),
+        "reuse/clip_fraction": ((weight_N == 0) & is_kept_N).sum(),
         "reuse/ratio": torch.where(is_kept_N, ratio_N, 0.0).sum(),
         "reuse/kl": kl_N.detach().sum(),
         "reuse/kept": is_kept_N.sum(),
@@ -215,7 +218,7 @@ def statistics(sums: dict[str, float]) -> dict[str, float]:
     """Return the metrics of a whole batch; a side (played or reused) without tokens gets 0 everywhere.
 
     Reused side, over all its tokens: `loss` (mean), `drift` (mean |prox_logp - behaviour_logp|, nats). Over its kept
-    tokens: `clipped` (share without gradient), `ratio` (mean exp(logp - behaviour_logp)) and
+    tokens: `clip_fraction` (share without gradient), `ratio` (mean exp(logp - behaviour_logp)) and
     `ess` = (sum w)^2 / (N sum w^2) in (0, 1], where w is the factor of -A grad(logp). `left_out` is the share of its
     episodes that are left out.
 

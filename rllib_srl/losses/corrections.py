@@ -4,8 +4,8 @@
 
     played           weight of a token
     none             1
-    tis              min(rho_t, is_truncation)
-    sequence_tis     min(R, is_truncation)
+    tis              min(rho_t, tis_clip_max)
+    sequence_tis     min(R, tis_clip_max)
     mis              rho_t where it lies in correction_window, else 0            (IcePop: window [0.5, 5])
     sequence_mask    R where it lies in correction_window, else 0
     geometric_mask   as tis where M lies in sequence_window, else 0

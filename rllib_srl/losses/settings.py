@@ -12,64 +12,159 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from rllib_srl.common.setting_tables import Setting
 from rllib_srl.losses.presets import PRESET, filled
 
-TABLE: dict[str, tuple[Any, str]] = {
-    "loss": (None, "preset: grpo dr_grpo dapo gspo cispo rloo bapo mis_po, see docs/losses.md; None: no preset"),
+TABLE: dict[str, Setting] = {
+    "loss": Setting(None, "preset: grpo dr_grpo dapo gspo cispo rloo bapo mis_po, see docs/losses.md; None: no preset"),
     # ratio and clip rule
-    "ratio_level": (PRESET, '"token", "sequence" (product over an episode), "geometric" (mean) (token if no preset)'),
-    "clip_rule": (PRESET, "symmetric higher dual two_sided cispo sapo bapo none, docs/losses.md (higher if no preset)"),
-    "clip_low": (PRESET, "lower clip bound of the ratio is 1 - clip_low (0.2 if no preset)"),
-    "clip_high": (PRESET, "upper clip bound of the ratio is 1 + clip_high (0.28 if no preset)"),
-    "dual_clip": (3.0, "dual: cap on the loss of a token with a negative advantage, in units of |A|, > 1"),
-    "clip_delta": (4.0, "two_sided: cap on the ratio itself, > 1 + clip_high"),
-    "cispo_bounds": (PRESET, "cispo: bounds of the ratio itself, not distances from 1 (0 and 5 if no preset)"),
-    "sapo_taus": ((1.0, 1.05), "sapo: temperatures for a positive and for a negative advantage"),
-    "bapo_mode": ("active", 'bapo: "active", "paper" or "released", the measure that sets the bounds (docs/losses.md)'),
-    "bapo_target": (0.4, "bapo: target share of tokens with a positive advantage, by the measure of bapo_mode"),
-    "bapo_low": ((0.6, 0.9, 0.02), "bapo: search range of the lower bound: first, last, step"),
-    "bapo_high": ((1.2, 3.0, 0.05), "bapo: search range of the upper bound: first, last, step"),
+    "ratio_level": Setting(
+        PRESET, '"token", "sequence" (product over an episode), "geometric" (mean) (token if no preset)'
+    ),
+    "clip_rule": Setting(
+        PRESET,
+        "symmetric higher dual two_sided cispo sapo bapo none, docs/losses.md (higher if no preset)",
+        "clip_rule.name", is_head=True,
+    ),
+    "clip_low": Setting(PRESET, "lower clip bound of the ratio is 1 - clip_low (0.2 if no preset)"),
+    "clip_high": Setting(PRESET, "upper clip bound of the ratio is 1 + clip_high (0.28 if no preset)"),
+    "dual_clip": Setting(
+        3.0,
+        "cap on the loss of a token with a negative advantage, in units of |A|, > 1",
+        "clip_rule.loss_cap", ("dual",),
+    ),
+    "clip_delta": Setting(4.0, "cap on the ratio itself, > 1 + clip_high", "clip_rule.ratio_cap", ("two_sided",)),
+    "cispo_bounds": Setting(
+        PRESET,
+        "bounds of the ratio itself, not distances from 1 (0 and 5 if no preset)",
+        "clip_rule.bounds", ("cispo",),
+    ),
+    "sapo_taus": Setting(
+        (1.0, 1.05), "temperatures for a positive and for a negative advantage", "clip_rule.taus", ("sapo",)
+    ),
+    "bapo_mode": Setting(
+        "active",
+        '"active", "paper" or "released", the measure that sets the bounds (docs/losses.md)',
+        "clip_rule.mode", ("bapo",),
+    ),
+    "bapo_target": Setting(
+        0.4,
+        "target share of tokens with a positive advantage, by the measure of mode",
+        "clip_rule.target", ("bapo",),
+    ),
+    "bapo_low": Setting(
+        (0.6, 0.9, 0.02), "search range of the lower bound: first, last, step", "clip_rule.low", ("bapo",)
+    ),
+    "bapo_high": Setting(
+        (1.2, 3.0, 0.05), "search range of the upper bound: first, last, step", "clip_rule.high", ("bapo",)
+    ),
     # weight of a token
-    "aggregation": (PRESET, 'loss of a batch: "token_mean", "sequence_mean" or "constant" (token_mean if no preset)'),
-    "longest_answer": (None, "tokens an episode may write, for constant and overlong; None: max_turns*max_turn_tokens"),
-    "turn_mask": ("all", 'turns of an episode that are trained on: "all", "first" or "last"'),
+    "aggregation": Setting(
+        PRESET, 'loss of a batch: "token_mean", "sequence_mean" or "constant" (token_mean if no preset)'
+    ),
+    "longest_answer": Setting(
+        None, "tokens an episode may write, for constant and overlong; None: max_turns*max_turn_tokens"
+    ),
+    "turn_mask": Setting("all", 'turns of an episode that are trained on: "all", "first" or "last"'),
     # off-policy correction and masks
-    "old_policy": (PRESET, 'ratio to "decoupled" (learner at the start) or "bypass" (engine) (decoupled if no preset)'),
-    "correction": (PRESET, "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po (tis if no preset)"),
-    "is_truncation": (PRESET, "cap on weights of tis, sequence_tis and geometric_mask; None: no tis (2 if no preset)"),
-    "correction_window": (PRESET, "range of ratios kept by mis, sequence_mask and mis_po (0.5 to 5 if no preset)"),
-    "sequence_window": (PRESET, "range of mean ratios kept by geometric_mask and mis_po (0.999 to 1.002 if no preset)"),
-    "off_policy_mask": (None, "maximum mean log-ratio of episodes with advantage < 0, nats per token; None: no mask"),
-    "cov_clip_ratio": (0.0, "share of tokens, drawn at random from cov_clip_window, that lose their gradient; 0: none"),
-    "cov_clip_window": ((1.0, 40.0), "range of the covariance of advantage and log-prob for cov_clip_ratio"),
+    "ratio_anchor": Setting(
+        PRESET, 'ratio to "decoupled" (learner at the start) or "bypass" (engine) (decoupled if no preset)'
+    ),
+    "correction": Setting(
+        PRESET,
+        "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po (tis if no preset)",
+        "rollout_is_correction.name", is_head=True,
+    ),
+    "tis_clip_max": Setting(
+        PRESET,
+        "cap on weights of tis, sequence_tis and geometric_mask; None: no tis (2 if no preset)",
+        "rollout_is_correction.tis_clip_max", ("tis", "sequence_tis", "geometric_mask"),
+    ),
+    "correction_window": Setting(
+        PRESET,
+        "range of ratios kept by mis, sequence_mask and mis_po (0.5 to 5 if no preset)",
+        "rollout_is_correction.window", ("mis", "sequence_mask", "mis_po"),
+    ),
+    "sequence_window": Setting(
+        PRESET,
+        "range of mean ratios kept by geometric_mask and mis_po (0.999 to 1.002 if no preset)",
+        "rollout_is_correction.sequence_window", ("geometric_mask", "mis_po"),
+    ),
+    "off_policy_mask": Setting(
+        None, "maximum mean log-ratio of episodes with advantage < 0, nats per token; None: no mask"
+    ),
+    "cov_clip_ratio": Setting(
+        0.0,
+        "share of tokens, drawn at random from window, that lose their gradient; 0: none",
+        "cov_clip.share", is_head=True,
+    ),
+    "cov_clip_window": Setting(
+        (1.0, 40.0), "range of the covariance of advantage and log-prob from which they are drawn", "cov_clip.window"
+    ),
     # entropy and KL terms
-    "entropy_coeff": (0.0, "weight of the entropy bonus; 0: none"),
-    "kl_coeff": (PRESET, "weight of the KL to the reference policy; 0 loads no reference (0 if no preset)"),
-    "kl_estimator": (PRESET, '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss) (k3 if no preset)'),
-    "kl_reference": ("base", 'reference policy of the KL: "base" (the starting model), "last_good" or "ema"'),
-    "kl_on_reused": ("off", 'KL on reused tokens: "off", or "weighted" by the importance ratio'),
-    "reference_every": (100, "iterations between updates (ema) or checks (last_good) of the reference policy"),
-    "reference_rate": (1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy"),
+    "entropy_coeff": Setting(0.0, "weight of the entropy bonus; 0: none"),
+    "kl_coeff": Setting(
+        PRESET,
+        "weight of the KL to the reference policy; 0 loads no reference (0 if no preset)",
+        "kl.coeff", is_head=True,
+    ),
+    "kl_estimator": Setting(
+        PRESET, '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss) (k3 if no preset)', "kl.estimator"
+    ),
+    "kl_reference": Setting(
+        "base", 'reference policy of the KL: "base" (the starting model), "last_good" or "ema"', "kl.reference"
+    ),
+    "kl_on_reused": Setting("off", 'KL on reused tokens: "off", or "weighted" by the importance ratio', "kl.on_reused"),
+    "reference_every": Setting(
+        100, "iterations between updates (ema) or checks (last_good) of the reference policy", "kl.reference_every"
+    ),
+    "reference_rate": Setting(
+        1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy", "kl.reference_rate"
+    ),
     # advantage estimation and reward shaping
-    "recalibration_window": (10_240, "number of recent group means whose median is the baseline of recalibrated"),
-    "gae_lambda": (1.0, "advantage gae: lambda, in [0, 1]"),
-    "use_critic": (False, "train a value head, for advantage gae"),
-    "critic_lr": (1e-3, "learning rate of the value head"),
-    "overlong_penalty": (PRESET, "maximum length penalty, reached at longest_answer tokens; 0: none (0 if no preset)"),
-    "overlong_share": (0.2, "share of longest_answer over which the length penalty rises, in (0, 1]"),
-    "tool_reward": (0.0, "reward per tool call, at most 1 per episode; 0: none"),
-    "tool_reward_iterations": (200, "iterations over which tool_reward decays to 0"),
-    "dynamic_sampling_tries": (PRESET, "rounds of fresh prompts in place of groups without signal (0 if no preset)"),
+    "recalibration_window": Setting(
+        10_240,
+        "number of recent group means whose median is the baseline of recalibrated",
+        "advantage.window", ("recalibrated",),
+    ),
+    "gae_lambda": Setting(1.0, "lambda, in [0, 1]", "advantage.gae_lambda", ("gae",)),
+    "use_critic": Setting(False, "train a value head, for gae", "advantage.use_critic"),
+    "critic_lr": Setting(1e-3, "learning rate of the value head", "advantage.critic_lr", ("gae",)),
+    "overlong_penalty": Setting(
+        PRESET,
+        "maximum length penalty, reached at longest_answer tokens; 0: none (0 if no preset)",
+        "overlong_penalty.most", is_head=True,
+    ),
+    "overlong_share": Setting(
+        0.2, "share of longest_answer over which the length penalty rises, in (0, 1]", "overlong_penalty.share"
+    ),
+    "tool_reward": Setting(
+        0.0, "reward per tool call, at most 1 per episode; 0: none", "tool_reward.per_call", is_head=True
+    ),
+    "tool_reward_iterations": Setting(200, "iterations over which tool_reward decays to 0", "tool_reward.iterations"),
+    "dynamic_sampling_tries": Setting(
+        PRESET, "rounds of fresh prompts in place of groups without signal (0 if no preset)"
+    ),
     # stored groups
-    "reuse_shaping": (0.1, 'replay_reuse_correction "shape": beta in w / (w + beta)'),
-    "reuse_normalisation": ("split", '"split" (played and reused tokens are averaged separately) or "joint"'),
-    "reuse_advantage": (None, "advantage rule of reused groups; None: that of played groups"),
-    "reuse_positive_only": (False, "train only on reused episodes with a positive advantage"),
-    "reuse_ramp": (0, "iterations over which the weight of reused tokens rises from 0 along a cosine; 0: no ramp"),
-    "rescue": ("none", 'mix in stored successes: "none", "arpo" (in failed groups) or "rlep" (in every group)'),
-    "rescue_episodes": (2, "rlep: maximum number of stored successes per group"),
+    "reuse_shaping": Setting(
+        0.1, "beta in w / (w + beta)", "replay_reuse_correction.beta", ("shape",)
+    ),
+    "reuse_normalisation": Setting("split", '"split" (played and reused tokens are averaged separately) or "joint"'),
+    "reuse_advantage": Setting(None, "advantage rule of reused groups; None: that of played groups"),
+    "reuse_positive_only": Setting(False, "train only on reused episodes with a positive advantage"),
+    "reuse_ramp": Setting(
+        0,
+        "iterations over which the weight of reused tokens rises from 0 along a cosine; 0: no ramp",
+        "replay_reuse_coeff.ramp",
+    ),
+    "rescue": Setting(
+        "none",
+        'mix in stored successes: "none", "arpo" (in failed groups) or "rlep" (in every group)',
+        "rescue.name", is_head=True,
+    ),
+    "rescue_episodes": Setting(2, "maximum number of stored successes per group", "rescue.episodes", ("rlep",)),
 }
-REPLAY_NAMES = ("reuse_correction", "mask_window", "max_drift")  # of the replay table, prefixed `replay_` there
+REPLAY_NAMES = ("reuse_correction", "mask_window", "max_logp_gap")  # of the replay table, prefixed `replay_` there
 
 
 @dataclass(frozen=True)
@@ -92,9 +187,9 @@ class LossSettings:
     aggregation: str
     longest_answer: int
     turn_mask: str
-    old_policy: str
+    ratio_anchor: str
     correction: str
-    is_truncation: float | None
+    tis_clip_max: float | None
     correction_window: tuple[float, float]
     sequence_window: tuple[float, float]
     off_policy_mask: float | None
@@ -125,7 +220,7 @@ class LossSettings:
     rescue_episodes: int
     reuse_correction: str
     mask_window: tuple[float, float]
-    max_drift: float | None
+    max_logp_gap: float | None
     loss: str | None = None
 
     @classmethod
@@ -134,7 +229,7 @@ class LossSettings:
         given = {name: getattr(config, name) for name in (*TABLE, "advantage")}
         values = filled(given, given["loss"])
         values |= {name: getattr(config, f"replay_{name}") for name in REPLAY_NAMES}
-        if values["is_truncation"] is None and given["correction"] == PRESET and values["correction"] == "tis":
+        if values["tis_clip_max"] is None and given["correction"] == PRESET and values["correction"] == "tis":
             values["correction"] = "none"
         if values["longest_answer"] is None:
             values["longest_answer"] = min(config.max_turns * config.max_turn_tokens, config.max_episode_tokens)
@@ -143,14 +238,14 @@ class LossSettings:
     @classmethod
     def made(cls, **given: Any) -> LossSettings:
         """Return the defaults with some settings changed, for use without an `SRLConfig`."""
-        rest = {"reuse_correction": "clip", "mask_window": (0.5, 2.0), "max_drift": 1.0, "longest_answer": 512}
-        table = {name: default for name, (default, _) in TABLE.items()} | {"advantage": PRESET} | rest
+        rest = {"reuse_correction": "clip", "mask_window": (0.5, 2.0), "max_logp_gap": 1.0, "longest_answer": 512}
+        table = {name: row.default for name, row in TABLE.items()} | {"advantage": PRESET} | rest
         return cls(**filled({**table, **given}, given.get("loss")))
 
     @property
     def truncation(self) -> float:
         """Upper bound of the correction; infinity if there is none."""
-        return math.inf if self.is_truncation is None else self.is_truncation
+        return math.inf if self.tis_clip_max is None else self.tis_clip_max
 
     @property
     def needs_reference(self) -> bool:

@@ -105,7 +105,7 @@ class SRLReplayBuffer(PersistentBuffer):
             self.counts["num_admitted"] += self.recall.admit(now, domains, wanted=self.draws.entry_filter)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
             drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
-            missing = num - len(drawn) if self.settings.early else 0
+            missing = num - len(drawn) if self.settings.fill_with_not_due else 0
             if missing and (forced := self.recall.admit(now, domains, missing, self.draws.entry_filter)):
                 self.counts["num_admitted"] += forced
                 drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)

@@ -225,7 +225,7 @@ class ReplayClient:
             told: `reuse_report` of the learners, by group id.
             now: the training iteration.
         """
-        gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_left_out", 0) == len(g.rewards_G)]
+        gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_over_gap", 0) == len(g.rewards_G)]
         if gone:
             call = Call.of(ReplayBufferActor.drop, gone, self._request(now, "drop"))
             self._call(self._on_all(call), "dropping groups")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl.replay.admission.admission import AdmissionSettings, Nearest, admit, fault_of
+from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
 from rllib_srl.replay.diversity.measures import bonus
 from rllib_srl.replay.diversity.tracker import Measured
 from rllib_srl.replay.journal import codec
@@ -73,13 +73,7 @@ class Intake:
             ValueError: admission settings out of range, or secret detection is on without a tokenizer or `decode`.
         """
         self._settings, self._max_prompt_tokens = settings, max_prompt_tokens
-        self._admission = AdmissionSettings(
-            max_episode_tokens=settings.max_episode_tokens,
-            degenerate_share=settings.degenerate_share,
-            near_duplicate=settings.near_duplicate,
-            on_secret=settings.on_secret,
-            secret_detector=settings.secret_detector,
-        )
+        self._admission = AdmissionSettings(**{name: getattr(settings, name) for name in SHARED})
         if faults := self._admission.faults():
             raise ValueError("admission: " + "; ".join(faults))
         if decode is None and model_dir is not None and settings.on_secret != "keep":

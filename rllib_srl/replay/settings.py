@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_tables import setting, table_of
+from rllib_srl.common.setting_checks import is_number, of_choices, of_integers, of_ranges, of_switches
+from rllib_srl.common.setting_tables import Setting, setting, table_of
+from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.secrets import DETECTORS
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS
 from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.load import LOAD_CONTROLS
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
-from rllib_srl.replay.selection.candidates import SETTING_NAMES
+from rllib_srl.replay.selection.candidates import SETTING_NAMES, SelectionSettings
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
 from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, make_settings
 
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
-ON_SECRET = ("refuse", "mask", "keep")
 DIVERSITY_ON = ("interval", "draw")
 
 
@@ -38,73 +39,134 @@ class ReplaySettings:
     groups_per_item: int = setting(2, "number of newest groups kept per item")
     max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk")
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused")
-    spacing: str = setting("fsrs", 'when items are due: fsrs sm2 leitner fixed expanding srl1 none or "module:rule"')
-    spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name")
-    desired_retention: float = setting(0.9, "predicted recall at which an item becomes due, in (0, 1)")
-    iterations_per_day: float = setting(1.0, "training iterations per day of the spacing rule, > 0")
-    domain_half_life: float = setting(
-        0.0, "half-life of a review's weight in the recall of its domain, iterations; 0: disabled"
+    spacing: str = setting(
+        "fsrs",
+        'when items are due: fsrs sm2 leitner fixed expanding srl1 none or "module:rule"',
+        of="spacing.name", is_head=True,
     )
-    early: bool = setting(True, "if too few items are due, revisit items before they are; False: play fresh prompts")
+    spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name", of="spacing.*")
+    desired_retention: float = setting(
+        0.9, "predicted recall at which an item becomes due, in (0, 1)", of="spacing.desired_retention"
+    )
+    iterations_per_day: float = setting(
+        1.0, "training iterations per day of the spacing rule, > 0", of="spacing.iterations_per_day"
+    )
+    domain_half_life: float = setting(
+        0.0,
+        "half-life of a review's weight in the recall of its domain, iterations; 0: disabled",
+        of="spacing.domain_half_life",
+    )
+    fill_with_not_due: bool = setting(
+        True, "if too few items are due, revisit items before they are; False: play fresh prompts"
+    )
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item")
     load_control: str = setting(
-        "intake", '"intake" (new items wait until their reviews fit), "stretch" (longer intervals) or "none"'
+        "throttle_new",
+        '"throttle_new" (new items wait until their reviews fit), "stretch" (longer intervals) or "none"',
     )
-    grade: str = setting("pass_rate", 'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"')
-    grade_reuse: bool = setting(False, "also grade an item on reuse, by the change in likelihood of stored successes")
+    grade: str = setting(
+        "pass_rate",
+        'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"',
+        of="grade.name", is_head=True,
+    )
+    grade_reuse: bool = setting(
+        False, "also grade an item on reuse, by the change in likelihood of stored successes", of="grade.on_reuse"
+    )
     rating_scale: str = setting(
-        "normalised", 'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)'
+        "normalised",
+        'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)',
+        of="grade.rating_scale",
     )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
-    min_graded: int = setting(2, "minimum number of valid episodes for a visit to be graded")
-    selection: str = setting("srl", 'rule that selects items to revisit (docs/memory.md), or "module:rule"')
-    reuse_selection: str = setting("srl", 'rule that selects groups to reuse (docs/memory.md), or "module:rule"')
-    selection_config: Mapping[str, Any] = setting({}, "parameters of both selection rules, by name")
+    min_graded: int = setting(2, "minimum number of valid episodes for a visit to be graded", of="grade.min_episodes")
+    selection: str = setting(
+        "srl",
+        'rule that selects items to revisit (docs/memory.md), or "module:rule"',
+        of="selection.name", is_head=True,
+    )
+    reuse_selection: str = setting(
+        "srl",
+        'rule that selects groups to reuse (docs/memory.md), or "module:rule"',
+        of="reuse_selection.name", is_head=True,
+    )
+    selection_config: Mapping[str, Any] = setting({}, "parameters of the rule for revisits", of="selection.*")
+    reuse_selection_config: Mapping[str, Any] | None = setting(
+        None,
+        "parameters of the rule for reuse; None: `selection_config`, which has those of both",
+        of="reuse_selection.*",
+    )
     candidate_pool: int = setting(4096, "number of candidates of a rule; exact if the memory holds no more")
     domains: Any = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a predicate'
     )
     domain_quotas: Any = setting(None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas')
-    leech_failures: int = setting(8, "failed visits in a row that make an item a leech; 0: no leeches")
-    leech_share: float = setting(0.1, "maximum share of leeches among revisits, in [0, 1]")
-    leech_interval: int = setting(32, "iterations between two visits of a leech")
+    leech_failures: int = setting(
+        8, "failed visits in a row that make an item a leech; 0: no leeches", of="leeches.failures", is_head=True
+    )
+    leech_share: float = setting(0.1, "maximum share of leeches among revisits, in [0, 1]", of="leeches.share")
+    leech_interval: int = setting(32, "iterations between two visits of a leech", of="leeches.interval")
     max_age: int = setting(32, "maximum age of a reused group, iterations")
     max_uses: int = setting(4, "maximum number of times a group is reused")
-    reuse_coeff: float = setting(1.0, "weight of the loss of reused groups; that of played groups is 1")
+    reuse_coeff: float = setting(
+        1.0, "weight of the loss of reused groups; that of played groups is 1", of="reuse_coeff.coeff", is_head=True
+    )
     reuse_correction: str = setting(
-        "clip", 'off-policy correction of reused groups: "clip", "shape", "truncate" or "mask" (docs/losses.md)'
+        "clip",
+        'off-policy correction of reused groups: "clip", "shape", "truncate" or "mask" (docs/losses.md)',
+        of="reuse_correction.name", is_head=True,
     )
     mask_window: tuple[float, float] = setting(
-        (0.5, 2.0), '"mask": range of ratios that are kept; "truncate": the upper end caps the ratio'
+        (0.5, 2.0),
+        'range of ratios that are kept; "truncate": the upper end caps the ratio',
+        of="reuse_correction.window", rules="mask truncate",
     )
-    max_drift: float | None = setting(
+    max_logp_gap: float | None = setting(
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum"
     )
-    diversity_coeff: float = setting(0.5, "strength of diversity in intervals and draws, at least 0; 0: no effect")
+    diversity_coeff: float = setting(
+        0.5,
+        "strength of diversity in intervals and draws, at least 0; 0: no effect",
+        of="diversity.coeff", is_head=True,
+    )
     diversity_parts: tuple[str, ...] = setting(
-        ("variance", "novelty"), "measures in diversity: some of variance, novelty, centroid, rarity, episodic"
+        ("variance", "novelty"),
+        "measures in diversity: some of variance, novelty, centroid, rarity, episodic",
+        of="diversity.parts",
     )
     diversity_on: tuple[str, ...] = setting(
-        DIVERSITY_ON, "effects of diversity: interval (shorter intervals), draw (drawn more often)"
+        DIVERSITY_ON, "effects of diversity: interval (shorter intervals), draw (drawn more often)", of="diversity.on"
     )
     diversity_bonus: str | None = setting(
         None, 'factor of advantages from the distance to the group\'s centre: "paper", "minmax", "mean1"; None: off'
     )
-    neighbours: int = setting(8, "number of nearest neighbours (k) for novelty")
+    neighbours: int = setting(8, "number of nearest neighbours (k) for novelty", of="diversity.neighbours")
     embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
     eviction: str = setting(
-        "lowest_value", 'rule that evicts items from a full memory (docs/memory.md), or "module:rule"'
+        "lowest_value",
+        'rule that evicts items from a full memory (docs/memory.md), or "module:rule"',
+        of="eviction.name", is_head=True,
     )
+    reservoir_seed: int = setting(0, "seed of the lottery numbers", of="eviction.seed", rules="reservoir")
     max_episode_tokens: int | None = setting(None, "maximum tokens of a stored episode, prompt included; None: any")
     near_duplicate: float | None = setting(
         None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check"
     )
     degenerate_share: float | None = setting(0.5, "maximum share of one token or loop in an episode; None: no check")
-    on_secret: str = setting("refuse", '"refuse" the group, "mask" it (no loss, redacted exports) or "keep" it')
-    secret_detector: str = setting("default", '"default", "credentials" (no personal data) or "module:function"')
-    task_growth: bool = setting(False, "add partial histories of played episodes as new items (ExIt)")
-    growth_depth: int = setting(8, "task_growth: maximum number of turns in a history")
-    p_div: float = setting(0.2, "task_growth: probability that a revisit asks for a different answer, in [0, 1]")
+    on_secret: str = setting(
+        "refuse",
+        '"refuse" the group, "mask" it (no loss, redacted exports) or "keep" it',
+        of="on_secret.name", is_head=True,
+    )
+    secret_detector: str = setting(
+        "default", '"default", "credentials" (no personal data) or "module:function"', of="on_secret.detector"
+    )
+    task_growth: bool = setting(
+        False, "add partial histories of played episodes as new items (ExIt)", of="task_growth.enabled", is_head=True
+    )
+    growth_depth: int = setting(8, "maximum number of turns in a history", of="task_growth.depth")
+    p_div: float = setting(
+        0.2, "probability that a revisit asks for a different answer, in [0, 1]", of="task_growth.p_div"
+    )
     num_shards: int = setting(1, "number of buffer actors; items are assigned by prompt hash")
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds")
 
@@ -134,12 +196,16 @@ class ReplaySettings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
         """Return the settings whose `as_dict` this is, without validation; names of other versions are left out."""
-        is_tuple = {name for name, (default, _) in TABLE.items() if isinstance(default, tuple)}
+        is_tuple = {name for name, row in TABLE.items() if isinstance(row.default, tuple)}
+        values = {RENAMED.get(name, name): value for name, value in values.items()}
+        values |= {name: new.get(values[name], values[name]) for name, new in RENAMED_VALUES.items() if name in values}
         known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items() if n in TABLE}
         return cls(**known)
 
 
 TABLE = table_of(ReplaySettings)
+RENAMED = {"early": "fill_with_not_due", "max_drift": "max_logp_gap"}  # former name -> name, also in old journals
+RENAMED_VALUES = {"load_control": {"intake": "throttle_new"}}
 RULES: dict[str, Rules] = {
     "spacing": SPACINGS,
     "grade": GRADES,
@@ -150,6 +216,22 @@ RULES: dict[str, Rules] = {
     "eviction": EVICTIONS,
     "secret_detector": DETECTORS,
 }
+CHECKED_APART = ("domains", "secret_detector")  # by `domain_filter` and by the settings of admission
+
+def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
+    """Return the parameters of the rule that a setting chooses, beside those of every rule; None: they are unknown.
+
+    Args:
+        setting_name: "spacing", "selection" or "reuse_selection".
+        rule: its name. The parameters of a user's own rule are unknown.
+    """
+    if not isinstance(rule, str) or rule not in RULES[setting_name].own or RULES[setting_name].is_users(rule):
+        return None
+    if setting_name == "spacing":
+        return {name: row for name, row in table_of(SPACINGS.own[rule]).items() if name != "desired_retention"}
+    return {name: row for name, row in table_of(SelectionSettings).items() if name in SETTINGS_OF[rule]}
+
+
 NOT_CHOSEN = {"grade": ("likelihood",)}  # grades reused groups (`grade_reuse`), not visits
 
 _AT_LEAST = {
@@ -166,6 +248,7 @@ _AT_LEAST = {
     "max_uses": 1,
     "neighbours": 1,
     "growth_depth": 1,
+    "reservoir_seed": 0,
     "num_shards": 1,
 }
 _WITHIN: dict[str, tuple[float, float, str]] = {
@@ -177,37 +260,24 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "pass_reward": (-math.inf, math.inf, "a number"),
     "leech_share": (0, 1, "a number in [0, 1]"),
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
-    "max_drift": (1e-9, math.inf, "a number above 0, or None"),
+    "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
     "diversity_coeff": (0, math.inf, "a number of at least 0"),
-    "near_duplicate": (1e-9, 1, "a number in (0, 1], or None"),
-    "degenerate_share": (1e-9, 1, "a number in (0, 1], or None"),
     "p_div": (0, 1, "a number in [0, 1]"),
     "timeout_s": (1e-9, math.inf, "a number above 0"),
 }
 
 
 def _ranges(settings: ReplaySettings) -> Iterator[str]:
-    for name, least in _AT_LEAST.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            yield f"{name} = {value!r}; expected an integer of at least {least}"
-    for name, (low, high, expected) in _WITHIN.items():
-        value = getattr(settings, name)
-        if value is None and expected.endswith("None"):
-            continue
-        if not _is_number(value) or not low <= value <= high:
-            yield f"{name} = {value!r}; expected {expected}"
-    longest = settings.max_episode_tokens
-    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
-        yield f"max_episode_tokens = {longest!r}; expected an integer of at least 1, or None"
+    yield from of_integers(settings, _AT_LEAST)
+    yield from of_ranges(settings, _WITHIN)
+    admission = {name: getattr(settings, name) for name in SHARED}
+    yield from AdmissionSettings(**admission).faults()
     window = settings.mask_window
-    if not isinstance(window, tuple | list) or len(window) != 2 or not all(map(_is_number, window)):
+    if not isinstance(window, tuple | list) or len(window) != 2 or not all(map(is_number, window)):
         yield f"mask_window = {window!r}; expected two numbers"
     elif not 0 < window[0] < 1 < window[1]:
         yield f"mask_window = {window!r}; expected 0 < lower < 1 < upper"
-    for name in ("task_growth", "grade_reuse", "early"):
-        if not isinstance(getattr(settings, name), bool):
-            yield f"{name} = {getattr(settings, name)!r}; expected True or False"
+    yield from of_switches(settings, ("task_growth", "grade_reuse", "fill_with_not_due"))
 
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
@@ -216,13 +286,10 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),
-        "on_secret": ON_SECRET,
     }
-    for name, allowed in choices.items():
-        if getattr(settings, name) not in allowed:
-            yield f"{name} = {getattr(settings, name)!r}; expected one of {', '.join(map(repr, allowed))}"
+    yield from of_choices(settings, choices)
     for name, rules in RULES.items():
-        if name != "domains" and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
+        if name not in CHECKED_APART and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
             yield f"{name} = {getattr(settings, name)!r}; {fault}"
 
 
@@ -242,6 +309,8 @@ def _parts(settings: ReplaySettings) -> Iterator[str]:
 
 def _rules(settings: ReplaySettings) -> Iterator[str]:
     configs = {name: getattr(settings, name) for name in ("selection_config", "spacing_config")}
+    if settings.reuse_selection_config is not None:
+        configs["reuse_selection_config"] = settings.reuse_selection_config
     if bad := {name: value for name, value in configs.items() if not isinstance(value, Mapping)}:
         yield from (f"{name} = {value!r}; expected parameters by name" for name, value in bad.items())
         return
@@ -250,14 +319,15 @@ def _rules(settings: ReplaySettings) -> Iterator[str]:
         return
     rules = (settings.selection, settings.reuse_selection)
     if not any(map(SELECTIONS.fault, rules)):
-        try:
-            make_settings(settings.selection, dict(settings.selection_config), [settings.reuse_selection])
-        except (TypeError, ValueError) as error:
-            yield f"selection_config = {settings.selection_config!r}; {error}"
-        else:
-            yield from _weights(settings)
+        faults = []
+        for name in ("selection_config", "reuse_selection_config"):
+            try:
+                make_settings(settings.selection, dict(configs.get(name, {})), [settings.reuse_selection])
+            except (TypeError, ValueError) as error:
+                faults.append(f"{name} = {configs[name]!r}; {error}")
+        yield from faults or _weights(settings)
     retention = settings.desired_retention
-    if not SPACINGS.fault(settings.spacing) and _is_number(retention) and 0 < retention < 1:
+    if not SPACINGS.fault(settings.spacing) and is_number(retention) and 0 < retention < 1:
         try:
             make_spacing(settings.spacing, retention, **settings.spacing_config)
         except (TypeError, ValueError) as error:
@@ -339,8 +409,5 @@ def _plain(value: Any) -> Any:
 
 
 def _are_weights(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(_is_number(w) and w > 0 for w in value.values())
+    return isinstance(value, Mapping) and bool(value) and all(is_number(w) and w > 0 for w in value.values())
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -237,7 +237,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
-        how: dict[str, Any] = {"at_least": 2 if as_groups else 1, "keep_turns": self.config.replay_task_growth}
+        how: dict[str, Any] = {"at_least": 2 if as_groups else 1, "keep_turns": self.config.flat().replay_task_growth}
         groups = [
             to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
             for group_id, prompt in prompts.items()

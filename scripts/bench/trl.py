@@ -155,7 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     mine = ours(arguments.num_iterations, settings, arguments.verbose)
     if not mine["seconds"]:
         raise RuntimeError("no iteration had signal; expected some: more --num-iterations")
-    print(f"ours ({config.compute_dtype}, {config.engine}): {bench.spread(mine['seconds'])} s an iteration", flush=True)
+    engine = config.flat().engine
+    print(f"ours ({config.compute_dtype}, {engine}): {bench.spread(mine['seconds'])} s an iteration", flush=True)
     other = {}
     for dtype in arguments.dtypes:
         other[dtype] = theirs(python, {**job_of(config, arguments.num_steps), "dtype": dtype})

@@ -64,7 +64,7 @@ def test_a_setting_of_the_driver_acts(name, memory_of, tmp_path):
             seen = len(memory.sample(8, 2))
         elif name == "grade_reuse":
             reused = memory.sample(8, 2)
-            told = {reused[0].group_id: {"num_left_out": 0, "success_change": -2.0}}
+            told = {reused[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
             memory.look_back(reused, told, 2)
             seen = memory.stats(2)["num_rehearsed"]
         elif name == "num_shards":
@@ -110,7 +110,7 @@ def test_the_weight_of_reused_groups_is_that_of_the_setting():
 OF_THE_LEARNERS = {
     "reuse_correction": (("clip", "truncate"), {}),
     "mask_window": (((0.5, 2.0), (0.9, 1.1)), {"reuse_correction": "mask"}),
-    "max_drift": ((None, 0.3), {}),
+    "max_logp_gap": ((None, 0.3), {}),
 }
 
 
@@ -121,7 +121,7 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
     for value in values:
         config = small_config(random_llama_dir, tmp_path / "log").learners(learner_class=Recording)
         config.env_runners(max_episode_tokens=128).training(optimizer_name="sgd", lr=0.0, grad_clip=None)
-        given = {"max_drift": None, **beside, name: value}
+        given = {"max_logp_gap": None, **beside, name: value}
         learners = learner_group(config.replay(revisit_fraction=0, reuse_fraction=0, **given))
         gradients.append(update(learners, [], STORED)[0][0])
         learners.shutdown()

@@ -14,9 +14,10 @@ from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
 import rllib_srl
 from rllib_srl import SRL, SRLConfig
-from rllib_srl.algorithm import config as tables
+from rllib_srl.algorithm import settings as tables
 from rllib_srl.algorithm.resources import engine_threads
 from rllib_srl.algorithm.validation import AT_LEAST, INSTEAD, ONE_OF, USED, faults_of
+from rllib_srl.common.setting_tables import public
 
 PACKAGE = Path(rllib_srl.__file__).parent
 
@@ -29,7 +30,7 @@ def config(random_llama_dir):
 def test_the_defaults_are_without_fault(config):
     assert faults_of(config) == []
     config.validate()
-    assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
+    assert config.compute_dtype in ("float32", "bfloat16") and config.flat().engine in ("vllm", "transformers")
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expect
         ({"num_env_runners": 0, "num_learners": 2}, "(all in one process); expected num_learners = 0, not 2"),
         ({"weight_transfer": "nccl"}, "weight_transfer = 'nccl'; expected 'object_store' without GPUs on both sides"),
         ({"weight_transfer": "ipc", "engine": "transformers"}, "expected 'object_store' with engine = 'transformers'"),
-        ({"num_gpus_per_env_runner": 2}, "engine_tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),
+        ({"num_gpus_per_env_runner": 2}, "engine.tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),
         (
             {"colocate": True, "num_gpus_per_env_runner": 0.6, "num_gpus_per_learner": 0.6},
             "colocate = True with 0.6 + 0.6 GPUs; expected fractions that sum to at most 1",
@@ -194,15 +195,15 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("method", "name"), [(m, name) for m, table in GROUPS.items() for name in table])
-def test_a_grouped_method_sets_the_flat_attribute(method, name):
+@pytest.mark.parametrize(("method", "name"), [(m, name) for m, table in GROUPS.items() for name in public(table)])
+def test_a_grouped_method_sets_its_settings(method, name):
     config, mark = SRLConfig(), object()
     assert getattr(config, name) == tables.SETTINGS[name][0]
     assert getattr(config, method)(**{name: mark}) is config
     assert getattr(config, name) is mark
 
 
-@pytest.mark.parametrize("name", tables.REPLAY)
+@pytest.mark.parametrize("name", public(tables.REPLAY))
 def test_replay_takes_the_short_names(name):
     assert getattr(SRLConfig().replay(**{name.removeprefix("replay_"): 0.5}), name) == 0.5
 
@@ -228,14 +229,14 @@ def names_read() -> set[str]:
     return read
 
 
-@pytest.mark.parametrize("name", [name for name in tables.SETTINGS if name not in tables.REPLAY])
+@pytest.mark.parametrize("name", [name for name in tables.FLAT if name not in tables.REPLAY])
 def test_every_setting_is_read_somewhere(name):
     assert name.removeprefix("planner_") in names_read()
 
 
 def test_the_engine_gets_its_settings(config):
-    config.env_runners(engine="vllm", engine_tensor_parallel_size=2, engine_memory_utilization=0.4)
-    config.env_runners(engine_kv_cache_gib=0.5, engine_max_num_seqs=7, max_episode_tokens=99, engine_num_threads=3)
+    engine = {"name": "vllm", "tensor_parallel_size": 2, "memory_utilization": 0.4, "kv_cache_gib": 0.5}
+    config.env_runners(engine={**engine, "max_num_seqs": 7, "num_threads": 3}, max_episode_tokens=99)
     config.training(compute_dtype="bfloat16").debugging(seed=5)
     from rllib_srl.engine.vllm_engine import VLLMEngine
 
@@ -267,7 +268,7 @@ def changed(config):
     return config.debugging(seed=3)
 
 
-def public(config) -> dict:
+def state_of(config) -> dict:
     return {name: value for name, value in vars(config).items() if name not in ("class", "_is_frozen", "policies")}
 
 
@@ -286,7 +287,7 @@ def test_round_trips_change_nothing(changed, copied):
     changed.validate()
     again = copied(changed)
     again.validate()
-    differ = [name for name, value in public(changed).items() if getattr(again, name) != value]
+    differ = [name for name, value in state_of(changed).items() if getattr(again, name) != value]
     assert differ == []
     assert again.mixture_weights() == {"compare": 3.0, "lookup": 1.0}
     assert again.world_configs() == {"compare": {"num_shots": 2}, "lookup": {}}

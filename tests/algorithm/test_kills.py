@@ -130,7 +130,7 @@ def assert_engines_agree(algo) -> None:
 @pytest.mark.timeout(400)
 def test_death_in_each_phase_costs_work_and_nothing_else(random_llama_dir, tmp_path, ray_here):
     """In each of five phases a runner dies and the buffer; in the end a runner dies and comes back unnoticed."""
-    config = memory_config(random_llama_dir, tmp_path / "log", groups_per_item=99, max_drift=None)
+    config = memory_config(random_llama_dir, tmp_path / "log", groups_per_item=99, max_logp_gap=None)
     config.environment(env_config={"num_prompts": 400, "slow_s": 0.5}).evaluation(evaluation_interval=1)
     config.env_runners(num_transcripts=0).training(lr=1e-4, start_timeout_s=RUNNER_BACK_S, update_timeout_s=60.0)
     with running(config, num_env_runners=2) as algo:

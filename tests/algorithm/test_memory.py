@@ -136,7 +136,7 @@ def test_reuse_moves_the_weights_and_without_weight_it_is_as_if_it_were_not(conf
     """Three runs that are one until the second iteration, whose reused group has the weight 1, 0, or is not drawn."""
     runs = {}
     for name, changes in {"on": {}, "weightless": {"reuse_coeff": 0.0}, "off": {"reuse_fraction": 0.0}}.items():
-        algo = build(config.training(lr=1e-4), max_drift=None, **changes)
+        algo = build(config.training(lr=1e-4), max_logp_gap=None, **changes)
         first = go(algo, 1)
         before = weights_of(algo)
         second = go(algo, 1)
@@ -159,7 +159,7 @@ def test_an_importance_weight_scales_the_gradient_of_what_is_reused(config, buil
     norms, metrics = {}, {}
     for beta in (0.0, 1.0):
         rule = {"per_alpha": 1.0, "per_beta": beta, "fresh_tau": 1e9}
-        algo = build(config.training(lr=1e-4), reuse_selection="fresh_per", selection_config=rule, max_drift=None)
+        algo = build(config.training(lr=1e-4), reuse_selection="fresh_per", selection_config=rule, max_logp_gap=None)
         least = own = 1.0
         iterations = []
         while least == own:
@@ -196,7 +196,7 @@ def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
 
 @pytest.mark.slow
 def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
-    algo = build(config.training(lr=1e-3), max_drift=1e-6, groups_per_item=9)
+    algo = build(config.training(lr=1e-3), max_logp_gap=1e-6, groups_per_item=9)
     iterations = go(algo, 5)
     reused = [meta.group_id for one in iterations for meta in one.reused]
     assert len(reused) >= 3 and len(set(reused)) == len(reused)  # none comes back
@@ -210,7 +210,7 @@ def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
 
 @pytest.mark.slow
 def test_a_reuse_grades_its_item_where_that_is_asked(config, build, tmp_path):
-    algo = build(config.training(lr=1e-4), grade_reuse=True, max_drift=None)
+    algo = build(config.training(lr=1e-4), grade_reuse=True, max_logp_gap=None)
     iterations = go(algo, 6)
     last = iterations[-1].replay
     num_graded = sum(bool(visit.grade) for one in iterations for visit in one.visits.values())

@@ -37,7 +37,7 @@ BACK_S = 45.0  # three times the stated time, for machines that do other things
 
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
-    config = memory_config(random_llama_dir, tmp_path / "log", timeout_s=BACK_S, groups_per_item=99, max_drift=None)
+    config = memory_config(random_llama_dir, tmp_path / "log", timeout_s=BACK_S, groups_per_item=99, max_logp_gap=None)
     return config.env_runners(num_env_runners=1, num_transcripts=0).training(lr=1e-4, update_timeout_s=60.0)
 
 

@@ -51,7 +51,7 @@ def test_smollm2_learns_to_compare_numbers(ray_here, tmp_path):
         assert learner["is_prefix_sharing"] == 1
         # Shared once: the few-shot text by all, each question by its 8 answers.
         assert learner["num_computed_tokens"] < 0.4 * 16 * 8 * result["env_runners"]["episode_len_mean"]
-        assert np.isfinite(learner["loss"]) and learner["mismatch"] < 0.2
+        assert np.isfinite(learner["loss"]) and learner["rollout_logp_abs_diff"] < 0.2
     lines = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 3 * 2 * 8 and all(line["turns"][0]["text"].endswith("Answer:") for line in lines)
 

@@ -32,7 +32,7 @@ def settings(correction="clip", **others):
     return LossSettings.made(reuse_correction=correction, **others)
 
 
-def by_hand(config, max_drift=None, objective=reused_loss):
+def by_hand(config, max_logp_gap=None, objective=reused_loss):
     """Return loss, gradient and statistics of the fixture, each token scaled by a half."""
     batch = {
         "is_reused": objective is reused_loss,
@@ -42,7 +42,7 @@ def by_hand(config, max_drift=None, objective=reused_loss):
         "behaviour_logp": ENGINE,
         "episode": EPISODE,
     }
-    first_pass(batch, OLD, max_drift)
+    first_pass(batch, OLD, max_logp_gap)
     logp = NEW.clone().requires_grad_()
     loss, sums = objective(batch, {"logp": logp, "entropy": torch.zeros(6)}, config)
     loss.backward()
@@ -64,7 +64,7 @@ def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
     assert loss == pytest.approx(0.5 * total, abs=1e-6)
     torch.testing.assert_close(gradient, -0.5 * ADVANTAGE * torch.tensor(weights), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx(total / 6, abs=1e-6)  # a mean over tokens, whatever the scale
-    assert stats["reuse/clipped"] == pytest.approx(np.mean(np.equal(weights, 0)))
+    assert stats["reuse/clip_fraction"] == pytest.approx(np.mean(np.equal(weights, 0)))
     assert stats["reuse/ess"] == pytest.approx(np.sum(weights) ** 2 / (6 * np.sum(np.square(weights))), abs=1e-6)
     # e^.5 + e^1 + e^.1 + e^-.5 + e^1 + 1 = 9.796986
     assert stats["reuse/ratio"] == pytest.approx(9.796986 / 6, abs=1e-6)
@@ -76,13 +76,13 @@ def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
 def test_an_episode_beyond_the_drift_weighs_nothing():
     # mean |OLD - ENGINE|: episode 4 (0 + .9) / 2 = .45, episode 7 (0 + 0 + 1.5 + 0) / 4 = .375
     torch.testing.assert_close(episode_drift(OLD, ENGINE, EPISODE), torch.tensor([0.45] * 2 + [0.375] * 4))
-    _, gradient, stats = by_hand(settings("clip"), max_drift=0.4)
+    _, gradient, stats = by_hand(settings("clip"), max_logp_gap=0.4)
     torch.testing.assert_close(gradient, 0.5 * torch.tensor([0, 0, 1.105171, 0, 2.718282, 1]), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx((1.105171 + 0.8 + 2.718282 + 1) / 6, abs=1e-6)  # still over all six
     assert (stats["reuse/num_left_out"], stats["reuse/left_out"]) == (1, 0.5)
     assert stats["reuse/ratio"] == pytest.approx((1.105171 + 0.606531 + 2.718282 + 1) / 4, abs=1e-6)
-    assert stats["reuse/clipped"] == 0.25
-    none = by_hand(settings("clip"), max_drift=0.3)
+    assert stats["reuse/clip_fraction"] == 0.25
+    none = by_hand(settings("clip"), max_logp_gap=0.3)
     assert none[0] == none[2]["reuse/ess"] == 0 and none[2]["reuse/left_out"] == 1
 
 
@@ -196,20 +196,20 @@ def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner, 
     reused, stats = update(learners, [], stored)
     assert relative_gap(reused[0], gradient(learners, stored)) < 1e-5
     assert stats["reuse/ess"] == pytest.approx(1, abs=1e-5) and stats["reuse/ratio"] == pytest.approx(1, abs=1e-5)
-    assert stats["reuse/drift"] < 1e-5 and stats["reuse/clipped"] == 0 and stats["num_tokens"] == 0
+    assert stats["reuse/drift"] < 1e-5 and stats["reuse/clip_fraction"] == 0 and stats["num_tokens"] == 0
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_what_another_policy_wrote_is_not(learners, learner, correction):
-    learner.config.replay_reuse_correction, learner.config.replay_max_drift = correction, None
-    learner.config.is_truncation = None
+    learner.config.replay_reuse_correction, learner.config.replay_max_logp_gap = correction, None
+    learner.config.rollout_is_correction = "none"
     reused, stats = update(learners, [], STORED)
     assert relative_gap(reused[0], gradient(learners, STORED)) > 0.1
     assert stats["reuse/ess"] < 0.9
 
 
 def test_without_weight_reuse_changes_no_bit_and_with_weight_much(learners, learner):
-    learner.config.replay_max_drift = None
+    learner.config.replay_max_logp_gap = None
     plain = gradient(learners, GROUPS)
     weightless = gradient(learners, GROUPS, STORED, reuse_coeff=0.0)
     assert all(np.array_equal(plain[name], weightless[name]) for name in plain)
@@ -218,7 +218,7 @@ def test_without_weight_reuse_changes_no_bit_and_with_weight_much(learners, lear
 
 def test_importance_weights_scale_the_gradient_of_each_reused_group(learners, learner):
     """With weights w the reused gradient is w1 g1 + w2 g2, g being those of one group with all others weighing 0."""
-    learner.config.replay_max_drift = None
+    learner.config.replay_max_logp_gap = None
     plain = gradient(learners, GROUPS, STORED)
     ones = gradient(learners, GROUPS, STORED, weights=(1.0, 1.0))
     assert all(np.array_equal(plain[name], ones[name]) for name in plain)
@@ -229,7 +229,7 @@ def test_importance_weights_scale_the_gradient_of_each_reused_group(learners, le
 
 
 def test_more_reused_groups_leave_the_played_gradient_as_it_is(learners, learner):
-    learner.config.replay_max_drift = None
+    learner.config.replay_max_logp_gap = None
     plain = gradient(learners, GROUPS)
     for stored in (STORED[:1], STORED):
         rest = minus(gradient(learners, GROUPS, stored), gradient(learners, [], stored))
@@ -240,7 +240,8 @@ def test_more_reused_groups_leave_the_played_gradient_as_it_is(learners, learner
 
 def test_statistics_of_played_tokens_know_nothing_of_reused_ones(learners, learner):
     plain, both = update(learners, GROUPS)[1], update(learners, GROUPS, STORED)[1]
-    for name in ("loss", "policy_loss", "clipped", "correction", "mismatch", "entropy", "num_tokens"):
+    names = ("loss", "policy_loss", "clip_fraction", "correction", "rollout_logp_abs_diff", "entropy", "num_tokens")
+    for name in names:
         assert both[name] == plain[name]
     assert (plain["reuse/num_tokens"], both["reuse/num_tokens"]) == (0, 24)
     assert both["total_loss"] == pytest.approx(both["loss"] + both["reuse/loss"], abs=1e-6)
@@ -248,7 +249,7 @@ def test_statistics_of_played_tokens_know_nothing_of_reused_ones(learners, learn
 
 @pytest.mark.parametrize("reuse_coeff", [1.0, 0.3])
 def test_the_norm_is_that_of_the_reused_part_alone(learners, learner, reuse_coeff):
-    learner.config.replay_max_drift = None
+    learner.config.replay_max_logp_gap = None
     _, stats = update(learners, GROUPS, STORED, reuse_coeff=reuse_coeff)
     alone = gradient(learners, [], STORED, reuse_coeff=reuse_coeff)
     assert stats["reuse/gradient_norm"] == pytest.approx(length(alone), rel=1e-5)
@@ -257,7 +258,7 @@ def test_the_norm_is_that_of_the_reused_part_alone(learners, learner, reuse_coef
 
 def test_exactly_the_episode_that_drifted_is_left_out_and_reported(learners, learner):
     """Episodes of one group share prefixes and micro-batches; its last one was written by a policy far away."""
-    learner.config.replay_max_drift = 1.0
+    learner.config.replay_max_logp_gap = 1.0
     near = as_the_policy_writes(learner, STORED[0])
     far = as_the_policy_writes(learner, STORED[1], gap_G=[0, 0.5, 1.5])
     gradients, stats = update(learners, GROUPS, [near, far])
@@ -266,13 +267,13 @@ def test_exactly_the_episode_that_drifted_is_left_out_and_reported(learners, lea
     report = learner.reuse_report()
     assert set(report) == {"g11", "g12"} and learner.reuse_report() == {}
     assert report["g12"]["drift"] == pytest.approx((0.5 + 12 * 1.5) / 16, abs=1e-4)
-    assert (report["g11"]["num_left_out"], report["g12"]["num_left_out"]) == (0, 1)
+    assert (report["g11"]["num_over_gap"], report["g12"]["num_over_gap"]) == (0, 1)
     assert report["g11"]["drift"] < 1e-5
     assert report["g11"]["nll"] == pytest.approx(-near.behaviour_logp_N.sum() / 8, abs=1e-4)
     advantages = [advantages_of(group) for group in (*GROUPS, near, far)]
     assert advantages[-1][2] != 0
     advantages[-1][2] = 0.0
-    learner.config.replay_max_drift = None
+    learner.config.replay_max_logp_gap = None
     assert relative_gap(gradients[0], gradient(learners, GROUPS, [near, far], advantages=advantages)) < 1e-6
 
 
@@ -289,7 +290,7 @@ def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_
     group = learner_group(config.replay(reuse_correction="truncate"))
     stored = [as_the_policy_writes(group._learner, one) for one in STORED]
     _, stats = update(group, [], stored)
-    assert stats["reuse/clipped"] > 0.2 and stats["reuse/drift"] < 1e-5
+    assert stats["reuse/clip_fraction"] > 0.2 and stats["reuse/drift"] < 1e-5
     report = group._learner.reuse_report()
     assert all(row["drift"] < 1e-5 for row in report.values())
     assert report["g11"]["nll"] == pytest.approx(-stored[0].behaviour_logp_N.sum() / 8, abs=1e-4)
@@ -326,7 +327,7 @@ def test_notes_join_a_group_that_micro_batches_tore_apart():
     notes.add_drift(np.array([2, 2, 4]), prox, stored, kept)
     notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])
     # |gaps| .5 + 0 + 1 + .5 = 2, -prox 1 + 2 + 4 + 1 = 8, of four tokens; successes are episodes 2 and 4: .5 + 0 - 1
-    expected = {"drift": 0.5, "nll": 2.0, "num_left_out": 1, "success_change": pytest.approx(-0.5 / 3)}
+    expected = {"drift": 0.5, "nll": 2.0, "num_over_gap": 1, "success_change": pytest.approx(-0.5 / 3)}
     assert notes.take_drift() == {"g12": expected}
     notes.add_drift(np.array([3]), prox[:1], stored[:1], kept[:1])
     assert np.isnan(notes.take_drift()["g12"]["success_change"])  # no success among them

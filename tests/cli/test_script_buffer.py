@@ -326,12 +326,13 @@ def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.C
     losses = dict(re.findall(r"^ +(rule as .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
     assert losses["fitted rule"] < losses["current rule"]
     values = read_values(yaml.safe_load(text.splitlines()[-1]))
-    rule = make_spacing("fsrs", **values["replay_spacing_config"])
+    parameters = values["replay_spacing"]
+    rule = make_spacing(parameters.pop("name"), **parameters)
     printed = re.findall(r"^ +w(\d+) +\S+ +(\S+)$", text, re.M)
     assert [rule.w[int(number)] for number, _ in printed] == [float(value) for _, value in printed] and len(
         printed
     ) == 7
-    assert ReplaySettings(spacing_config=values["replay_spacing_config"]).faults() == []
+    assert ReplaySettings(spacing_config=parameters).faults() == []
     assert "the constant: " in text and ("beats" in text or "does not beat" in text)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.algorithm.config import SETTINGS
+from rllib_srl.algorithm.settings import ALIASES, GROUPS, SETTINGS
 from rllib_srl.cli import train
 from rllib_srl.cli.shared import settings
 from rllib_srl.cli.shared.settings import RLLIB, SettingsError, build_config, given_settings, read_value
@@ -121,7 +121,7 @@ def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
         (["--learning-rate", "1e-5"], "--learning-rate: use --lr"),
         (["--num_generations", "4"], "--num_generations: use --group_size"),
         (["--output_dir", "here"], "--output_dir: use --out"),
-        (["--beta", "-1"], "--beta: use --kl_coeff"),
+        (["--beta", "-1"], "--beta: use --kl"),
         (["actor_rollout_ref.rollout.n=8"], "actor_rollout_ref.rollout.n: use --group_size"),
         (["+trainer.seed=8"], "+trainer.seed: use --seed"),
         (["--zzz"], "--zzz: --help lists them all"),
@@ -140,7 +140,7 @@ def test_flags_values_and_settings_are_refused_in_one_round(tmp_path: Path, caps
     assert said[:2] == ["error: unknown arguments:", "  --group_sise: did you mean --group_size?"]
     assert said[2:6] == [
         f"settings file {path} has unknown names:",
-        "  beta: use kl_coeff",
+        "  beta: use kl",
         "settings cannot be read:",
         "  colocate = 'maybe'; expected true or false",
     ]
@@ -177,7 +177,9 @@ def test_the_config_holds_what_was_given() -> None:
 def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_doc.main(["--check"]) == 0, "run python scripts/settings_doc.py"
     names = {line.split("`")[1] for line in settings_doc.document().splitlines() if line.startswith("| `")}
-    assert names == {*SETTINGS, *RLLIB}
+    assert names >= {*SETTINGS, *RLLIB, *ALIASES} | {key for group in GROUPS.values() for key in group.flat} - {
+        group.head for group in GROUPS.values()
+    }
     monkeypatch.setattr(settings_doc, "TARGET", tmp_path / "settings.md")
     assert settings_doc.main(["--check"]) == 1
 

@@ -46,7 +46,8 @@ def test_adapters_train_against_an_engine_with_merged_weights(config, random_lla
     kls = [one["learners"][DEFAULT_MODULE_ID]["kl"] for one in results]
     assert kls == pytest.approx([k3_mean(random_llama_dir, *one, base) for one in seen], rel=1e-3, abs=1e-6)
     assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 1e-4
-    assert results[2]["learners"][DEFAULT_MODULE_ID]["mismatch"] < 1e-4  # the engine wrote with what was merged
+    # The engine wrote with what was merged.
+    assert results[2]["learners"][DEFAULT_MODULE_ID]["rollout_logp_abs_diff"] < 1e-4
     moved = [name for name in base if not torch.equal(seen[2][1][name], base[name])]
     assert moved and all(name.split(".")[-2] in config.lora_targets for name in moved)
 
@@ -67,7 +68,7 @@ def test_two_sharded_learners_go_on_as_one_and_as_two(config, tmp_path):
     finally:
         algo.stop()
     assert all(map(agreed, results)) and agreed(again)
-    for name in ("loss", "mismatch", "num_tokens"):
+    for name in ("loss", "rollout_logp_abs_diff", "num_tokens"):
         losses = [one["learners"][DEFAULT_MODULE_ID][name] for one in (again, wanted)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5, abs=1e-7)
     shards = ShardedFiles(tmp_path / "saved" / SHARDS)

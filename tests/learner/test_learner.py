@@ -37,7 +37,7 @@ def config(random_llama_dir):
         .rl_module(model_config={"model": str(random_llama_dir)})
         .training(compute_dtype="float32", optimizer_name="sgd", lr=1.0, grad_clip=None)
         .learners(learner_class=Recording)
-        .training(micro_batch_tokens=60, is_truncation=1.1)
+        .training(micro_batch_tokens=60, rollout_is_correction={"tis_clip_max": 1.1})
         .env_runners(max_turn_tokens=8, max_episode_tokens=128)
         .replay(revisit_fraction=0, reuse_fraction=0)
     )
@@ -158,7 +158,7 @@ def test_several_epochs_move_away_from_the_policy_that_started(config, ray_here)
     """The second epoch's ratio is taken against the weights before the first: the clip must bite."""
     config = config.training(num_epochs=3, lr=5.0, clip_low=1e-4, clip_high=1e-4)
     _, _, results, _ = train_once(config)
-    assert results[0][DEFAULT_MODULE_ID]["clipped"].peek() > 0.2
+    assert results[0][DEFAULT_MODULE_ID]["clip_fraction"].peek() > 0.2
 
 
 def test_kl_pulls_back_to_the_starting_model(config, ray_here):

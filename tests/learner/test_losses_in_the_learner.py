@@ -35,7 +35,7 @@ def learners(random_llama_dir, tmp_path_factory, ray_here):
     config = small_config(random_llama_dir, tmp_path_factory.mktemp("names"))
     config.learners(learner_class=Recording).env_runners(max_episode_tokens=128, max_turns=2, max_turn_tokens=9)
     config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl_coeff=1.0)
-    config.training(advantage="gae", use_critic=True).replay(max_drift=None, capacity=100)
+    config.training(advantage="gae", use_critic=True).replay(max_logp_gap=None, capacity=100)
     group = learner_group(config)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def slowly(learner, settings, played, stored, reuse_coeff, bounds):
 
 
 # The behaviour policy of these groups is off by 0.3 nats a token: narrow clips bite in the first epoch already.
-BYPASS = {"old_policy": "bypass", "correction": "none", "clip_low": 0.2, "clip_high": 0.25}
+BYPASS = {"ratio_anchor": "bypass", "correction": "none", "clip_low": 0.2, "clip_high": 0.25}
 BARE = {"correction": "none"}
 PLAYED = [
     ("clip_rule symmetric", {**BYPASS, "clip_high": 20.0}, {"clip_rule": "symmetric", "clip_high": "preset"}),
@@ -100,7 +100,7 @@ PLAYED = [
     ("clip_high", BYPASS, {"clip_high": 0.05}),
     ("dual_clip", {**BYPASS, "clip_rule": "dual"}, {"dual_clip": 1.1}),
     ("clip_delta", {**BYPASS, "clip_rule": "two_sided"}, {"clip_delta": 1.3}),
-    ("old_policy bypass", BARE, {"old_policy": "bypass"}),
+    ("ratio_anchor bypass", BARE, {"ratio_anchor": "bypass"}),
     ("ratio_level sequence", BYPASS, {"ratio_level": "sequence"}),
     ("ratio_level geometric", BYPASS, {"ratio_level": "geometric"}),
     ("aggregation sequence_mean", BARE, {"aggregation": "sequence_mean"}),
@@ -161,7 +161,7 @@ def test_a_name_acts_on_reused_tokens(gradient, without, change):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [name for name in PRESETS if name != "bapo"])
 def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
-    off = {"old_policy": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})
+    off = {"ratio_anchor": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})
     window = {"sequence_window": (0.4, 0.85)} if loss == "mis_po" else {}
     kl = {"kl_coeff": "preset"}
     for given in ({**kl, **window}, {**kl, **window, **off}):
@@ -331,7 +331,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
     "given",
     [
         {"loss": "bapo", "bapo_target": 0.9, "cov_clip_ratio": 0.1, "cov_clip_window": (0.0, 1e9)},
-        {"loss": "gspo", "old_policy": "bypass", "clip_low": 0.9, "clip_high": 0.9},
+        {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
         {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
     ],
     ids=["batch statistics", "gspo", "critic"],

@@ -17,7 +17,7 @@ GIVEN = st.fixed_dictionaries(
         "ratio_level": st.sampled_from(sorted(RATIO_LEVELS)),
         "clip_rule": st.sampled_from(CLIPS),
         "correction": st.sampled_from(sorted(CORRECTIONS)),
-        "old_policy": st.sampled_from(["decoupled", "bypass"]),
+        "ratio_anchor": st.sampled_from(["decoupled", "bypass"]),
         "reuse_correction": st.sampled_from(sorted(REUSE_CORRECTIONS)),
         "kl_estimator": st.sampled_from(sorted(set(KL_ESTIMATORS) - {"k1"})),
         "kl_coeff": st.sampled_from([0.0, 0.3]),
@@ -123,7 +123,7 @@ def test_what_is_finite_stays_finite_and_statistics_are_shares(given_settings, l
     loss, gradient, sums = run(LossSettings.made(**given_settings), batch, prox_N, logp_N, entropy_N)
     stats = statistics(sums)
     assert np.isfinite(loss) and gradient.isfinite().all() and sums["num_nonfinite_logps"] == 0
-    for name in ("clipped", "masked", "reuse/clipped", "reuse/left_out"):
+    for name in ("clip_fraction", "masked", "reuse/clip_fraction", "reuse/left_out"):
         assert 0 <= stats[name] <= 1
     assert 0 <= stats["reuse/ess"] <= 1 + 1e-6
 

@@ -87,7 +87,7 @@ def played_weights(settings: LossSettings, prox: Sequence[float], behaviour: Seq
     rho = [math.exp(p - b) for p, b in zip(prox, behaviour, strict=True)]
     product = math.prod(rho)
     geometric = product ** (1 / len(rho))
-    most = math.inf if settings.is_truncation is None else settings.is_truncation
+    most = math.inf if settings.tis_clip_max is None else settings.tis_clip_max
     (low, high), (least, last) = settings.correction_window, settings.sequence_window
     return {
         "none": [1.0 for _ in rho],
@@ -105,7 +105,7 @@ def episode_loss(
 ) -> torch.Tensor:
     """Return the scaled loss of one episode in the first epoch of an update."""
     prox = [x.item() for x in one.logp]
-    anchor = list(one.behaviour) if settings.old_policy == "bypass" else prox
+    anchor = list(one.behaviour) if settings.ratio_anchor == "bypass" else prox
     weights = played_weights(settings, prox, one.behaviour)
     if one.is_reused:
         rho = [math.exp(p - b) for p, b in zip(prox, one.behaviour, strict=True)]

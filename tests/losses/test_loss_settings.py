@@ -42,7 +42,7 @@ MARKS = {
     "bapo": ("group", "token", "bapo", 0.2, 0.28, "token_mean", "bypass", "none"),
     "mis_po": ("group", "token", "none", 0.2, 0.28, "token_mean", "decoupled", "mis_po"),
 }
-NAMES = ("advantage", "ratio_level", "clip_rule", "clip_low", "clip_high", "aggregation", "old_policy", "correction")
+NAMES = ("advantage", "ratio_level", "clip_rule", "clip_low", "clip_high", "aggregation", "ratio_anchor", "correction")
 
 
 @pytest.mark.parametrize("loss", MARKS)
@@ -80,12 +80,12 @@ def test_an_explicit_setting_wins_whatever_the_order(config):
 def test_left_alone_every_setting_has_its_default(config):
     settings = config.loss_settings()
     assert all(getattr(settings, name) == value for name, value in DEFAULTS.items())
-    assert {name for name, (default, _) in TABLE.items() if default == PRESET} == set(DEFAULTS) - {"advantage"}
+    assert {name for name, row in TABLE.items() if row.default == PRESET} == set(DEFAULTS) - {"advantage"}
 
 
 def test_a_setting_has_no_third_place():
     fields = set(LossSettings.__dataclass_fields__)
-    assert fields == {*TABLE, "advantage", "reuse_correction", "mask_window", "max_drift"}
+    assert fields == {*TABLE, "advantage", "reuse_correction", "mask_window", "max_logp_gap"}
 
 
 def test_without_a_truncation_there_is_no_correction(config):
@@ -118,7 +118,7 @@ WRONG = [
     ("aggregation", "sum", "expected one of 'token_mean', 'sequence_mean', 'constant'"),
     ("longest_answer", 0, "expected an integer of at least 1, or None"),
     ("turn_mask", "second", "expected one of 'all', 'first', 'last'"),
-    ("old_policy", "prox", "expected one of 'decoupled', 'bypass'"),
+    ("ratio_anchor", "prox", "expected one of 'decoupled', 'bypass'"),
     ("correction", "icepop", "expected one of 'none', 'tis'"),
     ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
     ("correction_window", (2, 0.5), "expected two numbers, 0 <= lower < upper"),
@@ -154,18 +154,18 @@ def test_a_wrong_value_has_its_own_line(config, name, value, expected):
 
 CONTRADICTIONS = [
     ({"loss": "gspo", "correction": "tis"}, "the ratio is per episode, so its correction is too"),
-    ({"ratio_level": "sequence"}, "correction = 'tis' with ratio_level = 'sequence'"),
+    ({"ratio_level": "sequence"}, "rollout_is_correction = 'tis' with ratio_level = 'sequence'"),
     ({"loss": "gspo", "correction": "mis"}, "correction = 'mis' with ratio_level = 'geometric'"),
     ({"use_critic": True}, "use_critic = True with advantage = 'group'; expected advantage = 'gae'"),
     ({"use_critic": True, "advantage": "leave_one_out"}, "the group is the baseline"),
     ({"use_critic": True, "advantage": "recalibrated"}, "expected advantage = 'gae'"),
-    ({"old_policy": "bypass"}, "correction = 'tis' with old_policy = 'bypass'; expected 'none'"),
+    ({"ratio_anchor": "bypass"}, "rollout_is_correction = 'tis' with ratio_anchor = 'bypass'; expected 'none'"),
     ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
     ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_delta = 1.2; expected more than 1 + clip_high"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
-    ({"kl_reference": "ema"}, "kl_reference = 'ema' with kl_coeff = 0"),
+    ({"kl_reference": "ema"}, "kl_reference = 'ema' with kl.coeff = 0"),
     ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
-    ({"kl_on_reused": "weighted"}, "kl_on_reused = 'weighted' with kl_coeff = 0"),
+    ({"kl_on_reused": "weighted"}, "kl_on_reused = 'weighted' with kl.coeff = 0"),
     ({"advantage": "gae", "rescue": "rlep"}, "expected an advantage relative to a group"),
     ({"advantage": "gae", "dynamic_sampling_tries": 2}, "groups of equal rewards have a signal"),
     ({"advantage": "gae", "reuse_advantage": "group"}, "reuse_advantage = 'group' with advantage = 'gae'"),
@@ -192,7 +192,7 @@ def test_rescue_needs_a_memory_and_whole_embeddings(config):
     [
         {"loss": "gspo", "correction": "sequence_mask"},
         {"loss": "gspo", "correction": "sequence_tis"},
-        {"old_policy": "bypass", "correction": "none"},
+        {"ratio_anchor": "bypass", "correction": "none"},
         {"advantage": "gae", "use_critic": True},
         {"kl_coeff": 0.1, "kl_estimator": "k1"},
         {"clip_rule": "symmetric", "clip_low": 0.3, "clip_high": 0.3},
@@ -209,6 +209,6 @@ def test_the_document_of_losses_names_every_one_of_them():
     tables = (RATIO_LEVELS, CLIP_RULES, CORRECTIONS, REUSE_CORRECTIONS, KL_ESTIMATORS, ADVANTAGES, PRESETS, BAPO_MODES)
     names = {*(name for table in tables for name in table), *AGGREGATIONS, *OLD_POLICIES, *REFERENCES, *RESCUES}
     settings = set(TABLE) - {"loss", "longest_answer", "reference_rate", "correction_window", "sequence_window"}
-    settings -= {"clip_low", "clip_high", "dual_clip", "clip_delta", "cispo_bounds", "sapo_taus", "is_truncation"}
+    settings -= {"clip_low", "clip_high", "dual_clip", "clip_delta", "cispo_bounds", "sapo_taus", "tis_clip_max"}
     assert [name for name in sorted({*names, *settings} - {"kl_coeff", "bapo_target"}) if f"`{name}`" not in rows] == []
     assert [name for name in TABLE if f"{name}" not in text] == []

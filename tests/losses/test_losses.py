@@ -171,7 +171,7 @@ def test_episode_means_do_not_care_for_order(episodes, seed):
 WEIGHTS = {
     "none": ({}, [1, 1, 1, 1, 1, 1]),
     "tis": ({}, [1, 2, 1, 1, 2, 1]),
-    "sequence_tis": ({"is_truncation": 3.0}, [2.459603] * 2 + [3] * 4),
+    "sequence_tis": ({"tis_clip_max": 3.0}, [2.459603] * 2 + [3] * 4),
     "mis": ({"correction_window": (0.5, 4.0)}, [1, 2.459603, 1, 1, 0, 1]),
     "sequence_mask": ({"correction_window": (0.5, 3.0)}, [2.459603] * 2 + [0] * 4),
     "geometric_mask": ({"sequence_window": (0.9, 1.5)}, [0, 0, 1, 1, 2, 1]),  # e^.45 = 1.57, e^.375 = 1.45

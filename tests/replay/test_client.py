@@ -86,7 +86,7 @@ def test_a_shard_that_has_too_few_is_filled_up_from_the_other_and_nothing_comes_
     groups = memory.sample(8, 2)  # half of all: 8 beside 8
     assert len({(group.group_id, group.prompt.key) for group in groups}) == 8
     assert (memory.counts["num_revisits_short"], memory.counts["num_reuses_short"]) == (0, 0)
-    everything = {group.group_id: {"num_left_out": 4.0, "success_change": 0.0} for group in groups}
+    everything = {group.group_id: {"num_over_gap": 4.0, "success_change": 0.0} for group in groups}
     memory.look_back(groups, everything, 2)  # both draws of a shard are known to it
     assert memory.stats(2)["num_dropped_drifted"] == 8 and memory.stats(2)["num_stored_groups"] == 14 - 8
 
@@ -143,15 +143,15 @@ def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
     memory = start(grade_reuse=True)
     played(memory, range(6), 1)
     groups = memory.sample(4, 2)
-    told = {groups[0].group_id: {"num_left_out": 0, "success_change": -2.0}}
-    told[groups[1].group_id] = {"num_left_out": 0, "success_change": float("nan")}  # no success to ask about
+    told = {groups[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
+    told[groups[1].group_id] = {"num_over_gap": 0, "success_change": float("nan")}  # no success to ask about
     memory.look_back(groups, told, 2)
     stats = memory.stats(2)
     assert (stats["num_rehearsed"], stats["num_reviews_of_nothing"], stats["num_dropped_drifted"]) == (1, 1, 0)
     quiet = start(grade_reuse=False)
     played(quiet, range(6), 1)
     groups = quiet.sample(4, 2)
-    quiet.look_back(groups, {groups[0].group_id: {"num_left_out": 3, "success_change": -2.0}}, 2)
+    quiet.look_back(groups, {groups[0].group_id: {"num_over_gap": 3, "success_change": -2.0}}, 2)
     assert quiet.stats(2)["num_rehearsed"] == quiet.stats(2)["num_dropped_drifted"] == 0  # 3 of 4 episodes are not all
 
 

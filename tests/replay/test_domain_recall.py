@@ -59,14 +59,14 @@ def rested(**settings):
 
 def test_an_item_that_is_not_due_fills_a_slot_or_leaves_it():
     assert len(rested().due(4, 3)) == 4
-    buffer = rested(early=False)
+    buffer = rested(fill_with_not_due=False)
     assert buffer.due(4, 3) == []
     assert len(buffer.due(4, 9)) == 4
 
 
 def test_a_lapse_makes_its_domain_due_and_no_other():
     for half_life, expected in ((0.0, set()), (4.0, {"a"})):
-        buffer = rested(early=False, domain_half_life=half_life)
+        buffer = rested(fill_with_not_due=False, domain_half_life=half_life)
         buffer.add([a_group(a_prompt(0, "a"), 3, rewards=WRONG), a_group(a_prompt(1, "b"), 3, 1, RIGHT)], 3)
         asked = buffer.due(8, 4, without=[a_prompt(0, "a").key])
         assert {prompt.domain for prompt in asked} == expected
@@ -81,7 +81,7 @@ def fail_after_a_note(buffer):
 
 
 def test_the_news_survives_a_restart_and_an_error(tmp_path):
-    buffer = rested(early=False, domain_half_life=4.0, directory=tmp_path)
+    buffer = rested(fill_with_not_due=False, domain_half_life=4.0, directory=tmp_path)
     buffer.add([a_group(a_prompt(0, "a"), 3, rewards=WRONG)], 3)
     told = buffer.recall.domains.get_state()
     assert told != []
@@ -89,7 +89,7 @@ def test_the_news_survives_a_restart_and_an_error(tmp_path):
         fail_after_a_note(buffer)
     assert buffer.recall.domains.get_state() == told
     buffer.close()
-    again = a_buffer(directory=tmp_path, early=False, domain_half_life=4.0)
+    again = a_buffer(directory=tmp_path, fill_with_not_due=False, domain_half_life=4.0)
     assert again.recall.domains.get_state() == told
     again.close()
 

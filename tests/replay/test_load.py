@@ -87,7 +87,7 @@ def test_whole_forgives_rounding():
 
 
 def test_load_by_hand():
-    control = LoadControl("intake")
+    control = LoadControl("throttle_new")
     control.add(np.array([1, 2, 4, 0.5]))  # 1 + .5 + .25 + 1: at most one visit an iteration
     assert control.load == 2.75 and control.num_items == 4
     # slots 4: 1.25 left; .5 + .5 fit, .25 fits exactly, the next does not
@@ -114,7 +114,7 @@ def test_stretch_makes_the_load_fit():
     order=st.randoms(use_true_random=False),
 )
 def test_the_running_sum_is_that_of_the_schedule(moves, order):
-    control, inside = LoadControl("intake"), []
+    control, inside = LoadControl("throttle_new"), []
     for intervals in moves:
         control.add(np.array(intervals))
         inside.append(intervals)
@@ -127,7 +127,7 @@ def test_the_running_sum_is_that_of_the_schedule(moves, order):
 
 
 def test_a_million_changes_leave_no_drift():
-    rng, control = np.random.default_rng(0), LoadControl("intake")
+    rng, control = np.random.default_rng(0), LoadControl("throttle_new")
     interval_N = rng.uniform(1, 300, 1000)
     control.add(interval_N)
     for _ in range(1000):
@@ -140,7 +140,7 @@ def test_a_million_changes_leave_no_drift():
 
 
 def test_load_state_survives_json():
-    control, other = LoadControl("intake"), LoadControl("intake")
+    control, other = LoadControl("throttle_new"), LoadControl("throttle_new")
     control.add(np.array([3.0, 7.0]))
     other.set_state(json.loads(json.dumps(control.get_state())))
     other.check(np.array([7.0, 3.0]))
@@ -161,7 +161,7 @@ def test_bad_load_is_named():
 
 def test_no_more_enter_at_once_than_there_are_slots():
     # 160 items of interval 40 would fit a load of 4, and 12 a time would all be due in 14 iterations
-    control = LoadControl("intake")
+    control = LoadControl("throttle_new")
     assert control.admit(np.full(160, 40.0), 4.0) == 4
     assert control.admit(np.full(160, 40.0), 0.8) == 1  # a share below one slot still lets items in
 
@@ -231,7 +231,7 @@ def simulate(spacing: str, mode: str) -> Trace:
 @pytest.mark.slow
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_intake_bounds_backlog_load_and_lateness(spacing):
-    trace = simulate(spacing, "intake")
+    trace = simulate(spacing, "throttle_new")
     assert max(trace.backlog) <= 5 * SLOTS
     assert max(trace.ratio) <= 2.5 and np.mean(trace.ratio[100:]) <= 1.25  # lapses shorten intervals behind admission
     assert np.median(trace.late) < 0.5
@@ -251,10 +251,10 @@ def test_stretch_bounds_the_backlog(spacing):
 def test_without_control_everything_is_soon_overdue(spacing):
     trace = simulate(spacing, "none")
     assert trace.backlog[-1] > 0.8 * (NUM_NEW - SLOTS) * NUM_ITERATIONS
-    assert np.median(trace.late[-400:]) > 5 * max(np.median(simulate(spacing, "intake").late), 0.1)
+    assert np.median(trace.late[-400:]) > 5 * max(np.median(simulate(spacing, "throttle_new").late), 0.1)
 
 
-@pytest.mark.parametrize("mode", ["intake", "stretch"])
+@pytest.mark.parametrize("mode", ["throttle_new", "stretch"])
 @pytest.mark.parametrize("one, other", combinations(SPACINGS, 2))
 def test_spacing_rules_draw_different_items_under_control(mode, one, other):
     pairs = zip(simulate(one, mode).draws[50:], simulate(other, mode).draws[50:])

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
+from rllib_srl.algorithm.settings import folded
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import all_settings, flag_settings, read_values, read_yaml
@@ -95,7 +96,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
             f"{checkpoint} is not the newest checkpoint of its run; resuming from it would overwrite {newest.name}: "
             "set a new directory by --out"
         )
-    return RunPlan(directory, checkpoint, {**earlier, **given}, trust)
+    return RunPlan(directory, checkpoint, folded(given, earlier), trust)
 
 
 def new_directory(name: str) -> Path:
@@ -141,18 +142,24 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
     """Return the settings of the run that wrote a checkpoint, without `NOT_INHERITED`; {} without a settings file."""
     path = checkpoint.parent / SETTINGS_FILE
     read = read_values(read_yaml(path)) if path.is_file() else {}
-    return {name: value for name, value in read.items() if name not in NOT_INHERITED}
+    return {name: value for name, value in folded(read).items() if name not in NOT_INHERITED}
 
 
 def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> None:
     """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
     chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
-    every = {setting.name: setting.default for setting in flag_settings()} | dict(values) | chosen
-    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in every.items() if name in all_settings()}
+    every = folded(values, {setting.name: setting.default for setting in flag_settings()}) | chosen
+    plain = {name: _plain(value) for name, value in every.items() if name in all_settings()}
     text = "# All settings of this run; `srl train --config` takes this file.\n"
     text += yaml.safe_dump(plain, sort_keys=False)
     with writing(directory / SETTINGS_FILE):
         (directory / SETTINGS_FILE).write_text(text, encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def save(algo: Any, directory: Path) -> Path:

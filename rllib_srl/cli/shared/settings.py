@@ -6,8 +6,10 @@
       model: smollm2-135m
       lr: 3e-5
 
-Flags, `--help` and docs/settings.md are made from one table: `rllib_srl.algorithm.config` and, for RLlib's own
-settings, `RLLIB` below.
+      replay_spacing: {name: sm2, whole_days: true}      the same as --replay_spacing name=sm2 whole_days=true
+
+Flags, `--help` and docs/settings.md are made from one table: `rllib_srl.algorithm.settings` and, for RLlib's own
+settings, `RLLIB` below. Former names (`ALIASES`) are read too; `--help` does not show them.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from typing import Any, NoReturn
 import yaml
 
 from rllib_srl import SRL, SRLConfig
-from rllib_srl.algorithm import config as ours
+from rllib_srl.algorithm import settings as ours
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.resources import check_machine_holds
+from rllib_srl.algorithm.settings import ALIASES, FLAT, GROUPS
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.common.setting_tables import Group, public
 from rllib_srl.losses.presets import DEFAULTS, PRESET
 
 RUN, ENVIRONMENT, MODEL, RUNNERS = "run", "environment", "model", "env runners and engine"
@@ -69,9 +73,9 @@ RLLIB = {
     "evaluation_interval": (EVALUATION, "iterations between evaluations; none: no evaluation"),
     "evaluation_duration": (EVALUATION, "number of held-out prompts per evaluation"),
 }
-GROUPS = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY, PLANNER)
-OURS: dict[str, dict[str, tuple[Any, str]]] = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS}
-OURS |= {TRAINING: ours.TRAINING, EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY, PLANNER: ours.PLANNER}
+ORDER = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY, PLANNER)
+OURS = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS, TRAINING: ours.TRAINING}
+OURS |= {EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY, PLANNER: ours.PLANNER}
 ITERATIONS = Setting("iterations", RUN, 100, "total number of iterations, those before a resume included")
 GRACE = Setting("grace_s", RUN, GRACE_S, "seconds from SIGTERM to exit, in which the iteration may finish and be saved")
 SCRIPTS_OWN = (ITERATIONS, GRACE)
@@ -97,8 +101,9 @@ def all_settings() -> dict[str, Setting]:
     for name, (group, meaning) in RLLIB.items():
         default = config.model_config["model"] if name == "model" else getattr(config, name)
         rows.append(Setting(name, group, default, meaning))
-    rows += [Setting(name, group, *row) for group, table in OURS.items() for name, row in table.items()]
-    return {row.name: row for row in sorted(rows, key=lambda row: GROUPS.index(row.group))}
+    for group, table in OURS.items():
+        rows += [Setting(name, group, row.default, row.meaning) for name, row in public(table).items()]
+    return {row.name: row for row in sorted(rows, key=lambda row: ORDER.index(row.group))}
 
 
 def flag_settings() -> list[Setting]:
@@ -118,16 +123,18 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
             continue
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(f"settings: {setting.group}")
-        is_mapping = setting.name in MAPPINGS
+        is_mapping = setting.name in MAPPINGS or setting.name in GROUPS
         action = (used_most if setting.name in USED_MOST else groups[setting.group]).add_argument(
             f"--{setting.name}",
             default=argparse.SUPPRESS,
             nargs="+" if is_mapping else None,
-            metavar="NAME=VALUE" if is_mapping else "VALUE",
+            metavar="NAME=VALUE" if setting.name in MAPPINGS else "VALUE",
             help=f"{setting.meaning} (default: {shown(setting.default)})".replace("%", "%%"),
         )
         if setting.name not in USED_MOST:
             all_help[action], action.help = str(action.help), argparse.SUPPRESS
+    for name in [old for old, place in ALIASES.items() if place.partition(".")[0] not in without]:
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 class HelpAll(argparse.Action):
@@ -160,7 +167,7 @@ def shown(default: Any) -> str:
     """Return a default in YAML notation."""
     if default is None:
         return "none"
-    text = yaml.safe_dump(list(default) if isinstance(default, tuple) else default, default_flow_style=True)
+    text = yaml.safe_dump(list(default) if isinstance(default, tuple) else default, default_flow_style=True, width=1000)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
@@ -200,15 +207,17 @@ def with_underscores(argv: Iterable[str]) -> list[str]:
     argparse would treat the -1e-5 of `--lr -1e-5` as a flag.
     """
 
+    names = {*all_settings(), *ALIASES}
+
     def spelt(word: str) -> str:
         flag, equals, value = word.partition("=")
         name = flag[2:].replace("-", "_")
-        return f"--{name}{equals}{value}" if flag.startswith("--") and name in all_settings() else word
+        return f"--{name}{equals}{value}" if flag.startswith("--") and name in names else word
 
     words: list[str] = []
     for word in map(spelt, argv):
         is_value = word.startswith("-") and NUMBER.fullmatch(word)
-        if is_value and words and words[-1].removeprefix("--") in all_settings():
+        if is_value and words and words[-1].removeprefix("--") in names:
             words[-1] += f"={word}"
         else:
             words.append(word)
@@ -238,7 +247,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     values = _content_of(path) if path else {}
     if unknown := _unknown_names(values):
         faults += [f"settings file {path} has unknown names:", *unknown]
-    known = {setting.name for setting in flag_settings()}
+    known = {*(setting.name for setting in flag_settings()), *ALIASES}
     read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
     if wrong:
         faults += ["settings cannot be read:", *wrong]
@@ -248,7 +257,8 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {s.name: getattr(arguments, s.name) for s in flag_settings() if hasattr(arguments, s.name)}
+    names = [*(setting.name for setting in flag_settings()), *ALIASES]
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
 def _more_faults(read: Mapping[str, Any]) -> list[str]:
@@ -318,7 +328,7 @@ def _content_of(path: Path) -> dict[str, Any]:
 
 def _unknown_names(content: Mapping[Any, Any]) -> list[str]:
     known = [setting.name for setting in flag_settings()]
-    return [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]
+    return [f"  {name}: {_instead(str(name), known)}" for name in content if name not in (*known, *ALIASES)]
 
 
 def _instead(name: str, known: list[str]) -> str:
@@ -346,7 +356,8 @@ def _read(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         try:
             read[name] = read_value(name, value)
         except (ValueError, yaml.YAMLError) as error:
-            faults.append(f"  {name} = {value!r}; expected {' '.join(str(error).split())}")
+            shown_value = value[0] if isinstance(value, list) and name in GROUPS and len(value) == 1 else value
+            faults.append(f"  {name} = {shown_value!r}; expected {' '.join(str(error).split())}")
     return read, faults
 
 
@@ -356,11 +367,49 @@ def read_value(name: str, value: Any) -> Any:
     Raises:
         ValueError: the value has the wrong type; the message names the expected one.
     """
-    if name in MAPPINGS:
+    if name in MAPPINGS or (name in FLAT and FLAT[name].parameter == "*"):
         return _mapping(value)
-    default = all_settings()[name].default
-    if default == PRESET and value != PRESET:
-        default = DEFAULTS[name]  # the preset's values are of the same type
+    if name in GROUPS:
+        return _group_value(GROUPS[name], value)
+    return _plain_value(_default_of(name), value)
+
+
+def _default_of(name: str) -> Any:
+    """Return the default of a setting, a parameter by its flat name, or what a former name stands for."""
+    if name in FLAT:
+        default = FLAT[name].default
+    elif name in ALIASES:
+        setting, _, key = ALIASES[name].partition(".")
+        default = GROUPS[setting].default(key) if key else FLAT[setting].default
+        name = GROUPS[setting].flat[key] if key else setting
+    else:
+        default = all_settings()[name].default
+    return DEFAULTS[name] if isinstance(default, str) and default == PRESET else default
+
+
+def _group_value(group: Group, value: Any) -> Any:
+    """Convert the value of a setting with parameters: that of its head, or a mapping."""
+    words = value if isinstance(value, list) and all(isinstance(word, str) for word in value) else [value]
+    is_mapping = isinstance(words[0], str) and (words[0].lstrip().startswith("{") or "=" in words[0])
+    if not is_mapping and len(words) > 1 and isinstance(group.default(group.head), str):
+        raise ValueError("one value, name=value pairs, or one JSON object")
+    given = _mapping(words) if is_mapping else words[0] if len(words) == 1 else value
+    if not isinstance(given, Mapping):
+        return _plain_value(_default_of(group.flat[group.head]), given)
+    values, faults = {}, []
+    for key, one in given.items():
+        try:
+            values[key] = _plain_value(_default_of(group.flat[key]), one) if key in group.flat else one
+        except ValueError as error:
+            faults.append(f"{key} to be {error}")
+    if faults:
+        raise ValueError(", ".join(faults))
+    return values
+
+
+def _plain_value(default: Any, value: Any) -> Any:
+    if isinstance(value, str) and value == PRESET:
+        return value
     if isinstance(default, str) and default != "auto":
         return str(value)
     if isinstance(value, str):
@@ -401,8 +450,15 @@ def _mapping(value: Any) -> dict[str, Any] | None:
 
 
 def build_config(values: Mapping[str, Any]) -> SRLConfig:
-    """Return a config with the given settings, not yet validated."""
-    return apply_settings(SRLConfig(), values)
+    """Return a config with the given settings, not yet validated.
+
+    Raises:
+        SettingsError: a parameter is given twice, by its former name and within its setting.
+    """
+    try:
+        return apply_settings(SRLConfig(), values)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:

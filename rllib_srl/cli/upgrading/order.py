@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.algorithm.settings import GROUPS, folded
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.paths import local_directory
@@ -99,8 +100,8 @@ class Order:
     def rehearsal(self) -> Rehearsal:
         """Return the rehearsal settings of the lowest rung of the ladder."""
         quotas = {world.domain: 1.0 for world in self.old}
-        weight = float(self.values["replay_reuse_coeff"])
-        return Rehearsal(self.limits["prior_share"], float(self.values["kl_coeff"]), weight, quotas)
+        weight, kl_coeff = (float(_coeff(self.values, name)) for name in ("replay_reuse_coeff", "kl"))
+        return Rehearsal(self.limits["prior_share"], kl_coeff, weight, quotas)
 
     def config(self, model: str | Path, rehearsal: Rehearsal, directory: Path) -> Any:
         """Return the config of one attempt, not yet validated."""
@@ -111,7 +112,9 @@ class Order:
         ours["seal_key_file"] = None  # never from a ledger: a directory must not choose the key that verifies it
         ours |= {"log_directory": str(directory), "kl_reference": "base", "replay_min_buffer_size": 1}
         ours |= rehearsal.settings()
-        return build_config({**self.values, **ours})
+        reuse = GROUPS["replay_reuse_coeff"].given(self.values["replay_reuse_coeff"])
+        ours["replay_reuse_coeff"] = {**reuse, "coeff": rehearsal.reuse_coeff}
+        return build_config(folded(ours, self.values))
 
 
 def add_order(parser: argparse.ArgumentParser) -> None:
@@ -147,11 +150,12 @@ def read_order(arguments: argparse.Namespace) -> Order:
         faults.append(f"--out {out} exists; expected a new directory")
     iterations = given.pop(ITERATIONS.name, ITERATIONS.default)
     kept = {name: value for name, value in earlier.items() if name not in (*OURS, ITERATIONS.name)}
-    values = {**kept, "kl_coeff": KL_COEFF, "replay_reuse_coeff": 1.0, **given}
+    values = folded(given, {**kept, "kl": KL_COEFF, "replay_reuse_coeff": 1.0})
     if not isinstance(iterations, int) or iterations < 1:
         faults.append(f"iterations = {iterations!r}; expected an integer of at least 1")
-    if not _is_number(values["kl_coeff"]) or values["kl_coeff"] <= 0:
-        faults.append(f"kl_coeff = {values['kl_coeff']!r}; expected a number above 0: the ladder increases it")
+    kl_coeff, name = _coeff(values, "kl"), "kl_coeff" if "kl_coeff" in given else "kl"
+    if not _is_number(kl_coeff) or kl_coeff <= 0:
+        faults.append(f"{name} = {kl_coeff!r}; expected a number above 0: the ladder increases it")
     if values.get("replay_capacity") == 0:
         faults.append("replay_capacity = 0; expected more: the memory rehearses the old domains")
     if faults:
@@ -240,6 +244,11 @@ def _limits(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         else:
             read[name] = kind(value)
     return read, faults
+
+
+def _coeff(values: Mapping[str, Any], name: str) -> Any:
+    """Return the coefficient of a setting that is given alone or with parameters."""
+    return GROUPS[name].given(values[name]).get("coeff", GROUPS[name].default("coeff"))
 
 
 def _is_number(value: Any) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.replay.admission.secrets import DETECTORS, Masked, mask_spans
 from rllib_srl.types import Group
 
@@ -44,6 +45,11 @@ class Reason(str, Enum):
     SECRET = "secret"
 
 
+_LENGTH = "an integer of at least 1, or None"
+# Settings of the memory of the same names.
+SHARED = ("max_episode_tokens", "degenerate_share", "near_duplicate", "on_secret", "secret_detector")
+
+
 @dataclass(frozen=True)
 class AdmissionSettings:
     """Settings of the admission checks; None disables a check. Invariant: `faults` is empty for settings in use."""
@@ -59,12 +65,12 @@ class AdmissionSettings:
     def faults(self) -> list[str]:
         """Return one error message for each setting out of range."""
         ranges: tuple[tuple[str, bool, str], ...] = (
-            ("max_episode_tokens", _is_none_or(self.max_episode_tokens, lambda n: n >= 1), "at least 1, or None"),
-            ("degenerate_share", _is_none_or(self.degenerate_share, lambda s: 0 < s <= 1), "above 0 to 1, or None"),
+            ("max_episode_tokens", self.max_episode_tokens is None or is_integer(self.max_episode_tokens, 1), _LENGTH),
+            ("degenerate_share", _is_share(self.degenerate_share), "a number in (0, 1], or None"),
             ("min_degenerate_tokens", self.min_degenerate_tokens >= 2, "at least 2"),
             ("max_loop_period", self.max_loop_period >= 1, "at least 1"),
-            ("near_duplicate", _is_none_or(self.near_duplicate, lambda c: -1 <= c <= 1), "-1 to 1, or None"),
-            ("on_secret", self.on_secret in ON_SECRET, f"one of {', '.join(ON_SECRET)}"),
+            ("near_duplicate", _is_share(self.near_duplicate), "a number in (0, 1], or None"),
+            ("on_secret", self.on_secret in ON_SECRET, f"one of {', '.join(map(repr, ON_SECRET))}"),
         )
         wrong = {name: f"expected {what}" for name, is_fine, what in ranges if not is_fine}
         if fault := DETECTORS.fault(self.secret_detector):
@@ -233,5 +239,5 @@ def _end_to_end(streams: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(streams), np.repeat(np.arange(len(streams)), [len(ids) for ids in streams])
 
 
-def _is_none_or(value: Any, is_fine: Callable[[Any], bool]) -> bool:
-    return value is None or is_fine(value)
+def _is_share(value: Any) -> bool:
+    return value is None or (is_number(value) and 0 < value <= 1)

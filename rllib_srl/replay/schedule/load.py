@@ -4,8 +4,8 @@
     LoadControl   expected reviews an iteration = sum over scheduled items of 1 / interval, against the slots
 
 New items arrive faster than any spacing rule spreads them. Without load control all items are soon overdue, and every
-rule degenerates to "most overdue first". "intake" keeps new items waiting outside the schedule until their reviews
-fit the slots; "stretch" schedules all items and multiplies their intervals so that the reviews fit.
+rule degenerates to "most overdue first". "throttle_new" keeps new items waiting outside the schedule until their
+reviews fit the slots; "stretch" schedules all items and multiplies their intervals so that the reviews fit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 UNIT = 1 << 40  # one review an iteration in fixed-point units of load; 2 ** 23 of them fit int64
-LOAD_CONTROLS = ("intake", "stretch", "none")
+LOAD_CONTROLS = ("throttle_new", "stretch", "none")
 
 
 def whole(amount: float) -> tuple[int, float]:
@@ -109,7 +109,7 @@ class LoadControl:
         """Start with an empty schedule.
 
         Args:
-            mode: "intake", "stretch" or "none".
+            mode: "throttle_new", "stretch" or "none".
 
         Raises:
             ValueError: an unknown mode.
@@ -161,14 +161,14 @@ class LoadControl:
     def admit(self, interval_W: np.ndarray, slots: float) -> int:
         """Return how many of the waiting items, in their order, may enter the schedule in this iteration.
 
-        "intake": as many as keep the load within the slots, and at most ceil(slots): items that enter together are
-        due together, so a burst would be overdue even if the load fits. Other modes: all.
+        "throttle_new": as many as keep the load within the slots, and at most ceil(slots): items that enter together
+        are due together, so a burst would be overdue even if the load fits. Other modes: all.
 
         Args:
             interval_W: first effective interval of each waiting item, in iterations.
             slots: revisits an iteration, on average.
         """
-        if self.mode != "intake":
+        if self.mode != "throttle_new":
             return len(interval_W)
         entering_W = _units(interval_W)[: math.ceil(slots)]
         return int(np.searchsorted(np.cumsum(entering_W), round(slots * UNIT) - self._units, side="right"))

@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.common.setting_checks import is_integer, is_number
+from rllib_srl.common.setting_tables import setting
+
 REPO_STRATEGIES = ("highest", "max_variance", "random", "recent")
 
 
@@ -110,30 +113,32 @@ class SelectionSettings:
     Invariant: each value is within its limits; `pool_hard` is below `pool_easy`.
     """
 
-    temperature: float = 1.0  # of draws by priority; 0 takes the highest first
-    epsilon_new: float = 0.0  # probability that a slot goes to a new candidate, regardless of priority
-    diversity_coeff: float = 0.5  # weight of diversity in a priority or value; 0 ignores it
-    learnability_coeff: float = 3.0  # weight of p(1 - p) in the priority of a due item
-    signal_floor: float = 0.01  # added to a signal term in [0, 1], so that candidates without signal have weight
-    age_scale: float = 16.0  # iterations in which the priority of a group falls by a factor e
-    leech_share: float = 0.1  # share of the slots that leeches may take
-    uniform_floor: float = 0.0  # share of a proportional rule's draws that are uniform
-    kappa: float = 10.0  # exit: inverse temperature of the score
-    per_alpha: float = 0.6  # per, fresh_per: exponent of the priority
-    per_beta: float = 0.4  # per, fresh_per: exponent of the importance weights
-    fresh_tau: float = 500.0  # fresh_per: iterations in which a priority falls by a factor e
-    pier_lambda: float = 0.5  # pier: weight of uncertainty against age
-    pier_base: float = 10.0  # pier: base b of the priority
-    pier_alpha: float = 1.5  # pier: exponent of the priority
-    pier_beta: float = 1.0  # pier: exponent of the importance weights
-    pool_hard: float = 0.25  # difficulty_pool: highest reward of the hard pool
-    pool_easy: float = 0.75  # difficulty_pool: rewards above are in the easy pool
-    pool_hard_weight: float = 0.2  # difficulty_pool: weight of a hard candidate; a normal one has 1
-    pool_easy_weight: float = 0.2  # difficulty_pool: weight of an easy candidate
-    exgrpo_sigma: float = 1.0  # exgrpo: deviation of the bucket weights, in successes
-    repo_strategy: str = "highest"  # repo: one of REPO_STRATEGIES
-    rlep_min_success: int = 2  # rlep: successes a candidate must have
-    reservoir_seed: int = 0  # reservoir eviction: seed of the lottery numbers
+    temperature: float = setting(1.0, "of draws by priority; 0 takes the highest first")
+    epsilon_new: float = setting(0.0, "probability that a slot goes to a new candidate, regardless of priority")
+    diversity_coeff: float = setting(0.5, "weight of diversity in a priority or value; 0 ignores it")
+    learnability_coeff: float = setting(3.0, "weight of p(1 - p) in the priority of a due item")
+    signal_floor: float = setting(
+        0.01, "added to a signal term in [0, 1], so that candidates without signal have weight"
+    )
+    age_scale: float = setting(16.0, "iterations in which the priority of a group falls by a factor e")
+    leech_share: float = setting(0.1, "share of the slots that leeches may take")
+    uniform_floor: float = setting(0.0, "share of a proportional rule's draws that are uniform")
+    kappa: float = setting(10.0, "inverse temperature of the score")
+    per_alpha: float = setting(0.6, "exponent of the priority")
+    per_beta: float = setting(0.4, "exponent of the importance weights")
+    fresh_tau: float = setting(500.0, "iterations in which a priority falls by a factor e")
+    pier_lambda: float = setting(0.5, "weight of uncertainty against age")
+    pier_base: float = setting(10.0, "base b of the priority")
+    pier_alpha: float = setting(1.5, "exponent of the priority")
+    pier_beta: float = setting(1.0, "exponent of the importance weights")
+    pool_hard: float = setting(0.25, "highest reward of the hard pool")
+    pool_easy: float = setting(0.75, "rewards above are in the easy pool")
+    pool_hard_weight: float = setting(0.2, "weight of a hard candidate; a normal one has 1")
+    pool_easy_weight: float = setting(0.2, "weight of an easy candidate")
+    exgrpo_sigma: float = setting(1.0, "deviation of the bucket weights, in successes")
+    repo_strategy: str = setting("highest", "highest, max_variance, random or recent")
+    rlep_min_success: int = setting(2, "successes a candidate must have")
+    reservoir_seed: int = setting(0, "seed of the lottery numbers")
 
     def __post_init__(self) -> None:
         """Check the invariant.
@@ -177,16 +182,15 @@ def _fault(name: str, value: Any) -> str:
     if name == "repo_strategy":
         return "" if value in REPO_STRATEGIES else f"one of {list(REPO_STRATEGIES)}"
     if name in _COUNTS:
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-        return "" if good else "an integer of at least 0"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+        return "" if is_integer(value, 0) and value < 2**63 else "an integer of at least 0"
+    is_finite = is_number(value)
     if name in _SHARES:
-        return "" if is_number and 0 <= value <= 1 else "a number in [0, 1]"
+        return "" if is_finite and 0 <= value <= 1 else "a number in [0, 1]"
     if name in _POSITIVE:
-        return "" if is_number and value > 0 else "a number above 0"
+        return "" if is_finite and value > 0 else "a number above 0"
     if name == "pier_base":
-        return "" if is_number and value > 1 else "a number above 1"
-    return "" if is_number and value >= 0 else "a number of at least 0"
+        return "" if is_finite and value > 1 else "a number above 1"
+    return "" if is_finite and value >= 0 else "a number of at least 0"
 
 
 def first(num: int, generator: np.random.Generator, *columns_N: np.ndarray) -> np.ndarray:

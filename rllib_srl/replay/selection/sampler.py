@@ -52,8 +52,15 @@ class Draws:
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
         coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
-        values = {"leech_share": settings.leech_share, "diversity_coeff": coeff, **settings.selection_config}
-        self._rule_settings = make_settings(settings.selection, values, [settings.reuse_selection])
+        common = {"leech_share": settings.leech_share, "diversity_coeff": coeff}
+        common["reservoir_seed"] = settings.reservoir_seed
+        of_reuse = settings.reuse_selection_config
+        given = {"items": settings.selection_config}
+        given["groups"] = settings.selection_config if of_reuse is None else of_reuse
+        self._rule_settings = {
+            kind: make_settings(settings.selection, {**common, **values}, [settings.reuse_selection])
+            for kind, values in given.items()
+        }
         self._carries = {"items": Carry(), "groups": Carry(), "planned_items": Carry(), "planned_groups": Carry()}
 
     def items(
@@ -86,7 +93,7 @@ class Draws:
         if not len(pool) or num < 1:
             return np.empty(0, np.int64)
         candidates = self.item_candidates(pool, now)
-        if not settings.early:
+        if not settings.fill_with_not_due:
             due = np.flatnonzero(candidates.overdue >= 0)
             pool, candidates = pool[due], candidates.take(due)
         is_leech_N = store.items["status"][pool] == LEECH
@@ -140,7 +147,7 @@ class Draws:
             pool = store.any_items(settings.candidate_pool, generator)
         candidates = self.item_candidates(pool, now)
         weights = self._weights(candidates)
-        return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings, weights)]
+        return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings["items"], weights)]
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of items; their recall is corrected by the domain factor (`schedule/recall.py`)."""
@@ -262,15 +269,16 @@ class Draws:
         shares: DomainShares | None = None,
     ) -> _Chosen:
         weights: Mapping[int, float] | None = self._weights(candidates)
+        settings = self._rule_settings[carried]
         if shares is not None:
             columns = (candidates.domain, candidates.pass_rate)
             class_N, weights = shares.divided(self._store.domains, *columns, num)
             candidates, carried = replace(candidates, domain=class_N), f"planned_{carried}"
         carry = self._carries[carried]
-        chosen = select(rule, candidates, num, generator, self._rule_settings, weights, is_leech_N, carry)
+        chosen = select(rule, candidates, num, generator, settings, weights, is_leech_N, carry)
         if len(chosen.indices) == num:
             self._carries[carried] = chosen.carry
-        weight_N = importance(rule, candidates, chosen.indices, self._rule_settings, weights)
+        weight_N = importance(rule, candidates, chosen.indices, settings, weights)
         return _Chosen(chosen.indices, weight_N)
 
     def _weights(self, candidates: Candidates) -> dict[int, float] | None:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from rllib_srl.common.setting_tables import setting
 from rllib_srl.replay.schedule.spacing.fitting import Knob
 from rllib_srl.replay.schedule.spacing.rule import MIN_STABILITY, SpacingRule, Visit
 from rllib_srl.replay.schedule.spacing.state import SpacingState
@@ -52,8 +53,8 @@ FITTED = (0, 1, 2, 3, 8, 11, 20)
 class FSRS(SpacingRule):
     """FSRS-6 with its 21 parameters `w`. Invariant: each is within the bounds of py-fsrs."""
 
-    w: tuple[float, ...] = DEFAULT_W
-    whole_days: bool = False
+    w: tuple[float, ...] = setting(DEFAULT_W, "the 21 weights")
+    whole_days: bool = setting(False, "round intervals to whole days")
 
     name: ClassVar[str] = "fsrs"
 

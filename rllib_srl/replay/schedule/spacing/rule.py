@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from rllib_srl.common.setting_tables import setting
 from rllib_srl.replay.schedule.calibration import ReviewLog
 from rllib_srl.replay.schedule.spacing import fitting
 from rllib_srl.replay.schedule.spacing.state import SpacingState
@@ -43,9 +44,9 @@ class Visit:
 class SpacingRule(ABC):
     """A rule that sets intervals. Invariant: immutable; every parameter is within its range in `RANGES`."""
 
-    desired_retention: float = 0.9  # recall at which an item becomes due
-    untrained_gain: float = 1.0  # share of the log stability gain kept by a success that trained nothing
-    maximum_interval: float = 36_500.0  # days
+    desired_retention: float = setting(0.9, "recall at which an item becomes due")
+    untrained_gain: float = setting(1.0, "share of the log stability gain kept by a success that trained nothing")
+    maximum_interval: float = setting(36_500.0, "days")
 
     name: ClassVar[str]
     # Parameter -> (low, high), both inclusive unless the range is open.

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rllib_srl.common.setting_tables import setting
 from rllib_srl.replay.schedule.spacing.fitting import Knob
 from rllib_srl.replay.schedule.spacing.rule import SpacingRule, Visit
 from rllib_srl.replay.schedule.spacing.state import SpacingState
@@ -30,7 +31,7 @@ NATURAL_RETENTION = 0.9  # recall after scale * S days, by definition of S in th
 class ExponentialRule(SpacingRule):
     """Base class of rules that set intervals and model no forgetting. Invariant: R is 0.9 after scale * S days."""
 
-    scale: float = 1.0  # factor of every interval, fitted by `fit`
+    scale: float = setting(1.0, "factor of every interval, fitted by `fit`")
 
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {**SpacingRule.RANGES, "scale": (1e-3, 1e6)}
 
@@ -55,7 +56,7 @@ class Leitner(ExponentialRule):
     Source: Leitner 1972.
     """
 
-    boxes: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)  # days, growing
+    boxes: tuple[float, ...] = setting((1.0, 2.0, 4.0, 8.0, 16.0), "days, growing")
 
     name: ClassVar[str] = "leitner"
 
@@ -81,7 +82,7 @@ class Leitner(ExponentialRule):
 class Fixed(ExponentialRule):
     """The same interval after every review; `desired_retention` sets only the predicted recall after it."""
 
-    interval: float = 4.0  # days
+    interval: float = setting(4.0, "days")
 
     name: ClassVar[str] = "fixed"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {**ExponentialRule.RANGES, "interval": (1e-3, 1e6)}
@@ -108,9 +109,9 @@ class Expanding(ExponentialRule):
     Source: Bhattacharya et al. 2025, arXiv 2507.21109, and the notebook of github.com/pritalb/tfc-sr.
     """
 
-    first: float = 1.0  # days
-    factor: float = 1.5
-    whole_days: bool = False
+    first: float = setting(1.0, "days")
+    factor: float = setting(1.5, "factor of the gap after a success")
+    whole_days: bool = setting(False, "round intervals to whole days")
 
     name: ClassVar[str] = "expanding"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {

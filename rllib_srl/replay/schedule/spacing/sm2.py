@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rllib_srl.common.setting_tables import setting
 from rllib_srl.replay.schedule.spacing.rule import Visit
 from rllib_srl.replay.schedule.spacing.simple import ExponentialRule
 from rllib_srl.replay.schedule.spacing.state import SpacingState
@@ -31,7 +32,7 @@ FIRST_EASINESS, LEAST_EASINESS = 2.5, 1.3
 class SM2(ExponentialRule):
     """The original rule of 1987. Invariant: difficulty holds EF, at least 1.3; stability holds I(n)."""
 
-    whole_days: bool = False
+    whole_days: bool = setting(False, "round intervals to whole days")
 
     name: ClassVar[str] = "sm2"
 

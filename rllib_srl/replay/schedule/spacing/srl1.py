@@ -25,6 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rllib_srl.common.setting_tables import setting
 from rllib_srl.replay.schedule.spacing.fitting import Knob
 from rllib_srl.replay.schedule.spacing.rule import Visit
 from rllib_srl.replay.schedule.spacing.simple import ExponentialRule
@@ -38,9 +39,9 @@ SHORTEST = np.finfo(np.float64).tiny  # lower bound: the faithful rule can shrin
 class SRL1(ExponentialRule):
     """The source's rule. Invariant: difficulty holds the easiness, in [1.3, 2.5]; stability holds the interval."""
 
-    faithful: bool = False
-    alpha: float = 1.0  # weight of diversity, with `faithful` only
-    success_grade: int = 2  # lowest grade that counts as a success
+    faithful: bool = setting(False, "the rule as published, without the corrections of this project")
+    alpha: float = setting(1.0, "weight of diversity, with `faithful` only")
+    success_grade: int = setting(2, "lowest grade that counts as a success")
 
     name: ClassVar[str] = "srl1"
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {

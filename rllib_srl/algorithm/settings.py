@@ -1,0 +1,212 @@
+"""All settings of SRL: their tables, the settings with parameters, and the former names.
+
+    SETTINGS                name -> default and meaning of each setting that users give
+    GROUPS["clip_rule"]     a setting with parameters: clip_rule={"name": "dual", "loss_cap": 2.0}
+    ALIASES["dual_clip"]    "clip_rule.loss_cap": a former name, and the setting or parameter it stands for
+
+`SRLConfig` accepts the former names wherever it accepts settings, and warns once for each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rllib_srl.common.setting_tables import Setting, groups_of, prefixed, public
+from rllib_srl.curriculum import TABLE as PLANNER_TABLE
+from rllib_srl.learner.model_setup import TARGETS
+from rllib_srl.losses.presets import PRESET, filled
+from rllib_srl.losses.settings import TABLE as LOSS_TABLE
+from rllib_srl.replay.settings import RENAMED as REPLAY_RENAMED
+from rllib_srl.replay.settings import RENAMED_VALUES as REPLAY_VALUES
+from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT = {
+    "worlds": Setting(None, "several environments: name -> env_config; None: `env` alone"),
+    "mixture": Setting(None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"),
+    "stream": Setting(
+        None, "domains that change over training, instead of env and worlds (docs/continual.md); None: fixed"
+    ),
+}
+ENV_RUNNERS = {
+    "engine": Setting(
+        "auto",
+        '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed',
+        "engine.name",
+        is_head=True,
+    ),
+    "engine_tensor_parallel_size": Setting(
+        1, "GPUs over which one engine splits the model", "engine.tensor_parallel_size"
+    ),
+    "engine_memory_utilization": Setting(
+        0.9, "vLLM on a GPU: share of GPU memory to reserve, in (0, 1]", "engine.memory_utilization"
+    ),
+    "engine_kv_cache_gib": Setting(1.0, "vLLM on a CPU: size of the KV cache, GiB", "engine.kv_cache_gib"),
+    "engine_max_num_seqs": Setting(
+        256, "maximum number of turns that one engine generates at the same time", "engine.max_num_seqs"
+    ),
+    "engine_num_threads": Setting(
+        None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores", "engine.num_threads"
+    ),
+    "weight_transfer": Setting(
+        "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
+    ),
+    "colocate": Setting(False, "engine and learner share one GPU; the engine sleeps (frees GPU memory) during updates"),
+    "prompt_format": Setting("text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'),
+    "temperature": Setting(1.0, "sampling temperature in training, > 0; also applied to the learner's log-probs"),
+    "max_turns": Setting(8, "maximum number of turns in an episode"),
+    "max_turn_tokens": Setting(64, "maximum number of tokens the policy generates in a turn"),
+    "max_episode_tokens": Setting(
+        1024, "maximum tokens in an episode, prompt included; also the engine's context length"
+    ),
+    "env_timeout_s": Setting(10.0, "timeout of one environment reset or step, seconds"),
+    "num_env_threads": Setting(8, "threads per runner for calls to environments"),
+    "num_transcripts": Setting(2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none"),
+}
+TRAINING = {
+    "num_prompts_per_batch": Setting(16, "number of prompts played in each iteration (P)"),
+    "group_size": Setting(8, "episodes per prompt (G), at least 2"),
+    "advantage": Setting(
+        PRESET, "group mean_only batch leave_one_out recalibrated gae, docs/losses.md (group if no preset)",
+        "advantage.name", is_head=True,
+    ),
+    **LOSS_TABLE,
+    "compute_dtype": Setting(
+        "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'
+    ),
+    "micro_batch_tokens": Setting(
+        4096, "maximum tokens per forward and backward pass; a longer episode gets its own pass"
+    ),
+    "prefix_sharing": Setting(
+        True, "compute shared prompts once; disabled at start-up for models where this is not exact"
+    ),
+    "activation_checkpointing": Setting(
+        False, "store each layer's input only and recompute the rest: less memory, slower"
+    ),
+    "fsdp": Setting(False, "shard weights, gradients and optimiser state over the learners (FSDP2)"),
+    "lora_rank": Setting(
+        0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights",
+        "lora.rank", is_head=True,
+    ),
+    "lora_alpha": Setting(None, "adapters are scaled by alpha / rank; None: by 2", "lora.alpha"),
+    "lora_targets": Setting(TARGETS, "layers that get adapters, by the last part of their names", "lora.targets"),
+    "optimizer_name": Setting(
+        "adamw", '"adamw", "sgd" or "adamw_8bit"; on GPUs also "paged_adamw" or "paged_adamw_8bit"'
+    ),
+    "adam_betas": Setting((0.9, 0.999), "AdamW's beta1 and beta2"),
+    "weight_decay": Setting(0.0, "AdamW's decoupled weight decay; 0: none"),
+    "update_timeout_s": Setting(1800.0, "timeout of one update of the learners, seconds"),
+    "sync_timeout_s": Setting(300.0, "timeout of one weight transfer, seconds"),
+    "start_timeout_s": Setting(600.0, "timeout of the start or restart of an engine, seconds"),
+    "checkpoint_every": Setting(10, "iterations between checkpoints in log_directory; 0: no checkpoints"),
+    "checkpoints_kept": Setting(2, "number of newest checkpoints kept in log_directory"),
+    "seal_key_file": Setting(
+        None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user"
+    ),
+    "log_directory": Setting(
+        None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"
+    ),
+    "check_resources": Setting(
+        True, "fail at start-up if the cluster is too small; False: for clusters that grow on demand"
+    ),
+}
+EVALUATION = {
+    "evaluation_pass_k": Setting(0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k"),
+    "evaluation_iterations": Setting(
+        0, "self-improvement steps per greedy answer, in environments that support it; 0: none"
+    ),
+}
+REPLAY = prefixed(REPLAY_TABLE, "replay_")
+PLANNER = prefixed(PLANNER_TABLE, "planner_")
+FLAT = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY, **PLANNER}  # parameters by their flat names
+GROUPS = groups_of(FLAT)
+SETTINGS = public(FLAT)
+
+# Former names that are not the flat name of a parameter.
+RENAMED = {
+    "is_truncation": "rollout_is_correction.tis_clip_max",
+    "old_policy": "ratio_anchor",
+    **{f"replay_{old}": f"replay_{new}" for old, new in REPLAY_RENAMED.items()},
+}
+RENAMED_VALUES = {f"replay_{name}": values for name, values in REPLAY_VALUES.items()}
+_NEW = ("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed")  # flat names that users never gave
+ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
+
+_warned: set[str] = set()
+
+
+def warn_once(old: str, new: str) -> None:
+    """Log the new spelling of a former name or value, once per process."""
+    if old not in _warned:
+        _warned.add(old)
+        logger.warning("%s is the former name of %s, which means the same", old, new)
+
+
+def spelling(place: str) -> str:
+    """Return how users write a place, "clip_rule.loss_cap" or "ratio_anchor"."""
+    name, _, key = place.partition(".")
+    if not key:
+        return name
+    return f"{name}={{...}}" if key == "*" else f"{name}={{{key!r}: ...}}"
+
+
+def current_value(name: str, value: Any) -> Any:
+    """Return a value in place of a former one of the same setting."""
+    renamed = RENAMED_VALUES.get(name, {})
+    if not isinstance(value, str) or value not in renamed:
+        return value
+    warn_once(f"{name} = {value!r}", f"{name} = {renamed[value]!r}")
+    return renamed[value]
+
+
+def parts_of_alias(name: str, value: Any) -> list[tuple[str, str, Any]]:
+    """Return the (setting, parameter, value) that a former name sets; the parameter is "" for a whole setting.
+
+    Raises:
+        ValueError: a former dictionary of parameters that is none.
+    """
+    setting, _, key = ALIASES[name].partition(".")
+    if key != "*":
+        return [(setting, key, current_value(setting, value))]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} = {value!r}; expected parameters by name")
+    # `replay_selection_config` had the parameters of both rules.
+    settings = (setting, "replay_reuse_selection") if setting == "replay_selection" else (setting,)
+    return [(each, key, one) for each in settings for key, one in value.items()]
+
+
+def rule_of(setting: str, value: Any, loss: Any) -> Any:
+    """Return the value of the head of a setting with parameters; that of the preset `loss`, if it is left to it."""
+    group = GROUPS[setting]
+    name, rule = group.flat[group.head], group.given(value).get(group.head, group.default(group.head))
+    return filled({name: rule}, loss if isinstance(loss, str) else None)[name]
+
+
+def folded(values: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return settings with each former name replaced; a dictionary without its head changes the earlier value.
+
+    Args:
+        values: settings by current and former names; parameters that the chosen rule does not read are left out of
+            the latter.
+        earlier: settings by current names that `values` overrides.
+    """
+    result = dict(earlier or {})
+    for name, value in values.items():
+        if name in ALIASES:
+            continue
+        is_change = name in GROUPS and isinstance(value, Mapping) and GROUPS[name].head not in value
+        base = GROUPS[name].given(result[name]) if is_change and name in result else {}
+        result[name] = {**base, **value} if is_change else current_value(name, value)
+    for name, value in values.items():
+        for setting, key, one in parts_of_alias(name, value) if name in ALIASES else ():
+            before = GROUPS[setting].given(result[setting]) if key and setting in result else {}
+            result[setting] = {**before, key: one} if key else one
+    for name in values:
+        setting, _, key = ALIASES.get(name, "").partition(".")
+        readers = GROUPS[setting].readers(key) if key not in ("", "*") else ()
+        if readers and rule_of(setting, result[setting], result.get("loss")) not in readers:
+            del result[setting][key]  # its former name was accepted with any rule
+    return result
