@@ -192,7 +192,8 @@ class SRLConfig(AlgorithmConfig):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> SRLConfig:
         """Return the config whose `get_state` this is, also of a version with other names."""
-        return super().from_state(_upgraded(state["class"], state))
+        config: SRLConfig = super().from_state(_upgraded(state["class"], state))
+        return config
 
     def flat(self) -> FlatSettings:
         """Return these settings with each parameter as an attribute of its own."""
