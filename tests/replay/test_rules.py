@@ -156,10 +156,12 @@ def test_rules_reach_a_process_that_does_not_know_them():
 
 def test_names_that_are_nowhere_are_named_early():
     faults = ReplaySettings(selection="uniforms", eviction="fifi", grade="likelihood", secret_detector=3).faults()
-    assert len(faults) == 4
-    assert faults[0].startswith("grade = 'likelihood'; expected one of 'pass_rate', 'rating', 'reward', 'module:rule'")
-    assert "selection = 'uniforms'" in faults[1] and faults[1].endswith("did you mean 'uniform'?")
-    assert faults[2].endswith("did you mean 'fifo'?") and "did you mean" not in faults[3]
+    by_name = {fault.partition(" = ")[0]: fault for fault in faults}
+    assert by_name.keys() == {"selection", "eviction", "grade", "secret_detector"} and len(faults) == 4
+    expected = "grade = 'likelihood'; expected one of 'pass_rate', 'rating', 'reward', 'module:rule'"
+    assert by_name["grade"].startswith(expected)
+    assert "selection = 'uniforms'" in by_name["selection"] and by_name["selection"].endswith("did you mean 'uniform'?")
+    assert by_name["eviction"].endswith("did you mean 'fifo'?") and "did you mean" not in by_name["secret_detector"]
     bad = {
         "no.such.module:rule": "ModuleNotFoundError",
         f"{__name__}:nothing": "AttributeError",
