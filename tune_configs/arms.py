@@ -43,26 +43,19 @@ SHARED = {**FRACTIONS, "replay_max_age": 6}  # of all arms that replay: only you
 # represent the skill poorly (docs/LOG.md).
 CONSTANT_SRL = {
     **SHARED,
-    "replay_desired_retention": 0.9,
-    "replay_diversity_coeff": 0.5,
+    "replay_spacing": {"desired_retention": 0.9, "domain_half_life": 4.0},
+    "replay_diversity": {"coeff": 0.5},
     "replay_domains": "all",
-    "replay_domain_half_life": 4.0,
     "replay_load_control": "none",
-    "replay_leech_failures": 0,
-    "planner_mode": "softmax",
-    "planner_sharpness": 8.0,
-    "planner_floor": 0.02,
+    "replay_leeches": 0,
+    "planner_mode": {"name": "softmax", "sharpness": 8.0, "floor": 0.02, "single_every": 0, "item_bands": None},
     "planner_ema_rate": 0.1,
-    "planner_single_every": 0,
-    "planner_item_bands": None,
 }
 # The setting that is tuned on the development streams, then frozen: `confirm` runs it once on other domains and seeds.
 # The share of prompts from the memory grows with forgetting.
 SRL = {
     **CONSTANT_SRL,
-    "planner_adapt": "revisit",
-    "planner_fraction_bounds": [0.1, 0.6],
-    "planner_forgetting_threshold": 0.05,
+    "planner_adapt": {"name": "revisit", "bounds": [0.1, 0.6], "forgetting_threshold": 0.05},
 }
 BEST_BASELINE = "balanced"  # on one development stream; on the other it is "uniform", a control anyway (docs/LOG.md)
 # At the rate of the others plain GRPO forgets far more: it gets the one at which it does best (docs/LOG.md).
@@ -71,9 +64,18 @@ NOT_SRL = {
     **SHARED,
     "replay_spacing": "none",
     "replay_load_control": "none",
-    "replay_diversity_coeff": 0.0,
-    "replay_leech_failures": 0,
+    "replay_diversity": 0.0,
+    "replay_leeches": 0,
 }
+
+
+def changed(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with other settings; of a setting with parameters, those that are not given stay."""
+    merged = {
+        name: {**base[name], **value} if isinstance(value, Mapping) and isinstance(base.get(name), Mapping) else value
+        for name, value in settings.items()
+    }
+    return {**base, **merged}
 
 
 def _drawn_by(rule: str, **settings: Any) -> dict[str, Any]:
@@ -83,9 +85,9 @@ def _drawn_by(rule: str, **settings: Any) -> dict[str, Any]:
 _ARMS = [
     Arm("srl_diversity", "SRL + diversity", "Old prompts come back when they are due, dissimilar ones first.", SRL),
     Arm("srl", "SRL without diversity", "Old prompts come back when they are due.",
-        {**SRL, "replay_diversity_coeff": 0.0}),
+        changed(SRL, {"replay_diversity": {"coeff": 0.0}})),
     Arm("diversity", "diversity without spacing", "Old prompts come back at any time, dissimilar ones first.",
-        {**SRL, "replay_spacing": "none", "replay_diversity_on": ["draw"]}),
+        changed(SRL, {"replay_spacing": {"name": "none"}, "replay_diversity": {"on": ["draw"]}})),
     Arm("no_replay", "no replay", "Old prompts never come back: plain GRPO.", NO_REPLAY),
     Arm("uniform", "uniform replay", "Old prompts come back at random.", _drawn_by("uniform")),
     Arm("uniform_less", "less uniform replay", "Old prompts come back at random, and fewer of them.",
@@ -119,8 +121,8 @@ ARMS = {arm.name: arm for arm in _ARMS}
 
 
 def varied(name: str, title: str, description: str, base: Mapping[str, Any] = SRL, **settings: Any) -> Arm:
-    """Return SRL + diversity, or `base`, with some settings changed, as an arm of its own."""
-    return Arm(name, title, description, {**base, **settings})
+    """Return SRL + diversity, or `base`, with some settings changed (see `changed`), as an arm of its own."""
+    return Arm(name, title, description, changed(base, settings))
 
 
 def on_stream(

@@ -16,8 +16,8 @@ SEEDS = tuple(range(601, 611))  # used for nothing else
 def study() -> Study:
     """Return the study."""
     forgotten = varied("srl_forgotten", "SRL + diversity, by forgetting", "Old prompts come back more often the more "
-                       "the accuracy of their domain fell, dissimilar ones first.", planner_rehearse="forgotten",
-                       planner_sharpness=20.0)
+                       "the accuracy of their domain fell, dissimilar ones first.",
+                       planner_mode={"rehearse": "forgotten", "sharpness": 20.0})
     arms: list[str | Arm] = [forgotten, "uniform", "balanced", "srl_diversity", "no_replay"]
     return on_stream("cpu_heldout_2", module=__name__, doc=__doc__, arms=arms,
                      primary=Primary("srl_forgotten", ("uniform",)), seeds=SEEDS, is_confirmation=True)

@@ -15,8 +15,9 @@ def study() -> Study:
     """Return the study."""
     rules = {"sm2": "SM-2", "leitner": "Leitner boxes", "fixed": "fixed interval", "expanding": "expanding intervals",
              "srl1": "SRL-1", "none": "no rule"}
-    fsrs = varied("fsrs", "FSRS", "An old prompt is due when FSRS expects it to be forgotten.", replay_spacing="fsrs")
-    others = [varied(rule, title, f"An old prompt is due as {title} says.", replay_spacing=rule)
+    fsrs = varied("fsrs", "FSRS", "An old prompt is due when FSRS expects it to be forgotten.",
+                  replay_spacing={"name": "fsrs"})
+    others = [varied(rule, title, f"An old prompt is due as {title} says.", replay_spacing={"name": rule})
               for rule, title in rules.items()]
     return on_stream(
         "cpu", module=__name__, doc=__doc__, arms=[fsrs, *others], primary=Primary("fsrs", ("none",)),

@@ -68,7 +68,7 @@ def test_arms_of_other_methods_share_the_fractions_and_have_no_schedule():
         assert {key: settings[key] for key in shares} == shares
         assert settings["replay_spacing"] == settings["replay_load_control"] == "none"
         assert settings["replay_selection"] == settings["replay_reuse_selection"] == name
-        assert settings["replay_diversity_coeff"] == 0
+        assert settings["replay_diversity"] == 0
 
 
 def test_a_trial_gets_the_settings_of_study_arm_and_seed(tmp_path):
@@ -139,7 +139,7 @@ def test_faults_of_streams_and_matches():
 
 def test_another_setting_of_an_arm_is_another_study():
     study = COMPARISONS["replay"]
-    other = replace(study.arms[0], settings={**study.arms[0].settings, "replay_desired_retention": 0.8})
+    other = replace(study.arms[0], settings={**study.arms[0].settings, "replay_spacing": {"desired_retention": 0.8}})
     assert replace(study, arms=(other, *study.arms[1:])).fingerprint != study.fingerprint
     assert replace(study, settings={**study.settings, "lr": 1e-3}).fingerprint != study.fingerprint
 
