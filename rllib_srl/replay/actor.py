@@ -26,7 +26,6 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import ColumnarList, Parcel
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings, register_rules
-from rllib_srl.replay.successes import stored_successes
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
 
@@ -155,8 +154,8 @@ class ReplayBufferActor:
         return answer
 
     def successes(self, keys: Sequence[str], now: int) -> list[GroupMeta]:
-        """Return stored groups of these prompts that contain a success; see `successes.stored_successes`."""
-        return [GroupMeta.of(group, group) for group in stored_successes(self.buffer, keys, now).values()]
+        """Return stored groups of these prompts that contain a success; see `SRLReplayBuffer.successes`."""
+        return [GroupMeta.of(group, group) for group in self.buffer.successes(keys, now).values()]
 
     @ray.method(num_returns=2)
     def successes_apart(self, keys: Sequence[str], now: int) -> tuple[list[GroupMeta], list[Group]]:

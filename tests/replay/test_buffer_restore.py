@@ -207,7 +207,7 @@ def test_opening_fails_whole_and_can_be_tried_again(tmp_path, monkeypatch):
     play(buffer, 1)
     buffer.close()
     with monkeypatch.context() as patch:
-        patch.setattr("rllib_srl.replay.persistent.Recall", None)
+        patch.setattr("rllib_srl.replay.buffer.Recall", None)
         with pytest.raises(TypeError):
             a_buffer(tmp_path, run="a")
     assert len(a_buffer(tmp_path, run="a")) == 8  # the lock is free
