@@ -26,7 +26,7 @@ from ray.tune import Checkpoint
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl.algorithm.metrics import Report
-from rllib_srl.batch.advantage_estimator import Comparison
+from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.curriculum.controller import Controller
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
@@ -53,7 +53,7 @@ class SavedAlgorithm(Algorithm):
 
     source: PromptSource
     memory: ReplayClient | NoMemory
-    comparison: Comparison
+    advantage_estimator: AdvantageEstimator
     reference_clock: ReferenceClock
     controller: Controller
     report: Report
@@ -80,7 +80,7 @@ class SavedAlgorithm(Algorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return RLlib's state and SRL's: version, seed, prompt source, memory, estimator, reference and planner."""
         own: dict[str, Any] = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
-        own["memory"], own["comparison"] = self.memory.get_state(), self.comparison.get_state()
+        own["memory"], own["comparison"] = self.memory.get_state(), self.advantage_estimator.get_state()
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"] = self.controller.get_state()
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
@@ -103,7 +103,7 @@ class SavedAlgorithm(Algorithm):
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
-            self.comparison.set_state(state["srl"]["comparison"])
+            self.advantage_estimator.set_state(state["srl"]["comparison"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
             if "snapshot" in state["srl"]:

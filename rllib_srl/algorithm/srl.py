@@ -36,7 +36,7 @@ from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import check_cluster_holds
-from rllib_srl.batch.advantage_estimator import Compared, Comparison
+from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
@@ -110,7 +110,7 @@ class SRL(SavedAlgorithm):
             self.config.planner_settings(), self.seed, fractions, self.source, self.metrics
         )
         loss = self.config.loss_settings()
-        self.comparison = Comparison(loss, self.config.replay_pass_reward, self.seed)
+        self.advantage_estimator = AdvantageEstimator(loss, self.config.replay_pass_reward, self.seed)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         redaction = (self.config.flat().replay_on_secret, self.config.replay_secret_detector)
         self.report = Report(self.metrics, Path(self.logdir), *redaction)
@@ -169,8 +169,8 @@ class SRL(SavedAlgorithm):
             visits = self.memory.add(groups, now)
             reused = self.memory.sample(len(prompts), now, plan.stored)
         with self._timed("batch"):
-            compared = weighted(self._compare(groups, visits, reused, now), plan.weights)
-            shards = self._shards(compared, now)
+            batch = weighted(self._estimate_advantages(groups, visits, reused, now), plan.weights)
+            shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
             is_updated = self._learn(shards)
         with self._timed("sync"):
@@ -181,7 +181,7 @@ class SRL(SavedAlgorithm):
                 self._look_back(groups, reused, now)
             ended = self.controller.end(plan, groups, bool(reused), is_updated, self.config.replay_pass_reward, now)
             call_finished(self, groups, reused, ended, now)
-        self.report.iteration(now, batches, groups, compared.played)
+        self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
 
     # --- the lines of training_step --------------------------------------------------------------
@@ -276,7 +276,7 @@ class SRL(SavedAlgorithm):
         """
         more: list[RunnerBatch] = []
         num_slots = num_played
-        for attempt in range(1, self.comparison.settings.dynamic_sampling_tries + 1):
+        for attempt in range(1, self.advantage_estimator.settings.dynamic_sampling_tries + 1):
             played = [group for batch in [*batches, *more] for group in batch.groups]
             missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
             if missing <= 0:
@@ -287,28 +287,28 @@ class SRL(SavedAlgorithm):
         self.report.count("num_prompts_resampled", num_slots - num_played)
         return more
 
-    def _compare(
+    def _estimate_advantages(
         self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], reused: Sequence[GroupMeta], now: int
-    ) -> Compared:
+    ) -> AdvantageBatch:
         """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any."""
-        is_rescue = self.comparison.settings.rescue != "none"
-        compared = self.comparison.compare(
+        is_rescue = self.advantage_estimator.settings.rescue != "none"
+        batch = self.advantage_estimator.estimate(
             groups,
-            self.comparison.shaped_rewards(groups, now),
+            self.advantage_estimator.shaped_rewards(groups, now),
             self._kl_in_reward(groups),
             [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
             reused,
             self.memory.successes(groups, now) if is_rescue else {},
         )
-        for name, number in compared.counts.items():
+        for name, number in batch.counts.items():
             self.report.count(name, number)
-        return compared
+        return batch
 
-    def _shards(self, compared: Compared, now: int) -> list[TrainingShard]:
-        settings = self.comparison.settings
+    def _shards(self, batch: AdvantageBatch, now: int) -> list[TrainingShard]:
+        settings = self.advantage_estimator.settings
         return build_shards(
-            compared.groups,
-            compared.advantages,
+            batch.groups,
+            batch.advantages,
             max(1, self.config.num_learners),
             self.config.sync_timeout_s,
             self.config.flat().replay_reuse_coeff * ramp(now, settings.reuse_ramp),
@@ -319,7 +319,7 @@ class SRL(SavedAlgorithm):
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
         """Return kl_coeff times each episode's k1 estimate of the KL, None unless the KL is part of the reward."""
-        settings = self.comparison.settings
+        settings = self.advantage_estimator.settings
         if not settings.kl_coeff or settings.kl_estimator != "k1" or not groups:
             return None
         rewards = [group.rewards_G.astype(np.float64) for group in groups]

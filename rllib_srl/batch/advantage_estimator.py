@@ -30,7 +30,7 @@ COUNTS = ("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positi
 
 
 @dataclass(frozen=True)
-class Compared:
+class AdvantageBatch:
     """Groups to train on, with their advantages.
 
     Invariant: `advantages[i]` has one entry per episode of `groups[i]`. `played` has one array per played group, even
@@ -43,7 +43,7 @@ class Compared:
     counts: Mapping[str, int]
 
 
-class Comparison:
+class AdvantageEstimator:
     """Advantage estimator of a run. Invariant: `get_state` holds its whole state and can be stored as JSON."""
 
     def __init__(self, settings: LossSettings, pass_reward: float, seed: int) -> None:
@@ -71,7 +71,7 @@ class Comparison:
             shaped.append(rewards_G)
         return shaped
 
-    def compare(
+    def estimate(
         self,
         groups: Sequence[GroupMeta],
         rewards: Sequence[np.ndarray],
@@ -79,7 +79,7 @@ class Comparison:
         bonuses: Sequence[Sequence[float]],
         reused: Sequence[GroupMeta],
         stored: Mapping[str, GroupMeta],
-    ) -> Compared:
+    ) -> AdvantageBatch:
         """Return the groups to train on, with their advantages.
 
         Args:
@@ -113,7 +113,7 @@ class Comparison:
         counts.update(num_groups_rescued=len(found))
         counts.update(num_episodes_rescued=sum(len(one.meta.rewards_G) for one in found.values()))
         trained += self._reused(reused, counts)
-        return Compared([group for group, _ in trained], [a for _, a in trained], played, counts)
+        return AdvantageBatch([group for group, _ in trained], [a for _, a in trained], played, counts)
 
     def _reused(self, reused: Sequence[GroupMeta], counts: Counter[str]) -> list[tuple[GroupMeta, np.ndarray]]:
         rule = self.settings.reuse_advantage or self.settings.advantage

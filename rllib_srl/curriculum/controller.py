@@ -19,7 +19,7 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
-from rllib_srl.batch.advantage_estimator import Compared
+from rllib_srl.batch.advantage_estimator import AdvantageBatch
 from rllib_srl.common.metric_names import current_metric
 from rllib_srl.curriculum import Plan, Planner, PlannerSettings
 from rllib_srl.curriculum.planner import Result
@@ -158,7 +158,7 @@ def results_of(groups: Sequence[GroupMeta], pass_reward: float) -> dict[str, lis
     return results
 
 
-def weighted(compared: Compared, weights: Mapping[str, float]) -> Compared:
+def weighted(compared: AdvantageBatch, weights: Mapping[str, float]) -> AdvantageBatch:
     """Return the batch with advantages multiplied by the weight of their domain (1 where it is missing)."""
     if not weights:
         return compared

@@ -23,7 +23,7 @@ from typing import Any
 import ray
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.journal.codec import ColumnarList, Parcel
+from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.visits import Visit
@@ -149,7 +149,7 @@ class ReplayBufferActor:
         """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
         drawn = self.buffer.draw(num_items, now, request, without, shares)
-        answer = ColumnarList(one.meta for one in drawn), Parcel(drawn)
+        answer = ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
         self._busy_s += time.perf_counter() - begin
         return answer
 

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.buffer_metrics import facts_of_item, gauges
-from rllib_srl.replay.diversity.tracker import Variety
-from rllib_srl.replay.ingest import Intake
-from rllib_srl.replay.journal.codec import Opened, prompt_fields, prompt_of
+from rllib_srl.replay.diversity.tracker import DiversityTracker
+from rllib_srl.replay.ingest import Ingestion
+from rllib_srl.replay.journal.codec import StoredGroup, prompt_fields, prompt_of
 from rllib_srl.replay.journal.journal import Stored
 from rllib_srl.replay.journal.orphans import Orphans, orphan_id
 from rllib_srl.replay.journal.schema import FIRST_ORPHAN
@@ -41,7 +41,7 @@ from rllib_srl.replay.selection.growth import revisited
 from rllib_srl.replay.selection.sampler import Draws, drawn_in
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import Header
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, Prompt
@@ -93,7 +93,7 @@ class SRLReplayBuffer:
             raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
         self._seed, self._model_dir, self._temperature = seed, model_dir, temperature
         self._settings_dict = self.settings.as_dict()
-        self.intake = Intake(self.settings, model_dir, decode, max_prompt_tokens)
+        self.ingestion = Ingestion(self.settings, model_dir, decode, max_prompt_tokens)
         self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
         try:
             self._load(self.ledger.stored())
@@ -110,7 +110,7 @@ class SRLReplayBuffer:
         self._seed = stored.state.get("seed", self._seed)  # a restored run keeps its seed
         own = np.array([seq not in stored.orphans for seq in stored.seqs.tolist()], bool)
         self.store = (
-            MemoryStore.load(
+            ItemStore.load(
                 max(settings.capacity, len(stored.slots)) + OVERFLOW,
                 int(stored.items["num_groups"].max(initial=settings.groups_per_item)),
                 Header.from_json(stored.state["store"]),
@@ -118,14 +118,14 @@ class SRLReplayBuffer:
                 groups=stored.groups[own],
             )
             if "store" in stored.state
-            else MemoryStore(settings.capacity + OVERFLOW, settings.groups_per_item)
+            else ItemStore(settings.capacity + OVERFLOW, settings.groups_per_item)
         )
         self.recall = Recall(settings, self.store)
         self.recall.rebuild()
         self.draws = Draws(settings, self.store, self.recall)
         self.orphans = Orphans(settings, stored)
-        self.variety = Variety(settings, self._model_dir, self._seed)
-        self.variety.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
+        self.tracker = DiversityTracker(settings, self._model_dir, self._seed)
+        self.tracker.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
         newest = self.ledger.journal.reviews(last=RECENT)
         self.reviews = Reviews(settings.iterations_per_day, self._temperature, newest)
         self.generators = {
@@ -163,7 +163,7 @@ class SRLReplayBuffer:
         visits: list[Visit] = []
         with self._transaction(request) as change:
             for part in _apart(groups):
-                visits += self.intake.take(self, part, now, change, is_played)
+                visits += self.ingestion.take(self, part, now, change, is_played)
                 self._evict(now, change)
             change.answer = [visit.as_dict() for visit in visits]
         return visits
@@ -225,7 +225,7 @@ class SRLReplayBuffer:
         request: str = "",
         without: Collection[str] = (),
         shares: DomainShares | None = None,
-    ) -> list[Opened]:
+    ) -> list[StoredGroup]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
         Args:
@@ -312,7 +312,7 @@ class SRLReplayBuffer:
         with self._transaction(request) as change:
             slots = {key: self.store.slot_of(int(key, 16)) for key in vectors}
             found = {slot: vectors[key] for key, slot in slots.items() if slot is not None}
-            self.intake.place_vectors(self, self.variety.receive(found, self.store), change)
+            self.ingestion.place_vectors(self, self.tracker.receive(found, self.store), change)
             change.answer = len(found)
         return len(found)
 
@@ -355,7 +355,7 @@ class SRLReplayBuffer:
         prompt = self.store.prompt_of(slot)
         return revisited(prompt, self.generators["grow"], self.settings.p_div) if self.settings.task_growth else prompt
 
-    def _reused(self, seq: int, weight: float) -> Opened:
+    def _reused(self, seq: int, weight: float) -> StoredGroup:
         found = self.ledger.payloads.open(seq)
         found = found if weight == found.weight else replace(found, weight=weight)
         return found.renamed(orphan_id(found.group.group_id, seq)) if seq >= FIRST_ORPHAN else found
@@ -381,7 +381,7 @@ class SRLReplayBuffer:
     def remove(self, slot: int, change: Change) -> None:
         """Remove an item with its groups and its vector, as part of a transaction."""
         self.recall.forget([slot])
-        self.variety.forget(slot)
+        self.tracker.forget(slot)
         change.removed_groups += self.store.remove_item(slot)
         change.removed_slots.add(slot)
         change.new_slots.discard(slot)
@@ -408,11 +408,11 @@ class SRLReplayBuffer:
             yield change
         self.orphans.commit()
         self.reviews.commit(change)
-        self.variety.commit()
+        self.tracker.commit()
 
     def _undo(self, before: dict[str, Any]) -> None:
         self.orphans.rollback()
-        self.variety.rollback()
+        self.tracker.rollback()
         self._set_state(before)
         self.recall.rebuild()
 
@@ -428,7 +428,7 @@ class SRLReplayBuffer:
             "domain_recall": self.recall.domains.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
-            **self.variety.get_state(),
+            **self.tracker.get_state(),
         }
 
     def _set_state(self, state: dict[str, Any]) -> None:
@@ -439,7 +439,7 @@ class SRLReplayBuffer:
         self.drawn = dict(state["drawn"])
         self.recall.slots = state["slots"]
         self.recall.domains.set_state(state["domain_recall"])
-        self.variety.set_state(state)
+        self.tracker.set_state(state)
 
     # --- copies ----------------------------------------------------------------------------------
 
@@ -484,7 +484,7 @@ class SRLReplayBuffer:
             ValueError: naming every broken invariant.
         """
         faults: list[str] = []
-        for check in (self.store.check_valid, self.recall.check, lambda: self.variety.check(self.store)):
+        for check in (self.store.check_valid, self.recall.check, lambda: self.tracker.check(self.store)):
             try:
                 check()
             except ValueError as error:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Guest:
+class _PendingGroup:
     """A group with its item. Invariant: `kept` is `group` with secrets masked out of the loss."""
 
     group: Group
@@ -48,7 +48,7 @@ class _Guest:
     diversity: float = 0.0
 
 
-class Intake:
+class Ingestion:
     """Ingests groups into a buffer.
 
     Invariant: it has no state that a restart would lose.
@@ -100,25 +100,25 @@ class Intake:
         faults = [fault_of(group) for group in groups]
         whole = [group for group, fault in zip(groups, faults, strict=True) if fault is None]
         slots = [buffer.store.slot_of(key_of(group.prompt)) for group in whole]
-        measured = iter(buffer.variety.measure(whole, [-1 if slot is None else slot for slot in slots]))
+        measured = iter(buffer.tracker.measure(whole, [-1 if slot is None else slot for slot in slots]))
         entered = [
             self._enter(buffer, group, next(measured), now, change)
             if fault is None
             else self._refused(buffer, group, fault.value)
             for group, fault in zip(groups, faults, strict=True)
         ]
-        guests = [one for one in entered if isinstance(one, _Guest)]
-        tested = [guest for guest in guests if is_played or buffer.store.items["visits"][guest.slot] == 0]
+        pending_groups = [one for one in entered if isinstance(one, _PendingGroup)]
+        tested = [pending for pending in pending_groups if is_played or buffer.store.items["visits"][pending.slot] == 0]
         if tested:
             self._grade(buffer, tested, now, change)
-        for guest in guests:
-            guest.diversity = float(buffer.store.items["diversity"][guest.slot])
-            if not guest.refused:
-                self._store(buffer, guest, now, change)
+        for pending in pending_groups:
+            pending.diversity = float(buffer.store.items["diversity"][pending.slot])
+            if not pending.refused:
+                self._store(buffer, pending, now, change)
         # Last, because a child may replace any item.
-        grown = [self._grow(buffer, guest, now, change) if is_played else 0 for guest in guests]
-        visits = iter([self._visit(guest, num) for guest, num in zip(guests, grown, strict=True)])
-        return [next(visits) if isinstance(one, _Guest) else one for one in entered]
+        grown = [self._grow(buffer, pending, now, change) if is_played else 0 for pending in pending_groups]
+        visits = iter([self._visit(pending, num) for pending, num in zip(pending_groups, grown, strict=True)])
+        return [next(visits) if isinstance(one, _PendingGroup) else one for one in entered]
 
     @staticmethod
     def _refused(buffer: SRLReplayBuffer, group: Group, reason: str, pass_rate: float = 0.0) -> Visit:
@@ -127,7 +127,7 @@ class Intake:
 
     def _enter(
         self, buffer: SRLReplayBuffer, group: Group, measured: Measured, now: int, change: Change
-    ) -> Visit | _Guest:
+    ) -> Visit | _PendingGroup:
         """Check a group, and find or add its item."""
         key = key_of(group.prompt)
         slot, facts = buffer.store.slot_of(key), facts_of(group, self._settings.pass_reward)
@@ -140,21 +140,21 @@ class Intake:
         if slot is None:
             slot = buffer.store.add_item(key, group.prompt, group.prompt.domain, now)
             change.new_slots.add(slot)
-        return _Guest(group, kept, facts, measured, slot, refused, is_new)
+        return _PendingGroup(group, kept, facts, measured, slot, refused, is_new)
 
-    def _visit(self, guest: _Guest, num_grown: int) -> Visit:
+    def _visit(self, pending: _PendingGroup, num_grown: int) -> Visit:
         return Visit(
-            group_id=guest.group.group_id,
-            key=guest.group.prompt.key,
-            pass_rate=guest.facts.num_success / guest.facts.size,
-            refused=guest.refused,
-            is_new=guest.is_new,
-            timing=guest.graded.timing,
-            grade=guest.graded.grade,
-            predicted=guest.graded.predicted,
-            is_lapse=guest.graded.is_lapse,
-            diversity=guest.diversity,
-            bonus_G=self._bonus(guest.measured, guest.group),
+            group_id=pending.group.group_id,
+            key=pending.group.prompt.key,
+            pass_rate=pending.facts.num_success / pending.facts.size,
+            refused=pending.refused,
+            is_new=pending.is_new,
+            timing=pending.graded.timing,
+            grade=pending.graded.grade,
+            predicted=pending.graded.predicted,
+            is_lapse=pending.graded.is_lapse,
+            diversity=pending.diversity,
+            bonus_G=self._bonus(pending.measured, pending.group),
             num_grown=num_grown,
         )
 
@@ -166,7 +166,7 @@ class Intake:
         """Return the reason of a refusal ("" for none), and the group to store."""
         nearest = None
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
-        if slot is None and measured.nearest is not None and not buffer.variety.is_gone(measured.nearest[0]):
+        if slot is None and measured.nearest is not None and not buffer.tracker.is_gone(measured.nearest[0]):
             other, similarity = measured.nearest
             nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
         verdict = admit(group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
@@ -192,13 +192,13 @@ class Intake:
     @staticmethod
     def _measure(buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> dict[str, Any]:
         """Store the items' vectors by slot; return the diversity fields of their rows."""
-        fields: dict[str, Any] = {"diversity": buffer.variety.rank([one.parts for one in measured.values()])}
+        fields: dict[str, Any] = {"diversity": buffer.tracker.rank([one.parts for one in measured.values()])}
         of_items = [one.fields() for one in measured.values()]
         fields |= {name: np.array([of_item[name] for of_item in of_items]) for name in of_items[0]}
         vectors = {slot: one.vector_D for slot, one in measured.items() if one.vector_D is not None}
         for slot, vector_D in vectors.items():
             change.vectors[slot] = vector_D
-            buffer.variety.put(slot, vector_D)
+            buffer.tracker.put(slot, vector_D)
         if vectors:
             fields["has_vector"] = True
         return fields
@@ -208,10 +208,10 @@ class Intake:
         if measured:
             buffer.recall.change(list(measured), **self._measure(buffer, measured, change))
 
-    def _grade(self, buffer: SRLReplayBuffer, guests: Sequence[_Guest], now: int, change: Change) -> None:
+    def _grade(self, buffer: SRLReplayBuffer, played: Sequence[_PendingGroup], now: int, change: Change) -> None:
         """Grade visits and write the changed fields of their items' rows."""
-        facts = [guest.facts for guest in guests]
-        slots = [guest.slot for guest in guests]
+        facts = [pending.facts for pending in played]
+        slots = [pending.slot for pending in played]
         size_N, tokens_N, variance_N, *others = (
             np.array([getattr(one, name) for one in facts])
             for name in ("size", "trained_tokens", "variance", "num_success", "reward", "nll", "version")
@@ -229,19 +229,19 @@ class Intake:
             visits=before_N["visits"] + 1,
             trained_tokens=before_N["trained_tokens"] + tokens_N,
             **fields,
-            **self._measure(buffer, {guest.slot: guest.measured for guest in guests}, change),
+            **self._measure(buffer, {pending.slot: pending.measured for pending in played}, change),
         )
-        for guest, one in zip(guests, graded, strict=True):
-            guest.graded, item, of = one, buffer.store.items[guest.slot], guest.facts
+        for pending, one in zip(played, graded, strict=True):
+            pending.graded, item, of = one, buffer.store.items[pending.slot], pending.facts
             if one.grade:
                 buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.trained_tokens)
 
-    def _store(self, buffer: SRLReplayBuffer, guest: _Guest, now: int, change: Change) -> None:
-        group = guest.kept
-        facts = guest.facts if group is guest.group else facts_of(group, self._settings.pass_reward)
+    def _store(self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change) -> None:
+        group = pending.kept
+        facts = pending.facts if group is pending.group else facts_of(group, self._settings.pass_reward)
         seq = buffer.store.header.next_group_seq
         _, evicted = buffer.store.add_group(
-            guest.slot,
+            pending.slot,
             born=now,
             num_bytes=change.keep(seq, group),
             **{name: getattr(facts, name) for name in _OF_GROUP},
@@ -256,10 +256,10 @@ class Intake:
             return ()
         return tuple(bonus(np.array(measured.distance_G), mode).tolist())
 
-    def _grow(self, buffer: SRLReplayBuffer, guest: _Guest, now: int, change: Change) -> int:
+    def _grow(self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change) -> int:
         """Add the children of a visited item; a full memory adds one only if the lowest score is not above its own."""
-        group = guest.kept
-        if guest.refused or not self._settings.task_growth or "turns" not in group.extra:
+        group = pending.kept
+        if pending.refused or not self._settings.task_growth or "turns" not in group.extra:
             return 0
         grown = children(
             Visited.of(group),

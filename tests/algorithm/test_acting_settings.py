@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from rllib_srl.algorithm.srl import SRL
-from rllib_srl.batch.advantage_estimator import Compared
+from rllib_srl.batch.advantage_estimator import AdvantageBatch
 from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
@@ -94,12 +94,12 @@ def test_a_silent_shard_is_given_up_after_twice_the_timeout(ray_here):
 
 def test_the_weight_of_reused_groups_is_that_of_the_setting():
     metas = [GroupMeta.of(GROUPS[0], GROUPS[0]), replace(GroupMeta.of(STORED[0], STORED[0]), origin="reuse")]
-    compared = Compared(metas, [advantages_of(meta.ref) for meta in metas], [], {})
+    batch = AdvantageBatch(metas, [advantages_of(meta.ref) for meta in metas], [], {})
     found = {}
     for reuse_coeff in (1.0, 0.5):
         config = small_config("model", "log").replay(reuse_coeff=reuse_coeff)
         algo = SimpleNamespace(config=config, comparison=SimpleNamespace(settings=config.loss_settings()))
-        (shard,) = SRL._shards(algo, compared, 1)
+        (shard,) = SRL._shards(algo, batch, 1)
         found[reuse_coeff] = shard.scales
     assert found[1.0] == [1 / 14, 1 / 8] and found[0.5] == [1 / 14, 0.5 / 8]
 

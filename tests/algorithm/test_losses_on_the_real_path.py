@@ -199,12 +199,12 @@ def test_a_reference_that_moves_survives_a_checkpoint(config, build, tmp_path):
 def test_recalibration_survives_a_checkpoint(config, build, tmp_path):
     algo = build(config, advantage="recalibrated")
     algo.train()
-    means = algo.comparison.get_state()["means"]
+    means = algo.advantage_estimator.get_state()["means"]
     path = algo.save_to_path(str(tmp_path / "saved"))
     algo.train()
-    assert len(means) == 4 and len(algo.comparison.get_state()["means"]) == 8
+    assert len(means) == 4 and len(algo.advantage_estimator.get_state()["means"]) == 8
     algo.restore_from_path(path)
-    assert algo.comparison.get_state()["means"] == means
+    assert algo.advantage_estimator.get_state()["means"] == means
 
 
 # --- with a memory ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl import SRL
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.batch.advantage_estimator import Compared
+from rllib_srl.batch.advantage_estimator import AdvantageBatch
 from rllib_srl.curriculum import TABLE, Planner, PlannerSettings
 from rllib_srl.curriculum.controller import Controller, weighted
 from rllib_srl.curriculum.planner import (
@@ -491,7 +491,7 @@ def test_recap_weights_reach_the_advantages(config, monkeypatch):
 
 def test_weights_multiply_the_advantages_of_their_domain():
     groups = [SimpleNamespace(prompt=Prompt("world", "1", domain)) for domain in "abc"]
-    compared = Compared(groups, [np.array([1.0, -1.0])] * 3, [], {})
+    compared = AdvantageBatch(groups, [np.array([1.0, -1.0])] * 3, [], {})
     made = weighted(compared, {"a": 2.0, "b": 0.5}).advantages
     assert [a.tolist() for a in made] == [[2.0, -2.0], [0.5, -0.5], [1.0, -1.0]]
     assert weighted(compared, {}) is compared

@@ -124,7 +124,7 @@ def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
-    store, index = buffer.store, buffer.variety._neighbours
+    store, index = buffer.store, buffer.tracker._neighbours
     index = index if index is not None and len(index) else None
     held = store.groups[store.groups["size"] > 0]
     slots = store.slots().tolist()
@@ -136,7 +136,7 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "load": buffer.recall.load.get_state(),
         "reviews": buffer.reviews.rows.tobytes(),
         "orphans": {seq: row.tobytes() for seq, row in buffer.orphans.rows.items()},
-        "to_come": (sorted(buffer.variety._set), sorted(buffer.variety._removed)),
+        "to_come": (sorted(buffer.tracker._set), sorted(buffer.tracker._removed)),
         "vectors": {} if index is None else {int(i): index.vectors([i]).tobytes() for i in index.ids()},
         "centroid": None if index is None else index.centroid().tolist(),
         "clusters": None if index is None else (index._centroid_CD.tobytes(), index._size_C.tolist()),

@@ -2,7 +2,7 @@
 
 The source system's six defects (a diversity that has no bound and is flat, intervals that compound, successes that
 shorten, leeches that take all, batches that are short, numbers that are never refreshed and state that is lost) are
-each shown impossible: below where "the source" is named, in test_variety, test_recall and test_buffer_laws.
+each shown impossible: below where "the source" is named, in test_tracker, test_recall and test_buffer_laws.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_a_copy_taken_right_after_the_index_was_fitted_has_the_fit(nums, tmp_pat
     buffer = a_buffer(tmp_path / "a", run="a", diversity_parts=("rarity",), capacity=400)
     for now, num in enumerate(nums):
         buffer.add([a_group(1000 * now + i, now) for i in range(num)], now)
-    assert buffer.ledger.journal.load().state.get("fitted") != buffer.variety.get_state()["fitted"]
+    assert buffer.ledger.journal.load().state.get("fitted") != buffer.tracker.get_state()["fitted"]
     buffer.snapshot(tmp_path / "copy")
     assert everything(buffer)["clusters"] != everything(a_buffer())["clusters"]
     other = a_buffer(tmp_path / "b", run="b", diversity_parts=("rarity",), capacity=400)

@@ -7,7 +7,7 @@ import pytest
 
 from rllib_srl.replay.journal.journal import Journal, JournalError
 from rllib_srl.replay.journal.transaction import EARLIER, JOURNAL, Ledger
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import GROUP, ITEM, key_of
 from rllib_srl.types import Prompt
 from tests.replay.groups import a_group, a_prompt
@@ -35,7 +35,7 @@ def put(ledger, store, index, now=1, request="", state=STATE, answer=None, fail=
 
 
 def test_a_transaction_is_committed_whole(tmp_path):
-    ledger, store = open_ledger(tmp_path), MemoryStore(8, 2)
+    ledger, store = open_ledger(tmp_path), ItemStore(8, 2)
     slot = put(ledger, store, 0, request="1.add", answer=["yes"])
     assert store.changed().items == [] and ledger.journal.position == 1
     assert ledger.journal.answer("1.add") == ["yes"]
@@ -49,7 +49,7 @@ def test_a_transaction_is_committed_whole(tmp_path):
 
 @pytest.mark.parametrize("where", ["inside", "commit"])
 def test_a_transaction_that_fails_leaves_no_trace(tmp_path, where, monkeypatch):
-    ledger, store = open_ledger(tmp_path), MemoryStore(8, 2)
+    ledger, store = open_ledger(tmp_path), ItemStore(8, 2)
     put(ledger, store, 0)
     before = store.items.tobytes(), store.groups.tobytes(), store.header, ledger.journal.position
     if where == "commit":
@@ -72,7 +72,7 @@ def pages(ledger):
 
 
 def test_undo_is_asked_for_exactly_where_something_failed():
-    ledger, store, undone = open_ledger(None), MemoryStore(8, 2), []
+    ledger, store, undone = open_ledger(None), ItemStore(8, 2), []
     with ledger.transaction(store, lambda: STATE, lambda: undone.append("no"), ""):
         pass
     with pytest.raises(KeyError), ledger.transaction(store, lambda: STATE, lambda: undone.append("yes"), ""):
@@ -82,7 +82,7 @@ def test_undo_is_asked_for_exactly_where_something_failed():
 
 
 def test_only_state_that_changed_is_written(monkeypatch):
-    ledger, store, written = open_ledger(None), MemoryStore(8, 2), []
+    ledger, store, written = open_ledger(None), ItemStore(8, 2), []
     commit = Journal.commit
     monkeypatch.setattr(Journal, "commit", lambda self, what: (written.append(dict(what.state)), commit(self, what))[1])
     put(ledger, store, 0, state={"x": 1, "y": 1})
@@ -96,7 +96,7 @@ def test_only_state_that_changed_is_written(monkeypatch):
 
 
 def test_what_comes_and_goes_within_one_transaction_is_not_written():
-    ledger, store = open_ledger(None), MemoryStore(8, 1)
+    ledger, store = open_ledger(None), ItemStore(8, 1)
     put(ledger, store, 0)
     with ledger.transaction(store, lambda: STATE, lambda: None, "") as change:
         for salt in range(2):  # the second replaces the first, and the one on disk
@@ -119,7 +119,7 @@ def test_what_comes_and_goes_within_one_transaction_is_not_written():
 
 
 def test_a_new_item_in_an_old_slot_inherits_no_vector(tmp_path):
-    ledger, store = open_ledger(tmp_path), MemoryStore(8, 1)
+    ledger, store = open_ledger(tmp_path), ItemStore(8, 1)
     slot = put(ledger, store, 0)
     with ledger.transaction(store, lambda: STATE, lambda: None, "") as change:
         change.removed_groups += store.remove_item(slot)
@@ -129,7 +129,7 @@ def test_a_new_item_in_an_old_slot_inherits_no_vector(tmp_path):
 
 
 def test_a_journal_is_continued_by_its_run_and_set_aside_by_another(tmp_path):
-    ledger, store = open_ledger(tmp_path, "a"), MemoryStore(8, 2)
+    ledger, store = open_ledger(tmp_path, "a"), ItemStore(8, 2)
     put(ledger, store, 0)
     ledger.close()
     for run, num in (("a", 1), ("", 1), ("b", 0)):
@@ -139,7 +139,7 @@ def test_a_journal_is_continued_by_its_run_and_set_aside_by_another(tmp_path):
         ledger.close()
     # Nothing was committed by "b": its journal goes without a trace, and that of "a" stays where it was set aside.
     ledger = open_ledger(tmp_path, "c")
-    put(ledger, MemoryStore(8, 2), 7)
+    put(ledger, ItemStore(8, 2), 7)
     ledger.close()
     assert earlier_prompts(tmp_path) == [a_prompt(0)]
     open_ledger(tmp_path, "d").close()
@@ -162,7 +162,7 @@ def test_a_journal_in_use_is_refused(tmp_path):
 
 
 def test_a_new_process_takes_over_from_the_earlier_journal(tmp_path):
-    ledger, store = open_ledger(tmp_path, "a"), MemoryStore(8, 2)
+    ledger, store = open_ledger(tmp_path, "a"), ItemStore(8, 2)
     put(ledger, store, 0)
     ledger.journal.snapshot(tmp_path / "copy")
     put(ledger, store, 1)
@@ -176,12 +176,12 @@ def test_a_new_process_takes_over_from_the_earlier_journal(tmp_path):
 
 
 def test_a_run_that_has_begun_does_not_look_at_the_earlier_journal(tmp_path):
-    ledger, store = open_ledger(tmp_path, "a"), MemoryStore(8, 2)
+    ledger, store = open_ledger(tmp_path, "a"), ItemStore(8, 2)
     put(ledger, store, 0)
     ledger.journal.snapshot(tmp_path / "copy")
     put(ledger, store, 1)
     ledger.close()
-    ledger, store = open_ledger(tmp_path, "b"), MemoryStore(8, 2)
+    ledger, store = open_ledger(tmp_path, "b"), ItemStore(8, 2)
     put(ledger, store, 5)
     restored = ledger.restore(tmp_path / "copy")
     # What "b" had is of another lineage: no orphans, and it is set aside.

@@ -83,7 +83,7 @@ def acting(settings, actor_of=ReplayBufferActor, **given):
         "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.sample")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
-        "embedding": buffer.variety._embedder.dim,
+        "embedding": buffer.tracker._embedder.dim,
         "grade": [visit.grade for visit in visits],
         "secret_detector": buffer.counts["num_refused_secret"],
         "domains": sorted({prompt.domain for prompt in actor.due(9, 3, "3.due")}),

@@ -28,7 +28,7 @@ from rllib_srl.replay.diversity.measures import (
 )
 from rllib_srl.replay.diversity.neighbours import Neighbours
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.types import Group
 
 CALIBRATED_OVER = 512  # capacity of each calibrator
@@ -49,7 +49,7 @@ class Measured:
         return {names[part]: value for part, value in self.parts.items() if part in names}
 
 
-class Variety:
+class DiversityTracker:
     """The embedder, the calibrators and the vector index of a buffer.
 
     Invariant: after a commit, the index holds exactly the vectors of the journal.
@@ -100,7 +100,7 @@ class Variety:
                 one.parts["episodic"] = self._episodic(group, one.parts["novelty"])
         return measured
 
-    def receive(self, vectors: Mapping[int, np.ndarray], store: MemoryStore) -> dict[int, Measured]:
+    def receive(self, vectors: Mapping[int, np.ndarray], store: ItemStore) -> dict[int, Measured]:
         """Measure items from vectors that the learner computed; return the measures by slot.
 
         Args:
@@ -227,7 +227,7 @@ class Variety:
             if name in state["calibrators"]:
                 calibrator.set_state(state["calibrators"][name])
 
-    def check(self, store: MemoryStore) -> None:
+    def check(self, store: ItemStore) -> None:
         """Check that exactly the items with `has_vector` have a vector.
 
         Raises:

@@ -18,9 +18,10 @@ places (`places_in`) also locate them in a copy of the bytes.
 Pickling an array or a record costs microseconds whatever its length, and a draw of 256 groups has 1,536 arrays and 512
 records. The unpickled list equals the original, including array types.
 
-3. Stored groups for the learners (`Parcel`), pickled as their payloads without a copy, and columns of all other fields:
+3. Stored groups for the learners (`StoredGroupBatch`), pickled as their payloads without a copy, and columns of all
+other fields:
 
-    Parcel of Opened groups --pickled--> one buffer per group (payload), columns --unpickled--> Groups, views of both
+    StoredGroupBatch --pickled--> one buffer per group (payload), columns --unpickled--> Groups, views of both
 
 Token ids and log-probs are nine tenths of a payload. Concatenating them first would copy them twice, and the first copy
 goes into fresh memory, which costs more than the copy itself.
@@ -269,7 +270,7 @@ def opened_list(column: Column) -> ColumnarList[Any]:
 
 
 @dataclass(frozen=True)
-class Opened:
+class StoredGroup:
     """A stored group, decoded. Invariant: the arrays of `group` are at `places` in `payload`."""
 
     group: Group
@@ -278,7 +279,7 @@ class Opened:
     weight: float = 1.0  # loss weight from the draw
 
     @classmethod
-    def of(cls, payload: bytes, name: str, origin: str) -> Opened:
+    def of(cls, payload: bytes, name: str, origin: str) -> StoredGroup:
         """Decode a group and set its origin; arguments and errors as in `decode`."""
         header = read_header(payload, name)
         places = places_in(payload, header, name)
@@ -289,19 +290,19 @@ class Opened:
         """Return the metadata of the group, without a reference to it; cached, as counting the mask is slow."""
         return GroupMeta.of(self.group, None, self.weight)
 
-    def renamed(self, group_id: str) -> Opened:
+    def renamed(self, group_id: str) -> StoredGroup:
         """Return a copy with another group id."""
         return replace(self, group=replace(self.group, group_id=group_id))
 
 
-class Parcel(list[Group]):
-    """A list of groups that pickles as the payloads of its `Opened` groups.
+class StoredGroupBatch(list[Group]):
+    """A list of groups that pickles as the payloads of its `StoredGroup` groups.
 
     Invariant: an unpickled copy is an equal list, without the payloads; its arrays are views, read-only if Ray's
     buffers are.
     """
 
-    def __init__(self, contents: Iterable[Opened] = ()) -> None:
+    def __init__(self, contents: Iterable[StoredGroup] = ()) -> None:
         """Create the list of the groups in `contents`."""
         self._contents = list(contents)
         super().__init__(one.group for one in self._contents)

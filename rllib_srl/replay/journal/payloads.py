@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from rllib_srl.replay.journal.codec import Opened
+from rllib_srl.replay.journal.codec import StoredGroup
 from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.types import Group
 
@@ -38,7 +38,7 @@ class Payloads:
         self._journal = journal
         self._max_bytes = max_bytes
         self._kept: OrderedDict[int, bytes] = OrderedDict()  # least recently used first
-        self._opened: dict[int, Opened] = {}  # decoded groups among those in memory
+        self._opened: dict[int, StoredGroup] = {}  # decoded groups among those in memory
         self.num_bytes = 0  # in memory
         self.num_spilled = 0  # evictions from memory for lack of room
         self.num_read_back = 0  # reads from the journal
@@ -59,7 +59,7 @@ class Payloads:
         """Return a group; errors as in `open`."""
         return self.open(seq).group
 
-    def open(self, seq: int) -> Opened:
+    def open(self, seq: int) -> StoredGroup:
         """Return a group from memory or else from the journal, with `origin` set to "reuse".
 
         Raises:
@@ -69,7 +69,7 @@ class Payloads:
         payload = self.read(seq)
         found = self._opened.get(seq)
         if found is None:
-            found = Opened.of(payload, str(seq), "reuse")
+            found = StoredGroup.of(payload, str(seq), "reuse")
             if seq in self._kept:
                 self._opened[seq] = found
         return found

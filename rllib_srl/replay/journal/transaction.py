@@ -23,7 +23,7 @@ from rllib_srl.replay.journal.file import move, remove
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, Stored
 from rllib_srl.replay.journal.payloads import Payloads
 from rllib_srl.replay.journal.snapshots import Restored, restore
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import FREE, GROUP, ITEM, bytes_at
 from rllib_srl.storage.disk import writing
 from rllib_srl.types import Group
@@ -103,7 +103,7 @@ class Ledger:
 
     @contextmanager
     def transaction(
-        self, store: MemoryStore, state: Callable[[], Mapping[str, Any]], undo: Callable[[], None], request: str
+        self, store: ItemStore, state: Callable[[], Mapping[str, Any]], undo: Callable[[], None], request: str
     ) -> Iterator[Change]:
         """Commit the changes made inside, or undo all of them on an error.
 
@@ -132,7 +132,7 @@ class Ledger:
             self.payloads.put(seq, payload)
         self.payloads.forget(change.removed_groups)
 
-    def _commit_of(self, store: MemoryStore, change: Change, written: dict[str, Any], request: str) -> Commit:
+    def _commit_of(self, store: ItemStore, change: Change, written: dict[str, Any], request: str) -> Commit:
         changed = store.changed()
         item_N, group_N = np.array(changed.items, np.int64), np.array(changed.groups, np.int64)
         item_N = item_N[store.items["status"][item_N] != FREE]

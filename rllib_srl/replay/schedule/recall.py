@@ -33,7 +33,7 @@ from rllib_srl.replay.schedule.load import LoadControl
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
 from rllib_srl.replay.schedule.spacing.srl1 import SRL1, source_diversity
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import LEECH, SCHEDULED, filled, rows_at
 from rllib_srl.replay.visits import GroupFacts, timing_of
 
@@ -110,12 +110,12 @@ class Graded:
 
 
 class Recall:
-    """Grades visits and sets due dates in a `MemoryStore`.
+    """Grades visits and sets due dates in a `ItemStore`.
 
     Invariant: `load` is the sum over the scheduled items, each with its unstretched interval.
     """
 
-    def __init__(self, settings: ReplaySettings, store: MemoryStore) -> None:
+    def __init__(self, settings: ReplaySettings, store: ItemStore) -> None:
         """Schedule the items of `store` with the spacing rule of `settings`."""
         self._settings, self._store = settings, store
         self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)

@@ -20,7 +20,7 @@ from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_ent
 from rllib_srl.replay.selection.rules import Carry, importance, make_settings, select
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import LEECH, WAITING, rows_at
 from rllib_srl.types import Prompt
 
@@ -40,13 +40,13 @@ class _Chosen(NamedTuple):
 
 
 class Draws:
-    """Draws items and groups from a `MemoryStore`.
+    """Draws items and groups from a `ItemStore`.
 
     Invariant: apart from the tables, a draw depends only on the given generator and on `get_state()`. A short draw
     takes all candidates without any rounding, so it leaves the carry unchanged.
     """
 
-    def __init__(self, settings: ReplaySettings, store: MemoryStore, recall: Recall) -> None:
+    def __init__(self, settings: ReplaySettings, store: ItemStore, recall: Recall) -> None:
         """Draw from `store` by the rules of `settings`."""
         self._settings, self._store, self._recall = settings, store, recall
         self._filter = domain_filter(settings.domains)

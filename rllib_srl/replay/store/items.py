@@ -7,7 +7,7 @@
 
     ... ─> changed() ─> items, groups ─> the journal's commit ─┬─ done:   commit()
                                                                └─ failed: rollback()
-    header + rows ─> MemoryStore.load                   a store that continues exactly like one never stopped
+    header + rows ─> ItemStore.load                   a store that continues exactly like one never stopped
 
 *The rows and the header are the whole state.* Draws filter whole columns and are functions of the rows, not of the
 order in which rows were added and removed or of when the store was loaded. Spacing, grading and selection decide how
@@ -56,7 +56,7 @@ class Changes:
     groups: list[int]
 
 
-class MemoryStore:
+class ItemStore:
     """The rows of all items and of their groups.
 
     Invariant: `check_valid` passes; it and `records.py` state the conditions.
@@ -371,7 +371,7 @@ class MemoryStore:
         header: Header,
         items: tuple[np.ndarray, np.ndarray, Sequence[Prompt]],
         groups: np.ndarray,
-    ) -> MemoryStore:
+    ) -> ItemStore:
         """Rebuild a store from its header and rows.
 
         Args:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.batch.advantage_estimator import Comparison
+from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.batch.loss_weights import token_scales
 from rllib_srl.batch.mixing import PartRef, is_dead, part_meta, part_of
 from rllib_srl.batch.shaping import overlong, ramp, tool_reward
@@ -29,10 +29,10 @@ def meta_of(rewards, key="a", origin="fresh", lengths=None, turns=None):
 
 
 def compare(groups, reused=(), stored=None, comparison=None, bonuses=None, kl=None, **given):
-    comparison = comparison or Comparison(LossSettings.made(**given), 0.9, seed=1)
+    comparison = comparison or AdvantageEstimator(LossSettings.made(**given), 0.9, seed=1)
     rewards = comparison.shaped_rewards(groups, now=1)
     bonuses = bonuses or [()] * len(groups)
-    return comparison.compare(groups, rewards, kl, bonuses, list(reused), stored or {})
+    return comparison.estimate(groups, rewards, kl, bonuses, list(reused), stored or {})
 
 
 def as_lists(arrays):
@@ -67,10 +67,10 @@ def test_the_tool_reward_decays_to_nothing():
 def test_shaped_rewards_see_lengths_and_turns():
     group = meta_of([1, 1, 0], lengths=[8, 10, 4], turns=[3, 1, 2])
     settings = {"longest_answer": 10, "overlong_penalty": 1.0, "overlong_share": 0.5, "tool_reward": 0.1}
-    (rewards_G,) = Comparison(LossSettings.made(**settings), 0.9, 1).shaped_rewards([group], now=1)
+    (rewards_G,) = AdvantageEstimator(LossSettings.made(**settings), 0.9, 1).shaped_rewards([group], now=1)
     # lengths 8, 10, 4 with a cache of 5: -.6, -1, 0; calls 2, 0, 1
     np.testing.assert_allclose(rewards_G, [1 - 0.6 + 0.2, 1 - 1, 0.1])
-    assert Comparison(LossSettings.made(), 0.9, 1).shaped_rewards([group], 1)[0].tolist() == [1, 1, 0]
+    assert AdvantageEstimator(LossSettings.made(), 0.9, 1).shaped_rewards([group], 1)[0].tolist() == [1, 1, 0]
 
 
 def test_turns_are_runs_of_written_tokens():
@@ -94,13 +94,13 @@ def test_groups_without_signal_are_left_out_unless_the_rule_looks_beyond_them():
 
 
 def test_recalibration_remembers_group_means_and_is_saved():
-    comparison = Comparison(LossSettings.made(advantage="recalibrated", recalibration_window=3), 0.9, seed=1)
+    comparison = AdvantageEstimator(LossSettings.made(advantage="recalibrated", recalibration_window=3), 0.9, seed=1)
     first = compare([meta_of([1, 0], "a"), meta_of([0, 0], "b")], comparison=comparison)
     assert [a.tolist() for a in first.advantages] == [[0.75, -0.25], [-0.25, -0.25]]  # median of .5 and 0
     state = comparison.get_state()
     second = compare([meta_of([1, 1], "c"), meta_of([1, 1], "d")], comparison=comparison)
     assert [a.tolist() for a in second.advantages] == [[0, 0], [0, 0]]  # of 0, 1, 1: the oldest has left
-    again = Comparison(comparison.settings, 0.9, seed=2)
+    again = AdvantageEstimator(comparison.settings, 0.9, seed=2)
     again.set_state(state)
     repeated = compare([meta_of([1, 1], "c"), meta_of([1, 1], "d")], comparison=again)
     assert [a.tolist() for a in repeated.advantages] == [a.tolist() for a in second.advantages]
@@ -193,7 +193,7 @@ def test_rlep_adds_successes_to_any_group():
 
 
 def test_successes_are_drawn_evenly():
-    comparison = Comparison(LossSettings.made(rescue="arpo"), 0.9, seed=1)
+    comparison = AdvantageEstimator(LossSettings.made(rescue="arpo"), 0.9, seed=1)
     drawn = [compare([DEAD], stored=STORED, comparison=comparison).groups[1] for _ in range(400)]
     assert sum(one.ref.episodes == (1,) for one in drawn) == pytest.approx(200, abs=40)  # 4 deviations
 

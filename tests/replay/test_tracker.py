@@ -11,7 +11,7 @@ import pytest
 
 from rllib_srl.replay.diversity import tracker
 from rllib_srl.replay.diversity.neighbours import Neighbours
-from rllib_srl.replay.diversity.tracker import Variety, packed, turns_of, unpacked
+from rllib_srl.replay.diversity.tracker import DiversityTracker, packed, turns_of, unpacked
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, hidden_of
@@ -193,12 +193,12 @@ def test_a_refit_is_committed_with_the_next_call_and_found_without():
     buffer = a_buffer(diversity_parts=("rarity",))
     buffer.add([a_group(i, 1, i) for i in range(32)], 1)
     stored = buffer.ledger.journal.load().state
-    assert "fitted" not in stored and buffer.variety.get_state()["fitted"] is not None
-    variety = Variety(buffer.settings, None, 0)
+    assert "fitted" not in stored and buffer.tracker.get_state()["fitted"] is not None
+    variety = DiversityTracker(buffer.settings, None, 0)
     variety.load(buffer.ledger.journal.vectors(), None)
-    assert variety.get_state()["fitted"] == buffer.variety.get_state()["fitted"]
+    assert variety.get_state()["fitted"] == buffer.tracker.get_state()["fitted"]
     buffer.add([a_group(40, 2)], 2)
-    assert buffer.ledger.journal.load().state["fitted"] == buffer.variety.get_state()["fitted"]
+    assert buffer.ledger.journal.load().state["fitted"] == buffer.tracker.get_state()["fitted"]
 
 
 def test_a_large_index_searches_lists_and_goes_on_after_a_restart(tmp_path, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_large_index_searches_lists_and_goes_on_after_a_restart(tmp_path, monk
         groups = [a_group(100 * now + i, now, i) for i in range(70)]
         buffer.add(groups, now)
         buffer.embed({group.prompt.key: hidden_of(group, 16) for group in groups}, now)
-    assert not buffer.variety._neighbours.is_exact
+    assert not buffer.tracker._neighbours.is_exact
     buffer.snapshot(tmp_path / "copy")
     other = a_buffer(**given)
     other.restore(tmp_path / "copy")
@@ -230,6 +230,6 @@ def test_settings_that_hidden_states_cannot_serve_are_refused():
 def test_a_vector_that_is_missing_is_found():
     buffer = a_buffer()
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
-    buffer.variety._neighbours.remove([2])
+    buffer.tracker._neighbours.remove([2])
     with pytest.raises(ValueError, match="3 vectors are held; expected those of 4"):
         buffer.check_valid()

@@ -1,4 +1,4 @@
-"""MemoryStore against a plain dictionary, under random operations, failed commits and restarts."""
+"""ItemStore against a plain dictionary, under random operations, failed commits and restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from rllib_srl.replay.store.items import MemoryStore
+from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import GROUP, ITEM, LEECH, SCHEDULED, WAITING, Header
 from rllib_srl.replay.store.tables import Table
 from rllib_srl.types import Prompt
@@ -26,7 +26,7 @@ def add(store, number, now=0, **fields):
 def reload(store, **sizes):
     """Return a store built from what the journal would hold of `store`."""
     slots_N = store.slots()[::-1]
-    return MemoryStore.load(
+    return ItemStore.load(
         sizes.get("capacity", store.capacity),
         sizes.get("groups_per_item", store.groups_per_item),
         Header.from_json(store.header.to_json()),
@@ -51,7 +51,7 @@ def content(store):
 
 
 def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
-    store = MemoryStore(10, 2)
+    store = ItemStore(10, 2)
     rng = np.random.default_rng(0)
     due = add(store, 0, status=SCHEDULED, due=4, last_review=1)
     overdue = add(store, 1, status=SCHEDULED, due=2, last_review=1)
@@ -72,7 +72,7 @@ def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
 
 
 def test_the_group_pool_holds_what_may_be_trained_on_again():
-    store = MemoryStore(4, 5)
+    store = ItemStore(4, 5)
     slot, rng = add(store, 0), np.random.default_rng(0)
     good, _ = store.add_group(slot, born=5, variance=0.2, size=8)
     store.add_group(slot, born=7, variance=0.2, size=8)  # written in this iteration
@@ -90,7 +90,7 @@ def test_the_group_pool_holds_what_may_be_trained_on_again():
 
 
 def test_the_oldest_groups_go():
-    store = MemoryStore(4, 2)
+    store = ItemStore(4, 2)
     slot = add(store, 0)
     groups = [store.add_group(slot, born=0, size=2)[0] for _ in range(2)]
     assert store.groups_of(slot) == groups
@@ -103,7 +103,7 @@ def test_the_oldest_groups_go():
 
 
 def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
-    store = MemoryStore(100, 1)
+    store = ItemStore(100, 1)
     assert [add(store, number) for number in range(70)] == list(range(70))  # beyond the first 64 rows
     for slot in (40, 7, 69):
         store.remove_item(slot)
@@ -286,7 +286,7 @@ def random_change(store, twin, rng, now):
 def test_random_operations_match_a_dictionary(seed):
     """Transactions of one to five changes; a third of them fail and are undone, and now and then the store restarts."""
     rng = np.random.default_rng(seed)
-    store, twin, now = MemoryStore(40, 2), Twin(40, 2), 0
+    store, twin, now = ItemStore(40, 2), Twin(40, 2), 0
     for _ in range(70):
         before, committed = twin.copy(), content(store)
         for _ in range(int(rng.integers(1, 6))):
@@ -314,7 +314,7 @@ def test_random_operations_match_a_dictionary(seed):
 def test_a_restarted_store_goes_on_draw_for_draw(seed):
     """After hundreds of adds and removes, one store lives on and one is rebuilt; then both live the same life."""
     rng = np.random.default_rng(seed)
-    lived, twin = MemoryStore(400, 2), Twin(400, 2)
+    lived, twin = ItemStore(400, 2), Twin(400, 2)
     for now in range(900):
         random_change(lived, twin, rng, now // 10)
         if now == 600:
@@ -339,7 +339,7 @@ def test_a_restarted_store_goes_on_draw_for_draw(seed):
 
 def test_what_was_undone_changes_no_later_draw():
     """A store that failed a commit draws what one draws that never tried."""
-    stores = [MemoryStore(200, 2) for _ in range(2)]
+    stores = [ItemStore(200, 2) for _ in range(2)]
     for store in stores:
         for number in range(150):
             slot = add(store, number, status=SCHEDULED, due=50 + number % 7, last_review=0)
@@ -362,7 +362,7 @@ def test_what_was_undone_changes_no_later_draw():
 
 
 def test_every_rested_item_is_sampled_equally_often():
-    store, rng = MemoryStore(20, 1), np.random.default_rng(0)
+    store, rng = ItemStore(20, 1), np.random.default_rng(0)
     for number in range(12):
         add(store, number, status=SCHEDULED, due=1 if number < 3 else 99, last_review=0)
     drawn = np.concatenate([store.pool(2, 6, rng)[3:] for _ in range(900)])
@@ -375,7 +375,7 @@ def test_every_rested_item_is_sampled_equally_often():
 
 
 def test_every_fault_of_an_item_is_named_and_nothing_changes():
-    store = MemoryStore(1, 1)
+    store = ItemStore(1, 1)
     add(store, 0)
     store.commit()
     before = content(store)
@@ -402,7 +402,7 @@ def test_every_fault_of_an_item_is_named_and_nothing_changes():
 
 
 def test_rows_that_do_not_fit_are_not_loaded():
-    store = MemoryStore(8, 2)
+    store = ItemStore(8, 2)
     slot = add(store, 0)
     add(store, 1)
     for _ in range(2):
@@ -415,9 +415,9 @@ def test_rows_that_do_not_fit_are_not_loaded():
     with pytest.raises(ValueError, match="layout"):
         Header.from_json(store.header.to_json().replace("stability", "strength"))
     with pytest.raises(ValueError, match="belongs to an item"):
-        MemoryStore.load(8, 2, store.header, (np.array([], int), store.items[:0], []), store.groups[:1])
+        ItemStore.load(8, 2, store.header, (np.array([], int), store.items[:0], []), store.groups[:1])
     with pytest.raises(ValueError, match="capacity = 0; .*groups_per_item = -1"):
-        MemoryStore(0, -1)
+        ItemStore(0, -1)
 
 
 def set_row(table, row, /, **fields):
@@ -457,7 +457,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("fault", BREAKS)
 def test_a_broken_invariant_is_named(fault):
-    store = MemoryStore(30, 2)
+    store = ItemStore(30, 2)
     for number in (0, 3, 6, 1, 2):
         add(store, number, status=SCHEDULED)
     store.add_group(0, born=0, variance=0.1, size=2)
@@ -472,7 +472,7 @@ def test_a_broken_invariant_is_named(fault):
 
 
 def test_the_tables_take_no_more_than_256_bytes_an_item_and_the_keys_112():
-    store, num = MemoryStore(10_000, 2), 10_000
+    store, num = ItemStore(10_000, 2), 10_000
     for number in range(num):
         add(store, (number << 48) + 7919, status=SCHEDULED, due=number * 7919 % 5003)
     of_keys = store.nbytes - store._items.nbytes - store._groups.nbytes - store._links_NG.nbytes
@@ -483,7 +483,7 @@ def test_the_tables_take_no_more_than_256_bytes_an_item_and_the_keys_112():
 @pytest.mark.slow
 def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
     num, rng, times = 65_536, np.random.default_rng(0), []
-    store = MemoryStore(num, 1)
+    store = ItemStore(num, 1)
     for number in range(num):
         slot = add(store, number, status=1 + number % 2, due=5 + number % 900, last_review=number % 5)
         store.add_group(slot, born=number % 5, variance=0.1, size=8)

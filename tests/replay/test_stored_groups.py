@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.journal.codec import Opened, Parcel, encode
+from rllib_srl.replay.journal.codec import StoredGroup, StoredGroupBatch, encode
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import a_group
 
@@ -20,7 +20,7 @@ def sent(groups: list[Group]) -> tuple[list[Group], list[bytes], list[Any]]:
     """Return what pickle makes of a parcel, the payloads in it, and what travelled beside the stream."""
     payloads = [encode(group) for group in groups]
     buffers: list[pickle.PickleBuffer] = []
-    parcel = Parcel(Opened.of(payload, "a group", "reuse") for payload in payloads)
+    parcel = StoredGroupBatch(StoredGroup.of(payload, "a group", "reuse") for payload in payloads)
     stream = pickle.dumps(parcel, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(stream, buffers=[bytes(buffer.raw()) for buffer in buffers]), payloads, buffers
 
@@ -63,16 +63,16 @@ def test_a_payload_travels_uncopied_and_the_rest_in_as_many_arrays_however_many_
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_it_travels_within_one_stream_too(protocol):
     groups = [a_group(n) for n in range(3)]
-    parcel = Parcel(Opened.of(encode(group), "a group", "fresh") for group in groups)
+    parcel = StoredGroupBatch(StoredGroup.of(encode(group), "a group", "fresh") for group in groups)
     for mine, other in zip(pickle.loads(pickle.dumps(parcel, protocol=protocol)), groups, strict=True):
         assert_equal(mine, other)
 
 
 def test_an_opened_group_describes_itself_and_takes_another_name():
     group = a_group(1)
-    found = Opened.of(encode(group), "1", "reuse")
+    found = StoredGroup.of(encode(group), "1", "reuse")
     assert_equal(found.meta, GroupMeta.of(group, None), origin="reuse")
     renamed = found.renamed("1.orphan0.1")
     assert (renamed.group.group_id, renamed.meta.group_id) == ("1.orphan0.1", "1.orphan0.1")
     assert found.meta.group_id == group.group_id
-    assert_equal(pickle.loads(pickle.dumps(Parcel([renamed])))[0], renamed.group)
+    assert_equal(pickle.loads(pickle.dumps(StoredGroupBatch([renamed])))[0], renamed.group)
