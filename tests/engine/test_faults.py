@@ -85,8 +85,9 @@ def start_with_kept_heads(self) -> None:
 
     for layer in self.model.modules():
         if isinstance(layer, ParallelLMHead):
-            kept = layer.weight.detach().clone()
-            layer.cpu_linear = lambda x, weight, bias, kept=kept: torch.nn.functional.linear(x, kept, bias)
+            # The same function, so that equal weights give equal bits; it ignores the weight if it has prepacked one.
+            compute, kept = layer.cpu_linear, layer.weight.detach().clone()
+            layer.cpu_linear = lambda x, weight, bias, compute=compute, kept=kept: compute(x, kept, bias)
     initialize_layerwise_reload(self.model)
 
 
