@@ -329,6 +329,14 @@ def test_clusters_are_those_of_the_mixture(capfd):
     assert own > (vectors @ vectors[:20].T).max(axis=1).mean() + 0.05
 
 
+@pytest.mark.parametrize("seed", [2**31, 2**32 - 1, 2**63])
+def test_a_seed_may_be_larger_than_what_faiss_takes(seed):
+    vectors = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    centroids = neighbours.fit_centroids(vectors, 8, seed)
+    assert centroids.shape == (8, 8) and np.array_equal(centroids, neighbours.fit_centroids(vectors, 8, seed % 2**31))
+
+
 @pytest.mark.parametrize("vectors", [np.zeros((40, 3)), np.ones((40, 3)), np.repeat(np.eye(3), [38, 1, 1], axis=0)])
 def test_clusters_of_equal_vectors_are_whole(vectors):
     """With fewer distinct vectors than clusters, equal vectors share a cluster, and no centroid is nan."""

@@ -66,13 +66,13 @@ def _faiss() -> Any:
 
 
 def fit_centroids(vectors_ND: np.ndarray, num_centroids: int, seed: int) -> np.ndarray:
-    """Fit C unit centroids by spherical k-means, [C, D] float32, N >= C."""
+    """Fit C unit centroids by spherical k-means, [C, D] float32, N >= C; `seed` is any number of at least 0."""
     most = -(-len(vectors_ND) // num_centroids)  # all of them: faiss drops vectors beyond `most` per centroid
     kmeans = _faiss().Kmeans(
         vectors_ND.shape[1],
         num_centroids,
         niter=8,
-        seed=seed,
+        seed=seed % 2**31,  # faiss takes a signed number of 32 bits
         spherical=True,
         min_points_per_centroid=1,  # below this number faiss prints a warning
         max_points_per_centroid=most,
