@@ -31,7 +31,8 @@ def keys_of(episode_key_N: np.ndarray, place_N: np.ndarray) -> np.ndarray:
         x = episode_key_N.astype(np.uint64) + _MIX * (place_N.astype(np.uint64) + np.uint64(1))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(2)).astype(np.int64)
+    key_N: np.ndarray = ((x ^ (x >> np.uint64(31))) >> np.uint64(2)).astype(np.int64)
+    return key_N
 
 
 def eligible(
