@@ -135,7 +135,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     parts = [listed.get(name) for name in ("about", "files")] if isinstance(listed, dict) else []
     if not parts or not all(isinstance(part, dict) for part in parts) or _digest_of(listed) not in DIGESTS:
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} was not written by save_to_path; use an earlier one")
-    return listed
+    manifest: dict[str, Any] = listed
+    return manifest
 
 
 def _doubt(listed: Mapping[str, Any], key_file: str | Path | None) -> str:
@@ -210,7 +211,7 @@ def _digest_of(listed: Mapping[str, Any]) -> str:
     return str(listed.get("digest", "xxh3"))
 
 
-def _describe(file: Path, digest: str) -> list:
+def _describe(file: Path, digest: str) -> list[Any]:
     return [file.stat().st_size, DIGESTS[digest](file)]
 
 
