@@ -68,4 +68,5 @@ class CastSource:
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("", 0))
-        return listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+        return port

@@ -181,7 +181,8 @@ def _answer(layer: Any, device: torch.device) -> torch.Tensor:
     """Return the layer's output for the probe, [2, outputs]."""
     is_head = isinstance(layer, ParallelLMHead)
     num_features = layer.embedding_dim if is_head else layer.input_size_per_partition
-    return layer.quant_method.apply(layer, probe(num_features, layer.params_dtype, device), layer.bias)
+    answer: torch.Tensor = layer.quant_method.apply(layer, probe(num_features, layer.params_dtype, device), layer.bias)
+    return answer
 
 
 # By path, so that a registry inherited by a forked worker resolves to that process's own class.
