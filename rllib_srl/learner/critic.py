@@ -69,7 +69,8 @@ class Critic:
         Args:
             fwd_out: `hidden` [U, D] and `row` [N] from `rl_module.token_logps`.
         """
-        return self.head(fwd_out["hidden"].detach().float())[:, 0][fwd_out["row"]]
+        value_N: torch.Tensor = self.head(fwd_out["hidden"].detach().float())[:, 0][fwd_out["row"]]
+        return value_N
 
     def loss(self, batch: dict[str, Any], fwd_out: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scaled value loss of a micro-batch, and the detached unscaled sum over its tokens.

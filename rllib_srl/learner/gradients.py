@@ -32,7 +32,9 @@ def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[
 
 def norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the global L2 norm of all gradients."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    parts = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    length: torch.Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return length
 
 
 def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.Tensor]:

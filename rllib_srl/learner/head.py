@@ -13,7 +13,7 @@ Source: Wijmans et al. 2024 (Cut Cross-Entropy), arXiv 2411.09009 (log-sum-exp o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,8 @@ def token_scores(
     order = torch.argsort(row_N, stable=True)
     device = hidden_UD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
-    lse_U, entropy_U, target_N = _Scores.apply(hidden_UD, weight_VD, row_N[order], token_N[order], scale, dtype)
+    scores: Callable[..., tuple[torch.Tensor, ...]] = _Scores.apply
+    lse_U, entropy_U, target_N = scores(hidden_UD, weight_VD, row_N[order], token_N[order], scale, dtype)
     back = torch.argsort(order)
     return target_N[back] - lse_U[row_N], entropy_U[row_N]
 

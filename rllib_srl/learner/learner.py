@@ -104,7 +104,8 @@ class GRPOTorchLearner(TorchLearner):
     @property
     def policy(self) -> CausalLMModule:
         """The module in training."""
-        return self.module[DEFAULT_MODULE_ID]
+        policy: CausalLMModule = self.module[DEFAULT_MODULE_ID]
+        return policy
 
     @property
     def model(self) -> Any:
@@ -219,7 +220,9 @@ class GRPOTorchLearner(TorchLearner):
             self._diagnostics.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
             one["with_hidden"] = self.critic is not None
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict, fwd_out: dict) -> torch.Tensor:
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> torch.Tensor:
         """Return this micro-batch's share of the loss and set `batch["stats"]` to its sums; see `objective`."""
         loss_of = reused_loss if batch["is_reused"] else played_loss
         loss, batch["stats"] = loss_of(batch, fwd_out, config.loss_settings())
@@ -237,13 +240,13 @@ class GRPOTorchLearner(TorchLearner):
         (total,) = summed([values], self.config.num_learners)
         return dict(zip(sums, total.tolist(), strict=True))
 
-    def postprocess_gradients(self, gradients_dict: dict) -> dict:
+    def postprocess_gradients(self, gradients_dict: dict[str, Any]) -> dict[str, Any]:
         """Clip as RLlib does; with `fsdp` by the global norm over all shards."""
         if self.config.fsdp:
             return clipped_shards(gradients_dict, self.config.grad_clip)
         return super().postprocess_gradients(gradients_dict)
 
-    def apply_gradients(self, gradients_dict: dict) -> None:
+    def apply_gradients(self, gradients_dict: dict[str, Any]) -> None:
         """Step the optimiser; a non-finite gradient skips the step on every learner and is counted."""
         is_finite = bool(torch.isfinite(self._norm(list(gradients_dict.values()))))
         self._log("num_nonfinite_gradients", 0 if is_finite else 1)

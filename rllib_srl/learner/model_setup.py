@@ -29,7 +29,7 @@ Dettmers et al. 2023 (QLoRA, paged optimisers), arXiv 2305.14314 section 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -196,5 +196,6 @@ def make_optimizer(
     if name in BITSANDBYTES:
         import bitsandbytes
 
-        return getattr(bitsandbytes.optim, BITSANDBYTES[name])(parameters, betas=betas, weight_decay=weight_decay)
+        make: Callable[..., torch.optim.Optimizer] = getattr(bitsandbytes.optim, BITSANDBYTES[name])
+        return make(parameters, betas=betas, weight_decay=weight_decay)
     return torch.optim.AdamW(parameters, betas=betas, weight_decay=weight_decay, fused=True)

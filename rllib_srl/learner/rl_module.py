@@ -121,8 +121,10 @@ class CausalLMModule(TorchRLModule):
     def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:
         """Write RLlib's module files, with the weights as safetensors instead of a pickle."""
         weights = state or self.get_state()
+        saved: str
         if IN_SHARDS in weights:
-            return super().save_to_path(path, state=weights, **kwargs)
+            saved = super().save_to_path(path, state=weights, **kwargs)
+            return saved
         saved = super().save_to_path(path, state={IN_FILE: np.empty(0)}, **kwargs)
         write_weights(Path(saved) / WEIGHTS, weights)
         return saved
@@ -149,13 +151,13 @@ def load_causal_lm(name_or_path: str) -> torch.nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         local_model(name_or_path), dtype=torch.float32, attn_implementation=register()
     )
     return model.eval()
 
 
-def autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager:
+def autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager[Any]:
     """Return the context of a forward pass in "float32" or "bfloat16"; the weights stay fp32."""
     if compute_dtype == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -200,9 +202,10 @@ def _body(model: Any, batch: dict[str, Any]) -> torch.Tensor:
         no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)
         shape = {"attention_mask": no_mask, "trie": batch["trie"]}
     token_ids, position_ids = batch["token_ids"], batch["position_ids"]
-    return model.base_model(
+    hidden_RTD: torch.Tensor = model.base_model(
         input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
     ).last_hidden_state
+    return hidden_RTD
 
 
 def episode_means(

@@ -49,7 +49,8 @@ class Scorer:
             is_exact: compute in fp32, whatever the compute dtype is.
         """
         with autocast(self._device, "float32" if is_exact else self._compute_dtype):
-            return self._policy(batch)
+            fwd_out: dict[str, torch.Tensor] = self._policy(batch)
+            return fwd_out
 
     def score(
         self, sequences: list[list[int]], share_prefixes: bool = False, is_exact: bool = False

@@ -77,15 +77,17 @@ def attention(
     if trie is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+        return plain
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query.device.type != "cpu":
         return _flex(query, key, value, trie, scaling, sliding_window).transpose(1, 2), None
-    return _ByParts.apply(query, key, value, trie.cover(sliding_window), scaling), None
+    by_parts: Callable[..., torch.Tensor] = _ByParts.apply
+    return by_parts(query, key, value, trie.cover(sliding_window), scaling), None
 
 
 class _ByParts(torch.autograd.Function):

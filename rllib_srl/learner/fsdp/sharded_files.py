@@ -88,9 +88,10 @@ class ShardedFiles:
     def _read_index(self) -> dict[str, Any]:
         path = self._directory / INDEX
         try:
-            return json.loads(path.read_text())
+            index: dict[str, Any] = json.loads(path.read_text())
         except (FileNotFoundError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); use another checkpoint") from error
+        return index
 
     def _faults(self) -> Iterator[str]:
         for rank, shard in enumerate(self._shards):

@@ -72,7 +72,8 @@ def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     parts = [torch.linalg.vector_norm(local(gradient)) for gradient in gradients]
     total = torch.linalg.vector_norm(torch.stack(parts)).square()
     torch.distributed.all_reduce(total)
-    return total.sqrt()
+    length: torch.Tensor = total.sqrt()
+    return length
 
 
 def clipped_shards(gradients: Mapping[Any, torch.Tensor], limit: float | None) -> dict[Any, torch.Tensor]:
