@@ -307,7 +307,8 @@ class SRLReplayBuffer:
             now: the training iteration.
             request: name of the call.
         """
-        if (answer := self._answered(request)) is not None:
+        answer: int | None = self._answered(request)
+        if answer is not None:
             return answer
         with self._transaction(request) as change:
             slots = {key: self.store.slot_of(int(key, 16)) for key in vectors}
@@ -318,7 +319,8 @@ class SRLReplayBuffer:
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
         """Remove groups of the last draw that the learner found too far from its policy; return their number."""
-        if (answer := self._answered(request)) is not None:
+        answer: int | None = self._answered(request)
+        if answer is not None:
             return answer
         with self._transaction(request) as change:
             seqs = [self.drawn.pop(group_id) for group_id in group_ids if group_id in self.drawn]
@@ -334,7 +336,8 @@ class SRLReplayBuffer:
     # --- parts -----------------------------------------------------------------------------------
 
     def _review_all(self, grades: Mapping[str, int], now: int, request: str, counted: str) -> int:
-        if (answer := self._answered(request)) is not None:
+        answer: int | None = self._answered(request)
+        if answer is not None:
             return answer
         with self._transaction(request) as change:
             slots = {key: self.store.slot_of(int(key, 16)) for key in grades}

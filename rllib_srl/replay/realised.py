@@ -18,10 +18,10 @@ TIMINGS = ("new", "early", "on_time", "late")
 AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 
-def counts_of(groups: Iterable[GroupMeta]) -> Counter:
+def counts_of(groups: Iterable[GroupMeta]) -> Counter[str]:
     """Count by origin: groups, groups with signal, loss tokens of groups with signal, and generated tokens."""
     whats = ("groups", "signal", "tokens", "generated")
-    counts: Counter = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
+    counts: Counter[str] = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
     for group in groups:
         counts[f"num_groups_{group.origin}"] += 1
         counts[f"num_generated_{group.origin}"] += int(group.num_loss_tokens_G.sum())  # reuse: at the time of play
@@ -48,9 +48,9 @@ def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
     return shares
 
 
-def visit_counts(visits: Iterable[Visit]) -> Counter:
+def visit_counts(visits: Iterable[Visit]) -> Counter[str]:
     """Count graded visits by timing, and lapses. Refusals are lifetime counts of the memory (`buffer_metrics.py`)."""
-    counts: Counter = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS} | {"num_lapses": 0})
+    counts: Counter[str] = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS} | {"num_lapses": 0})
     for visit in visits:
         counts[f"num_visits_{visit.timing}"] += bool(visit.grade)
         counts["num_lapses"] += visit.is_lapse

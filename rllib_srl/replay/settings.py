@@ -206,7 +206,7 @@ class ReplaySettings:
 TABLE = table_of(ReplaySettings)
 RENAMED = {"early": "fill_with_not_due", "max_drift": "max_logp_gap"}  # former name -> name, also in old journals
 RENAMED_VALUES = {"load_control": {"intake": "throttle_new"}}
-RULES: dict[str, Rules] = {
+RULES: dict[str, Rules[Any]] = {
     "spacing": SPACINGS,
     "grade": GRADES,
     "selection": SELECTIONS,
@@ -281,7 +281,7 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
 
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
-    choices: dict[str, tuple] = {
+    choices: dict[str, tuple[Any, ...]] = {
         "load_control": tuple(LOAD_CONTROLS),
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,

@@ -24,7 +24,7 @@ import numpy as np
 
 from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal
-from rllib_srl.replay.store.items import GROUP, ITEM
+from rllib_srl.replay.store.records import GROUP, ITEM
 from rllib_srl.types import Group, Prompt, StopReason
 
 NUM_GROUPS = 16  # of a commit, two thirds of them of new prompts

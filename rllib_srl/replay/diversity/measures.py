@@ -54,7 +54,8 @@ def episode_spread(vectors_GD: np.ndarray) -> np.ndarray:
     Source: Jiang et al. 2025, arXiv 2509.04575 equation 6, ||e_i - mean e||.
     """
     vectors_GD = np.asarray(vectors_GD, np.float64)
-    return np.linalg.norm(vectors_GD - vectors_GD.mean(axis=0), axis=1)
+    distance_G: np.ndarray = np.linalg.norm(vectors_GD - vectors_GD.mean(axis=0), axis=1)
+    return distance_G
 
 
 def novelty(distance_NK: np.ndarray) -> np.ndarray:
@@ -204,7 +205,8 @@ def combine(parts: Sequence[np.ndarray]) -> np.ndarray:
     parts_MN = np.asarray(parts, np.float64)
     if not ((parts_MN >= 0) & (parts_MN <= 1)).all():
         raise ValueError(f"parts lie in [{parts_MN.min()}, {parts_MN.max()}]; expected [0, 1]: calibrate them first")
-    return parts_MN.mean(axis=0)
+    mean_N: np.ndarray = parts_MN.mean(axis=0)
+    return mean_N
 
 
 def interval_factor(diversity_N: np.ndarray, coeff: float) -> np.ndarray:
@@ -220,15 +222,18 @@ def interval_factor(diversity_N: np.ndarray, coeff: float) -> np.ndarray:
 
 
 def _paper(distance_G: np.ndarray) -> np.ndarray:
-    return distance_G / np.ptp(distance_G)
+    bonus_G: np.ndarray = distance_G / np.ptp(distance_G)
+    return bonus_G
 
 
 def _minmax(distance_G: np.ndarray) -> np.ndarray:
-    return (distance_G - distance_G.min()) / np.ptp(distance_G)
+    bonus_G: np.ndarray = (distance_G - distance_G.min()) / np.ptp(distance_G)
+    return bonus_G
 
 
 def _mean1(distance_G: np.ndarray) -> np.ndarray:
-    return distance_G / distance_G.mean()
+    bonus_G: np.ndarray = distance_G / distance_G.mean()
+    return bonus_G
 
 
 BONUSES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"paper": _paper, "minmax": _minmax, "mean1": _mean1}

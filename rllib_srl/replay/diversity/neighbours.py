@@ -78,7 +78,8 @@ def fit_centroids(vectors_ND: np.ndarray, num_centroids: int, seed: int) -> np.n
         max_points_per_centroid=most,
     )
     kmeans.train(vectors_ND)
-    return kmeans.centroids
+    centroid_CD: np.ndarray = kmeans.centroids
+    return centroid_CD
 
 
 def nearest_centroids(vectors_ND: np.ndarray, centroid_CD: np.ndarray) -> np.ndarray:
@@ -161,7 +162,8 @@ class Neighbours:
         Raises:
             ValueError: an id has no vector or is given twice.
         """
-        return self._vectors_ND[self._known(ids_K)]
+        vectors_KD: np.ndarray = self._vectors_ND[self._known(ids_K)]
+        return vectors_KD
 
     def set(self, ids_K: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:
         """Store vectors, replacing those under the same ids. Memory is proportional to the largest id.
@@ -240,7 +242,8 @@ class Neighbours:
         1 if there were never 32 vectors or more (all are one cluster); 0 if no vectors are stored.
         """
         cluster_Q = nearest_centroids(self._checked(vectors_QD, None), self._centroid_CD)
-        return self._size_C[cluster_Q] / max(1, self._num)
+        share_Q: np.ndarray = self._size_C[cluster_Q] / max(1, self._num)
+        return share_Q
 
     def save_state(self) -> dict[str, Any]:
         """Return the fits, as numbers and numpy arrays; the state changes only with a new fit."""

@@ -134,7 +134,8 @@ def read_header(payload: bytes, name: str = "") -> dict[str, Any]:
     if (magic, version) != (MAGIC, VERSION):
         found = f"{magic!r} version {version}"
         raise ValueError(f"{_called(payload, name)} is of format {found}; expected {MAGIC!r} version {VERSION}")
-    return json.loads(payload[_PREAMBLE.size : _PREAMBLE.size + length])
+    header: dict[str, Any] = json.loads(payload[_PREAMBLE.size : _PREAMBLE.size + length])
+    return header
 
 
 def places_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, Place]:
@@ -261,7 +262,8 @@ def opened(column: Column) -> list[Any]:
         return [values[start:end] for start, end in pairwise(rest)]
     if how == "records":
         return [values(*row) for row in zip(*map(opened, rest), strict=True)]
-    return values
+    plain: list[Any] = values
+    return plain
 
 
 def opened_list(column: Column) -> ColumnarList[Any]:

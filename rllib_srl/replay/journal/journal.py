@@ -189,7 +189,8 @@ class Journal:
                 raise JournalError(f"journal {self.path}: group {seq} has lost its payload; restore a checkpoint")
             if found is None:
                 raise JournalError(f"journal {self.path} has no group {seq}")
-            return found[0]
+            payload: bytes = found[0]
+            return payload
 
     def has_group(self, seq: int) -> bool:
         """Return whether a group is stored."""

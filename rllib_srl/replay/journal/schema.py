@@ -194,7 +194,7 @@ def is_of(row: Row, dtype: np.dtype) -> bool:
     return row.dtype is dtype or row.dtype == dtype  # identity first: comparing all fields dominates the cost
 
 
-def _review_rows(reviews: np.ndarray, position: int) -> Iterator[tuple]:
+def _review_rows(reviews: np.ndarray, position: int) -> Iterator[tuple[Any, ...]]:
     for key, *rest in reviews.tolist():
         yield position, key - (key >> 63 << 64), *rest  # SQLite's integers are signed
 
@@ -254,7 +254,8 @@ def set_meta(db: Connection, name: str, value: str) -> None:
 
 def is_empty(db: Connection) -> bool:
     """Return whether the database has no tables."""
-    return db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    has_no_tables: bool = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    return has_no_tables
 
 
 def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: np.dtype | None = None) -> Meta:
@@ -328,7 +329,8 @@ def dtype_text(dtype: np.dtype) -> str:
 
 def dtype_from(text: str) -> np.dtype:
     """Return the dtype that `dtype_text` encoded."""
-    return np.lib.format.descr_to_dtype([tuple(part) for part in json.loads(text)])
+    dtype: np.dtype = np.lib.format.descr_to_dtype([tuple(part) for part in json.loads(text)])
+    return dtype
 
 
 def dtype_difference(stored: np.dtype, wanted: np.dtype) -> str:

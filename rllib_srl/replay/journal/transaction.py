@@ -40,7 +40,7 @@ class Change:
     payloads: dict[int, bytes] = field(default_factory=dict)  # group seq -> bytes
     removed_groups: list[int] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> vector
-    reviews: list[tuple] = field(default_factory=list)
+    reviews: list[tuple[Any, ...]] = field(default_factory=list)
     groups: dict[int, np.void] = field(default_factory=dict)  # rows outside the store: orphans
     answer: Any = None
 
@@ -70,7 +70,7 @@ class Ledger:
         self._directory, self._run, self._max_bytes = directory, run, max_bytes
         self._written: dict[str, Any] = {}  # state as last committed
         self.agreed: dict[str, Any] | None = None  # all of the state after the last transaction; None before the first
-        self._scratch: tempfile.TemporaryDirectory | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         if directory is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_")
             self._use(self._journal(Path(self._scratch.name) / JOURNAL))

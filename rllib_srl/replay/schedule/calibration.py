@@ -109,7 +109,8 @@ class ReviewLog:
 def cross_entropy_N(predicted_N: np.ndarray, num_success_N: np.ndarray, n_N: np.ndarray) -> np.ndarray:
     """Return -[s log p + (n - s) log(1 - p)] of each visit, in nats, summed over its episodes."""
     p_N = np.clip(predicted_N, SURE, 1 - SURE)
-    return -(num_success_N * np.log(p_N) + (n_N - num_success_N) * np.log1p(-p_N))
+    loss_N: np.ndarray = -(num_success_N * np.log(p_N) + (n_N - num_success_N) * np.log1p(-p_N))
+    return loss_N
 
 
 def log_loss(predicted_N: np.ndarray, num_success_N: np.ndarray, n_N: np.ndarray) -> float:

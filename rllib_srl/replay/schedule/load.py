@@ -227,4 +227,5 @@ def _units(interval_N: np.ndarray) -> np.ndarray:
     interval_N = np.asarray(interval_N, np.float64)
     if not np.isfinite(interval_N).all() or (interval_N < 0).any():
         raise ValueError(f"interval_N = {interval_N}; expected finite numbers of at least 0 iterations")
-    return np.rint(UNIT / np.maximum(interval_N, 1.0)).astype(np.int64)
+    units_N: np.ndarray = np.rint(UNIT / np.maximum(interval_N, 1.0)).astype(np.int64)
+    return units_N

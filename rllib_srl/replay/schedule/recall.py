@@ -288,7 +288,8 @@ class Recall:
 
     def _scheduled(self) -> np.ndarray:
         slots_N = self._store.slots()
-        return slots_N[self._store.items["status"][slots_N] == SCHEDULED]
+        scheduled_N: np.ndarray = slots_N[self._store.items["status"][slots_N] == SCHEDULED]
+        return scheduled_N
 
     def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
         """Return effective intervals before stretching, in iterations."""

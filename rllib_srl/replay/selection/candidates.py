@@ -196,7 +196,8 @@ def _fault(name: str, value: Any) -> str:
 def first(num: int, generator: np.random.Generator, *columns_N: np.ndarray) -> np.ndarray:
     """Return the indices of the `num` smallest by the first column, then the second, ...; ties in random order."""
     tie_N = generator.random(len(columns_N[0]))
-    return np.lexsort((tie_N, *columns_N[::-1]))[:num]
+    first_K: np.ndarray = np.lexsort((tie_N, *columns_N[::-1]))[:num]
+    return first_K
 
 
 def weighted(log_weight_N: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -226,4 +227,5 @@ def tempered(log_priority_N: np.ndarray, num: int, generator: np.random.Generato
 
 def safe_log(value_N: np.ndarray) -> np.ndarray:
     """Return the logarithm, -inf where the value is 0 or below."""
-    return np.log(value_N, where=value_N > 0, out=np.full(len(value_N), -np.inf))
+    log_N: np.ndarray = np.log(value_N, where=value_N > 0, out=np.full(len(value_N), -np.inf))
+    return log_N

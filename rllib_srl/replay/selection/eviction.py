@@ -68,7 +68,9 @@ def value_of(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
     """
     recall_N = candidates.posterior_mean
     learnability_N = settings.signal_floor + 4 * recall_N * (1 - recall_N)
-    return learnability_N * (2 - candidates.retrievability) * (1 + settings.diversity_coeff * candidates.diversity)
+    urgent_N = learnability_N * (2 - candidates.retrievability)
+    value_N: np.ndarray = urgent_N * (1 + settings.diversity_coeff * candidates.diversity)
+    return value_N
 
 
 def mastered_first(
@@ -161,4 +163,5 @@ def _lottery(seq_N: np.ndarray, seed: int) -> np.ndarray:
     z_N = (seq_N.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + salt
     z_N = (z_N ^ (z_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z_N = (z_N ^ (z_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z_N ^ (z_N >> np.uint64(31))
+    lot_N: np.ndarray = z_N ^ (z_N >> np.uint64(31))
+    return lot_N

@@ -56,7 +56,8 @@ class Proportional:
         highest = log_weight_N.max(initial=-np.inf)
         weight_N = np.exp(log_weight_N - highest) if np.isfinite(highest) else np.ones(len(candidates))
         floor = settings.uniform_floor
-        return (1 - floor) * weight_N / weight_N.sum() + floor / len(candidates)
+        probability_N: np.ndarray = (1 - floor) * weight_N / weight_N.sum() + floor / len(candidates)
+        return probability_N
 
 
 def importance_weights(
@@ -84,7 +85,8 @@ def importance_weights(
         )
     probability_N = rule.probabilities(candidates, settings)
     least = probability_N[probability_N > 0].min()
-    return (np.maximum(probability_N[indices], least) / least) ** -getattr(settings, rule.beta)
+    weight_K: np.ndarray = (np.maximum(probability_N[indices], least) / least) ** -getattr(settings, rule.beta)
+    return weight_K
 
 
 def per_log_weight(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
@@ -103,7 +105,8 @@ def fresh_per_log_weight(candidates: Candidates, settings: SelectionSettings) ->
     Source: FreshPER, arXiv 2604.16918.
     """
     log_decay_N = np.maximum(-candidates.age / settings.fresh_tau, np.log(DECAY_FLOOR))
-    return settings.per_alpha * (np.log(np.abs(candidates.reward) + PER_EPSILON) + log_decay_N)
+    log_weight_N: np.ndarray = settings.per_alpha * (np.log(np.abs(candidates.reward) + PER_EPSILON) + log_decay_N)
+    return log_weight_N
 
 
 def exit_log_weight(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:

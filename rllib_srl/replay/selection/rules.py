@@ -76,7 +76,7 @@ def _by_priority(
         return tempered(_log_priority_of_groups(candidates, settings), num, generator, settings.temperature)
     due = np.flatnonzero(candidates.overdue >= 0)
     log_priority = _log_priority_of_items(candidates, settings)[due]
-    drawn = due[tempered(log_priority, min(num, len(due)), generator, settings.temperature)]
+    drawn: np.ndarray = due[tempered(log_priority, min(num, len(due)), generator, settings.temperature)]
     if len(drawn) == num:
         return drawn
     early = np.flatnonzero(candidates.overdue < 0)
@@ -86,20 +86,22 @@ def _by_priority(
 
 def _log_priority_of_items(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
     recall_N = candidates.posterior_mean
-    return (
+    log_priority_N: np.ndarray = (
         np.log1p(np.maximum(candidates.overdue, 0.0))
         + np.log1p(settings.learnability_coeff * 4 * recall_N * (1 - recall_N))
         + np.log1p(settings.diversity_coeff * candidates.diversity)
     )
+    return log_priority_N
 
 
 def _log_priority_of_groups(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
-    return (
+    log_priority_N: np.ndarray = (
         np.log(settings.signal_floor + 4 * candidates.variance)
         + np.log1p(settings.diversity_coeff * candidates.diversity)
         - candidates.age / settings.age_scale
         - np.log1p(candidates.uses)
     )
+    return log_priority_N
 
 
 def fifo(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:

@@ -97,7 +97,9 @@ class Draws:
             due = np.flatnonzero(candidates.overdue >= 0)
             pool, candidates = pool[due], candidates.take(due)
         is_leech_N = store.items["status"][pool] == LEECH
-        return pool[self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares).indices]
+        selected = self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares)
+        slots_K: np.ndarray = pool[selected.indices]
+        return slots_K
 
     def groups(
         self,
@@ -147,7 +149,9 @@ class Draws:
             pool = store.any_items(settings.candidate_pool, generator)
         candidates = self.item_candidates(pool, now)
         weights = self._weights(candidates)
-        return pool[evict(self._settings.eviction, candidates, num, generator, self._rule_settings["items"], weights)]
+        evicted_K = evict(self._settings.eviction, candidates, num, generator, self._rule_settings["items"], weights)
+        slots_K: np.ndarray = pool[evicted_K]
+        return slots_K
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of items; their recall is corrected by the domain factor (`schedule/recall.py`)."""

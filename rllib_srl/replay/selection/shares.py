@@ -72,7 +72,8 @@ def uncertainty(variance_K: np.ndarray) -> np.ndarray:
     Args:
         variance_K: sum of the squared weights of the average; see `averaged`.
     """
-    return np.sqrt(np.asarray(variance_K, float))
+    error_K: np.ndarray = np.sqrt(np.asarray(variance_K, float))
+    return error_K
 
 
 def averaged(acc: float, variance: float, value: float, rate: float) -> tuple[float, float]:
@@ -88,7 +89,8 @@ def floored_softmax(score_K: np.ndarray, floor: float) -> np.ndarray:
     num = len(score_K)
     weight_K = np.exp(score_K - np.max(score_K))
     left = max(0.0, 1.0 - num * floor)
-    return (1.0 - left) / num + left * weight_K / weight_K.sum()
+    share_K: np.ndarray = (1.0 - left) / num + left * weight_K / weight_K.sum()
+    return share_K
 
 
 def lent(share_K: np.ndarray, room_K: np.ndarray, distance_KK: np.ndarray) -> np.ndarray:
@@ -105,7 +107,7 @@ def lent(share_K: np.ndarray, room_K: np.ndarray, distance_KK: np.ndarray) -> np
         Amount of each class; the sum is that of the shares, or the total room if that is less.
     """
     share_K, room_K = np.asarray(share_K, float), np.asarray(room_K, float)
-    taken_K = np.minimum(share_K, room_K)
+    taken_K: np.ndarray = np.minimum(share_K, room_K)
     for lender in np.flatnonzero(share_K > room_K):
         left = share_K[lender] - room_K[lender]
         for distance in np.unique(distance_KK[lender]):

@@ -141,7 +141,8 @@ class ItemStore:
         Raises:
             ValueError: there is no item at the slot.
         """
-        return self._items.objects[self._items.check_used([slot])[0]]
+        prompt: Prompt = self._items.objects[self._items.check_used([slot])[0]]
+        return prompt
 
     def slots(self) -> np.ndarray:
         """Return the slots of all items, ascending."""
@@ -242,6 +243,7 @@ class ItemStore:
             ValueError: there is no group at the slot.
         """
         group = self._groups.check_used([group])[0]
+        seq: int
         seq, slot = self._groups.rows[["seq", "slot"]][group].tolist()
         self._groups.free(group)
         self._link(slot, [other for other in self._linked_to(slot) if other != group])
@@ -303,7 +305,8 @@ class ItemStore:
             is_able_N &= self._is_in(domains)[columns["slot"]]
         domain_N = self._items.columns["domain"][columns["slot"][is_able_N]]
         keys_N = [columns[name][is_able_N] for name in ("uses", "born", "seq")]
-        return np.flatnonzero(is_able_N)[sample(max_num, generator, domain_N, *keys_N)]
+        groups_K: np.ndarray = np.flatnonzero(is_able_N)[sample(max_num, generator, domain_N, *keys_N)]
+        return groups_K
 
     def waiting(self, max_num: int, domains: Domains = None) -> np.ndarray:
         """Return the slots of at most `max_num` waiting items, oldest first."""
@@ -322,7 +325,8 @@ class ItemStore:
 
     def _is_due(self, now: float, domains: Domains) -> np.ndarray:
         columns = self._items.columns  # scheduled items and leeches have the highest two statuses
-        return (columns["due"] <= now) & (columns["status"] >= SCHEDULED) & self._is_in(domains)
+        is_due_N: np.ndarray = (columns["due"] <= now) & (columns["status"] >= SCHEDULED) & self._is_in(domains)
+        return is_due_N
 
     def _is_in(self, domains: Domains) -> np.ndarray:
         """Return whether each item row is of one of the domains; free rows may be of any."""
@@ -337,7 +341,8 @@ class ItemStore:
         if 0 < max_num < len(wanted_N):
             is_wanted_N = is_wanted_N & (time_N <= np.partition(wanted_N, max_num - 1)[max_num - 1])
         slots_N = np.flatnonzero(is_wanted_N)  # few more than `max_num`
-        return slots_N[earliest(max_num, time_N[slots_N], seq_N[slots_N])]
+        earliest_K: np.ndarray = slots_N[earliest(max_num, time_N[slots_N], seq_N[slots_N])]
+        return earliest_K
 
     # State
 

@@ -59,7 +59,8 @@ def at_ranks(rank_K: np.ndarray, *keys_N: np.ndarray) -> np.ndarray:
     lows = [int(key_N.min()) for key_N in keys_N]
     spans = [int(key_N.max()) - low + 1 for key_N, low in zip(keys_N, lows)]
     if math.prod(spans) >= 1 << 63:  # no integer of 64 bits holds all keys
-        return np.lexsort(keys_N[::-1])[rank_K]
+        sorted_K: np.ndarray = np.lexsort(keys_N[::-1])[rank_K]
+        return sorted_K
     code_N = np.zeros(len(keys_N[0]), np.int64)
     for key_N, low, span in zip(keys_N, lows, spans):
         if span > 1:
@@ -72,4 +73,5 @@ def at_ranks(rank_K: np.ndarray, *keys_N: np.ndarray) -> np.ndarray:
     is_hit_B[bin_K] = True
     near_M = np.flatnonzero(is_hit_B[bin_N])
     skipped_B = np.cumsum(size_B * ~is_hit_B)  # rows in bins up to here that are not sorted
-    return near_M[np.argsort(code_N[near_M])][rank_K - skipped_B[bin_K]]
+    found_K: np.ndarray = near_M[np.argsort(code_N[near_M])][rank_K - skipped_B[bin_K]]
+    return found_K

@@ -107,7 +107,8 @@ def rows_at(rows: np.ndarray, slots: Any) -> np.ndarray:
 
 def bytes_at(rows: np.ndarray, slots: Any) -> list[bytes]:
     """Return the bytes of some rows, each equal to its `tobytes()`."""
-    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))[np.asarray(slots, np.int64)].tolist()
+    found: list[bytes] = rows.view(np.dtype((np.void, rows.dtype.itemsize)))[np.asarray(slots, np.int64)].tolist()
+    return found
 
 
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:

@@ -77,7 +77,8 @@ class Found:
     @property
     def row(self) -> np.void:
         """Return the item's record."""
-        return self.reading.stored.items[self.at]
+        row: np.void = self.reading.stored.items[self.at]
+        return row
 
     @property
     def prompt(self) -> Prompt:
@@ -101,7 +102,8 @@ class Found:
 
     def reviews(self) -> np.ndarray:
         """Return the item's reviews, oldest first."""
-        return self.reading.reviews[self.reading.reviews["key"] == self.row["key"]]
+        reviews_N: np.ndarray = self.reading.reviews[self.reading.reviews["key"] == self.row["key"]]
+        return reviews_N
 
 
 def all_items(readings: Sequence[Reading]) -> list[Found]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from rllib_srl.replay.journal.codec import json_faults
 from rllib_srl.types import Group, Prompt, StopReason
 
 Row = dict[str, Any]
+Format = TypeVar("Format")  # function that writes or reads files of one format
 NO_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -119,7 +120,7 @@ def _group(row: Row, lengths: list[int]) -> Group:
     )
 
 
-def _joined(streams: list[list], dtype: type) -> np.ndarray:
+def _joined(streams: list[list[Any]], dtype: type) -> np.ndarray:
     return np.array([value for stream in streams for value in stream], dtype)
 
 
@@ -288,7 +289,7 @@ def _rows_of(
         yield row
 
 
-def _one_of(by_suffix: Mapping[str, Callable], path: Path) -> Callable:
+def _one_of(by_suffix: Mapping[str, Format], path: Path) -> Format:
     if path.suffix not in by_suffix:
         raise ValueError(f"path = {path}; expected a name that ends in {' or '.join(by_suffix)}")
     return by_suffix[path.suffix]

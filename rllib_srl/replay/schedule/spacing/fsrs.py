@@ -76,7 +76,8 @@ class FSRS(SpacingRule):
 
     @property
     def _factor(self) -> float:
-        return 0.9 ** (-1 / self.w[20]) - 1
+        factor: float = 0.9 ** (-1 / self.w[20]) - 1
+        return factor
 
     def _faults(self) -> list[str]:
         if len(self.w) != len(DEFAULT_W):
@@ -87,10 +88,11 @@ class FSRS(SpacingRule):
 
     def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         elapsed_N = np.floor(elapsed_N) if self.whole_days else elapsed_N
-        return (1 + self._factor * elapsed_N / stability_N) ** -self.w[20]
+        recall_N: np.ndarray = (1 + self._factor * elapsed_N / stability_N) ** -self.w[20]
+        return recall_N
 
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
-        days_N = stability_N / self._factor * (self.desired_retention ** (-1 / self.w[20]) - 1)
+        days_N: np.ndarray = stability_N / self._factor * (self.desired_retention ** (-1 / self.w[20]) - 1)
         return np.maximum(np.rint(days_N), 1.0) if self.whole_days else days_N
 
     def _next(self, state: SpacingState, visit: Visit, streak_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -113,21 +115,26 @@ class FSRS(SpacingRule):
     ) -> np.ndarray:
         w = self.w
         bonus_N = np.where(grade_N == HARD, w[15], np.where(grade_N == EASY, w[16], 1.0))
-        return s_N * (1 + np.exp(w[8]) * (11 - d_N) * s_N ** -w[9] * np.expm1(forgotten_N * w[10]) * bonus_N)
+        gain_N = np.exp(w[8]) * (11 - d_N) * s_N ** -w[9] * np.expm1(forgotten_N * w[10]) * bonus_N
+        after_N: np.ndarray = s_N * (1 + gain_N)
+        return after_N
 
     def _after_failure(self, s_N: np.ndarray, d_N: np.ndarray, forgotten_N: np.ndarray) -> np.ndarray:
         w = self.w
         long_N = w[11] * d_N ** -w[12] * ((s_N + 1) ** w[13] - 1) * np.exp(forgotten_N * w[14])
-        return np.minimum(long_N, s_N / np.exp(w[17] * w[18]))
+        after_N: np.ndarray = np.minimum(long_N, s_N / np.exp(w[17] * w[18]))
+        return after_N
 
     def _within_a_day(self, s_N: np.ndarray, visit: Visit) -> np.ndarray:
         w = self.w
         factor_N = np.exp(w[17] * (visit.grade_N - 3 + w[18])) * s_N ** -w[19]
-        return s_N * np.where(visit.is_success_N, np.maximum(factor_N, 1.0), factor_N)
+        after_N: np.ndarray = s_N * np.where(visit.is_success_N, np.maximum(factor_N, 1.0), factor_N)
+        return after_N
 
     def _first_difficulty(self, grade_N: np.ndarray | int) -> Any:
         return self.w[4] - np.exp(self.w[5] * (np.asarray(grade_N) - 1)) + 1
 
     def _harder(self, d_N: np.ndarray, grade_N: np.ndarray) -> np.ndarray:
         moved_N = d_N - self.w[6] * (grade_N - 3) * (10 - d_N) / 9
-        return np.clip(self.w[7] * self._first_difficulty(EASY) + (1 - self.w[7]) * moved_N, 1.0, 10.0)
+        harder_N: np.ndarray = np.clip(self.w[7] * self._first_difficulty(EASY) + (1 - self.w[7]) * moved_N, 1.0, 10.0)
+        return harder_N

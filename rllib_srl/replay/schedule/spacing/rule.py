@@ -102,7 +102,8 @@ class SpacingRule(ABC):
 
         After `fit`, use it to recompute the intervals of stored items.
         """
-        return np.minimum(self._days(stability_N), self.maximum_interval)
+        interval_N: np.ndarray = np.minimum(self._days(stability_N), self.maximum_interval)
+        return interval_N
 
     def fit(self, log: ReviewLog, min_reviews: int = 64) -> Self:
         """Return a copy with the parameters of least log loss on the log, under a prior centred on this rule's.

@@ -62,7 +62,8 @@ class SRL1(ExponentialRule):
         if not self.faithful:
             return super()._recall(stability_N, elapsed_N)
         with np.errstate(over="ignore"):  # a vanishing interval: recall 0
-            return self.desired_retention ** (elapsed_N / stability_N)
+            recall_N: np.ndarray = self.desired_retention ** (elapsed_N / stability_N)
+            return recall_N
 
     def _is_success(self, grade_N: np.ndarray) -> np.ndarray:
         return grade_N >= self.success_grade

@@ -33,8 +33,8 @@ class SpacingState:
     @classmethod
     def new(cls, num: int) -> SpacingState:
         """Return `num` items that were never reviewed."""
-        floats, ints = (lambda: np.zeros(num)), (lambda: np.zeros(num, np.int64))
-        return cls(floats(), floats(), floats(), ints(), ints(), ints())
+        floats, ints = (np.zeros(num) for _ in range(3)), (np.zeros(num, np.int64) for _ in range(3))
+        return cls(*floats, *ints)
 
     @classmethod
     def of(cls, table: Mapping[str, np.ndarray] | np.ndarray) -> SpacingState:
