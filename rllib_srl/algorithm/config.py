@@ -268,7 +268,7 @@ class SRLConfig(AlgorithmConfig):
         """Return the stream of domains, None for a fixed mixture."""
         return None if self.stream is None else make_stream(self.stream)
 
-    def world_configs(self) -> dict[str, dict]:
+    def world_configs(self) -> dict[str, dict[str, Any]]:
         """Return environment id -> env_config of every environment."""
         if stream := self.task_stream():
             return {env_id: dict(entry.env_config) for env_id, entry in stream.entries.items()}
@@ -276,7 +276,7 @@ class SRLConfig(AlgorithmConfig):
             return {str(name): dict(env_config or {}) for name, env_config in self.worlds.items()}
         return {self._env_id(): dict(self.env_config or {})}
 
-    def world_creators(self) -> dict[str, Callable[[dict], gym.Env]]:
+    def world_creators(self) -> dict[str, Callable[[dict[str, Any]], gym.Env[Any, Any]]]:
         """Return environment id -> creator.
 
         Raises:

@@ -74,7 +74,7 @@ def _is_preset(value: Any) -> bool:
 
 
 def _choices(config: Any) -> Iterator[str]:
-    choices: dict[str, tuple] = {
+    choices: dict[str, tuple[Any, ...]] = {
         "loss": (None, *PRESETS),
         "advantage": tuple(ADVANTAGES),
         "reuse_advantage": (None, *ADVANTAGES),
