@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 TRANSCRIPTS = "transcripts.jsonl"  # as rllib_srl.algorithm.metrics names it; importing that takes seconds
-COMPARISONS = {
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "<": operator.lt,

@@ -403,7 +403,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the subcommand."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
-        return arguments.action(arguments)
+        status: int = arguments.action(arguments)
+        return status
     except (ValueError, OSError, JournalError) as error:  # the message is enough without a traceback
         if arguments.debug:
             raise

@@ -64,7 +64,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser)
-    arguments = parser.parse_args(with_underscores(argv))
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     if arguments.resume is False and arguments.out is None:
         parser.error("--resume; expected a checkpoint or the directory of a run, as its value or as --out")
     return arguments

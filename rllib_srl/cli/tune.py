@@ -63,7 +63,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, Tune, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser)
-    return parser.parse_args(with_underscores(argv))
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
+    return arguments
 
 
 def studies() -> dict[str, str]:

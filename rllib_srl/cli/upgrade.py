@@ -250,7 +250,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, without=tuple(OURS))
-    arguments = parser.parse_args(with_underscores(argv))
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     changed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
     given = [name for name in changed if name not in BESIDE]
     if arguments.resume is None and arguments.what is None:

@@ -471,4 +471,5 @@ def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:
         config.rl_module(model_config={"model": rest.pop("model")})
     if "env_config" in rest:
         config.environment(env_config=rest.pop("env_config") or {})
-    return config.update_from_dict(rest)
+    updated: SRLConfig = config.update_from_dict(rest)
+    return updated

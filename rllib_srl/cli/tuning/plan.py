@@ -168,7 +168,8 @@ def config_of(
     """
     values = plan.study.settings_of(arm, seed)
     every = values.get("checkpoint_every", CHECKPOINT_EVERY)
-    config = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own, Tune none
+    # The trial writes its own checkpoints, Tune none.
+    config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()
     shown = {setting.name: _plain(setting.default) for setting in all_settings().values()} | values
     told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}
     return config | {"_study": {**told, "checkpoint_every": every, "num_rehearsed": num_rehearsed, "trust": trust}}

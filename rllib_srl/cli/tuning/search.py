@@ -93,7 +93,9 @@ class Lines(tune.Callback):
         """Label trials by the settings that `search` varies."""
         self._search = search
 
-    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         """Print reward, and accuracy if it was measured, with the trial's settings.
 
         Trap: Tune calls its scheduler first, so a trial that copies another already has its new settings.

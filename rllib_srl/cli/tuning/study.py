@@ -174,7 +174,9 @@ class Lines(tune.Callback):
         self._tokens: dict[tuple[str, int], int] = {}
         self._first: dict[tuple[str, int], int] = {}
 
-    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         """Print the end of a stage."""
         about = result["study"]
         key = (about["arm"], about["seed"])
@@ -211,7 +213,9 @@ def play(plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: b
     return errors
 
 
-def fit(configs: Sequence[dict], storage: Path, name: str, callbacks: list, verbose: bool) -> tune.ResultGrid:
+def fit(
+    configs: Sequence[dict[str, Any]], storage: Path, name: str, callbacks: list[tune.Callback], verbose: bool
+) -> tune.ResultGrid:
     """Run one trial per config."""
 
     def named(trial: Any) -> str:

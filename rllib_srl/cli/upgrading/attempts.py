@@ -140,6 +140,7 @@ def starting_model(order: Order, target: Path, progress: Progress, verbose: bool
             algo = config.build_algo()
         try:
             algo.restore_weights(order.checkpoint)
-            return algo.export_to_huggingface(unfinished).rename(target)
+            exported: Path = algo.export_to_huggingface(unfinished)
+            return exported.rename(target)
         finally:
             algo.stop()
