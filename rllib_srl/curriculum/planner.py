@@ -181,7 +181,8 @@ def recap_weights(
 def scaled_softmax(score_K: np.ndarray, temperature: float) -> np.ndarray:
     """Return K softmax(score / temperature): weights whose mean is 1."""
     weight_K = np.exp((score_K - score_K.max()) / temperature)
-    return len(score_K) * weight_K / weight_K.sum()
+    scaled_K: np.ndarray = len(score_K) * weight_K / weight_K.sum()
+    return scaled_K
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,8 @@ class Planner:
                 + settings.uncertainty_coeff * uncertainty(np.array([row.variance for row in rows]))
                 + base_K
             ) / settings.temperature
-        return floored_softmax(score_K, settings.least_share).tolist()
+        shares: list[float] = floored_softmax(score_K, settings.least_share).tolist()
+        return shares
 
     def weights(self) -> dict[str, float]:
         """Return domain -> factor of its loss; {} if the objective is uniform."""

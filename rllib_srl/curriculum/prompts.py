@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from rllib_srl.common.environments import named_domain, prompts_of
+from rllib_srl.common.environments import Environment, named_domain, prompts_of
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
@@ -31,8 +30,8 @@ class PromptSource:
 
     def __init__(
         self,
-        creators: Mapping[str, Callable[[dict], gym.Env]],
-        env_configs: Mapping[str, dict],
+        creators: Mapping[str, Callable[[dict[str, Any]], Environment]],
+        env_configs: Mapping[str, dict[str, Any]],
         mixture: Mapping[str, float],
         seed: int,
         stream: Stream | None = None,
@@ -55,7 +54,7 @@ class PromptSource:
         self._envs = {env_id: creators[env_id](env_configs.get(env_id, {})) for env_id in mixture}
         self._ids = list(mixture)
         weights = np.array([mixture[env_id] for env_id in self._ids], float)
-        self._probabilities = weights / weights.sum()
+        self._probabilities: np.ndarray = weights / weights.sum()
         self._seed = seed
         self._start()
 

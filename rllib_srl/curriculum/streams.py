@@ -69,7 +69,8 @@ class Entry:
             raise ValueError(message) from error
         if not callable(found):
             raise ValueError(f"filter = {self.filter!r}; expected a function, not a {type(found).__name__}")
-        return found
+        accepts: Callable[[str], bool] = found
+        return accepts
 
 
 class Stream:
@@ -167,7 +168,8 @@ class Drift(Stream):
 
     def _shares(self, at: float) -> np.ndarray:
         weight_E = np.exp(self._sharpness * np.cos(2 * math.pi * (at / self._period - self._phase_E)))
-        return weight_E / weight_E.sum()
+        share_E: np.ndarray = weight_E / weight_E.sum()
+        return share_E
 
 
 def make_stream(spec: Any) -> Stream:
