@@ -68,13 +68,14 @@ def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, wo
     Raises:
         ValueError: lists every unknown name, wrong type and value out of range at once.
     """
-    fields = {field.name: field for field in dataclasses.fields(settings_class)}
+    # The container without its type arguments: "dict" for "dict[str, Any]".
+    kinds = {field.name: str(field.type).partition("[")[0] for field in dataclasses.fields(settings_class)}
     given, faults = dict(env_config or {}), []
     for name, value in given.items():
-        if name not in fields:
-            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(fields))}")
-        elif not _has_type(value, str(fields[name].type)):
-            faults.append(f"{name} = {value!r}; expected {fields[name].type}")
+        if name not in kinds:
+            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(kinds))}")
+        elif not _has_type(value, kinds[name]):
+            faults.append(f"{name} = {value!r}; expected {kinds[name]}")
     if not faults:
         settings = settings_class(**given)
         faults = settings.faults()
@@ -113,7 +114,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self.observation_space = text.TextSpace()
         self.action_space = text.TextSpace()
-        self.settings = read_settings(self.settings_class, env_config, type(self).__name__)
+        self.settings: QuestionSettings = read_settings(self.settings_class, env_config, type(self).__name__)
         self._prepare()
         shots = self._draw_shots()
         self._shot_texts = frozenset(question.text for question in shots)

@@ -99,8 +99,9 @@ class CodeTask(QuestionWorld):
         return pipeline_tasks.NUM_IDS if self.settings.kind == "pipeline" else function_tasks.NUM_IDS
 
     def _prompt_id(self, number: int) -> str:
-        tasks = pipeline_tasks if self.settings.kind == "pipeline" else function_tasks
-        return tasks.prompt_id_of(number)
+        if self.settings.kind == "pipeline":
+            return pipeline_tasks.prompt_id_of(number)
+        return function_tasks.prompt_id_of(number)
 
     def _task(self, prompt_id: str) -> function_tasks.FunctionTask | pipeline_tasks.PipelineTask:
         if self.settings.kind == "pipeline":

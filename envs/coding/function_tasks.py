@@ -127,7 +127,9 @@ def _numbers(words: str, values: range) -> tuple[Part, ...]:
     return tuple(Part(words.format(k), str(k), lambda k=k: k) for k in values)
 
 
-def _recurrence(first: Callable, second: Callable, c: Callable, d: Callable, n: int) -> int:
+def _recurrence(
+    first: Callable[[], int], second: Callable[[], int], c: Callable[[], int], d: Callable[[], int], n: int
+) -> int:
     a, b = first(), second()
     for _ in range(n):
         a, b = b, (c() * b + d() * a) % 1000

@@ -78,7 +78,7 @@ class PipelineTask:
         if not isinstance(labels, Sequence) or isinstance(labels, str) or len(labels) != len(self.y_test):
             return 0.0
         num_right = sum(type(label) in (int, float) and label == truth for label, truth in zip(labels, self.y_test))
-        accuracy = num_right / len(self.y_test)
+        accuracy: float = num_right / len(self.y_test)
         constant = max(self.y_test.count(label) for label in set(self.y_test)) / len(self.y_test)
         return min(1.0, max(0.0, (accuracy - constant) / (FULL_ACCURACY - constant)))
 

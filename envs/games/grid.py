@@ -133,7 +133,8 @@ class Grid(TurnWorld):
 
     def _num_ids(self) -> int:
         num_cells = self.settings.width * self.settings.height
-        return 2 * perm(num_cells, 4) * 2 ** (num_cells - 4)
+        num_ids: int = 2 * perm(num_cells, 4) * 2 ** (num_cells - 4)
+        return num_ids
 
     def _prompt_id(self, number: int) -> str | None:
         width, num_cells = self.settings.width, self.settings.width * self.settings.height

@@ -12,11 +12,14 @@ The split ignores the order of the numbers, so a held-out question is never a re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import perm
+from typing import TypeVar
 
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+
+T = TypeVar("T")
 
 # `ask` -> the word for it with two numbers, and the function that picks the answer.
 _ASKED: dict[str, tuple[str, Callable[[list[int]], int]]] = {"largest": ("larger", max), "smallest": ("smaller", min)}
@@ -104,7 +107,7 @@ class Compare(QuestionWorld):
         return numbers
 
 
-def ordered_choice(number: int, values: range | str, num_chosen: int) -> list:
+def ordered_choice(number: int, values: Sequence[T], num_chosen: int) -> list[T]:
     """Return choice `number` of the perm(len(values), num_chosen) ordered choices without repetition."""
     left, chosen = list(values), []
     for _ in range(num_chosen):

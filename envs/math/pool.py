@@ -107,7 +107,8 @@ class SymbolicPool:
         if "is_late" in reply:
             self.num_late += 1
             raise LateError(f"no reply within {deadline_s:g} s of work, or {_WALL_FACTOR * deadline_s:g} s in total")
-        return reply["is_right"]
+        is_right: bool | None = reply["is_right"]
+        return is_right
 
     def warm(self) -> None:
         """Start a worker if none is ready, without waiting: the next request will find it."""
@@ -233,7 +234,8 @@ class _Worker:
             if not piece:
                 raise LateError("it ended" if ready else f"no reply after {deadline_s:g} s")
             line += piece
-        return json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
 
 _pools: dict[int, SymbolicPool] = {}

@@ -58,9 +58,9 @@ class ReasoningGymSettings(QuestionSettings):
     """Settings of `ReasoningGym`. Invariant: as in `QuestionSettings`."""
 
     dataset: str = ""  # name of a dataset in reasoning-gym
-    config: dict = field(default_factory=dict)  # of the dataset, in reasoning-gym's own words
+    config: dict[str, Any] = field(default_factory=dict)  # of the dataset, in reasoning-gym's own words
     level: int | None = None  # of all attributes of the dataset's curriculum; `config` overrides what it sets
-    levels: dict = field(default_factory=dict)  # of single attributes of the curriculum, by name
+    levels: dict[str, Any] = field(default_factory=dict)  # of single attributes of the curriculum, by name
     pool_size: int = 4096  # entries of the dataset that the environment uses
     graded: bool = False  # partial credit counts as reward
     multiline: bool = False  # answers have several lines and end with a blank one
@@ -208,13 +208,14 @@ class ReasoningGym(QuestionWorld):
     def _parts(self, prompt_id: str) -> dict[str, Any]:
         expected = f'{{"dataset": "{self.settings.dataset}", "index": 17}}, perhaps with "config", "level" and "levels"'
         try:
-            parts = json.loads(prompt_id)
+            parts: Any = json.loads(prompt_id)
         except (ValueError, TypeError, RecursionError):
             parts = None
         known = isinstance(parts, dict) and parts.keys() <= {"dataset", "index", "config", "level", "levels"}
         if not known or parts.get("dataset") != self.settings.dataset or parts.get("index") not in range(SIZE):
             raise ValueError(f"prompt_id = {prompt_id!r}; expected {expected}")
-        return parts
+        found: dict[str, Any] = parts
+        return found
 
     def _dataset(self, prompt_id: str) -> Any:
         parts = self._parts(prompt_id)

@@ -33,8 +33,8 @@ from rllib_srl.envs.question import Question, read_settings
 class ReasoningGymMixtureSettings:
     """Settings of `ReasoningGymMixture`. Invariant: `faults` is empty for the settings of a built environment."""
 
-    datasets: dict = field(default_factory=dict)  # name -> weight > 0, or name -> {"weight": ..., further settings}
-    shared: dict = field(default_factory=dict)  # settings of all datasets, such as num_shots and pool_size
+    datasets: dict[str, Any] = field(default_factory=dict)  # name -> weight > 0, or {"weight": ..., further settings}
+    shared: dict[str, Any] = field(default_factory=dict)  # settings of all datasets, such as num_shots and pool_size
     multiline: bool = False  # answers have several lines and end with a blank one, in all datasets
     domain: str = "reasoning_gym_mixture"
 
@@ -48,7 +48,7 @@ class ReasoningGymMixtureSettings:
         both = sorted({"multiline", "dataset"} & {key for one in self._own() for key in one})
         return faults + [f"{key} is set for a single dataset; expected it in the mixture's settings" for key in both]
 
-    def _own(self) -> list[dict]:
+    def _own(self) -> list[dict[str, Any]]:
         return [self.shared, *(one for one in self.datasets.values() if isinstance(one, dict))]
 
 

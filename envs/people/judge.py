@@ -208,7 +208,8 @@ def make_judge(spec: str, model: str, deadline_s: float, key_variable: str) -> J
         raise ValueError(f"judge = {spec!r} cannot be imported ({type(error).__name__}: {error})") from error
     if not callable(found):
         raise ValueError(f"judge = {spec!r} is a {type(found).__name__}; expected a function")
-    return found
+    judge: Judge = found
+    return judge
 
 
 def checked(grades: Any, criteria: Sequence[Criterion]) -> dict[str, int]:
@@ -312,7 +313,7 @@ def grades_in(reply: bytes) -> dict[str, Any]:
         decoder, start = json.JSONDecoder(), content.rfind("{")
         while start >= 0:
             try:
-                found, _ = decoder.raw_decode(content, start)
+                found: dict[str, Any] = decoder.raw_decode(content, start)[0]
                 return found
             except (ValueError, RecursionError):
                 start = content.rfind("{", 0, start)

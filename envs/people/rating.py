@@ -60,7 +60,7 @@ from rllib_srl.envs.question import read_settings
 logger = logging.getLogger(__name__)
 
 ASKED, RATINGS = "asked.jsonl", "ratings.jsonl"
-_FIELDS = {  # field -> expected value in words, and its check
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # field -> expected value in words, and its check
     "up": ("true or false", lambda value: isinstance(value, bool)),
     "stars": (
         "a number from 1 to 5",
@@ -257,7 +257,7 @@ class RatingSettings:
     """Settings of `Rating`. Invariant: `faults` is empty for the settings of an environment that was built."""
 
     world: str = "compare"  # the inner environment: an entry point, or "package.module:Class"
-    world_config: dict = field(default_factory=dict)
+    world_config: dict[str, Any] = field(default_factory=dict)
     source: str = ""  # a directory, or "package.module:name"
     scheme: str = "ordinal"
     deadline_s: float = 8.0  # for a rating to arrive
@@ -296,7 +296,7 @@ class Moving:
         Source: Finch 2009, "Incremental calculation of weighted mean and variance", section 9.
         """
         difference = stars - self.mean
-        normalised = difference / max(self.variance, 1e-6) ** 0.5
+        normalised: float = difference / max(self.variance, 1e-6) ** 0.5
         self.mean += (1 - self.momentum) * difference
         self.variance = self.momentum * (self.variance + (1 - self.momentum) * difference**2)
         return normalised
@@ -313,8 +313,10 @@ def reward_of(rating: Mapping[str, Any], scheme: str) -> float:
     if scheme == "binary":
         return float(rating["up"])
     if scheme == "hybrid":
-        return (1 if rating["up"] else -1) * rating["stars"] / 5
-    return (rating["stars"] - 1) / 4
+        hybrid: float = (1 if rating["up"] else -1) * rating["stars"] / 5
+        return hybrid
+    ordinal: float = (rating["stars"] - 1) / 4
+    return ordinal
 
 
 class RatingQueue:
@@ -377,7 +379,7 @@ class Rating(GradedOutside):
         needed = needed_by(self.settings.scheme)
         deadline = time.monotonic() + self.settings.deadline_s
         while True:
-            rating = self.source.rating_of(request_id)
+            rating: Mapping[str, Any] | None = self.source.rating_of(request_id)
             if rating is not None and not rating.get("taken_back"):
                 if faults := faults_of_rating(rating, needed):
                     raise ValueError(f"rating of {request_id}: " + "; ".join(faults))

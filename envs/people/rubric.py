@@ -39,8 +39,10 @@ class RubricSettings:
     """Settings of `Rubric`. Invariant: `faults` is empty for the settings of an environment that was built."""
 
     world: str = "rllib_srl.envs.people.sentences:Sentences"  # an entry point, or "package.module:Class"
-    world_config: dict = field(default_factory=dict)
-    criteria: dict = field(default_factory=lambda: {each.name: each.text for each in CRITERIA})  # name -> full grade
+    world_config: dict[str, Any] = field(default_factory=dict)
+    criteria: dict[str, str] = field(  # name -> full grade
+        default_factory=lambda: {each.name: each.text for each in CRITERIA}
+    )
     judge: str = "rllib_srl.envs.people.sentences:grades"  # a function, or an endpoint "http://host:8000/v1"
     judge_model: str = ""  # at the endpoint
     judge_key_variable: str = ""  # environment variable with its key, allowed for it by the user

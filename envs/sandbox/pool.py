@@ -190,7 +190,7 @@ class Pool:
         self._base = hello["base"]
         self._idle.extend(self._spawned() for _ in range(self._num_warm))
 
-    def _hello(self, without: tuple[str, ...]) -> dict:
+    def _hello(self, without: tuple[str, ...]) -> dict[str, Any]:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(BEGIN_S)
         fd = theirs.fileno()
@@ -211,7 +211,8 @@ class Pool:
         except OSError as error:
             return {"failed": f"no answer ({error})"}
         self._control.settimeout(CONTROL_S)
-        return json.loads(answer) if answer else {}
+        hello: dict[str, Any] = json.loads(answer) if answer else {}
+        return hello
 
     def _stop(self) -> None:
         while self._idle:

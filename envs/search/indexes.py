@@ -127,7 +127,8 @@ class HashingEncoder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one vector a text, [K, D] of length 1, or 0 for a text without letters."""
-        return self._vectorizer.transform(texts).toarray()
+        vector_KD: np.ndarray = self._vectorizer.transform(texts).toarray()
+        return vector_KD
 
 
 def words(text: str) -> list[str]:

@@ -94,7 +94,8 @@ class Shop:
         Args:
             user_id: as in sara_doe_496
         """
-        return self._read("users", user_id)
+        user: dict[str, Any] = self._read("users", user_id)
+        return user
 
     def get_order_details(self, order_id: str) -> dict[str, Any]:
         """Show an order: items, status, payments, address.
@@ -102,7 +103,8 @@ class Shop:
         Args:
             order_id: with its leading #, as in #W0000000
         """
-        return self._read("orders", order_id)
+        order: dict[str, Any] = self._read("orders", order_id)
+        return order
 
     def get_product_details(self, product_id: str) -> dict[str, Any]:
         """Show a product and its variants: item ids, options, prices, what is available.
@@ -110,7 +112,8 @@ class Shop:
         Args:
             product_id: not an item id
         """
-        return self._read("products", product_id)
+        product: dict[str, Any] = self._read("products", product_id)
+        return product
 
     def list_all_product_types(self) -> dict[str, str]:
         """List the names of all products with their product ids."""
@@ -305,7 +308,8 @@ class Shop:
 
     def _difference(self, order: Mapping[str, Any], item_ids: list[str], variants: list[Any]) -> float:
         prices = {item["item_id"]: item["price"] for item in order["items"]}
-        return round(sum(new["price"] - prices[old] for old, new in zip(item_ids, variants)), 2)
+        difference: float = round(sum(new["price"] - prices[old] for old, new in zip(item_ids, variants)), 2)
+        return difference
 
     def _method(self, order: Mapping[str, Any], payment_method_id: str) -> Any:
         methods = self._read("users", order["user_id"])["payment_methods"]

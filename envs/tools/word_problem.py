@@ -130,7 +130,8 @@ class WordProblem(ToolWorld):
     def _num_ids(self) -> int:
         num_values = self.settings.highest - self.settings.lowest + 1
         steps = self.settings.num_steps
-        return len(TEMPLATES[steps]) * len(NAMES) * len(THINGS) * num_values ** (steps + 1)
+        num_ids: int = len(TEMPLATES[steps]) * len(NAMES) * len(THINGS) * num_values ** (steps + 1)
+        return num_ids
 
     def _prompt_id(self, number: int) -> str:
         parts = []

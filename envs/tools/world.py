@@ -267,7 +267,7 @@ def presentable(value: Any, max_chars: int) -> str:
             value = json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError):
             value = str(value)
-    value = value.encode("utf-8", "backslashreplace").decode()
-    if len(value) <= max_chars:
-        return value
-    return f"{value[:max_chars]}\n[cut: the first {max_chars} of {len(value)} characters]"
+    shown: str = value.encode("utf-8", "backslashreplace").decode()
+    if len(shown) <= max_chars:
+        return shown
+    return f"{shown[:max_chars]}\n[cut: the first {max_chars} of {len(shown)} characters]"

@@ -39,11 +39,13 @@ class Around(gymnasium.Env[str, str]):
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
         """Yield the inner environment's prompt ids of `split`, in an order of `seed`."""
-        return self.world.prompt_ids(split, seed)
+        prompt_ids: Iterator[str] = self.world.prompt_ids(split, seed)
+        return prompt_ids
 
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the turns that earn the full reward in the inner environment."""
-        return self.world.gold_turns(prompt_id)
+        turns: list[str] = self.world.gold_turns(prompt_id)
+        return turns
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class SelfIterationSettings:
     """Settings of `SelfIteration`. Invariant: `faults` is empty for the settings of an environment that was built."""
 
     world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
-    world_config: dict = field(default_factory=dict)  # env_config of that environment
+    world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
     num_steps: int = 16  # self-iteration steps on one request; after them the info has can_iterate = False
     reward: str = "plain"  # "plain": the inner environment's; "improvement": `improvement`, on improve steps
 

@@ -40,7 +40,7 @@ class SelfLabelSettings:
     """Settings of `SelfLabel`. Invariant: `faults` is empty for the settings of an environment that was built."""
 
     world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
-    world_config: dict = field(default_factory=dict)  # env_config of that environment
+    world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
     ties: str = "none"
     min_votes: int = 2  # fewest votes of a majority
     min_share: float = 0.0  # smallest share of the group's episodes that is a majority
@@ -79,11 +79,13 @@ class SelfLabel(Around):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Reset the inner environment."""
         super().reset(seed=seed)
-        return self.world.reset(seed=seed, options=options)
+        begun: tuple[str, dict[str, Any]] = self.world.reset(seed=seed, options=options)
+        return begun
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Pass a turn to the inner environment; its reward is used in evaluation only."""
-        return self.world.step(action)
+        stepped: tuple[str, float, bool, bool, dict[str, Any]] = self.world.step(action)
+        return stepped
 
     def settle_group(self, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
         """Return the reward of each episode of a group: 1 for the majority's answer, 0 for another.
@@ -100,7 +102,8 @@ class SelfLabel(Around):
 
     def _vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
         if hasattr(self.world, "vote"):
-            return self.world.vote(prompt_id, turns)
+            vote: str | None = self.world.vote(prompt_id, turns)
+            return vote
         return plain_vote(turns, self.stop_strings)
 
 
