@@ -43,7 +43,8 @@ class Curve:
     @property
     def accuracy_SC(self) -> np.ndarray:
         """Return the accuracy matrix [S, C]: row i is the last evaluation of stage i."""
-        return self.accuracy_IC[self.ends_S()]
+        accuracy_SC: np.ndarray = self.accuracy_IC[self.ends_S()]
+        return accuracy_SC
 
     @property
     def before_C(self) -> np.ndarray:

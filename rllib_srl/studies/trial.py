@@ -199,7 +199,8 @@ class StudyTrial(SRL):
         if torch.cuda.is_available() and torch.cuda.max_memory_reserved():
             return int(torch.cuda.max_memory_reserved())
         asked = [actor.__ray_call__.remote(_resident_bytes) for actor in self.runners.actors()]
-        return _resident_bytes() + sum(ray.get(asked, timeout=self.config.sync_timeout_s) if asked else [])
+        of_runners: list[int] = ray.get(asked, timeout=self.config.sync_timeout_s) if asked else []
+        return _resident_bytes() + sum(of_runners)
 
     # --- arms that are matched to another arm's results -------------------------------------------
 

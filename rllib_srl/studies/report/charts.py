@@ -272,7 +272,7 @@ def _stage(story: Story, domain: int) -> list[float]:
     return [float(ends[stage - 1]) if stage else 0.0, float(ends[stage])]
 
 
-def _legend(story: Story) -> tuple:
+def _legend(story: Story) -> tuple[tuple[str, Chart], ...]:
     drawn = {arm: number for arm, number in story.styles.items() if story.curves[arm]}
     return tuple((story.study.title_of(arm), legend_line(n, story.study.title_of(arm))) for arm, n in drawn.items())
 
