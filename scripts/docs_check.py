@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -158,7 +159,7 @@ def nav_faults(repo: Path = REPO) -> list[str]:
     return faults + [f"the navigation lists {page}, which does not exist" for page in sorted(listed - pages)]
 
 
-def _pages(nav: str | list | dict) -> Iterator[str]:
+def _pages(nav: str | list[Any] | dict[str, Any]) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
     else:

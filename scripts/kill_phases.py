@@ -59,7 +59,7 @@ BACK_S = 120.0  # time for a process to come back
 
 def small_config(directory: Path, model: str = "tiny") -> SRLConfig:
     """Return settings of a small run with two runners and a memory that forgets nothing."""
-    return (
+    config: SRLConfig = (
         SRLConfig()
         .environment("compare", env_config={"num_shots": 0})
         .rl_module(model_config={"model": model})
@@ -73,6 +73,7 @@ def small_config(directory: Path, model: str = "tiny") -> SRLConfig:
         .resources(num_cpus_for_main_process=0.25)
         .debugging(seed=1)
     )
+    return config
 
 
 class Books:

@@ -76,7 +76,8 @@ def is_learned(outcome: Outcome) -> bool:
     """Return whether the accuracy rose above the interval it began in, and above the most frequent answer's."""
     assert outcome.baselines is not None
     least = max(outcome.before["accuracy_high"], outcome.baselines.majority or 0.0)
-    return outcome.after["accuracy"] > least
+    is_above: bool = outcome.after["accuracy"] > least
+    return is_above
 
 
 def row_of(name: str, outcome: Outcome) -> tuple[str, ...]:

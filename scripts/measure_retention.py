@@ -70,7 +70,7 @@ class Measured:
 
 def config_of(retention: float, seed: int, arguments: argparse.Namespace, directory: Path) -> SRLConfig:
     """Return the settings of one run."""
-    return (
+    config: SRLConfig = (
         SRLConfig()
         .environment(worlds=WORLDS)
         .rl_module(model_config={"model": arguments.model})
@@ -81,6 +81,7 @@ def config_of(retention: float, seed: int, arguments: argparse.Namespace, direct
         .evaluation(evaluation_duration=arguments.evaluation_duration)
         .debugging(seed=seed)
     )
+    return config
 
 
 def measured(retention: float, seed: int, arguments: argparse.Namespace) -> Measured:
@@ -116,7 +117,8 @@ def lines_of(runs: dict[float, list[Measured]]) -> Iterator[str]:
     for retention, of_seeds in runs.items():
 
         def median(name: str, of_seeds: list[Measured] = of_seeds) -> float:
-            return statistics.median(getattr(run, name) for run in of_seeds)
+            found: float = statistics.median(getattr(run, name) for run in of_seeds)
+            return found
 
         low, high = min(run.per_1000 for run in of_seeds), max(run.per_1000 for run in of_seeds)
         rows.append(

@@ -56,8 +56,10 @@ class Learner:
     def kept(self, time_N: np.ndarray) -> np.ndarray:
         """Return the share of the learned pass rate that is left after `time_N` stabilities; 0.9 after one."""
         if self.is_power:
-            return (1 + (0.9 ** (-1 / POWER) - 1) * time_N) ** -POWER
-        return 0.9**time_N
+            power_N: np.ndarray = (1 + (0.9 ** (-1 / POWER) - 1) * time_N) ** -POWER
+            return power_N
+        exponential_N: np.ndarray = 0.9**time_N
+        return exponential_N
 
 
 LEARNERS = (

@@ -37,6 +37,7 @@ if __name__ == "__main__":
 
 from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
 from rllib_srl.cli.shared.display import table
+from rllib_srl.replay.store.records import GROUP, ITEM
 from scripts.bench import buffer_iteration, buffer_sides, buffer_sizes
 from scripts.bench import common as bench
 from scripts.bench import journal as bench_journal
@@ -160,8 +161,8 @@ def lines_of_sizes(sizes: buffer_sizes.Sizes) -> tuple[list[str], bool]:
         f"size    due {buffer_sizes.NUM_VISITS}, sample {buffer_sizes.NUM_REUSES}, add and review "
         f"{buffer_sizes.NUM_PLAYED}; small groups, on disk until drawn; no vectors; at most {MOST_GROWTH:g} times",
         table(rows, ""),
-        f"  state of an item {sizes.state_bytes:.0f} bytes (a row of {buffer_sizes.ITEM.itemsize}, columns and key); "
-        f"at most {MOST_STATE}: {_met(is_fine)}; a group adds {buffer_sizes.GROUP.itemsize}",
+        f"  state of an item {sizes.state_bytes:.0f} bytes (a row of {ITEM.itemsize}, columns and key); "
+        f"at most {MOST_STATE}: {_met(is_fine)}; a group adds {GROUP.itemsize}",
         f"  memory of the process {sizes.resident_bytes:.0f} bytes an item with one group, its prompt aside (which "
         f"takes {sizes.prompt_bytes:.0f}); filled in {sizes.fill_s:.0f} s, opened in {sizes.open_s:.0f} s",
     ], is_met and is_fine

@@ -60,7 +60,8 @@ class Side:
 
     def opened(self) -> dict[str, float]:
         """Wait until the buffer is open; return its bytes."""
-        return self._line()
+        sizes: dict[str, float] = self._line()
+        return sizes
 
     def iteration(self) -> tuple[dict[str, list[float]], list[str]]:
         """Return the seconds and processor seconds of each call of one iteration, and what was drawn."""

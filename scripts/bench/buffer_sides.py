@@ -10,7 +10,7 @@ as object references, which learners fetch; the others' as the return value of t
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -132,7 +132,8 @@ class OursInActor(Ours):
 
         self._now += 1
         metas, groups = self._actor.sample_apart.remote(num, self._now, f"{self._now}.sample")
-        return ray.get([metas, groups])[1]
+        drawn: list[Group] = ray.get([metas, groups])[1]
+        return drawn
 
     def close(self) -> None:
         """See `Side.close`."""
@@ -161,7 +162,8 @@ class RLlibTurns:
 
     def take(self, num: int) -> list[Any]:
         """See `Side.take`."""
-        return self._buffer.sample(num_items=num * self._steps, include_extra_model_outputs=True)
+        steps: list[Any] = self._buffer.sample(num_items=num * self._steps, include_extra_model_outputs=True)
+        return steps
 
     @staticmethod
     def copy(taken: list[Any], batch: Batch) -> int:
@@ -214,7 +216,8 @@ class RLlibTokens(RLlibTurns):
     def take(self, num: int) -> list[Any]:
         """See `Side.take`: at most `MOST` of the steps."""
         num_items = min(num * self._steps, self.MOST)
-        return self._buffer.sample(num_items=num_items, include_extra_model_outputs=True)
+        steps: list[Any] = self._buffer.sample(num_items=num_items, include_extra_model_outputs=True)
+        return steps
 
     @staticmethod
     def copy(taken: list[Any], batch: Batch) -> int:
@@ -281,7 +284,8 @@ class Cpprb:
 
     def take(self, num: int) -> dict[str, np.ndarray]:
         """See `Side.take`."""
-        return self._buffer.sample(num * self._size)
+        rows: dict[str, np.ndarray] = self._buffer.sample(num * self._size)
+        return rows
 
     @staticmethod
     def copy(taken: dict[str, np.ndarray], batch: Batch) -> int:
@@ -302,7 +306,7 @@ class InActor:
         """Fill a `kind` with `groups` in the other process."""
         import ray
 
-        self._copy = kind.copy
+        self._copy: Callable[[Any, Batch], int] = kind.copy
         self._actor = ray.remote(kind).options(num_cpus=0).remote(groups)
 
     def take(self, num: int) -> Any:

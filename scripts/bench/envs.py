@@ -219,7 +219,10 @@ def measure_crowd(names: Sequence[str], num_episodes: int, at_once: int, num_wor
     from rllib_srl.rollout.player import play
     from rllib_srl.types import Prompt
 
-    creators = {name: (lambda name=name: resolve(name)(NEEDED.get(name, {}))) for name in names}
+    def creator_of(name: str) -> Callable[[], Any]:
+        return lambda: resolve(name)(NEEDED.get(name, {}))
+
+    creators = {name: creator_of(name) for name in names}
     prompts = []
     gold: dict[str, list[str]] = {}
     for name, creator in creators.items():

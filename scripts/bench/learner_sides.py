@@ -121,9 +121,10 @@ class Side:
         mask = torch.from_numpy(layout.attention_mask)
         hidden = self.model.model(input_ids=token_ids, attention_mask=mask, use_cache=False).last_hidden_state
         logits = self.model.lm_head(hidden.flatten(0, 1)[predictor]).float()
-        return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+        logp_N: torch.Tensor = logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+        return logp_N
 
-    def _autocast(self) -> AbstractContextManager:
+    def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", dtype=torch.bfloat16) if self.dtype == "bfloat16" else nullcontext()
 
 
@@ -151,7 +152,8 @@ class Count:
         body = 2 * self.num_tokens * config.num_hidden_layers * sum(a * b for a, b in shapes)
         head = 2 * self.num_rows * config.hidden_size * config.vocab_size
         heads = config.num_attention_heads * _head_dim(config) * config.num_hidden_layers
-        return 3.0 * (body + head + 4 * self.num_pairs * heads)
+        flops: float = 3.0 * (body + head + 4 * self.num_pairs * heads)
+        return flops
 
 
 def layer_shapes(config: Any) -> list[tuple[tuple[int, int], int]]:
@@ -183,4 +185,5 @@ def _timed(action: Any) -> float:
 
 
 def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head_dim

@@ -161,7 +161,8 @@ def of_commit(commit: str) -> Callable[[int], Any]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return module.Neighbours
+    neighbours: Callable[[int], Any] = module.Neighbours
+    return neighbours
 
 
 def timed(call: Callable[[], Any]) -> float:

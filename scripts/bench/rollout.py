@@ -88,7 +88,7 @@ class Comparison:
         return [ours / theirs for ours, theirs in zip(*rates, strict=True)]
 
 
-class Endless(gymnasium.Env):
+class Endless(gymnasium.Env[str, str]):
     """The quick-start's environment without its stop string, where any turn ends the episode.
 
     Invariant: `reset` returns the same observation as the quick-start's environment.
@@ -166,7 +166,8 @@ def tokens_of(runner: Any, prompt: Any) -> list[int]:
     """Return the token ids that begin a prompt, bypassing the runner's cache of them."""
     world = runner.worlds[prompt.env_id]()
     text, _ = world.reset(options={"prompt_id": prompt.prompt_id})
-    return runner.tokenizer(text)["input_ids"]
+    token_ids: list[int] = runner.tokenizer(text)["input_ids"]
+    return token_ids
 
 
 def run_runner(

@@ -100,7 +100,8 @@ class Reader:
         import ray
 
         received = ray.get(refs[0])
-        return (received.copy() if copies else received).nbytes
+        num_bytes: int = (received.copy() if copies else received).nbytes
+        return num_bytes
 
 
 def seconds_to_move(payload: Any, reader: Any, copies: bool) -> float:

@@ -131,7 +131,8 @@ def theirs(python: Path, job: Mapping[str, Any]) -> dict[str, list[float]]:
     )
     if found.returncode:
         raise RuntimeError(f"TRL ended with exit status {found.returncode}: {found.stderr.strip()[-1500:]}")
-    return json.loads(found.stdout.strip().splitlines()[-1])
+    results: dict[str, list[float]] = json.loads(found.stdout.strip().splitlines()[-1])
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
