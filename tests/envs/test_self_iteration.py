@@ -191,6 +191,7 @@ class Foreign(gymnasium.Env):
         ({"world": f"{__name__}:Foreign"}, "has no prompt_ids; expected an environment with prompt_ids"),
         ({"world": f"{__name__}:Nested"}, "iterates already; expected the inner environment"),
         ({"world": COMPARE, "world_config": {"num_shot": 1}}, "num_shot is not a setting"),
+        ({"world": COMPARE, "world_config": 1}, "world_config = 1; expected dict$"),
         ({"world": COMPARE, "num_steps": 0, "reward": "delta"}, "num_steps = 0; expected 1 to 1024; reward = 'delta'"),
         ({"world": COMPARE, "worlds": 1}, "worlds is not a setting; expected one of num_steps, reward, world"),
     ],
