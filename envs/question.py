@@ -14,9 +14,10 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_origin, get_type_hints
 
 import gymnasium
+from pydantic import TypeAdapter, ValidationError
 
 from rllib_srl.envs import text
 
@@ -68,14 +69,15 @@ def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, wo
     Raises:
         ValueError: lists every unknown name, wrong type and value out of range at once.
     """
-    # The container without its type arguments: "dict" for "dict[str, Any]".
-    kinds = {field.name: str(field.type).partition("[")[0] for field in dataclasses.fields(settings_class)}
+    annotations = {field.name: str(field.type) for field in dataclasses.fields(settings_class)}
+    hints = {name: _container(hint) or hint for name, hint in get_type_hints(settings_class).items()}
     given, faults = dict(env_config or {}), []
     for name, value in given.items():
-        if name not in kinds:
-            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(kinds))}")
-        elif not _has_type(value, kinds[name]):
-            faults.append(f"{name} = {value!r}; expected {kinds[name]}")
+        if name not in annotations:
+            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(annotations))}")
+        elif not _has_type(value, hints[name]):
+            container = _container(hints[name])
+            faults.append(f"{name} = {value!r}; expected {container.__name__ if container else annotations[name]}")
     if not faults:
         settings = settings_class(**given)
         faults = settings.faults()
@@ -84,18 +86,18 @@ def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, wo
     raise ValueError(f"env_config of {world}: " + "; ".join(faults))
 
 
-def _has_type(value: Any, annotation: str) -> bool:
-    kinds: dict[str, tuple[type, ...]] = {
-        "int": (int,),
-        "float": (int, float),
-        "str": (str,),
-        "bool": (bool,),
-        "dict": (dict,),
-        "int | None": (int, type(None)),
-    }
-    if isinstance(value, bool) and annotation != "bool":
+def _container(hint: Any) -> type | None:
+    """Return dict, list or tuple if `hint` is one, whatever it contains: `faults` checks its entries."""
+    kind = get_origin(hint) or hint
+    return kind if kind in (dict, list, tuple) else None
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    try:
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError:
         return False
-    return isinstance(value, kinds[annotation])
+    return True
 
 
 class QuestionWorld(gymnasium.Env[str, str]):

@@ -7,7 +7,9 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Optional
 
 import gymnasium
 import pytest
@@ -21,6 +23,7 @@ from rllib_srl.envs.math.reasoning_gym_env import (
     Products,
     ReasoningGym,
 )
+from rllib_srl.envs.question import QuestionSettings, read_settings
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from tests.envs.world_play import first_ids
 
@@ -338,3 +341,22 @@ def test_playing_draws_nothing_from_the_global_generator(make):
     world.step(" 7\n")
     first_ids(world)
     assert random.getstate() == before
+
+
+@dataclass(frozen=True)
+class OwnSettings(QuestionSettings):
+    """Settings of an environment of a user's own, with types that none of the package's environments has."""
+
+    names: list[str] | None = None
+    mode: Literal["easy", "hard"] = "easy"
+    weight: Optional[float] = None  # noqa: UP045
+
+
+def test_settings_of_ones_own_may_have_any_type():
+    given = {"names": ["a"], "mode": "hard", "weight": 2}
+    settings = read_settings(OwnSettings, given, "Own")
+    assert {name: getattr(settings, name) for name in given} == given
+    for wrong in ({"names": [1]}, {"names": "a"}, {"mode": "no"}, {"weight": "2"}, {"weight": True}):
+        ((name, value),) = wrong.items()
+        with pytest.raises(ValueError, match=f"env_config of Own: {name} = {re.escape(repr(value))}; expected "):
+            read_settings(OwnSettings, wrong, "Own")
