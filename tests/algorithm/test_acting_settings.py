@@ -98,7 +98,7 @@ def test_the_weight_of_reused_groups_is_that_of_the_setting():
     found = {}
     for reuse_coeff in (1.0, 0.5):
         config = small_config("model", "log").replay(reuse_coeff=reuse_coeff)
-        algo = SimpleNamespace(config=config, comparison=SimpleNamespace(settings=config.loss_settings()))
+        algo = SimpleNamespace(config=config, advantage_estimator=SimpleNamespace(settings=config.loss_settings()))
         (shard,) = SRL._shards(algo, batch, 1)
         found[reuse_coeff] = shard.scales
     assert found[1.0] == [1 / 14, 1 / 8] and found[0.5] == [1 / 14, 0.5 / 8]

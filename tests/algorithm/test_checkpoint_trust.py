@@ -107,7 +107,7 @@ def test_weights_come_from_a_poisoned_checkpoint_and_nothing_is_unpickled(traine
             lambda: algo.load_checkpoint(str(path)),
             lambda: SRL.from_checkpoint(path),
         ],
-        "holds _dict_checkpoint.pkl": [
+        "contains _dict_checkpoint.pkl": [
             lambda: algo.restore(str(path)),
             lambda: algo.restore(Checkpoint.from_directory(path)),
         ],

@@ -177,14 +177,13 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(config, tmp_pat
 
 
 def test_a_silent_actor_is_replaced_in_time(config, tmp_path):
-    config.replay(timeout_s=20.0)
     with running(config) as algo, watched(algo) as iterations:
         algo.train()
         pid = pid_of(algo)
         os.kill(pid, signal.SIGSTOP)
         start = time.monotonic()
         algo.train()
-        assert 20 <= time.monotonic() - start < 20 + BACK_S
+        assert BACK_S <= time.monotonic() - start < 2 * BACK_S
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         assert iterations[-1].replay["num_restarts"] == 1 and pid_of(algo) != pid
         algo.train()

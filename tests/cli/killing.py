@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def killed_when(arguments: list[str], is_time: Callable[[], bool], patience_s: float) -> None:
-    """Run a script in a process, and kill it as soon as it is time.
+    """Run a script in a process, and kill it and what it has started as soon as it is time.
 
     Args:
         arguments: the script, relative to the repository, and its arguments.
@@ -36,5 +37,10 @@ def killed_when(arguments: list[str], is_time: Callable[[], bool], patience_s: f
         raise AssertionError(f"it was never time to kill {' '.join(arguments)}:\n{output}")
     finally:
         if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
+            script = psutil.Process(process.pid)
+            family = [*script.children(recursive=True), script]
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(family[:-1], timeout=30)
         process.wait(timeout=30)

@@ -130,7 +130,7 @@ def test_a_checkpoint_and_a_file_are_read_like_a_run(run: Run, capsys: pytest.Ca
 @pytest.mark.slow
 def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> None:
     first, *lines = said(capsys, "stats", run.directory).splitlines()
-    assert first.startswith(f"iteration {ITERATIONS}; spacing fsrs, desired retention 0.9, 1 iteration a day")
+    assert first.startswith(f"iteration {ITERATIONS}; spacing fsrs, desired retention 0.9, 1 iteration per day")
     shown = dict(map(cells, lines))
     known = {name: value for name, value in run.stats.items() if name not in script.OF_A_PROCESS}
     assert shown == {name: f"{value:.6g}" for name, value in known.items()}
@@ -323,7 +323,7 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str]
 @pytest.mark.slow
 def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "fit", run.directory, "--min_reviews", 8)
-    losses = dict(re.findall(r"^ +(rule as .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
+    losses = dict(re.findall(r"^ +((?:current|fitted) rule|fitted to .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
     assert losses["fitted rule"] < losses["current rule"]
     values = read_values(yaml.safe_load(text.splitlines()[-1]))
     parameters = values["replay_spacing"]

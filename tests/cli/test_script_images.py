@@ -319,7 +319,7 @@ def test_unequal_replay_is_an_error(tmp_path, monkeypatch):
     study, setup = study_of(digits().first_of_each_class(4), 2, is_short=True)
     arm = next(arm for arm in study.arms if arm.name == "reservoir")
     one = images.Run(digits().first_of_each_class(4), setup, arm, 1)
-    with pytest.raises(ValueError, match=r"update 2: 9 images were replayed; expected 10 different"):
+    with pytest.raises(ValueError, match=r"update 2: 9 images were replayed; expected 10 distinct"):
         one._step(np.arange(10))
 
 

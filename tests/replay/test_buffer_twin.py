@@ -49,7 +49,7 @@ FAULTS = {
     "commit": ("ledger.journal", "commit"),
     "group": ("store", "add_group"),
     "removal": ("store", "remove_item"),
-    "rank": ("variety", "rank"),
+    "rank": ("tracker", "rank"),
     "review": ("recall", "review"),
     "place": ("recall", "change"),
     "note": ("reviews", "note"),

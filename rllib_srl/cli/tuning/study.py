@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -50,6 +51,8 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
     check_directory(plan.directory, arguments.resume, (plan.directory / STUDY_FILE).is_file())
     done = finished_trials(plan.directory, plan.study) if arguments.resume else set()
     missing = [trial for trial in plan.trials() if trial not in done]
+    for trial in done:  # killed between its last row and the removal of its checkpoints
+        shutil.rmtree(run_path(plan.directory, *trial), ignore_errors=True)
     if missing:
         if not arguments.trust_checkpoint:
             check_seals(plan, missing)
