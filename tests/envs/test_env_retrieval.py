@@ -154,9 +154,9 @@ def test_a_turn_takes_less_than_two_milliseconds():
     world, seconds = Retrieval({}), []
     for prompt_id in islice(world.prompt_ids("train", 0), 60):
         turns = world.gold_turns(prompt_id)
-        start = time.process_time()  # others share the machine
+        start = time.thread_time()  # others share the machine
         world.reset(options={"prompt_id": prompt_id})
         for turn in turns:
             world.step(turn)
-        seconds.append((time.process_time() - start) / (1 + len(turns)))
+        seconds.append((time.thread_time() - start) / (1 + len(turns)))
     assert sorted(seconds)[12] < 0.002

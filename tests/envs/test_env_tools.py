@@ -198,14 +198,14 @@ def test_a_turn_takes_less_than_two_milliseconds():
     """Two milliseconds of a core that adds 20,000 squares in .67 ms: a shared core does both more slowly."""
     world, seconds, yardsticks = playing(), [], []
     for _ in range(100):
-        start = time.process_time()
+        start = time.thread_time()
         sum(number * number for number in range(20_000))
-        yardsticks.append(time.process_time() - start)
-        start = time.process_time()
+        yardsticks.append(time.thread_time() - start)
+        start = time.thread_time()
         world.reset(options={"prompt_id": "2 3"})
         world.step("Tool: add(2, 3)\n")
         world.step("Answer: 5\n")
-        seconds.append((time.process_time() - start) / 3)
+        seconds.append((time.thread_time() - start) / 3)
     assert sorted(seconds)[20] < 3 * sorted(yardsticks)[20]
 
 

@@ -323,7 +323,7 @@ def test_whatever_is_graded_ends_in_a_grade(text):
     + ["answer is ", "answer: 7\n", " ", "$", "7?", "{", "*", "n't ", "A, ", "7/", "- 7"],
 )
 def test_reading_takes_time_in_proportion_to_the_text(piece):
-    start = time.process_time()
+    start = time.thread_time()
     for sort in ("number", "expression", "words", "choice"):
         read(piece * (10_000_000 // len(piece)), sort)
-    assert time.process_time() - start < 2.0
+    assert time.thread_time() - start < 2.0

@@ -489,12 +489,12 @@ def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
         store.add_group(slot, born=number % 5, variance=0.1, size=8)
     store.commit()
     for _ in range(5):
-        start = time.process_time()
+        start = time.thread_time()
         store.waiting(4096)
         store.pool(10, 4096, rng)
         store.group_pool(10, 4096, rng, 9, 1)
         store.num_due(10)
-        times.append(time.process_time() - start)
+        times.append(time.thread_time() - start)
     assert min(times) < 0.02
 
 

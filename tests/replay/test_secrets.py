@@ -134,9 +134,9 @@ def test_nothing_is_left_once_it_is_redacted():
 )  # fmt: skip
 def test_a_megabyte_takes_less_than_a_second_whatever_it_is(piece):
     text = piece * (1_000_000 // len(piece))
-    start = time.process_time()
+    start = time.thread_time()
     detect(text)
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 # --- tokens ---------------------------------------------------------------------------------------
