@@ -1,8 +1,8 @@
 """Rollout: play prompts to episodes and collect the episodes of a prompt in a group.
 
-    play(requests, engine, worlds, ...) -> episodes in order of completion -> settle -> to_group -> Group
+    play(episodes, engine, worlds, ...) -> episodes in order of completion -> settle -> to_group -> Group
 
-`player`        the event loop of `play`, and the episode in progress
+`player`        the event loop of `play`, and the episode it plays
 `env_calls`     the threads that environments run in, and the pool of idle instances
 `replies`       validation of an environment's replies
 `transcript`    text <-> tokens, control tokens
@@ -12,7 +12,7 @@
 
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, TooManyHangingCallsError
 from rllib_srl.rollout.groups import answers_of, flatten, settle, to_episodes, to_group
-from rllib_srl.rollout.player import Limits, PlayRequest, play
+from rllib_srl.rollout.player import Limits, LiveEpisode, play
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, Transcript, make_transcript
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "EnvCalls",
     "FinishedCall",
     "Limits",
-    "PlayRequest",
+    "LiveEpisode",
     "RawTranscript",
     "TooManyHangingCallsError",
     "Transcript",

@@ -39,7 +39,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.replay.journal.codec import ColumnarList
-from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, answers_of, make_transcript, settle, to_group
+from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
@@ -289,8 +289,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         settles: bool = False,
     ) -> list[SingleAgentEpisode]:
         ids = group_ids or [prompt.key for prompt in prompts]
-        requests = [
-            PlayRequest(prompt, group_id, index)
+        unplayed = [
+            LiveEpisode(prompt, group_id, index)
             for group_id, prompt in zip(ids, prompts, strict=True)
             for index in range(group_size)
         ]
@@ -302,7 +302,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         episodes = list(
             play(
-                requests,
+                unplayed,
                 engine=self.engine,
                 worlds=self.worlds,
                 transcript=self.transcript,
@@ -320,7 +320,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._callback("on_episode_end", episode=episode)
         self._callback("on_sample_end", samples=episodes)
         self.metrics.log_value(NUM_EPISODES, len(episodes), reduce="sum")
-        order = {(request.group_id, request.index): at for at, request in enumerate(requests)}
+        order = {(live.group_id, live.index): at for at, live in enumerate(unplayed)}
         return sorted(episodes, key=lambda e: order[e.custom_data["group_id"], e.custom_data["index"]])
 
     def _own_source(self) -> PromptSource:

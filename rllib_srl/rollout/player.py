@@ -1,7 +1,7 @@
 """Play prompts to the end: engine and environments alternate until a `StopReason`, many episodes at once.
 
-    request -> construct? -> reset -> [ engine generates a turn -> environment step ]* -> SingleAgentEpisode
-                (thread)    (thread)     (continuous batch)        (thread)
+    LiveEpisode -> construct? -> reset -> [ engine generates a turn -> environment step ]* -> SingleAgentEpisode
+                    (thread)    (thread)     (continuous batch)        (thread)
 
 One event loop: it steps the engine while any turn is being generated, polls the environment calls in
 between without waiting, and waits for them only while no turn is being generated.
@@ -11,8 +11,7 @@ as sampled, `extra_model_outputs["action_logp"]`, reward. The observation after 
 (An episode ended by infrastructure may close with an observation that has no turn.)
 `custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error` and `pass_reward`.
 
-Every request yields exactly one episode, in order of completion, whatever its `StopReason`.
-`LiveEpisode` is an episode in progress: its text, its tokens and RLlib's episode so far.
+Every `LiveEpisode` yields exactly one episode, in order of completion, whatever its `StopReason`.
 """
 
 from __future__ import annotations
@@ -41,19 +40,11 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 0.002
 _MAX_LINGER_S = 0.05
 _PAUSED_S = 0.01  # polling interval of a paused engine
-
-
-@dataclass(frozen=True)
-class PlayRequest:
-    """One episode to play: episode `index` of group `group_id`."""
-
-    prompt: Prompt
-    group_id: str
-    index: int
+_NOT_STARTED = "not started"
 
 
 class LiveEpisode:
-    """An episode in progress and its environment instance.
+    """Episode `index` of group `group_id`: what to play, then the text and tokens so far and the environment instance.
 
     Invariant: `stream` is the concatenation of the episode's observations and actions, including the
     tokens of `turn`, the turn whose environment step has not returned yet.
@@ -62,32 +53,36 @@ class LiveEpisode:
     __slots__ = (
         "doing",
         "episode",
+        "group_id",
+        "index",
         "instance",
         "num_turns",
         "pass_reward",
-        "request",
+        "prompt",
         "stream",
         "text",
         "turn",
         "versions",
     )
 
-    def __init__(self, request: PlayRequest, version: int) -> None:
-        self.request = request
-        self.episode = SingleAgentEpisode(id_=f"{request.group_id}/{request.index}")
+    def __init__(self, prompt: Prompt, group_id: str, index: int) -> None:
+        self.prompt = prompt
+        self.group_id = group_id
+        self.index = index
+        self.episode = SingleAgentEpisode(id_=f"{group_id}/{index}")
         self.instance: Constructed | None = None
         self.stream: list[int] = []
         self.text: list[tuple[str, str]] = []  # (role, text); roles: "system", "environment", "policy"
         self.turn: Turn | None = None
         self.num_turns = 0
         self.pass_reward: float | None = None
-        self.versions = (version, version)
-        self.doing = "not started"
+        self.versions = (0, 0)  # of the engine's weights; set when the episode starts or is aborted before that
+        self.doing = _NOT_STARTED
 
     @property
     def where(self) -> str:
         """Environment, prompt, turn and current action, for error messages."""
-        prompt = self.request.prompt
+        prompt = self.prompt
         return f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, turn {self.num_turns}, {self.doing}"
 
     def begin(self, ids: list[int], reply: Reply) -> None:
@@ -131,9 +126,9 @@ class LiveEpisode:
             self.episode.add_env_reset(np.empty(0, np.int32), {})
         self.episode.is_terminated, self.episode.is_truncated = is_terminated, not is_terminated
         self.episode.custom_data.update(
-            prompt=self.request.prompt,
-            group_id=self.request.group_id,
-            index=self.request.index,
+            prompt=self.prompt,
+            group_id=self.group_id,
+            index=self.index,
             stop_reason=reason,
             versions=self.versions,
             text=self.text,
@@ -175,7 +170,7 @@ class Limits:
 
 
 def play(
-    requests: Sequence[PlayRequest],
+    episodes: Sequence[LiveEpisode],
     *,
     engine: TurnWriter,
     worlds: Mapping[str, Callable[[], Any]],
@@ -186,10 +181,10 @@ def play(
     deadline_s: float,
     seconds: dict[str, float] | None = None,
 ) -> Iterator[SingleAgentEpisode]:
-    """Play every request and yield its episode as soon as it has ended.
+    """Play every episode and yield it as soon as it has ended.
 
     Args:
-        requests: the episodes to play, started in this order.
+        episodes: the episodes to play, none of them played before; started in this order and changed in place.
         engine: generates the turns; it must have no other requests.
         worlds: environment id -> a function that makes an instance.
         transcript: text <-> tokens.
@@ -201,15 +196,17 @@ def play(
             was idle because every episode waited for its environment.
 
     Raises:
-        ValueError: at once, for a duplicate request or an unknown environment; during iteration, for a prompt that
-            is empty or leaves no room for a turn.
+        ValueError: at once, for a duplicate or started episode or an unknown environment; during iteration, for a
+            prompt that is empty or leaves no room for a turn.
         TooManyHangingCallsError: see `EnvCalls.poll`.
     """
-    names = [(request.group_id, request.index) for request in requests]
+    names = [(live.group_id, live.index) for live in episodes]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"request (group_id, index) = {twice} appears twice; expected each episode once")
-    unknown = sorted({request.prompt.env_id for request in requests} - set(worlds))
+        raise ValueError(f"episode (group_id, index) = {twice} appears twice; expected each episode once")
+    if started := [name for name, live in zip(names, episodes, strict=True) if live.doing != _NOT_STARTED]:
+        raise ValueError(f"episode (group_id, index) = {started[0]} was played before; expected a new LiveEpisode")
+    unknown = sorted({live.prompt.env_id for live in episodes} - set(worlds))
     if unknown:
         raise ValueError(f"env_id = {', '.join(map(repr, unknown))}; expected one of {', '.join(map(repr, worlds))}")
     return _Loop(
@@ -220,7 +217,7 @@ def play(
         limits=limits,
         calls=calls,
         deadline_s=deadline_s,
-        waiting=deque(requests),
+        waiting=deque(episodes),
         seconds={} if seconds is None else seconds,
     ).run()
 
@@ -239,7 +236,7 @@ class _Loop:
     limits: Limits
     calls: EnvCalls
     deadline_s: float
-    waiting: deque[PlayRequest]
+    waiting: deque[LiveEpisode]
     seconds: dict[str, float]
     live: set[LiveEpisode] = field(default_factory=set)
     writing: dict[str, LiveEpisode] = field(default_factory=dict)
@@ -250,7 +247,7 @@ class _Loop:
         self._deadline = time.monotonic() + self.deadline_s
         self._max_tokens = min(self.limits.max_episode_tokens, self.engine.context_length)
         self.seconds.update(engine_s=0.0, environment_s=0.0)
-        self._place = {(request.group_id, request.index): place for place, request in enumerate(self.waiting)}
+        self._place: dict[Hashable, int] = {live: place for place, live in enumerate(self.waiting)}
         self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
 
     def run(self) -> Iterator[SingleAgentEpisode]:
@@ -269,14 +266,15 @@ class _Loop:
     def _start(self) -> None:
         limit = self.limits.max_concurrent
         while self.waiting and (limit is None or len(self.live) < limit):
-            live = LiveEpisode(self.waiting.popleft(), self.engine.version)
+            live = self.waiting.popleft()
+            live.versions = (self.engine.version, self.engine.version)
             self.live.add(live)
-            env_id = live.request.prompt.env_id
+            env_id = live.prompt.env_id
             live.instance = self.calls.pool.take(env_id, self.worlds[env_id])
             if live.instance is None:
                 self._call(live, "construct", construct, self.worlds[env_id])
             else:
-                self._call(live, "reset", reset, live.instance.env, live.request.prompt)
+                self._call(live, "reset", reset, live.instance.env, live.prompt)
 
     def _call(self, live: LiveEpisode, doing: str, function: Callable[..., Any], *args: Any) -> None:
         live.doing = doing
@@ -286,13 +284,13 @@ class _Loop:
         """Step the engine or, if no turn is being generated, wait for environments; return the finished calls.
 
         A reproducible engine is stepped only while no environment call is open, and gets the turns in the order of
-        the requests. Otherwise the timing of the environment threads would decide which turns share a batch, and so
+        the episodes. Otherwise the timing of the environment threads would decide which turns share a batch, and so
         how their log-probs are rounded.
         """
         if self.engine.is_reproducible:
             if num_open := len(self.live) - len(self.writing) - len(self.ready):
                 return self._all_replies(num_open)
-            for live in sorted(self.ready, key=self._place_of):
+            for live in sorted(self.ready, key=self._place.__getitem__):
                 self._submit(live)
             self.ready.clear()
         if self.writing and not self.engine.is_paused:
@@ -310,16 +308,12 @@ class _Loop:
         return replies
 
     def _all_replies(self, num_open: int) -> list[FinishedCall]:
-        """Wait for all open calls, at most until the deadline; return the finished ones in the order of requests."""
+        """Wait for all open calls, at most until the deadline; return the finished ones in the order of episodes."""
         replies: list[FinishedCall] = []
         with self._timed("environment_s"):
             while len(replies) < num_open and time.monotonic() < self._deadline:
                 replies += self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
-        return sorted(replies, key=lambda call: self._place_of(call.call_id))
-
-    def _place_of(self, live: Hashable) -> int:
-        assert isinstance(live, LiveEpisode)
-        return self._place[live.request.group_id, live.request.index]
+        return sorted(replies, key=lambda call: self._place[call.call_id])
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -360,7 +354,7 @@ class _Loop:
             self._end(live, reason, f"{live.where}: {call.error}")
         elif live.doing == "construct":
             live.instance = call.value
-            self._call(live, "reset", reset, call.value.env, live.request.prompt)
+            self._call(live, "reset", reset, call.value.env, live.prompt)
         elif live.doing == "reset":
             self._begin(live, call.value)
         else:
@@ -370,7 +364,7 @@ class _Loop:
         ids = self.transcript.first(reply.observation, reply.tools, reply.system)
         if not 0 < len(ids) < self._max_tokens:
             raise ValueError(
-                f"prompt {live.request.prompt.prompt_id!r} of environment {live.request.prompt.env_id!r} has "
+                f"prompt {live.prompt.prompt_id!r} of environment {live.prompt.env_id!r} has "
                 f"{len(ids)} tokens; expected 1 to {self._max_tokens - 1}, so that a turn fits max_episode_tokens = "
                 f"{self._max_tokens}"
             )
@@ -416,7 +410,7 @@ class _Loop:
             self._submit(live)
 
     def _submit(self, live: LiveEpisode) -> None:
-        request_id = f"{live.request.group_id}/{live.request.index}/{live.num_turns}"
+        request_id = f"{live.group_id}/{live.index}/{live.num_turns}"
         try:
             with self._timed("engine_s"):
                 self.engine.submit(request_id, live.stream, self._sampling_of(live))
@@ -444,7 +438,7 @@ class _Loop:
 
     def _give_back(self, live: LiveEpisode) -> None:
         if live.instance is not None:
-            self.calls.pool.put(live.request.prompt.env_id, live.instance)
+            self.calls.pool.put(live.prompt.env_id, live.instance)
             live.instance = None
 
     def _stop_writing(self) -> list[LiveEpisode]:
@@ -459,9 +453,11 @@ class _Loop:
 
     def _abort_all(self) -> None:
         """End every unfinished episode as ABORTED, started or not."""
-        unfinished = sorted(self.live, key=lambda live: (live.request.group_id, live.request.index))
+        unfinished = sorted(self.live, key=lambda live: (live.group_id, live.index))
         self._drop_all()
-        unfinished += [LiveEpisode(request, self.engine.version) for request in self.waiting]
+        for live in self.waiting:
+            live.versions = (self.engine.version, self.engine.version)
+        unfinished += self.waiting
         self.waiting.clear()
         for live in unfinished:
             self._end(live, StopReason.ABORTED, f"{live.where}: deadline_s = {self.deadline_s:g} passed")

@@ -215,7 +215,7 @@ def measure_grading(num_threads: int, num_rounds: int) -> Grading:
 
 def measure_crowd(names: Sequence[str], num_episodes: int, at_once: int, num_workers: int) -> Crowd:
     """Play gold episodes of several environments, `at_once` at a time, on one loop."""
-    from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, RawTranscript
+    from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript
     from rllib_srl.rollout.player import play
     from rllib_srl.types import Prompt
 
@@ -231,14 +231,14 @@ def measure_crowd(names: Sequence[str], num_episodes: int, at_once: int, num_wor
             gold[f"{name}/{prompt_id}"] = env.gold_turns(prompt_id)
             prompts.append(Prompt(name, prompt_id))
         env.close()
-    requests = [PlayRequest(prompt, f"{prompt.env_id}/{prompt.prompt_id}", 0) for prompt in prompts[:num_episodes]]
+    live = [LiveEpisode(prompt, f"{prompt.env_id}/{prompt.prompt_id}", 0) for prompt in prompts[:num_episodes]]
     tokens = Bytes()
     engine = GoldEngine(tokens, gold)
     calls = EnvCalls(num_workers, 30.0)
     start = time.perf_counter()
     episodes = list(
         play(
-            requests, engine=engine, worlds=creators, transcript=RawTranscript(tokens), sampling=Sampling(max_tokens=1),
+            live, engine=engine, worlds=creators, transcript=RawTranscript(tokens), sampling=Sampling(max_tokens=1),
             limits=Limits(max_turns=300, max_turn_tokens=4096, max_episode_tokens=1 << 20, max_concurrent=at_once),
             calls=calls, deadline_s=300.0,
         )

@@ -17,7 +17,7 @@ from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel, agreement, plain_vote
-from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, RawTranscript, settle, to_group
+from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, settle, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import ScriptedEngine, World, make_tokenizer
@@ -196,10 +196,10 @@ def _played():
             said = "x\n" if "/0/" in request_id else "xyz\n"
             return tokenizer(said, add_special_tokens=False)["input_ids"]
 
-        requests = [PlayRequest(Prompt("world", i), f"g-{i}", n) for i in prompt_ids for n in (0, 1)]
+        live = [LiveEpisode(Prompt("world", i), f"g-{i}", n) for i in prompt_ids for n in (0, 1)]
         episodes = list(
             play(
-                requests,
+                live,
                 engine=ScriptedEngine(tokenizer, script or written),
                 worlds=worlds,
                 transcript=RawTranscript(tokenizer),

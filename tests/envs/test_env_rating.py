@@ -25,7 +25,7 @@ from rllib_srl.envs.people.rating import (
 )
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, RawTranscript, to_group
+from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import Prompt, StopReason
 from scripts.bench.scripted_engine import Bytes, GoldEngine
@@ -223,7 +223,7 @@ def test_unrated_episodes_leave_their_group_and_late_ratings_grade_the_item(tmp_
     thread.start()
     episodes = list(
         play(
-            [PlayRequest(prompt, "g", index) for index in range(3)],
+            [LiveEpisode(prompt, "g", index) for index in range(3)],
             engine=engine, worlds={"rating": lambda: world(source, deadline_s=0.5)}, transcript=RawTranscript(tokens),
             sampling=Sampling(max_tokens=1), limits=Limits(1, 4, 200), calls=calls, deadline_s=20.0,
         )

@@ -38,7 +38,7 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.visits import facts_of
-from rllib_srl.rollout import EnvCalls, Limits, PlayRequest, RawTranscript, to_group
+from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import GroupMeta, Prompt
 from scripts.bench.scripted_engine import Bytes, GoldEngine
@@ -369,7 +369,7 @@ def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
     config = {"world_config": {"num_shots": 0}, "judge": f"{__name__}:fair", **settings}
     episodes = list(
         play(
-            [PlayRequest(prompt, "g", index) for index in range(8)],
+            [LiveEpisode(prompt, "g", index) for index in range(8)],
             engine=GoldEngine(tokens, {"g": [f" {answer}\n"]}), worlds={"rubric": lambda: Rubric(config)},
             transcript=RawTranscript(tokens), sampling=Sampling(max_tokens=1), limits=Limits(1, 40, 400), calls=calls,
             deadline_s=20.0,

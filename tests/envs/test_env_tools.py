@@ -12,7 +12,7 @@ from rllib_srl.envs.question import Question
 from rllib_srl.envs.tools import ToolCall, ToolTimeoutError, ToolWorld
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
-from rllib_srl.rollout import EnvCalls, Limits, PlayRequest
+from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode
 from rllib_srl.rollout.player import play
 from rllib_srl.rollout.replies import BadReplyError, reset, step
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript
@@ -275,7 +275,7 @@ def test_a_played_episode_is_the_rendering_of_its_conversation():
     )
     calls = EnvCalls(1, 20.0)
     (episode,) = play(
-        [PlayRequest(Prompt("sums", "2 3"), "g", 0)],
+        [LiveEpisode(Prompt("sums", "2 3"), "g", 0)],
         engine=engine,
         worlds={"sums": lambda: Sums({"num_shots": 0, "tools_in": "template", "call_format": "native"})},
         transcript=ChatTranscript(tokenizer),

@@ -36,10 +36,10 @@ def play_with(calls: EnvCalls, tokenizer: Any):
     """Return `play` with defaults for all it needs; `limits` is a dictionary of changes."""
     World.made.clear()
 
-    def play_some(requests, engine, worlds=None, limits=None, deadline_s=20.0, **changes):
+    def play_some(live, engine, worlds=None, limits=None, deadline_s=20.0, **changes):
         defaults = {"max_turns": 4, "max_turn_tokens": 50, "max_episode_tokens": 500}
         return play(
-            requests,
+            live,
             engine=engine,
             worlds=worlds or {"world": World},
             transcript=changes.pop("transcript", None) or RawTranscript(tokenizer),

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn
-from rllib_srl.rollout import PlayRequest
+from rllib_srl.rollout import LiveEpisode
 from rllib_srl.types import Prompt
 
 CHATML = (
@@ -178,10 +178,10 @@ def misbehave(mischief: str, place: str) -> None:
             continue
 
 
-def requests_of(*prompt_ids: str, env_id: str = "world", group_id: str = "g", history: tuple[str, ...] = ()):
-    """Return one request a prompt id, indices 0, 1, ..."""
+def unplayed(*prompt_ids: str, env_id: str = "world", group_id: str = "g", history: tuple[str, ...] = ()):
+    """Return one episode to play a prompt id, indices 0, 1, ..."""
     return [
-        PlayRequest(Prompt(env_id, prompt_id, history=history), group_id, index)
+        LiveEpisode(Prompt(env_id, prompt_id, history=history), group_id, index)
         for index, prompt_id in enumerate(prompt_ids)
     ]
 

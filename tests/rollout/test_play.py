@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits, PlayRequest
+from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits, LiveEpisode
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, requests_of, wait_until
+from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, unplayed, wait_until
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def engine_of(tokenizer, ids_of):
 
 def test_a_single_turn_by_hand(play_with, engine_of, ids_of):
     engine = engine_of("x=x\n")
-    (episode,) = play_with(requests_of("q1", group_id="group-7"), engine)
+    (episode,) = play_with(unplayed("q1", group_id="group-7"), engine)
     # "ask q1:" is 7 bytes and <bos> (id 0); the turn is 4 bytes; World pays one for each "x".
     assert episode.get_observations(0).tolist() == [0, *ids_of("ask q1:")]
     assert episode.get_actions(0).tolist() == ids_of("x=x\n")
@@ -59,14 +59,14 @@ def test_what_the_engine_is_asked_for(play_with, engine_of):
     engine = engine_of("x\n")
     sampling = Sampling(max_tokens=999, temperature=0.3, top_p=0.9, top_k=5, stop=("END",))
     limits = {"max_turn_tokens": 20, "max_episode_tokens": 18}
-    list(play_with(requests_of("q1"), engine, sampling=sampling, limits=limits))
+    list(play_with(unplayed("q1"), engine, sampling=sampling, limits=limits))
     # 8 prompt tokens of 18 leave 10, less than max_turn_tokens.
     assert engine.submitted["g/0/0"][1] == Sampling(10, 0.3, 0.9, 5, ("END", "\n"))
 
 
 def test_tool_output_joins_the_stream_and_the_next_prompt(play_with, engine_of, ids_of):
     engine = engine_of("look x\n", "xx\n")
-    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: World(num_turns=2)})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: World(num_turns=2)})
     first, tool = [0, *ids_of("ask q1:")], ids_of("[look x]")
     assert [o.tolist() for o in episode.get_observations()] == [first, tool, []]
     assert [a.tolist() for a in episode.get_actions()] == [ids_of("look x\n"), ids_of("xx\n")]
@@ -80,7 +80,7 @@ def test_sampled_tokens_are_never_tokenised_again(play_with, tokenizer, ids_of):
     split = [tokenizer.convert_tokens_to_ids(t) for t in ("a", "b")]
     assert ids_of("ab") == [tokenizer.convert_tokens_to_ids("ab")]  # the trap: another spelling of the same text
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: split)
-    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: World(num_turns=2)})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: World(num_turns=2)})
     assert [a.tolist() for a in episode.get_actions()] == [split, split]
     assert engine.submitted["g/0/1"][0] == [0, *ids_of("ask q1:"), *split, *ids_of("[ab]")]
     assert episode.custom_data["text"][1] == ("policy", "ab")
@@ -92,7 +92,7 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     answer = [*tokenizer("7", add_special_tokens=False)["input_ids"], end]
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: answer)
     world = {"world": lambda: World(num_turns=2)}
-    (episode,) = play_with(requests_of("q1"), engine, world, transcript=ChatTranscript(tokenizer))
+    (episode,) = play_with(unplayed("q1"), engine, world, transcript=ChatTranscript(tokenizer))
     stream = [t for pair in zip(episode.get_observations(), episode.get_actions()) for ids in pair for t in ids]
     user, assistant = "<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n{}"
     text = user.format("ask q1:") + assistant.format("7<|im_end|>\n")
@@ -116,7 +116,7 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     ],
 )
 def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts, num_turns, limits, reason, rewards):
-    (episode,) = play_with(requests_of("q1"), engine_of(*texts), {"world": lambda: World(num_turns)}, limits)
+    (episode,) = play_with(unplayed("q1"), engine_of(*texts), {"world": lambda: World(num_turns)}, limits)
     assert episode.custom_data["stop_reason"] is reason
     assert list(episode.get_rewards()) == rewards
     assert len(episode.get_observations(-1)) == 0
@@ -126,7 +126,7 @@ def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts
 
 
 def test_the_engines_context_is_a_limit_too(play_with, engine_of):
-    (episode,) = play_with(requests_of("q1"), engine_of("xxxxxx", context_length=11))
+    (episode,) = play_with(unplayed("q1"), engine_of("xxxxxx", context_length=11))
     assert (len(episode.get_actions(0)), episode.custom_data["stop_reason"]) == (3, StopReason.OUT_OF_TOKENS)
 
 
@@ -141,26 +141,26 @@ def test_the_engines_context_is_a_limit_too(play_with, engine_of):
     ],
 )
 def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_terminated):
-    (episode,) = play_with(requests_of("q1"), engine_of("x"), {"world": lambda: Answering(answer)})
+    (episode,) = play_with(unplayed("q1"), engine_of("x"), {"world": lambda: Answering(answer)})
     assert (episode.custom_data["stop_reason"], episode.get_return()) == (reason, 0.25)
     assert (episode.is_terminated, episode.is_truncated) == (is_terminated, not is_terminated)
 
 
 def test_an_answer_that_nobody_graded_is_lost_even_if_it_was_cut_off(play_with, engine_of):
     world = {"world": lambda: Answering(("", 0.0, False, True, {"stop_reason": "env_timeout"}))}
-    (episode,) = play_with(requests_of("q1"), engine_of("xxxx"), world, {"max_turn_tokens": 2})
+    (episode,) = play_with(unplayed("q1"), engine_of("xxxx"), world, {"max_turn_tokens": 2})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
 
 
 def test_a_reason_in_the_middle_ends_nothing(play_with, engine_of):
     world = {"world": lambda: Answering(("on", 0, False, False, {"stop_reason": "none yet"}))}
-    (episode,) = play_with(requests_of("q1"), engine_of("x"), world, {"max_turns": 2})
+    (episode,) = play_with(unplayed("q1"), engine_of("x"), world, {"max_turns": 2})
     assert (len(episode), episode.custom_data["stop_reason"]) == (2, StopReason.OUT_OF_TURNS)
 
 
 def test_versions_span_the_episode(play_with, engine_of):
     engine = engine_of("x\n")
-    episodes = play_with(requests_of("q1", "q2"), engine, {"world": lambda: World(num_turns=2)})
+    episodes = play_with(unplayed("q1", "q2"), engine, {"world": lambda: World(num_turns=2)})
 
     def bump() -> None:
         engine.version += len(engine.submitted) == 3  # between the first turns and the last second one
@@ -172,7 +172,7 @@ def test_versions_span_the_episode(play_with, engine_of):
 
 
 def test_history_and_seeds_reach_the_environment(play_with, engine_of):
-    (episode,) = play_with(requests_of("q1", history=("one ", "two ")), engine_of("x"))
+    (episode,) = play_with(unplayed("q1", history=("one ", "two ")), engine_of("x"))
     assert episode.custom_data["text"][0] == ("environment", "one two ask q1:")
 
     class Foreign:
@@ -182,7 +182,7 @@ def test_history_and_seeds_reach_the_environment(play_with, engine_of):
         def step(self, action):
             return "", 1, True, False, {}
 
-    episodes = list(play_with(requests_of("41", "word", "-1"), engine_of("x"), {"world": Foreign}))
+    episodes = list(play_with(unplayed("41", "word", "-1"), engine_of("x"), {"world": Foreign}))
     by_prompt = {episode.custom_data["prompt"].prompt_id: episode.custom_data for episode in episodes}
     assert by_prompt["41"]["text"][0] == ("environment", "seed 41 options None")
     assert by_prompt["word"]["stop_reason"] is StopReason.ENV_CRASHED
@@ -199,8 +199,8 @@ def test_a_step_reaches_the_environment_only_when_there_is_one(play_with, engine
 
     worlds = {"world": Asked}
     prompt = Prompt("world", "q1", history=("x",), step="diverge")
-    requests = [PlayRequest(prompt, "g", 0), PlayRequest(replace(prompt, step=""), "h", 0)]
-    said = {e.custom_data["group_id"]: e for e in play_with(requests, engine_of("x"), worlds)}
+    live = [LiveEpisode(prompt, "g", 0), LiveEpisode(replace(prompt, step=""), "h", 0)]
+    said = {e.custom_data["group_id"]: e for e in play_with(live, engine_of("x"), worlds)}
     known = "('history', ['x']), ('prompt_id', 'q1')"
     assert said["g"].custom_data["text"][0][1] == f"[{known}, ('step', 'diverge')]"
     assert said["h"].custom_data["text"][0][1] == f"[{known}]"
@@ -215,8 +215,8 @@ def test_what_the_info_says_of_an_episode_outweighs_the_attribute(play_with, eng
         def reset(self, *, seed=None, options=None):
             return "ask:", {"can_iterate": False}
 
-    (deep,) = play_with(requests_of("q1"), engine_of("x"), {"world": Deep})
-    (silent,) = play_with(requests_of("q1"), engine_of("x"))
+    (deep,) = play_with(unplayed("q1"), engine_of("x"), {"world": Deep})
+    (silent,) = play_with(unplayed("q1"), engine_of("x"))
     assert deep.get_infos(0) == {"can_iterate": False}
     assert "can_iterate" not in silent.get_infos(0)
 
@@ -226,8 +226,8 @@ def test_an_environment_reset_by_seed_refuses_a_step(play_with, engine_of):
         def reset(self, *, seed=None, options=None):
             raise AssertionError
 
-    requests = [PlayRequest(Prompt("world", "41", step="improve"), "g", 0)]
-    (episode,) = play_with(requests, engine_of("x"), {"world": Foreign})
+    live = [LiveEpisode(Prompt("world", "41", step="improve"), "g", 0)]
+    (episode,) = play_with(live, engine_of("x"), {"world": Foreign})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
     assert "with 0 turns of history and step 'improve'; expected a seed" in episode.custom_data["error"]
 
@@ -236,7 +236,7 @@ def test_a_wrapped_environment_keeps_its_contract(play_with, engine_of):
     import gymnasium as gym
 
     engine = engine_of("x\n")
-    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: gym.Wrapper(World())})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: gym.Wrapper(World())})
     assert (episode.get_return(), engine.submitted["g/0/0"][1].stop) == (1.0, ("\n",))
 
 
@@ -251,7 +251,7 @@ def test_a_slow_environment_delays_nobody_else(play_with, engine_of, tokenizer):
 
     calls = EnvCalls(2, 10.0)
     engine = engine_of("x\n")
-    episodes = play_with(requests_of("slow", "a", "b", "c"), engine, {"world": lambda: Slow(num_turns=3)}, calls=calls)
+    episodes = play_with(unplayed("slow", "a", "b", "c"), engine, {"world": lambda: Slow(num_turns=3)}, calls=calls)
     first = [next(episodes) for _ in range(3)]
     assert sorted(e.custom_data["prompt"].prompt_id for e in first) == ["a", "b", "c"]
     num_turns = Counter(name.split("/")[1] for what, name in engine.log if what == "turn")
@@ -269,7 +269,7 @@ def test_a_finished_turn_is_answered_while_others_are_written(play_with, tokeniz
     engine = ScriptedEngine(tokenizer, script, step_s=0.001)
     worlds = {"world": lambda: World(num_turns=3)}
     limits = {"max_turn_tokens": 300, "max_episode_tokens": 320}
-    episodes = list(play_with(requests_of("long", "q1", "q2"), engine, worlds, limits))
+    episodes = list(play_with(unplayed("long", "q1", "q2"), engine, worlds, limits))
     assert [e.custom_data["index"] for e in episodes][-1] == 0
     turns = [name for what, name in engine.log if what == "turn"]
     assert turns[-1] == "g/0/0"
@@ -292,7 +292,7 @@ def test_waiting_costs_no_polling(play_with, engine_of, calls, monkeypatch):
 
     monkeypatch.setattr(calls, "poll", counting_poll)
     engine = engine_of("x")
-    list(play_with(requests_of("q1"), engine, {"world": Slow}))
+    list(play_with(unplayed("q1"), engine, {"world": Slow}))
     assert num_polls < 10
     assert engine.num_steps == 1
 
@@ -301,7 +301,7 @@ def test_a_paused_engine_is_not_stepped(play_with, engine_of):
     engine = engine_of("x")
     engine.is_paused = True
     episodes: list = []
-    thread = threading.Thread(target=lambda: episodes.extend(play_with(requests_of("q1"), engine)), daemon=True)
+    thread = threading.Thread(target=lambda: episodes.extend(play_with(unplayed("q1"), engine)), daemon=True)
     thread.start()
     assert wait_until(lambda: engine.num_running() == 1)
     time.sleep(0.05)
@@ -316,9 +316,9 @@ def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
     calls = EnvCalls(8, 5.0)
     worlds = {"world": lambda: World(num_turns=3)}
     limits = {"max_concurrent": 16}
-    requests = requests_of(*(f"q{i}" for i in range(200)))
     for _ in range(2):  # the second play finds the instances of the first
-        episodes = list(play_with(requests, engine_of("x\n"), worlds, limits, calls=calls))
+        live = unplayed(*(f"q{i}" for i in range(200)))
+        episodes = list(play_with(live, engine_of("x\n"), worlds, limits, calls=calls))
         assert sorted(e.custom_data["index"] for e in episodes) == list(range(200))
         assert {(e.custom_data["stop_reason"], e.get_return()) for e in episodes} == {(StopReason.TERMINATED, 3.0)}
     assert len(World.made) <= 16
@@ -340,15 +340,19 @@ def test_max_concurrent_bounds_what_runs_at_once(play_with, engine_of):
         return write(request_id, token_ids)
 
     engine.script = script
-    assert len(list(play_with(requests_of(*"abcdefgh"), engine, limits={"max_concurrent": 3}))) == 8
+    assert len(list(play_with(unplayed(*"abcdefgh"), engine, limits={"max_concurrent": 3}))) == 8
     assert most == 3
 
 
 def test_bad_requests_and_limits_are_refused_at_once(play_with, engine_of):
     with pytest.raises(ValueError, match=r"\('g', 0\) appears twice"):
-        play_with(requests_of("q1") * 2, engine_of("x"))
+        play_with(unplayed("q1") * 2, engine_of("x"))
+    played = unplayed("q1")
+    list(play_with(played, engine_of("x\n")))
+    with pytest.raises(ValueError, match=r"\('g', 0\) was played before"):
+        play_with(played, engine_of("x"))
     with pytest.raises(ValueError, match="env_id = 'mars'; expected one of 'world'"):
-        play_with(requests_of("q1", env_id="mars"), engine_of("x"))
+        play_with(unplayed("q1", env_id="mars"), engine_of("x"))
     with pytest.raises(ValueError, match="max_turns = 0; expected at least 1; max_concurrent = 0; expected"):
         Limits(max_turns=0, max_turn_tokens=1, max_episode_tokens=1, max_concurrent=0)
 
@@ -360,14 +364,14 @@ def test_a_prompt_without_room_for_a_turn_is_bad_input(play_with, engine_of, cal
         r"max_episode_tokens = 8"
     )
     with pytest.raises(ValueError, match=message):
-        list(play_with(requests_of("q1"), engine, limits={"max_episode_tokens": 8}))
+        list(play_with(unplayed("q1"), engine, limits={"max_episode_tokens": 8}))
     assert (engine.num_running(), calls.num_open) == (0, 1)  # the open one closes the instance
     assert wait_until(lambda: World.made[0].num_closed == 1)
 
 
 def test_instances_of_another_configuration_are_not_reused(play_with, engine_of, calls):
-    (one,) = play_with(requests_of("q1"), engine_of("x\n"), {"world": lambda: World(1)})
-    (two,) = play_with(requests_of("q1"), engine_of("x\n"), {"world": lambda: World(2)})
+    (one,) = play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: World(1)})
+    (two,) = play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: World(2)})
     assert (one.get_return(), two.get_return()) == (1.0, 2.0)
     assert wait_until(lambda: World.made[0].num_closed == 1)
     assert calls.pool.num_idle == 1
@@ -386,7 +390,7 @@ def test_answers_that_come_together_are_written_to_together(play_with, engine_of
 
     calls = OneByOne(2, 5.0)
     engine = engine_of("x\n")
-    assert len(list(play_with(requests_of(*"abcdef"), engine, calls=calls))) == 6
+    assert len(list(play_with(unplayed(*"abcdef"), engine, calls=calls))) == 6
     assert [what for what, _ in engine.log] == ["submit"] * 6 + ["turn"] * 6
     calls.close()
 
@@ -399,7 +403,7 @@ def test_the_system_prompt_of_an_episode_reaches_the_chat(play_with):
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: [end])
-    (episode,) = play_with(requests_of("q1"), engine, {"world": Polite}, transcript=ChatTranscript(tokenizer))
+    (episode,) = play_with(unplayed("q1"), engine, {"world": Polite}, transcript=ChatTranscript(tokenizer))
     text = tokenizer.decode(episode.get_observations(0).tolist())
     assert text.startswith("<|im_start|>system\nBe polite.<|im_end|>\n<|im_start|>user\nask q1:")
     assert episode.custom_data["text"][:2] == [("system", "Be polite."), ("environment", "ask q1:")]
@@ -412,7 +416,7 @@ BAD = [("system_prompt", 7), ("system_prompt", "\ud800"), ("pass_reward", "much"
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_what_an_environment_says_of_an_episode_is_checked(play_with, engine_of, name, value):
     world = type("Bad", (World,), {name: value})
-    (episode,) = play_with(requests_of("q1"), engine_of("x"), {"world": world})
+    (episode,) = play_with(unplayed("q1"), engine_of("x"), {"world": world})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED and name in episode.custom_data["error"]
 
 
@@ -432,11 +436,11 @@ def test_the_clock_decides_nothing_where_an_engine_is_reproducible(play_with, en
             return super().step(action)
 
     happened, used, worlds = [], EnvCalls(4, 5.0), {"world": lambda: Late(num_turns=2)}
-    list(play_with(requests_of("a", "b"), engine_of("xy\n"), worlds, calls=used))  # two instances are idle afterwards
+    list(play_with(unplayed("a", "b"), engine_of("xy\n"), worlds, calls=used))  # two instances are idle afterwards
     for calls in (used, EnvCalls(4, 5.0)):
         engine = engine_of("xy\n")
         engine.is_reproducible = is_reproducible
-        episodes = list(play_with(requests_of(*"abcdef"), engine, worlds, calls=calls))
+        episodes = list(play_with(unplayed(*"abcdef"), engine, worlds, calls=calls))
         calls.close()
         happened.append((engine.log, engine.num_steps, [episode.custom_data["index"] for episode in episodes]))
     if is_reproducible:
@@ -450,7 +454,7 @@ def test_a_reproducible_engine_waits_for_a_hanging_environment_no_longer_than_it
     engine = engine_of("x\n")
     engine.is_reproducible = True
     calls, start = EnvCalls(2, 0.3), time.monotonic()
-    episodes = list(play_with(requests_of("q1", "sleep-step", "q2"), engine, calls=calls))
+    episodes = list(play_with(unplayed("q1", "sleep-step", "q2"), engine, calls=calls))
     reasons = {e.custom_data["index"]: e.custom_data["stop_reason"] for e in episodes}
     assert reasons == {0: StopReason.TERMINATED, 1: StopReason.ENV_TIMEOUT, 2: StopReason.TERMINATED}
     assert time.monotonic() - start < 2

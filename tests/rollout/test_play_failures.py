@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.engine.protocol import EngineError
 from rllib_srl.rollout import EnvCalls
 from rllib_srl.types import StopReason
-from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, requests_of, wait_until
+from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, unplayed, wait_until
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def by_prompt(episodes) -> dict:
 @pytest.mark.parametrize("place", ["reset", "step"])
 def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischief, place):
     bad = f"{mischief}-{place}"
-    episodes = by_prompt(play_with(requests_of("q1", bad, "q2", "q3"), engine))
+    episodes = by_prompt(play_with(unplayed("q1", bad, "q2", "q3"), engine))
     assert {name: e.custom_data["stop_reason"] for name, e in episodes.items() if name != bad} == dict.fromkeys(
         ("q1", "q2", "q3"), StopReason.TERMINATED
     )
@@ -57,8 +57,8 @@ def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischie
 )
 def test_a_failing_constructor_costs_its_episodes_only(play_with, engine, mischief, reason):
     worlds = {"world": World, "bad": lambda: World(mischief=f"{mischief}-construct")}
-    requests = requests_of("q1") + requests_of("q2", env_id="bad", group_id="h")
-    episodes = by_prompt(play_with(requests, engine, worlds))
+    live = unplayed("q1") + unplayed("q2", env_id="bad", group_id="h")
+    episodes = by_prompt(play_with(live, engine, worlds))
     assert episodes["q1"].custom_data["stop_reason"] is StopReason.TERMINATED
     assert episodes["q2"].custom_data["stop_reason"] is reason
     assert episodes["q2"].custom_data["error"].startswith("environment 'bad', prompt 'q2', turn 0, construct: ")
@@ -98,8 +98,8 @@ HOSTILE_STEPS = [
 @pytest.mark.parametrize(("answer", "message"), HOSTILE_STEPS)
 def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engine, answer, message):
     worlds = {"world": World, "bad": lambda: Answering(answer)}
-    requests = requests_of("q1") + requests_of("q2", env_id="bad", group_id="h")
-    episodes = by_prompt(play_with(requests, engine, worlds))
+    live = unplayed("q1") + unplayed("q2", env_id="bad", group_id="h")
+    episodes = by_prompt(play_with(live, engine, worlds))
     assert episodes["q1"].custom_data["stop_reason"] is StopReason.TERMINATED
     assert episodes["q2"].custom_data["stop_reason"] is StopReason.ENV_CRASHED
     assert message in episodes["q2"].custom_data["error"]
@@ -114,7 +114,7 @@ def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engin
     ],
 )
 def test_hostile_resets(play_with, engine, answer, message):
-    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: Answering(answer, to_reset=True)})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(answer, to_reset=True)})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
     assert message in episode.custom_data["error"]
     assert len(episode) == 0
@@ -122,7 +122,7 @@ def test_hostile_resets(play_with, engine, answer, message):
 
 def test_an_answer_that_hangs_when_looked_at_times_out(play_with, engine):
     hanging = type("Hanging", (), {"__bool__": lambda self: _never()})()
-    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: Answering(("", 0, hanging, False, {}))})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(("", 0, hanging, False, {}))})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
 
 
@@ -132,14 +132,14 @@ def test_a_string_in_disguise_is_read_as_the_string_it_is(play_with, engine):
             raise RuntimeError
 
     answer = (Disguised("end"), True, True, 0, {})
-    (episode,) = play_with(requests_of("q1"), engine, {"world": lambda: Answering(answer)})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(answer)})
     assert type(episode.custom_data["text"][-1][1]) is str
     assert (episode.custom_data["text"][-1], episode.get_return()) == (("environment", "end"), 1.0)
 
 
 def test_stop_strings_of_another_kind_are_refused(play_with, engine):
     bad = type("Bad", (World,), {"stop_strings": "\n"})
-    (episode,) = play_with(requests_of("q1"), engine, {"world": bad})
+    (episode,) = play_with(unplayed("q1"), engine, {"world": bad})
     assert r"stop_strings = '\n'; expected a tuple of non-empty strings" in episode.custom_data["error"]
 
 
@@ -150,7 +150,7 @@ def test_an_engine_that_refuses_a_request_costs_its_episode(play_with, engine):
         return write(request_id, token_ids)
 
     engine.script = script
-    episodes = by_prompt(play_with(requests_of("q1", "q2", "q3"), engine))
+    episodes = by_prompt(play_with(unplayed("q1", "q2", "q3"), engine))
     reasons = {name: episode.custom_data["stop_reason"] for name, episode in episodes.items()}
     assert reasons == {"q1": StopReason.TERMINATED, "q2": StopReason.ENGINE_FAILED, "q3": StopReason.TERMINATED}
     assert episodes["q2"].custom_data["error"].endswith("turn 0, writing: EngineError: no room")
@@ -167,7 +167,7 @@ def test_an_engine_that_fails_in_a_step_costs_what_it_was_writing(play_with, eng
         return step()
 
     engine.step = failing_step
-    episodes = list(play_with(requests_of("q1", "q2", "q3"), engine, limits={"max_concurrent": 2}))
+    episodes = list(play_with(unplayed("q1", "q2", "q3"), engine, limits={"max_concurrent": 2}))
     reasons = Counter(episode.custom_data["stop_reason"] for episode in episodes)
     assert reasons == {StopReason.ENGINE_FAILED: 2, StopReason.TERMINATED: 1}
     error = next(e.custom_data["error"] for e in episodes if e.custom_data["error"])
@@ -192,7 +192,7 @@ def test_an_unusable_turn_is_the_engines_failure(play_with, engine, changes, mes
 
     step = engine.step
     engine.step = lambda: [replace(turn, **changes) for turn in step()]
-    (episode,) = play_with(requests_of("q1"), engine)
+    (episode,) = play_with(unplayed("q1"), engine)
     assert episode.custom_data["stop_reason"] is StopReason.ENGINE_FAILED
     assert episode.custom_data["error"].startswith(f"turn g/0/0 of the engine {message}")
 
@@ -203,9 +203,9 @@ def test_the_deadline_ends_everything_wherever_it_is(play_with, engine, tokenize
 
     engine = ScriptedEngine(tokenizer, script, step_s=0.005)
     calls = EnvCalls(1, 30.0)
-    requests = requests_of("loop-step", "writing", "queued", "unstarted", "unstarted")
+    live = unplayed("loop-step", "writing", "queued", "unstarted", "unstarted")
     limits = {"max_concurrent": 3, "max_turn_tokens": 400}
-    episodes = list(play_with(requests, engine, limits=limits, deadline_s=0.5, calls=calls))
+    episodes = list(play_with(live, engine, limits=limits, deadline_s=0.5, calls=calls))
     assert sorted(e.custom_data["index"] for e in episodes) == [0, 1, 2, 3, 4]
     assert {e.custom_data["stop_reason"] for e in episodes} == {StopReason.ABORTED}
     doing = {e.custom_data["index"]: e.custom_data["error"] for e in episodes}
@@ -222,7 +222,7 @@ def test_a_caller_that_stops_listening_leaves_nothing_running(play_with, tokeniz
     lengths = {"g/0/0": 1, "g/1/0": 400, "g/2/0": 400}
     engine = ScriptedEngine(tokenizer, lambda request_id, ids: [9] * lengths[request_id], step_s=0.001)
     calls = EnvCalls(2, 30.0)
-    episodes = play_with(requests_of("q1", "q2", "q3"), engine, limits={"max_turn_tokens": 400}, calls=calls)
+    episodes = play_with(unplayed("q1", "q2", "q3"), engine, limits={"max_turn_tokens": 400}, calls=calls)
     assert next(episodes).custom_data["index"] == 0
     episodes.close()
     assert (engine.num_running(), calls.num_open) == (0, 0)
@@ -236,7 +236,7 @@ def test_hanging_environments_leave_a_bounded_number_of_threads(play_with, engin
     before = set(threading.enumerate())
     calls = EnvCalls(8, 0.5)
     names = ["loop-step" if i % 10 == 0 else "crash-step" if i % 10 == 1 else "q" for i in range(200)]
-    episodes = list(play_with(requests_of(*names), engine, calls=calls))
+    episodes = list(play_with(unplayed(*names), engine, calls=calls))
     assert Counter(e.custom_data["stop_reason"] for e in episodes) == {
         StopReason.TERMINATED: 160,
         StopReason.ENV_TIMEOUT: 20,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import ChatTranscript, PlayRequest, to_group
+from rllib_srl.rollout import ChatTranscript, LiveEpisode, to_group
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, World, make_tokenizer
 
@@ -43,14 +43,13 @@ def test_groups_on_a_real_model(play_with, model_dir, format):
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
     engine = TransformersEngine(model_dir, context_length=400, seed=3)
     prompts = [Prompt("world", f"q{p}") for p in range(3)]
-    requests = [PlayRequest(prompt, f"g{p}", i) for p, prompt in enumerate(prompts) for i in range(4)]
 
     def play_all():
         engine.reseed(3)
         changes = {"transcript": ChatTranscript(tokenizer)} if format == "chat" else {}
         return list(
             play_with(
-                requests,
+                [LiveEpisode(prompt, f"g{p}", i) for p, prompt in enumerate(prompts) for i in range(4)],
                 engine,
                 {"world": lambda: World(num_turns=3)},
                 {"max_turn_tokens": 12, "max_episode_tokens": 300},

@@ -10,9 +10,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration
 from rllib_srl.replay.selection.growth import Visited, children, revisited
-from rllib_srl.rollout import PlayRequest, to_episodes, to_group
+from rllib_srl.rollout import LiveEpisode, to_episodes, to_group
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import ScriptedEngine, World, requests_of
+from tests.rollout.fakes import ScriptedEngine, World, unplayed
 
 PROMPT = Prompt("world", "q")
 
@@ -74,17 +74,17 @@ def test_turns_are_kept_on_request(play_with, tokenizer):
 
     texts = [["x one\n", "x two\n"], ["y é\n", "y\n"], ["lost\n"]]
     engine = ScriptedEngine(tokenizer, lambda name, ids: ids_of(texts[int(name.split("/")[1])][int(name[-1])]))
-    requests = requests_of("q", "q", "crash-step")
     for can_iterate in (None, True, False):
         kind = type("Kind", (World,), {} if can_iterate is None else {"can_iterate": can_iterate})
         engine.submitted.clear()
-        episodes = list(play_with(requests, engine, {"world": lambda kind=kind: kind(num_turns=2)}))
+        live = unplayed("q", "q", "crash-step")
+        episodes = list(play_with(live, engine, {"world": lambda kind=kind: kind(num_turns=2)}))
         for episode in episodes:
-            episode.custom_data["prompt"] = requests[0].prompt
-        group = to_group(requests[0].prompt, "g", episodes, keep_turns=True)
+            episode.custom_data["prompt"] = live[0].prompt
+        group = to_group(live[0].prompt, "g", episodes, keep_turns=True)
         said = {} if can_iterate is None else {"can_iterate": can_iterate}
         assert group.extra == {"turns": texts[:2], **said}  # of the valid episodes only
-        assert to_group(requests[0].prompt, "g", episodes).extra == {}
+        assert to_group(live[0].prompt, "g", episodes).extra == {}
 
 
 def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
@@ -98,8 +98,8 @@ def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
     config = {"world": "rllib_srl.envs.math.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
 
     def play_group(prompt, group_id):
-        requests = [PlayRequest(prompt, group_id, index) for index in (0, 1)]
-        episodes = list(play_with(requests, engine, {"world": lambda: SelfIteration(config)}))
+        live = [LiveEpisode(prompt, group_id, index) for index in (0, 1)]
+        episodes = list(play_with(live, engine, {"world": lambda: SelfIteration(config)}))
         return to_group(prompt, group_id, episodes, keep_turns=True), episodes
 
     base, _ = play_group(Prompt("world", "17, 93, 40", "compare"), "g")
@@ -118,12 +118,12 @@ def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
 def test_played_episodes_become_the_stream_the_engine_saw(play_with, tokenizer):
     text = tokenizer("x\n", add_special_tokens=False)["input_ids"]
     engine = ScriptedEngine(tokenizer, lambda request_id, ids: text[: 1 + int(request_id[2]) % 2])
-    requests = requests_of("q", "q", "q", "q")
-    requests[2] = requests_of("q", "q", "crash-step")[2]
-    episodes = list(play_with(requests, engine, {"world": lambda: World(num_turns=2)}))
+    live = unplayed("q", "q", "q", "q")
+    live[2] = unplayed("q", "q", "crash-step")[2]
+    episodes = list(play_with(live, engine, {"world": lambda: World(num_turns=2)}))
     for episode in episodes:
-        episode.custom_data["prompt"] = requests[0].prompt
-    group = to_group(requests[0].prompt, "g", episodes)
+        episode.custom_data["prompt"] = live[0].prompt
+    group = to_group(live[0].prompt, "g", episodes)
     assert (group.size, group.num_dropped) == (3, 1)
     for g, index in enumerate((0, 1, 3)):
         seen, written = engine.submitted[f"g/{index}/1"][0], text[: 1 + index % 2]
