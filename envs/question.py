@@ -14,6 +14,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 import gymnasium
@@ -69,15 +70,15 @@ def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, wo
     Raises:
         ValueError: lists every unknown name, wrong type and value out of range at once.
     """
-    annotations = {field.name: str(field.type) for field in dataclasses.fields(settings_class)}
-    hints = {name: _container(hint) or hint for name, hint in get_type_hints(settings_class).items()}
+    names = {field.name for field in dataclasses.fields(settings_class)}
     given, faults = dict(env_config or {}), []
     for name, value in given.items():
-        if name not in annotations:
-            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(annotations))}")
-        elif not _has_type(value, hints[name]):
-            container = _container(hints[name])
-            faults.append(f"{name} = {value!r}; expected {container.__name__ if container else annotations[name]}")
+        if name not in names:
+            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(names))}")
+            continue
+        adapter, expected = _type_of(settings_class, name)
+        if not _is_valid(value, adapter):
+            faults.append(f"{name} = {value!r}; expected {expected}")
     if not faults:
         settings = settings_class(**given)
         faults = settings.faults()
@@ -86,15 +87,23 @@ def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, wo
     raise ValueError(f"env_config of {world}: " + "; ".join(faults))
 
 
-def _container(hint: Any) -> type | None:
-    """Return dict, list or tuple if `hint` is one, whatever it contains: `faults` checks its entries."""
+@lru_cache(maxsize=1024)
+def _type_of(settings_class: type, name: str) -> tuple[TypeAdapter[Any], str]:
+    """Return the validator of a setting and its type as text; a container may have any entries: `faults` checks them.
+
+    Cached, because building a validator takes longer than the rest of an environment's construction.
+    """
+    hint = get_type_hints(settings_class)[name]
     kind = get_origin(hint) or hint
-    return kind if kind in (dict, list, tuple) else None
+    if kind in (dict, list, tuple):
+        return TypeAdapter(kind), kind.__name__
+    (annotation,) = (str(field.type) for field in dataclasses.fields(settings_class) if field.name == name)
+    return TypeAdapter(hint), annotation
 
 
-def _has_type(value: Any, hint: Any) -> bool:
+def _is_valid(value: Any, adapter: TypeAdapter[Any]) -> bool:
     try:
-        TypeAdapter(hint).validate_python(value, strict=True)
+        adapter.validate_python(value, strict=True)
     except ValidationError:
         return False
     return True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.envs.functions.simulators import as_json_schema, package_dir
+from rllib_srl.envs.rows import usable
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.matching import Expected, do_match
 
@@ -75,7 +76,7 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
     stated = _lines(answers) if answers else []
     wanted = {row["id"]: row for _, row, _ in stated if isinstance(row, dict) and "id" in row}
     rows: dict[str, CallRow] = {}
-    faults = []
+    faults: list[str] = []
     for number, row, fault in _lines(path):
         try:
             if fault:
@@ -86,12 +87,9 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
             rows[found.row_id] = found
         except ValueError as error:
             faults.append(f"{path}, row {number}: {error}")
-    if faults and not skip_broken:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{more}; expected rows as BFCL writes them, or broken_rows = 'skip'")
-    if not rows:
-        raise ValueError(f"{path} has no usable row; expected one JSON object a line")
-    return rows, tuple(faults)
+    remedy = "expected rows as BFCL writes them, or broken_rows = 'skip'"
+    expected = "one JSON object a line"
+    return usable(rows, faults, path, skips_broken=skip_broken, remedy=remedy, expected=expected)
 
 
 def _lines(path: str) -> list[tuple[int, Any, str]]:

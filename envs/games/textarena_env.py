@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rllib_srl.envs.optional import imported
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 GAMES = (
@@ -141,7 +142,7 @@ class TextArena(TurnWorld):
         found = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) else None
         if not found or found[1] != self.settings.game:
             raise ValueError(f"prompt_id = {prompt_id!r}; expected game and seed, as in '{self.settings.game} 17'")
-        textarena = _textarena()
+        textarena = imported("textarena", "textarena")
         kept, seed = self._state, int(found[2])
         self._state = random.Random(seed).getstate()
         try:
@@ -177,19 +178,3 @@ def _family(game: str) -> str:
 
 def _unparsable(reason: str) -> dict[str, Any]:
     return {"stop_reason": "unparsable", "reason": reason}
-
-
-def _textarena() -> Any:
-    """Return the package.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        import textarena
-    except ImportError as error:
-        message = f"environment 'textarena' needs textarena ({error}); pip install 'rllib_srl[envs]'"
-        raise ImportError(message) from error
-    return textarena
-
-

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.envs.optional import imported
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 GOALS = ("last", "steps")
@@ -190,16 +191,8 @@ def _shown(said: str) -> str:
 
 
 def _textworld() -> Any:
-    """Return the package.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        import textworld
-    except ImportError as error:
-        message = f"environment 'textworld' needs textworld ({error}); pip install 'rllib_srl[envs]'"
-        raise ImportError(message) from error
+    """Return the package. Raises as `imported`."""
+    textworld = imported("textworld", "textworld")
     # The interpreter warns about every generated game; textworld reads the score in another way.
     warnings.filterwarnings("ignore", message="Game .* is not fully supported")
     return textworld

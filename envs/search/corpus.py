@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rllib_srl.envs.rows import usable
 from rllib_srl.envs.search.facts import Document, facts
 from rllib_srl.envs.search.indexes import DenseIndex, Index, WordIndex
 
@@ -91,7 +92,8 @@ def rows_of(path: str, read: Callable[[Any], T], skip_broken: bool) -> tuple[lis
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"file {path!r} cannot be read ({error}); expected JSON objects, one a line") from None
-    rows, faults = [], []
+    rows: list[T] = []
+    faults: list[str] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -99,12 +101,9 @@ def rows_of(path: str, read: Callable[[Any], T], skip_broken: bool) -> tuple[lis
             rows.append(read(json.loads(line)))
         except (ValueError, RecursionError) as error:
             faults.append(f"{path}, row {number}: {error}")
-    if faults and not skip_broken:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{more}; fix the rows, or set broken_rows = 'skip'")
-    if not rows:
-        raise ValueError(f"{path} has no usable row; expected JSON objects, one a line")
-    return rows, tuple(faults)
+    remedy = "fix the rows, or set broken_rows = 'skip'"
+    expected = "JSON objects, one a line"
+    return usable(rows, faults, path, skips_broken=skip_broken, remedy=remedy, expected=expected)
 
 
 def _text_in(row: Any, field: str) -> str:

@@ -112,8 +112,8 @@ class SRL(SavedAlgorithm):
         loss = self.config.loss_settings()
         self.advantage_estimator = AdvantageEstimator(loss, self.config.replay_pass_reward, self.seed)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
-        redaction = (self.config.flat().replay_on_secret, self.config.replay_secret_detector)
-        self.report = Report(self.metrics, Path(self.logdir), *redaction)
+        flat = self.config.flat()
+        self.report = Report(self.metrics, Path(self.logdir), flat.replay_on_secret, flat.replay_secret_detector)
 
     def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
         settings = self.config.replay_settings()
@@ -137,7 +137,7 @@ class SRL(SavedAlgorithm):
         both = (self.learners, self.runners, sequences, timeout_s)
         transport: ObjectStoreTransport | VLLMTransport = ObjectStoreTransport(*both)
         if config.weight_transfer != "object_store":
-            transport = VLLMTransport(*both, config.weight_transfer, config.engine_tensor_parallel_size)
+            transport = VLLMTransport(*both, config.weight_transfer, config.flat().engine_tensor_parallel_size)
         return WeightSync(transport, self.runners, sequences, config.compute_dtype, timeout_s)
 
     def _setup_logdir(self) -> None:

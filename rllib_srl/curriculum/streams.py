@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.common.environments import environment_id
+from rllib_srl.common.setting_checks import is_integer, is_number
 
 UNITS = ("iterations", "tokens")
 ENTRY = ("world", "env_config", "domain", "filter")
@@ -245,7 +246,7 @@ def _faults_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for at, values in enumerate(stages):
         given = [name for name in UNITS if name in values]
         is_open = not given and at == len(stages) - 1  # the last stage needs no end
-        if not is_open and (given != [unit] or not _is_count(values[unit])):
+        if not is_open and (given != [unit] or not is_integer(values[unit], 1)):
             yield f"stream[{at}] lasts {({n: values[n] for n in given})!r}; expected {unit} = an integer of at least 1"
 
 
@@ -262,30 +263,22 @@ def _faults_of_form(spec: Mapping[str, Any]) -> Iterator[str]:
     if form == "schedule":
         yield from _faults_of_knots(spec["schedule"], [_entry(values).name for values in spec["domains"]])
         return
-    if not _is_number(spec["drift"]) or spec["drift"] <= 0:
+    if not is_number(spec["drift"]) or spec["drift"] <= 0:
         yield f"stream drift = {spec['drift']!r}; expected the length of a period, above 0"
-    if not _is_number(spec.get("sharpness", 3.0)) or not 0 <= spec.get("sharpness", 3.0) <= 100:
+    if not is_number(spec.get("sharpness", 3.0)) or not 0 <= spec.get("sharpness", 3.0) <= 100:
         yield f"stream sharpness = {spec['sharpness']!r}; expected a number from 0 to 100"
-    if not _is_count(spec.get("seed", 0) + 1 if isinstance(spec.get("seed", 0), int) else None):
+    if not is_integer(spec.get("seed", 0), 0):
         yield f"stream seed = {spec['seed']!r}; expected an integer of at least 0"
 
 
 def _faults_of_knots(knots: Any, names: Sequence[str]) -> Iterator[str]:
     pairs = isinstance(knots, Sequence) and not isinstance(knots, str) and len(knots) > 0
-    if not pairs or any(not isinstance(k, Sequence) or len(k) != 2 or not _is_number(k[0]) for k in knots):
+    if not pairs or any(not isinstance(k, Sequence) or len(k) != 2 or not is_number(k[0]) for k in knots):
         yield f"stream schedule = {knots!r}; expected [[progress, {{name: weight}}], ...]"
         return
     if [at for at, _ in knots] != sorted({at for at, _ in knots}) or knots[0][0] < 0:
         yield f"stream schedule at {[at for at, _ in knots]}; expected increasing progress of at least 0"
     for at, weights in knots:
         is_mapping = isinstance(weights, Mapping) and not set(weights) - set(names)
-        if not is_mapping or not all(_is_number(w) and w >= 0 for w in weights.values()) or not sum(weights.values()):
+        if not is_mapping or not all(is_number(w) and w >= 0 for w in weights.values()) or not sum(weights.values()):
             yield f"stream schedule at {at} = {weights!r}; expected weights of some of {list(names)}, not all 0"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

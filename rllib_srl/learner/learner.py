@@ -137,7 +137,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def _training_tensors(self, one: MicroBatch, is_reused: bool) -> dict[str, Any]:
         batch = self.scorer.tensors(one, self.config.temperature)
-        has_kl = not is_reused or self.config.kl_on_reused == "weighted"
+        has_kl = not is_reused or self.config.loss_settings().kl_on_reused == "weighted"
         if self.reference is not None and has_kl:
             batch["ref_logp"] = self.reference.logp(batch)
         batch["is_reused"] = is_reused

@@ -54,8 +54,9 @@ def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> N
         config: an `SRLConfig`.
         device: device of the learner.
     """
-    if config.lora_rank:
-        add_adapters(policy.model, config.lora_rank, config.lora_alpha, config.lora_targets, config.seed or 0)
+    flat = config.flat()
+    if flat.lora_rank:
+        add_adapters(policy.model, flat.lora_rank, flat.lora_alpha, flat.lora_targets, config.seed or 0)
     if config.activation_checkpointing:
         policy.checkpoint_activations()
     if config.fsdp:

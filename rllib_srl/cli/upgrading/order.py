@@ -16,6 +16,7 @@ from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import ITERATIONS, SettingsError, build_config, given_settings, plain
 from rllib_srl.common.environments import environment_id, resolve
+from rllib_srl.common.setting_checks import is_number
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.storage.checkpoints import verify_sealed
@@ -154,7 +155,7 @@ def read_order(arguments: argparse.Namespace) -> Order:
     if not isinstance(iterations, int) or iterations < 1:
         faults.append(f"iterations = {iterations!r}; expected an integer of at least 1")
     kl_coeff, name = _coeff(values, "kl"), "kl_coeff" if "kl_coeff" in given else "kl"
-    if not _is_number(kl_coeff) or kl_coeff <= 0:
+    if not is_number(kl_coeff) or kl_coeff <= 0:
         faults.append(f"{name} = {kl_coeff!r}; expected a number above 0: the ladder increases it")
     if values.get("replay_capacity") == 0:
         faults.append("replay_capacity = 0; expected more: the memory rehearses the old domains")
@@ -238,7 +239,7 @@ def _limits(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         given = getattr(arguments, name)
         value = plain(given) if isinstance(given, str) else given
         kind = int if name in COUNTS else float
-        if not _is_number(value) or (kind is int and not isinstance(value, int)) or not least <= value <= most:
+        if not is_number(value) or (kind is int and not isinstance(value, int)) or not least <= value <= most:
             what = "an integer" if kind is int else "a number"
             faults.append(f"{name} = {given}; expected {what} from {least:g} to {most:g}")
         else:
@@ -249,7 +250,3 @@ def _limits(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 def _coeff(values: Mapping[str, Any], name: str) -> Any:
     """Return the coefficient of a setting that is given alone or with parameters."""
     return GROUPS[name].given(values[name]).get("coeff", GROUPS[name].default("coeff"))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.common.setting_checks import is_number
+
 UNIT = 1 << 40  # one review an iteration in fixed-point units of load; 2 ** 23 of them fit int64
 LOAD_CONTROLS = ("throttle_new", "stretch", "none")
 
@@ -92,8 +94,7 @@ def reuse_share(fraction: float) -> Share:
 
 
 def _decimal(fraction: float) -> Fraction:
-    is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-    if not is_number or not 0 <= fraction <= 1:
+    if not is_number(fraction) or not 0 <= fraction <= 1:
         raise ValueError(f"fraction = {fraction!r}; expected a number in [0, 1]")
     return Fraction(repr(float(fraction)))
 

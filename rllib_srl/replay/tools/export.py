@@ -127,17 +127,13 @@ def _joined(streams: list[list[Any]], dtype: type) -> np.ndarray:
 def _item(columns: Any) -> dict[str, bool | int | float] | None:
     if columns is None:
         return None
-    is_right = isinstance(columns, dict) and all(_is_number(v) or v in NO_NUMBERS for v in columns.values())
-    if not is_right:
+    kinds = bool | int | float
+    if not isinstance(columns, dict) or not all(isinstance(v, kinds) or v in NO_NUMBERS for v in columns.values()):
         raise ValueError("item is not an object of numbers")
     return {name: NO_NUMBERS[value] if isinstance(value, str) else value for name, value in columns.items()}
 
 
 # Fields -----------------------------------------------------------------------------------------------------------
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
 
 
 def _is_float(value: Any) -> bool:
