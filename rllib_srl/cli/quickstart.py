@@ -22,7 +22,7 @@ from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
-from rllib_srl.cli.shared.display import Progress, duration, rounded, show_warnings, sparkline, table, with_interval
+from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.peak_memory import PeakMemory
 from rllib_srl.cli.shared.plot import plot_run
@@ -124,16 +124,10 @@ def measured(outcome: Outcome, verbose: bool) -> Outcome:
     check(config)
     outcome.dtype, outcome.world = config.compute_dtype, ", ".join(config.world_configs())
     print("Computing in bfloat16." if outcome.dtype == "bfloat16" else "No bf16 support: computing in fp32.")
-    progress = Progress(last)
-    show_warnings(progress)
-    with PeakMemory() as memory:
-        try:
-            progress.begin("starting Ray ...")
-            outcome.timed("start", lambda: start_ray(verbose))
-            algo = outcome.timed("start", lambda: start(config, plan, last, verbose))
-        except BaseException:
-            progress.end()
-            raise
+    with showing_progress(last) as progress, PeakMemory() as memory:
+        progress.begin("starting Ray ...")
+        outcome.timed("start", lambda: start_ray(verbose))
+        algo = outcome.timed("start", lambda: start(config, plan, last, verbose))
         WATCH.last_words = partial(runs.how_to_resume, plan.directory)
         try:
             log = RunLog(plan.directory, algo.report.writer)

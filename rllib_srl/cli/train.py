@@ -21,7 +21,7 @@ from typing import Any
 
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
-from rllib_srl.cli.shared.display import Progress, show_warnings
+from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import (
     ITERATIONS,
@@ -84,24 +84,19 @@ def train(arguments: argparse.Namespace) -> int:
         again = ("--export", arguments.export.absolute())
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config, faults)  # before anything starts
-    progress = Progress(last)
-    show_warnings(progress)
-    try:
+    with showing_progress(last) as progress:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)
         algo = start(config, plan, last, arguments.verbose)
-    except BaseException:
-        progress.end()
-        raise
-    WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
-    try:
-        return run(algo, plan, last, progress, arguments.export)
-    except (Exception, KeyboardInterrupt) as error:
-        error.add_note(WATCH.last_words())
-        raise
-    finally:
-        progress.end()
-        algo.stop()
+        WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
+        try:
+            return run(algo, plan, last, progress, arguments.export)
+        except (Exception, KeyboardInterrupt) as error:
+            error.add_note(WATCH.last_words())
+            raise
+        finally:
+            progress.end()
+            algo.stop()
 
 
 def run(algo: Any, plan: runs.RunPlan, last: int, progress: Progress, export: Path | None) -> int:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray
-from rllib_srl.cli.shared.display import Progress, show_warnings, table, with_interval
+from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import Parser, add_settings, add_trust, check, grace_of, with_underscores
 from rllib_srl.cli.shared.stopping import WATCH, StopRequest, stop_between_iterations
@@ -267,30 +267,24 @@ def upgrade(arguments: argparse.Namespace) -> int:
     config = order.config(order.model, order.rehearsal, order.out)
     check(config)
     prompts = held_out(order, config)
-    progress = Progress(order.iterations)
-    show_warnings(progress)
-    try:
+    with showing_progress(order.iterations) as progress:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)
-    except BaseException:
-        progress.end()
-        raise
-    order.out.mkdir(parents=True, exist_ok=arguments.resume is not None)
-    ledger = Ledger(order.out / LEDGER)
-    how = f"resume with: {command('upgrade', '--resume', order.out)}"
-    WATCH.last_words = lambda: how
-    try:
-        ledger.write("start" if arguments.resume is None else "resumed", **facts_of(order))
-        with stop_between_iterations(progress.note) as request:
-            trust = arguments.trust_checkpoint
-            return Upgrade(order, past, prompts, ledger, progress, arguments.verbose, trust).run(request)
-    except BaseException as error:
-        ledger.write("ended", why=f"{type(error).__name__}: {error}")
-        error.add_note(how)
-        raise
-    finally:
-        progress.end()
-        ledger.close()
+        order.out.mkdir(parents=True, exist_ok=arguments.resume is not None)
+        ledger = Ledger(order.out / LEDGER)
+        how = f"resume with: {command('upgrade', '--resume', order.out)}"
+        WATCH.last_words = lambda: how
+        try:
+            ledger.write("start" if arguments.resume is None else "resumed", **facts_of(order))
+            with stop_between_iterations(progress.note) as request:
+                trust = arguments.trust_checkpoint
+                return Upgrade(order, past, prompts, ledger, progress, arguments.verbose, trust).run(request)
+        except BaseException as error:
+            ledger.write("ended", why=f"{type(error).__name__}: {error}")
+            error.add_note(how)
+            raise
+        finally:
+            ledger.close()
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Order, Past]:

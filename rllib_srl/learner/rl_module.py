@@ -116,7 +116,7 @@ class CausalLMModule(TorchRLModule):
         if faults:
             raise ValueError(f"the state does not fit model {self.model_config['model']!r}: " + "; ".join(faults[:8]))
         for name, parameter in own.items():
-            assign(parameter, torch.as_tensor(np.asarray(state[name])))
+            assign(parameter, torch.tensor(np.asarray(state[name])))  # a copy: arrays of the object store are read-only
 
     def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:
         """Write RLlib's module files, with the weights as safetensors instead of a pickle."""

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,10 +18,9 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rllib_srl.cli.shared import display
 from rllib_srl.cli.shared import peak_memory as memory
 from rllib_srl.cli.shared.cluster import message_of, run_cleanly
-from rllib_srl.cli.shared.display import Progress, duration, rounded, sparkline, table
+from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table
 from rllib_srl.cli.shared.run_log import Iteration, RunLog, numbers_of
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 
@@ -94,19 +94,35 @@ def test_a_sign_of_life_stays_in_its_line_on_a_terminal() -> None:
 
 def test_the_package_says_what_it_starts() -> None:
     stream = io.StringIO()
-    progress = Progress(1, stream)
-    display.show_warnings(progress)
-    logging.getLogger("rllib_srl.start").info("opening the memory")
-    logging.getLogger("rllib_srl.algorithm.srl").info("not for users")
-    progress.end()
+    with showing_progress(1, stream):
+        logging.getLogger("rllib_srl.start").info("opening the memory")
+        logging.getLogger("rllib_srl.algorithm.srl").info("not for users")
     assert stream.getvalue() == "opening the memory ...\n"
 
 
 def test_the_warnings_of_the_package_become_notes() -> None:
     stream = io.StringIO()
-    display.show_warnings(Progress(1, stream))
-    logging.getLogger("rllib_srl.algorithm.metrics").warning("an episode was lost: %s", "it hung")
+    with showing_progress(1, stream):
+        logging.getLogger("rllib_srl.algorithm.metrics").warning("an episode was lost: %s", "it hung")
     assert stream.getvalue() == "warning: an episode was lost: it hung\n"
+
+
+def test_nothing_is_written_after_the_run_so_that_its_stream_can_be_closed() -> None:
+    stream, before = io.StringIO(), set(threading.enumerate())
+    logger = logging.getLogger("rllib_srl")
+    state = (logger.handlers, logger.propagate, logging.getLogger("rllib_srl.start").level)
+
+    def fail() -> None:
+        with showing_progress(1, stream) as progress:
+            progress.begin("starting Ray ...")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert set(threading.enumerate()) == before  # nobody is left who writes
+    assert (logger.handlers, logger.propagate, logging.getLogger("rllib_srl.start").level) == state
+    stream.close()
+    logging.getLogger("rllib_srl.start").info("another run of the same process")
 
 
 def test_small_things() -> None:

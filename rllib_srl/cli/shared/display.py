@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_TIMED = 5  # iterations in the estimate of the time left
 BEAT_S = 10.0  # seconds between two updates of the current action in a log; 1 on a terminal
+_JOIN_S = 5.0
 STARTING = "rllib_srl.start"  # the package's logger for its actions during start-up
 
 
@@ -42,16 +44,18 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=NUM_TIMED)
         self._line = ""
         self._lock = threading.RLock()  # a signal's handler may write while this thread does
-        self._heart: threading.Event | None = None  # setting it stops the updates
+        self._heart: threading.Thread | None = None  # updates the duration of the current action
+        self._is_over = threading.Event()  # stops `_heart`
 
     def begin(self, text: str) -> None:
         """Show the current action and its duration until the next output."""
         with self._lock:
             self._stop_heart()
             self._put(text)
-            self._heart = threading.Event()
-            heart = threading.Thread(target=self._beat, args=(text, self._heart, time.monotonic()), daemon=True)
-        heart.start()
+            self._is_over = threading.Event()
+            args = (text, self._is_over, time.monotonic())
+            self._heart = threading.Thread(target=self._beat, args=args, daemon=True)
+            self._heart.start()
 
     def _beat(self, text: str, over: threading.Event, start: float) -> None:
         while not over.wait(self._beat_s):
@@ -59,10 +63,11 @@ class Progress:
                 if not over.is_set():
                     self._put(f"{text} {duration(time.monotonic() - start)}")
 
-    def _stop_heart(self) -> None:
-        if self._heart is not None:
-            self._heart.set()
-        self._heart = None
+    def _stop_heart(self) -> threading.Thread | None:
+        """Stop the updates: none is written after this; return the thread, which is about to end."""
+        self._is_over.set()
+        heart, self._heart = self._heart, None
+        return heart
 
     def iteration(self, number: int, reward: float, tokens_per_s: float, seconds: float) -> None:
         """Show a finished iteration.
@@ -91,12 +96,14 @@ class Progress:
                 self._write(text + "\n")
 
     def end(self) -> None:
-        """Finish the progress line, so that the next output begins on a new line."""
+        """Finish the progress line, so that the next output begins on a new line, and end the thread of `begin`."""
         with self._lock:
-            self._stop_heart()
+            heart = self._stop_heart()
             if self._is_live and self._line:
                 self._write("\n")
             self._line = ""
+        if heart is not None:  # without the lock, for which it may be waiting
+            heart.join(_JOIN_S)
 
     def _put(self, text: str) -> None:
         if self._is_live:
@@ -129,12 +136,22 @@ class NoteHandler(logging.Handler):
             self._progress.begin(f"{record.getMessage()} ...")
 
 
-def show_warnings(progress: Progress) -> None:
-    """Send warnings and start-up messages of `rllib_srl` to `progress`, which replaces an earlier one."""
-    logger = logging.getLogger("rllib_srl")
-    logger.handlers = [NoteHandler(progress)]
-    logger.propagate = False
-    logging.getLogger(STARTING).setLevel(logging.INFO)
+@contextmanager
+def showing_progress(last: int, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Show progress, with the package's warnings and start-up messages, until the block ends; arguments as `Progress`.
+
+    Nothing is written after the block: the stream may be closed then.
+    """
+    progress = Progress(last, stream)
+    logger, starting = logging.getLogger("rllib_srl"), logging.getLogger(STARTING)
+    before = logger.handlers, logger.propagate, starting.level
+    logger.handlers, logger.propagate = [NoteHandler(progress)], False
+    starting.setLevel(logging.INFO)
+    try:
+        yield progress
+    finally:
+        logger.handlers, logger.propagate, starting.level = before
+        progress.end()
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
