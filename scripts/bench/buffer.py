@@ -18,7 +18,6 @@ the disk. cpprb is needed for this script only: `pip install cpprb`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -230,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="small sizes, as a smoke test")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer the iteration needs")
     parser.add_argument("--directory", type=Path, default=Path("."), help="on the disk to be measured")
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray and transformers")
     arguments = parser.parse_args(argv)
 
@@ -239,8 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     figures, is_met = run(arguments.sections, SHORT if arguments.short else Plan(), arguments, say)
     say(bench.conditions("float32"))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**figures, "is_met": is_met}, indent=1) + "\n", encoding="utf-8")
+    bench.write(arguments, "buffer", {**figures, "is_met": is_met})
     return 0 if all(is_met.values()) else 1
 
 

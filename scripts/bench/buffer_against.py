@@ -143,14 +143,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkout, directory, num_items = (argv or sys.argv[1:])[1:]
         serve(Path(checkout), Path(directory), int(num_items))
         return 0
+    from scripts.bench import common as bench
+
     parser = argparse.ArgumentParser(description="Measure the buffer of this checkout beside that of a commit.")
     parser.add_argument("commit", help="the other side: a commit, branch or tag")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="items")
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--span", type=int, default=2000, help="iterations over which due dates are spread")
     parser.add_argument("--directory", type=Path, default=Path("."), help="on the disk to be measured")
+    bench.add_output(parser)
     arguments = parser.parse_args(argv)
-    is_met = True
+    is_met, figures = True, {}
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix=".bench_buffer_") as place:
         theirs = Path(place).resolve() / "checkout"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -161,15 +164,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found, opened = measure(theirs, Path(place), num_items, arguments.iterations, arguments.span)
                 lines, is_fine = lines_of(found, num_items)
                 is_met &= is_fine
+                for side, calls in zip(("now", "before"), found, strict=True):
+                    seconds = {name: dict(zip(("wall", "processor"), zip(*pairs))) for name, pairs in calls.items()}
+                    figures[f"{num_items} {side}"] = seconds
                 print("\n".join(lines), flush=True)
                 for side, values in zip(("now", "before"), opened, strict=True):
                     resident = values["resident"] / num_items
                     print(f"  {side}: {values['state_bytes']:.0f} bytes an item in the store, {resident:.0f} resident")
         finally:
             subprocess.run([*git, "remove", "--force", str(theirs)], check=True, timeout=TIMEOUT_S)
-    from scripts.bench.common import conditions
-
-    print(conditions("float32"))
+    print(bench.conditions("float32"))
+    bench.write(arguments, "buffer_against", figures)
     return 0 if is_met else 1
 
 

@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--grading", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--num-calls", type=int, default=50, help="of the sandbox")
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of libraries, and tracebacks")
     arguments = parser.parse_args(argv)
 
@@ -337,8 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures |= {"crowd": asdict(crowd), "single": asdict(single)}
         say("\n".join(crowd_lines(crowd, single)))
     say(bench.conditions("no model"))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    bench.write(arguments, "envs", figures)
     return 0 if is_met else 1
 
 

@@ -26,6 +26,7 @@ from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal
 from rllib_srl.replay.store.records import GROUP, ITEM
 from rllib_srl.types import Group, Prompt, StopReason
+from scripts.bench import common as bench
 
 NUM_GROUPS = 16  # of a commit, two thirds of them of new prompts
 NUM_EPISODES = 8
@@ -172,13 +173,16 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[120, 1024], help="of an episode")
     parser.add_argument("--tidy-every", type=int, default=20, help="commits between two calls of tidy")
     parser.add_argument("--directory", type=Path, default=Path("."), help="on the disk to be measured")
+    bench.add_output(parser)
     arguments = parser.parse_args()
-    is_met = True
+    is_met, figures = True, {}
     for num_tokens in arguments.tokens:
         with tempfile.TemporaryDirectory(dir=arguments.directory, prefix=".bench_journal_") as directory:
             times = measure(Path(directory), num_tokens, arguments.megabytes * 10**6, arguments.tidy_every)
         print(report(num_tokens, times))
         is_met = is_met and times.ratio() >= LEAST_RATIO
+        figures[num_tokens] = {**vars(times), "ratio": times.ratio()}
+    bench.write(arguments, "journal", figures)
     return 0 if is_met else 1
 
 

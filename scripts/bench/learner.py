@@ -15,14 +15,12 @@ optimiser state. The matmul rate is measured beside each step, at the shapes of 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 if __name__ == "__main__":
     from rllib_srl.cli.shared.cluster import quiet
@@ -163,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="pairs of runs per shape")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=best_dtype(0))
     parser.add_argument("--peak-of", choices=("padded", "trie"), help="measure this side's memory in this process")
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of transformers")
     arguments = parser.parse_args(argv)
     if arguments.peak_of:
@@ -177,9 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.append(figures)
     print(bench.conditions(arguments.dtype))
     print("GPU: not measured by this script")
-    if arguments.json:
-        figures_by_shape: dict[str, Any] = {one.shape: vars(one) for one in found}
-        arguments.json.write_text(json.dumps(figures_by_shape, indent=1) + "\n", encoding="utf-8")
+    bench.write(arguments, "learner", {one.shape: {**vars(one), "gains": one.gains} for one in found})
     return 0 if all(one.is_met for one in found) else 1
 
 

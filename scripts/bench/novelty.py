@@ -18,7 +18,6 @@ import argparse
 import ctypes
 import gc
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -257,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", nargs="+", default=CASES, help="NUMBERxDIMENSION of the vectors")
     parser.add_argument("--against", metavar="COMMIT", help="also measure the class of this commit")
     parser.add_argument("--num-repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     arguments = parser.parse_args(argv)
     cases = [tuple(map(int, case.split("x"))) for case in arguments.cases]
     sides = {arguments.against: of_commit(arguments.against)} if arguments.against else {}
@@ -269,8 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found += measure(sides, num, texts, new, dim, arguments.num_repeats)
         print("\n".join(row(one) for one in found[-len(sides) :]), flush=True)
     print(bench.conditions("float32"))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", encoding="utf-8")
+    bench.write(arguments, "novelty", [asdict(one) for one in found])
     ours = [one for one in found if one.side == "here"]
     return 0 if all(one.is_within_budget and one.recall >= LEAST_RECALL for one in ours) else 1
 

@@ -13,12 +13,10 @@ in each repeat, and the prefix cache cleared before each run. Rates count the to
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -257,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-repeats", type=int, default=10, help="of the short turns")
     parser.add_argument("--forced-repeats", type=int, default=3)
     parser.add_argument("--least", type=float, default=LEAST_RATIO, help="exit status 1 below this ratio")
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of vLLM, and tracebacks")
     arguments = parser.parse_args(argv)
     results = []
@@ -268,9 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.append(result)
         print("\n".join(lines(result, arguments.least)))
         print(bench.conditions(bench.quickstart_config(compute_dtype=arguments.dtype).compute_dtype), flush=True)
-    if arguments.json:
-        figures = [{**asdict(one), "ratios": one.ratios, "cpu_ratios": one.cpu_ratios} for one in results]
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    figures = [{**asdict(one), "ratios": one.ratios, "cpu_ratios": one.cpu_ratios} for one in results]
+    bench.write(arguments, "rollout", figures)
     return 0 if all(median(result.ratios) >= arguments.least for result in results) else 1
 
 

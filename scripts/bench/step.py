@@ -13,13 +13,11 @@ engine's layers and compares two policies on the canary.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -179,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings in place of its own")
     parser.add_argument("--num-iterations", type=int, default=7, help="after one to warm up")
     parser.add_argument("--most", type=float, default=MOST_MOVES, help="exit status 1 above this ratio of sync to move")
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
@@ -191,9 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not steps.parts:
         raise ValueError("no iteration updated the weights (no group had signal); expected some: more --num-iterations")
     print("\n".join(lines(steps, arguments.most)))
-    if arguments.json:
-        figures = {**vars(steps), "sync_ratios": steps.sync_ratios}
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    bench.write(arguments, "step", {**vars(steps), "sync_ratios": steps.sync_ratios})
     return 0 if median(steps.sync_ratios) <= arguments.most else 1
 
 

@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--least", type=float, default=LEAST_GAIN, help="exit status 1 below this gain")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser.add_argument("--environment", type=Path, default=cache / "rllib_srl" / "trl", help="TRL's (%(default)s)")
-    parser.add_argument("--json", type=Path, help="also write every figure here")
+    bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
@@ -169,8 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_met = gain >= arguments.least
     print(f"TRL's step over our iteration: {gain:.1f}; at least {arguments.least:g}: {bench.verdict(is_met)}")
     print(f"{bench.conditions(config.compute_dtype)}; {time.perf_counter() - begin:.0f} s in all")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"ours": mine, "trl": other, "gain": gain}, indent=1) + "\n")
+    bench.write(arguments, "trl", {"ours": mine, "trl": other, "gain": gain})
     return 0 if is_met else 1
 
 
