@@ -9,7 +9,7 @@ attends to its own path only, so the result equals the padded computation:
 
 Streams that share nothing are separate tries in the same row, packed up to a token budget.
 
-The unit of loss is one policy-written token of one episode (N in total); `predictor_N` is the row whose logits predict
+The unit of loss is one policy-written token of one episode (N in total); `predictor` is the row whose logits predict
 it. Two episodes that wrote the same tokens share rows, but each has its own loss tokens.
 """
 
@@ -19,12 +19,14 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
 from rllib_srl.batch.trie import Trie
 from rllib_srl.types import Group
 
+Array = TypeVar("Array")  # np.ndarray or torch.Tensor
 
 @dataclass(frozen=True)
 class Episode:
@@ -170,39 +172,63 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """One forward and backward pass: a layout and its N loss tokens.
+class MicroBatch(TypedDict, Generic[Array]):
+    """One forward and backward pass: token streams laid out, and their N loss tokens.
 
-    Invariant: the six `_N` arrays have the same length; `predictor_N` indexes flattened rows.
+    Arrays are numpy from `micro_batch`, and tensors on the learner's device from `Scorer.tensors` on. It is a
+    dictionary because RLlib's learners and modules pass batches as dictionaries.
+
+    Invariant: the arrays [N] have the same length; `predictor` indexes flattened rows.
     """
 
-    layout: Layout
-    predictor_N: np.ndarray
-    target_N: np.ndarray
-    advantage_N: np.ndarray
-    scale_N: np.ndarray
-    behaviour_logp_N: np.ndarray
-    episode_N: np.ndarray  # `Episode.index` of each loss token
+    token_ids: Array  # [R, T]
+    position_ids: Array  # [R, T]
+    attention_mask: NotRequired[Array]  # [R, T], with padding only
+    trie: Trie | None
+    predictor: Array  # [N]
+    target: Array  # [N]
+    advantage: Array  # [N]; with "gae" the return of the episode until the first pass
+    scale: Array  # [N]
+    behaviour_logp: Array  # [N], nats
+    episode: Array  # [N], `Episode.index` of each loss token
+    # The learner's:
+    temperature: NotRequired[float]
+    is_reused: NotRequired[bool]
+    with_embedding: NotRequired[bool]  # whether hidden states are wanted for embeddings of the episodes
+    with_hidden: NotRequired[bool]  # whether the forward pass returns hidden states
+    ref_logp: NotRequired[Array]  # [N], nats; with a KL term
+    prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next two
+    is_kept: NotRequired[Array]  # bool [N]; of reused episodes
+    value_target: NotRequired[Array]  # [N]; with "gae"
+    bapo_bounds: NotRequired[tuple[float, float]]
+    is_cov_clipped: NotRequired[Array]  # bool [N]
+    stats: NotRequired[dict[str, Any]]  # sums for the metrics, between loss and backward pass
 
 
-def micro_batch(episodes: Sequence[Episode], share_prefixes: bool) -> MicroBatch:
+def micro_batch(episodes: Sequence[Episode], share_prefixes: bool) -> MicroBatch[np.ndarray]:
     """Lay out episodes and collect their loss tokens, in order of episodes and positions."""
     layout = (trie_layout if share_prefixes else padded_layout)([e.token_ids_T for e in episodes])
     written = [np.flatnonzero(e.loss_mask_T) for e in episodes]
     cut = list(zip(episodes, written, layout.paths, strict=True))
-    return MicroBatch(
-        layout=layout,
-        predictor_N=np.concatenate([path[at - 1] for _, at, path in cut]),
-        target_N=np.concatenate([e.token_ids_T[at] for e, at, _ in cut]).astype(np.int64),
-        advantage_N=np.concatenate([np.full(len(at), e.advantage, np.float32) for e, at, _ in cut]),
-        scale_N=np.concatenate([np.full(len(at), e.scale, np.float32) for e, at, _ in cut]),
-        behaviour_logp_N=np.concatenate([e.behaviour_logp_T[at] for e, at, _ in cut]),
-        episode_N=np.concatenate([np.full(len(at), e.index, np.int64) for e, at, _ in cut]),
+    batch = MicroBatch(
+        token_ids=layout.token_ids_RT,
+        position_ids=layout.position_ids_RT,
+        trie=layout.trie,
+        predictor=np.concatenate([path[at - 1] for _, at, path in cut]),
+        target=np.concatenate([e.token_ids_T[at] for e, at, _ in cut]).astype(np.int64),
+        advantage=np.concatenate([np.full(len(at), e.advantage, np.float32) for e, at, _ in cut]),
+        scale=np.concatenate([np.full(len(at), e.scale, np.float32) for e, at, _ in cut]),
+        behaviour_logp=np.concatenate([e.behaviour_logp_T[at] for e, at, _ in cut]),
+        episode=np.concatenate([np.full(len(at), e.index, np.int64) for e, at, _ in cut]),
     )
+    if layout.attention_mask is not None:
+        batch["attention_mask"] = layout.attention_mask
+    return batch
 
 
-def micro_batches(episodes: Sequence[Episode], max_tokens: int, share_prefixes: bool) -> list[MicroBatch]:
+def micro_batches(
+    episodes: Sequence[Episode], max_tokens: int, share_prefixes: bool
+) -> list[MicroBatch[np.ndarray]]:
     """Split episodes into passes of at most `max_tokens` computed tokens each; an episode is never split.
 
     An episode longer than `max_tokens` gets its own pass: the budget bounds memory, it never drops or truncates an

@@ -11,11 +11,11 @@ Cost: one more forward pass per step. It is skipped if the settings use neither
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
+from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.learner.gradients import summed
 from rllib_srl.learner.objective import anchor_of, surrogate_of
 from rllib_srl.losses.bapo import bounds_of, masses
@@ -24,7 +24,7 @@ from rllib_srl.losses.ratio import ratio_of
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import Group
 
-Scored = Sequence[tuple[dict[str, Any], torch.Tensor]]  # micro-batches and their log-probs
+Scored = Sequence[tuple[MicroBatch[torch.Tensor], torch.Tensor]]  # micro-batches and their log-probs
 
 
 def set_batch_statistics(
@@ -69,8 +69,8 @@ def _set_clipped_tokens(
     played = [(batch, logp_N) for batch, logp_N in scored if not batch["is_reused"]]
     sums = torch.zeros(3, dtype=torch.float64)
     for batch, logp_N in played:
-        own = [len(logp_N), batch["advantage"].double().sum(), logp_N.double().sum()]
-        sums = sums + torch.tensor([float(value) for value in own], dtype=torch.float64)
+        own = [len(logp_N), float(batch["advantage"].double().sum()), float(logp_N.double().sum())]
+        sums = sums + torch.tensor(own, dtype=torch.float64)
     num, advantage, logp = _sum_over_learners(sums, num_learners, device).tolist()
     means = (advantage / max(1.0, num), logp / max(1.0, num))
     is_eligible, keys = [], []

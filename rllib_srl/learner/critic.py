@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.learner.gradients import gradients_of, norm, set_gradients, summed
 
 
@@ -72,7 +73,9 @@ class Critic:
         value_N: torch.Tensor = self.head(fwd_out["hidden"].detach().float())[:, 0][fwd_out["row"]]
         return value_N
 
-    def loss(self, batch: dict[str, Any], fwd_out: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(
+        self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scaled value loss of a micro-batch, and the detached unscaled sum over its tokens.
 
         Args:
@@ -105,7 +108,7 @@ class Critic:
 
 
 def set_token_advantages(
-    batch: dict[str, Any], fwd_out: Mapping[str, torch.Tensor], critic: Critic | None, lam: float
+    batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor], critic: Critic | None, lam: float
 ) -> None:
     """Replace the returns in `advantage` by token advantages and add `value_target`; call it once per update.
 

@@ -80,7 +80,7 @@ class GRPOTorchLearner(TorchLearner):
             self.critic = Critic(hidden_size, settings.critic_lr, device, config.num_learners)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.fsdp, self._is_first)
         self._sender = WeightSender(self.model, config.compute_dtype, self.scorer.score, self._is_first)
-        self._micro_batches: dict[bool, list[dict[str, Any]]] = {}  # key: is_reused
+        self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
         self._diagnostics = GroupDiagnostics([])
         self._is_saved = False
         self._save_error: Exception | None = None
@@ -135,7 +135,7 @@ class GRPOTorchLearner(TorchLearner):
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
 
-    def _training_tensors(self, one: MicroBatch, is_reused: bool) -> dict[str, Any]:
+    def _training_tensors(self, one: MicroBatch[np.ndarray], is_reused: bool) -> MicroBatch[torch.Tensor]:
         batch = self.scorer.tensors(one, self.config.temperature)
         has_kl = not is_reused or self.config.loss_settings().kl_on_reused == "weighted"
         if self.reference is not None and has_kl:
@@ -182,7 +182,7 @@ class GRPOTorchLearner(TorchLearner):
         self._run(self._micro_batches[False], sums)
         return sums
 
-    def _run(self, batches: Sequence[dict[str, Any]], sums: Sums) -> None:
+    def _run(self, batches: Sequence[MicroBatch[torch.Tensor]], sums: Sums) -> None:
         with self._timed("forward_backward_s"):
             num_empty = most(len(batches), self._device) - len(batches) if self.config.fsdp else 0
             for one in batches:
@@ -200,18 +200,18 @@ class GRPOTorchLearner(TorchLearner):
                 empty = self.scorer.tensors(micro_batch([bare_episode([0, 0], 0)], self.can_share_prefixes))
                 (0.0 * self.scorer.forward(empty)["logp"].sum()).backward()
 
-    def _forward(self, one: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _forward(self, one: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
         fwd_out = self.scorer.forward(one)
         if "prox_logp" not in one:
             self._take_first_pass(one, fwd_out)
         return fwd_out
 
-    def _take_first_pass(self, one: dict[str, Any], fwd_out: dict[str, torch.Tensor]) -> None:
+    def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
         """Store what stays fixed for all epochs: `prox_logp`, advantages of "gae", diagnostics; no extra pass."""
         first_pass(one, fwd_out["logp"], self.config.replay_max_logp_gap)
         if one["is_reused"]:
-            names = ("episode", "prox_logp", "behaviour_logp", "is_kept")
-            self._diagnostics.add_drift(*(one[name].cpu().numpy() for name in names))
+            noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
+            self._diagnostics.add_drift(*(each.cpu().numpy() for each in noted))
         settings = self.config.loss_settings()
         if settings.advantage == "gae":
             set_token_advantages(one, fwd_out, self.critic, settings.gae_lambda)
@@ -221,7 +221,7 @@ class GRPOTorchLearner(TorchLearner):
             one["with_hidden"] = self.critic is not None
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+        self, *, module_id: str, config: Any, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, Any]
     ) -> torch.Tensor:
         """Return this micro-batch's share of the loss and set `batch["stats"]` to its sums; see `objective`."""
         loss_of = reused_loss if batch["is_reused"] else played_loss

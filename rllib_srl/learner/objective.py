@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.losses import (
     CLIP_RULES,
     KL_ESTIMATORS,
@@ -50,7 +51,7 @@ TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
 SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS, *TOTALS)
 
 
-def first_pass(batch: dict[str, Any], logp_N: torch.Tensor, max_logp_gap: float | None) -> None:
+def first_pass(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, max_logp_gap: float | None) -> None:
     """Set what stays fixed for the whole update: `prox_logp` and, for a reused micro-batch, `is_kept` [N].
 
     Args:
@@ -77,7 +78,7 @@ def episode_drift(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, epi
 
 
 def surrogate_of(
-    batch: dict[str, Any], logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, settings: LossSettings
+    batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, settings: LossSettings
 ) -> Surrogate:
     """Return the loss of each token and its gradient weight (the factor of -A grad(logp)), before any mask.
 
@@ -94,7 +95,7 @@ def surrogate_of(
     return CLIP_RULES[settings.clip_rule](tokens, settings)
 
 
-def anchor_of(batch: dict[str, Any], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+def anchor_of(batch: MicroBatch[torch.Tensor], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the anchor log-probs (denominator of the ratio) and the correction, both [N], without gradient.
 
     Args:
@@ -108,27 +109,27 @@ def anchor_of(batch: dict[str, Any], settings: LossSettings) -> tuple[torch.Tens
     return (behaviour_logp_N if settings.ratio_anchor == "bypass" else prox_logp_N), correction_N
 
 
-def _is_left(batch: dict[str, Any], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
+def _is_left(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
     """Return which tokens pass every mask, bool [N]."""
     inputs = (logp_N.detach(), batch["behaviour_logp"], batch["advantage"], batch["episode"])
     is_left_N = is_on_policy(settings.off_policy_mask, *inputs)
     return is_left_N & ~batch["is_cov_clipped"] if "is_cov_clipped" in batch else is_left_N
 
 
-def _spoilt(batch: dict[str, Any], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _spoilt(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of tokens with a non-finite log-prob, and the term to add to the loss: 0 or NaN.
 
     The term depends on `logp_N` so that the gradient is NaN too: a clamp or window would give a gradient of 0.
     """
     is_bad_N = ~torch.isfinite(logp_N.detach())
-    for name in ("prox_logp", "behaviour_logp", "ref_logp"):
-        if name in batch:
-            is_bad_N |= ~torch.isfinite(batch[name])
+    for other_logp_N in (batch.get("prox_logp"), batch.get("behaviour_logp"), batch.get("ref_logp")):
+        if other_logp_N is not None:
+            is_bad_N |= ~torch.isfinite(other_logp_N)
     return is_bad_N.sum(), torch.where(is_bad_N.any(), float("nan"), 0.0) * logp_N.sum()
 
 
 def played_loss(
-    batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], settings: LossSettings
+    batch: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor], settings: LossSettings
 ) -> tuple[torch.Tensor, Sums]:
     """Return the loss and the sums of a micro-batch of episodes played in this iteration.
 
@@ -169,7 +170,7 @@ def played_loss(
 
 
 def reused_loss(
-    batch: dict[str, Any], fwd_out: dict[str, torch.Tensor], settings: LossSettings
+    batch: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor], settings: LossSettings
 ) -> tuple[torch.Tensor, Sums]:
     """Return the loss and the sums of a micro-batch of stored episodes.
 

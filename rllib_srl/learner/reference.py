@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.learner.model_setup import adapters_off, has_adapters
 from rllib_srl.learner.rl_module import CausalLMModule, autocast, load_causal_lm, token_logps
 
@@ -78,12 +79,12 @@ class Reference:
         model = load_causal_lm(policy.model_config["model"]).requires_grad_(False)
         return cls(model.to(device), device, compute_dtype)
 
-    def logp(self, batch: dict[str, Any]) -> torch.Tensor:
+    def logp(self, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
         """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats, without gradient."""
         with torch.no_grad(), autocast(self._device, self._compute_dtype), adapters_off(self.model):
             return token_logps(self.model, batch)["logp"]
 
-    def episode_kl(self, batches: Iterable[dict[str, Any]], num_episodes: int) -> np.ndarray:
+    def episode_kl(self, batches: Iterable[MicroBatch[torch.Tensor]], num_episodes: int) -> np.ndarray:
         """Return the k1 KL to the reference of each episode, summed over its tokens, nats, float64 [B].
 
         k1 = behaviour_logp - ref_logp.
@@ -124,4 +125,4 @@ class Reference:
         """Load what `get_state` returned."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter.copy_(torch.as_tensor(np.asarray(weights[name])))
+                parameter.copy_(torch.tensor(np.asarray(weights[name])))

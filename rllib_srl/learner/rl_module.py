@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
+from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.fsdp.sharding import assign, is_sharded, whole
 from rllib_srl.learner.head import Scale, token_scores
@@ -72,10 +73,10 @@ class CausalLMModule(TorchRLModule):
         """Yield the trained parameters; the others are read from the model's own files."""
         return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+    def _forward_train(self, batch: MicroBatch[torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
         return self._forward(batch, **kwargs)
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+    def _forward(self, batch: MicroBatch[torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
         if self.awaits_shards:
             raise RuntimeError("the weights lie in the checkpoint's learner_shards; restore it whole, through SRL")
         return token_logps(self.model, batch, batch.get("with_hidden", False))
@@ -164,13 +165,15 @@ def autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager
     return nullcontext()
 
 
-def token_logps(model: Any, batch: dict[str, Any], with_hidden: bool = False) -> dict[str, torch.Tensor]:
+def token_logps(
+    model: Any, batch: MicroBatch[torch.Tensor], with_hidden: bool = False
+) -> dict[str, torch.Tensor]:
     """Compute the log-probs of the target tokens; the head runs only on rows that predict a target.
 
     Args:
         model: a Hugging Face causal language model.
-        batch: `token_ids` and `position_ids` [R, T], `trie` (R is 1) or `attention_mask` (int [R, T]), `predictor` and
-            `target` [N], `temperature` (> 0).
+        batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
+            (> 0).
         with_hidden: also return the hidden states, for `episode_means` and the critic.
 
     Returns:
@@ -193,10 +196,10 @@ def token_logps(model: Any, batch: dict[str, Any], with_hidden: bool = False) ->
     return out | {"hidden": hidden_UD.detach(), "row": row_N} if with_hidden else out
 
 
-def _body(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def _body(model: Any, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
     """Return the last hidden states [R, T, D]."""
     if batch.get("trie") is None:
-        shape = {"attention_mask": batch["attention_mask"]}
+        shape: dict[str, Any] = {"attention_mask": batch["attention_mask"]}
     else:
         # Transformers passes a 4-D mask through unchanged; without one it would build a [T, T] mask.
         no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)

@@ -5,13 +5,22 @@ The loss, the canary and the exactness check of prefix sharing all use it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 
 from rllib_srl.batch.layout import MicroBatch, bare_episode, micro_batch
 from rllib_srl.learner.rl_module import CausalLMModule, autocast
+
+
+def as_tensors(one: MicroBatch[np.ndarray], device: torch.device, temperature: float) -> MicroBatch[torch.Tensor]:
+    """Return a micro-batch with tensors on a device in place of its arrays."""
+    batch = {
+        name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+        for name, value in one.items()
+    }
+    return cast("MicroBatch[torch.Tensor]", batch | {"temperature": temperature})
 
 
 class Scorer:
@@ -22,26 +31,11 @@ class Scorer:
         self._policy, self._device = policy, device
         self._compute_dtype, self._is_sharded = compute_dtype, is_sharded
 
-    def tensors(self, one: MicroBatch, temperature: float = 1.0) -> dict[str, Any]:
-        """Return a micro-batch as tensors on the device: what `rl_module.token_logps` and the loss read."""
-        arrays = {
-            "token_ids": one.layout.token_ids_RT,
-            "position_ids": one.layout.position_ids_RT,
-            "predictor": one.predictor_N,
-            "target": one.target_N,
-            "advantage": one.advantage_N,
-            "scale": one.scale_N,
-            "behaviour_logp": one.behaviour_logp_N,
-            "episode": one.episode_N,
-        }
-        batch: dict[str, Any] = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
-        if one.layout.attention_mask is not None:
-            batch["attention_mask"] = torch.from_numpy(one.layout.attention_mask).to(self._device)
-        batch["trie"] = one.layout.trie
-        batch["temperature"] = temperature
-        return batch
+    def tensors(self, one: MicroBatch[np.ndarray], temperature: float = 1.0) -> MicroBatch[torch.Tensor]:
+        """Return a micro-batch with tensors on the device: what `rl_module.token_logps` and the loss read."""
+        return as_tensors(one, self._device, temperature)
 
-    def forward(self, batch: dict[str, Any], is_exact: bool = False) -> dict[str, torch.Tensor]:
+    def forward(self, batch: MicroBatch[torch.Tensor], is_exact: bool = False) -> dict[str, torch.Tensor]:
         """Return the output of `rl_module.token_logps`, with gradients unless they are disabled.
 
         Args:

@@ -70,7 +70,7 @@ def measure(shape: str, arguments: argparse.Namespace, dtype: str) -> Figures:
     parts = episodes_of_shape(shape, arguments.model, arguments.num_prompts)
     sides = {name: Side.load(name, arguments.model, dtype, arguments.budget) for name in SIDES}
     passes = {name: [one for part in parts for one in side.passes(part)] for name, side in sides.items()}
-    tokens = {name: sum(one.layout.num_tokens for one in ones) for name, ones in passes.items()}
+    tokens = {name: sum(one["token_ids"].size for one in ones) for name, ones in passes.items()}
     counts = [Count.of(part) for part in parts]
     tokens["unique"] = sum(count.num_tokens for count in counts)
     ideal = tokens["padded"] / tokens["unique"]

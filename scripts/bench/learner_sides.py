@@ -23,6 +23,7 @@ import torch
 from rllib_srl.batch.layout import Episode, MicroBatch, micro_batches, trie_layout
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.rl_module import load_causal_lm, token_logps
+from rllib_srl.learner.scoring import as_tensors
 
 SHAPES = ("fewshot", "long")
 SIDES = ("padded", "trie")
@@ -90,7 +91,7 @@ class Side:
         )
         return cls(name, loaded.eval(), dtype, budget)
 
-    def passes(self, part: Sequence[Episode]) -> list[MicroBatch]:
+    def passes(self, part: Sequence[Episode]) -> list[MicroBatch[np.ndarray]]:
         """Return the forward and backward passes of a part."""
         return micro_batches(part, self.budget, self.name == "trie")
 
@@ -106,22 +107,19 @@ class Side:
         for one in self.passes(part)[:at_most]:
             with self._autocast():
                 logp_N = self._logps(one)
-            advantage_N = torch.from_numpy(one.advantage_N)
+            advantage_N = torch.from_numpy(one["advantage"])
             (-(advantage_N * logp_N).sum() / num_tokens).backward()
         return time.perf_counter() - start
 
-    def _logps(self, one: MicroBatch) -> torch.Tensor:
-        layout, predictor, target = one.layout, torch.from_numpy(one.predictor_N), torch.from_numpy(one.target_N)
-        token_ids = torch.from_numpy(layout.token_ids_RT)
+    def _logps(self, one: MicroBatch[np.ndarray]) -> torch.Tensor:
+        batch = as_tensors(one, torch.device("cpu"), 1.0)
         if self.name == "trie":
-            batch: dict[str, Any] = {"token_ids": token_ids, "position_ids": torch.from_numpy(layout.position_ids_RT)}
-            batch |= {"trie": layout.trie, "predictor": predictor, "target": target, "temperature": 1.0}
             return token_logps(self.model, batch)["logp"]
-        assert layout.attention_mask is not None
-        mask = torch.from_numpy(layout.attention_mask)
-        hidden = self.model.model(input_ids=token_ids, attention_mask=mask, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden.flatten(0, 1)[predictor]).float()
-        logp_N: torch.Tensor = logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+        hidden = self.model.model(
+            input_ids=batch["token_ids"], attention_mask=batch["attention_mask"], use_cache=False
+        ).last_hidden_state
+        logits = self.model.lm_head(hidden.flatten(0, 1)[batch["predictor"]]).float()
+        logp_N: torch.Tensor = logits.log_softmax(-1).gather(1, batch["target"][:, None])[:, 0]
         return logp_N
 
     def _autocast(self) -> AbstractContextManager[Any]:

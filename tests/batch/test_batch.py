@@ -70,12 +70,12 @@ def test_padding_keeps_every_stream(streams):
 @pytest.mark.parametrize("share", [True, False])
 def test_the_row_before_a_token_predicts_it(share):
     one = micro_batch([episode([5, 6, 1, 2], 2, 0, 1.0), episode([5, 6, 3], 1, 1, -1.0)], share)
-    flat = one.layout.token_ids_RT.ravel()
-    assert flat[one.predictor_N].tolist() == [6, 1, 6]
-    assert one.target_N.tolist() == [1, 2, 3]
-    assert one.advantage_N.tolist() == [1, 1, -1]
-    assert one.scale_N.tolist() == [1, 1, 1]
-    assert one.episode_N.tolist() == [0, 0, 1]
+    flat = one["token_ids"].ravel()
+    assert flat[one["predictor"]].tolist() == [6, 1, 6]
+    assert one["target"].tolist() == [1, 2, 3]
+    assert one["advantage"].tolist() == [1, 1, -1]
+    assert one["scale"].tolist() == [1, 1, 1]
+    assert one["episode"].tolist() == [0, 0, 1]
 
 
 @settings(max_examples=40)
@@ -83,10 +83,10 @@ def test_the_row_before_a_token_predicts_it(share):
 def test_micro_batches_hold_each_loss_token_once_within_the_budget(streams, max_tokens, share):
     episodes = [episode(s, len(s) - 1, index) for index, s in enumerate(streams)]
     parts = micro_batches(episodes, max_tokens, share)
-    seen = sorted((int(e), int(t)) for part in parts for e, t in zip(part.episode_N, part.target_N, strict=True))
+    seen = sorted((int(e), int(t)) for part in parts for e, t in zip(part["episode"], part["target"], strict=True))
     assert seen == sorted((e.index, int(t)) for e in episodes for t in e.token_ids_T[e.loss_mask_T])
     for part in parts:
-        assert part.layout.num_tokens <= max_tokens or len(part.layout.paths) == 1
+        assert part["token_ids"].size <= max_tokens or len(set(part["episode"].tolist())) == 1
 
 
 @settings(max_examples=60)
@@ -103,14 +103,14 @@ def test_cuts_compute_least_and_are_fewest(streams, max_tokens):
     num = len(episodes)
     every = [cost([0, *cuts, num]) for k in range(num) for cuts in combinations(range(1, num), k)]
     parts = micro_batches(episodes, max_tokens, share_prefixes=True)
-    assert (False, sum(part.layout.num_tokens for part in parts), len(parts)) == min(every)
+    assert (False, sum(part["token_ids"].size for part in parts), len(parts)) == min(every)
 
 
 def test_whole_groups_stay_together_where_cutting_them_would_cost_more():
     # Two prompts of 10 with 3 answers of 4: 22 tokens each. Filling 30 first would compute the second prompt twice.
     groups = [[[p] * 10 + [a] * 4 for a in range(3)] for p in (7, 8)]
     episodes = [episode(s, 4, index) for index, s in enumerate(s for group in groups for s in group)]
-    assert [part.layout.num_tokens for part in micro_batches(episodes, 36, True)] == [22, 22]
+    assert [part["token_ids"].size for part in micro_batches(episodes, 36, True)] == [22, 22]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 4))
@@ -139,14 +139,14 @@ def test_groups_are_cut_into_episodes():
 def test_the_scale_of_a_group_reaches_each_loss_token():
     groups, advantages = [group_of_two(), group_of_two()], [np.array([0.7, -0.7])] * 2
     one = micro_batch(episodes_of(groups, advantages, [0.5, 0.25]), share_prefixes=True)
-    assert one.scale_N.tolist() == [0.5] * 3 + [0.25] * 3  # three tokens of each group are the policy's
-    assert one.episode_N.tolist() == [0, 1, 1, 2, 3, 3]
+    assert one["scale"].tolist() == [0.5] * 3 + [0.25] * 3  # three tokens of each group are the policy's
+    assert one["episode"].tolist() == [0, 1, 1, 2, 3, 3]
 
 
 def test_an_episode_without_loss_tokens_needs_no_pass():
     nothing, something = episode([1, 2], 0, 0), episode([3, 4], 1, 1)
     (one,) = micro_batches([nothing, something], 100, True)
-    assert one.layout.token_ids_RT.tolist() == [[3, 4]]
+    assert one["token_ids"].tolist() == [[3, 4]]
     assert micro_batches([nothing], 100, True) == []
 
 
