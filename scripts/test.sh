@@ -12,6 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup.sh --dev
 
+unset PYTHONDONTWRITEBYTECODE  # without its cache pytest compiles all tests anew, in every process
+
 say() { printf '\n== %s\n' "$*"; }
 say "ruff"
 .venv/bin/python -m ruff check .

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -43,6 +44,7 @@ MAY_IMPORT = {
     },
     "tune_configs": {"rllib_srl", "ray"},
 }  # fmt: skip
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 MOST_FILES = 18  # of a folder, __init__ included
 
 
@@ -55,33 +57,34 @@ class Import:
     is_lazy: bool
 
 
-def imports_of(source: str, module: str, is_package: bool = False) -> Iterator[Import]:
-    """Yield every import of `source`; relative ones are resolved against the dotted name `module`."""
+@cache
+def imports_of(source: str, module: str, is_package: bool = False) -> tuple[Import, ...]:
+    """Return every import of `source`; relative ones are resolved against the dotted name `module`."""
     package = module if is_package else module.rpartition(".")[0]
+    found: list[Import] = []
+    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    while nodes:  # a stack: recursive generators take several times as long
+        node, is_lazy = nodes.pop()
+        if isinstance(node, ast.Import):
+            found += (Import(alias.name, node.lineno, is_lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            found += (Import(f"{base}.{alias.name}", node.lineno, is_lazy) for alias in node.names)
+        elif isinstance(node, ast.Call) and (target := _dynamic_target(node)):
+            found.append(Import(target, node.lineno, is_lazy))
+        is_lazy |= isinstance(node, _FUNCTIONS)
+        is_lazy |= isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        nodes += ((child, is_lazy) for child in ast.iter_child_nodes(node))
+    return tuple(sorted(found, key=lambda one: one.line))
 
-    def visit(node: ast.AST, is_lazy: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import):
-                yield from (Import(alias.name, child.lineno, is_lazy) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                parents = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
-                base = ".".join([*parents, *([child.module] if child.module else [])])
-                yield from (Import(f"{base}.{alias.name}", child.lineno, is_lazy) for alias in child.names)
-            elif target := _dynamic_target(child):
-                yield Import(target, child.lineno, is_lazy)  # type: ignore[attr-defined]
-            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            yield from visit(child, is_lazy or inside or is_typing)
 
-    yield from visit(ast.parse(source), is_lazy=False)
-
-
-def _dynamic_target(node: ast.AST) -> str:
+def _dynamic_target(node: ast.Call) -> str:
     """Return the literal module name of `importlib.import_module("...")` or `__import__("...")`, or ""."""
-    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+    if not node.args or not isinstance(node.args[0], ast.Constant):
         return ""
-    is_import = ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
-    return str(node.args[0].value) if is_import else ""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return str(node.args[0].value) if name in ("import_module", "__import__") else ""
 
 
 def faults_of(sources: Mapping[str, str]) -> list[str]:

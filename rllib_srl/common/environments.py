@@ -24,8 +24,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -64,7 +65,7 @@ def resolve(spec: str | Callable[..., Environment], registry: Registry | None = 
     spec = spec.partition(NAMED)[0]
     if ":" in spec:
         return _imported(spec)
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    found = _installed(tuple(sys.path))
     if spec in found:
         return _loaded(found[spec])
     creator = registry(spec) if registry is not None else None
@@ -90,7 +91,13 @@ def named_domain(env_id: str) -> str:
 
 def known_worlds() -> list[str]:
     """Return the names of the installed entry points, sorted."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+    return sorted(_installed(tuple(sys.path)))
+
+
+@lru_cache(maxsize=8)
+def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Return the entry points by name. Cached by `sys.path`: the metadata of every installed package is searched."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def check_world(env: Any, name: str) -> None:

@@ -37,6 +37,9 @@ def installed(monkeypatch):
         EntryPoint("stale", "envs.gone:Gone", worlds.ENTRY_POINT_GROUP),
     ]
     monkeypatch.setattr(worlds, "entry_points", lambda group: points if group == worlds.ENTRY_POINT_GROUP else [])
+    worlds._installed.cache_clear()
+    yield
+    worlds._installed.cache_clear()
 
 
 def test_a_name_is_an_entry_point(installed):
