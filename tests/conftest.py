@@ -9,7 +9,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-import logging
 from pathlib import Path
 
 import hypothesis
@@ -34,15 +33,6 @@ def own_seal_key(tmp_path_factory):
 def random_llama_dir(tmp_path_factory):
     """Return the directory of a small Llama with random weights."""
     return save_random_llama(tmp_path_factory.mktemp("random_llama"))
-
-
-@pytest.fixture(autouse=True)
-def plain_logger():
-    """Undo what scripts do to the package's logger: their handler writes to a stream that is closed after the test."""
-    yield
-    logger = logging.getLogger("rllib_srl")
-    logger.handlers, logger.propagate = [], True
-    logging.getLogger("rllib_srl.start").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
