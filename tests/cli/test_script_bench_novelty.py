@@ -14,8 +14,9 @@ from scripts.bench import novelty as bench_novelty
 
 
 @pytest.fixture(autouse=True)
-def few_datasets(monkeypatch):
-    """Use few environments: most of the time would go to making reasoning-gym's pools."""
+def small(monkeypatch):
+    """Use few environments and collect no garbage before memory is read: these would take most of the time."""
+    monkeypatch.setattr(bench_novelty.gc, "collect", lambda: 0)
     monkeypatch.setattr(bench_novelty, "DATASETS", ("chain_sum", "basic_arithmetic"))
 
 
