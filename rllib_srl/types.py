@@ -196,6 +196,7 @@ class GroupMeta:
     num_turns_G: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     weight: float = 1.0  # importance weight of a drawn group's loss; below 1 only for rules with importance weights
     pass_reward: float | None = None  # as `Group.pass_reward`
+    is_silent: bool = False  # trained on without signal: the learner shapes its advantages (`losses/zvp.py`)
 
     def is_success_G(self, pass_reward: float) -> np.ndarray:
         """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""

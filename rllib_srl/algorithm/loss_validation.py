@@ -20,6 +20,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 OLD_POLICIES = ("decoupled", "bypass")
 REFERENCES = ("base", "last_good", "ema")
 RESCUES = ("none", "arpo", "rlep")
+SILENT_GROUPS = ("skip", "zvp")
 TURN_MASKS = ("all", "first", "last")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 _USES_CLIP_HIGH = ("higher", "dual", "two_sided")
@@ -41,6 +42,7 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "overlong_share": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
     "tool_reward": (lambda x: x >= 0, "a number of at least 0"),
     "reuse_shaping": (lambda x: x > 0, "a number above 0"),
+    "zvp_coeff": (lambda x: x > 0, "a number above 0"),
 }
 _OR_NONE = ("tis_clip_max", "off_policy_mask")
 _INTEGERS = {
@@ -90,6 +92,7 @@ def _choices(config: Any) -> Iterator[str]:
         "kl_on_reused": ("off", "weighted"),
         "reuse_normalisation": ("split", "joint"),
         "rescue": RESCUES,
+        "silent_groups": SILENT_GROUPS,
         "use_critic": (False, True),
         "reuse_positive_only": (False, True),
     }
@@ -178,6 +181,8 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
             f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: with "
             "it, groups of equal rewards have a signal"
         )
+    if settings.silent_groups != "skip":
+        yield from _beside_silent_groups(settings)
     if settings.kl_reference != "base" and config.lora_rank:
         yield (
             f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
@@ -194,3 +199,19 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory, which stores the successes"
     if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
         yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"
+
+
+def _beside_silent_groups(settings: LossSettings) -> Iterator[str]:
+    given = f"silent_groups = {settings.silent_groups!r}"
+    if settings.advantage not in GROUP_NORMALISED:
+        yield (
+            f"{given} with advantage = {settings.advantage!r}; expected one of "
+            f"{', '.join(map(repr, GROUP_NORMALISED))}: with others, groups of equal rewards are not silent"
+        )
+    if settings.dynamic_sampling_tries:
+        yield (
+            f"{given} with dynamic_sampling_tries = {settings.dynamic_sampling_tries}; expected 0: it plays other "
+            "prompts in place of silent groups"
+        )
+    if settings.rescue != "none":
+        yield f"{given} with rescue = {settings.rescue!r}; expected 'none': it gives failed groups a signal"

@@ -2,6 +2,7 @@
 
     played groups   shaped rewards ─┬─ rule ──> advantages, times the diversity bonus
     stored success  its reward ─────┘           (rescue: one baseline for the composed group)
+    silent groups   `silent_groups` ── zvp ──> +-coeff by success; the learner shapes it by entropy (losses/zvp.py)
     reused groups   their rewards ──── rule ──> advantages; only positive ones with `reuse_positive_only`
 
 Pure NumPy on the driver, before any sharding. It uses metadata only, never tokens.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from rllib_srl.batch.shaping import overlong, tool_reward
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta
 
-COUNTS = ("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positive")
+COUNTS = ("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positive", "num_groups_entropy_shaped")
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,20 @@ class AdvantageEstimator:
                 is_whole = len(stays) == len(advantage_G)
                 trained.append((group if is_whole else part_meta(group, stays), advantage_G[stays]))
                 trained += [(found[p].meta, joined[p])] if p in found else []
+            elif self.settings.silent_groups == "zvp":
+                played[-1] = self._silent_advantages(group, bonus)
+                trained.append((replace(group, is_silent=True), played[-1]))
         counts = Counter(dict.fromkeys(COUNTS, 0))
+        counts.update(num_groups_entropy_shaped=sum(group.is_silent for group, _ in trained))
         counts.update(num_groups_rescued=len(found))
         counts.update(num_episodes_rescued=sum(len(one.meta.rewards_G) for one in found.values()))
         trained += self._reused(reused, counts)
         return AdvantageBatch([group for group, _ in trained], [a for _, a in trained], played, counts)
+
+    def _silent_advantages(self, group: GroupMeta, bonus: Sequence[float]) -> np.ndarray:
+        """Return `zvp_coeff`, negative for failed episodes, times the diversity bonus, float64 [G]."""
+        is_success_G = group.is_success_G(self._pass_reward)
+        return np.where(is_success_G, 1.0, -1.0) * self.settings.zvp_coeff * (np.array(bonus) if len(bonus) else 1.0)
 
     def _reused(self, reused: Sequence[GroupMeta], counts: Counter[str]) -> list[tuple[GroupMeta, np.ndarray]]:
         rule = self.settings.reuse_advantage or self.settings.advantage

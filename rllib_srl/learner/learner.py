@@ -43,6 +43,7 @@ from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharing_check import is_sharing_exact
 from rllib_srl.learner.training_state import TrainingState
 from rllib_srl.learner.weight_sender import Sent, WeightSender
+from rllib_srl.losses import entropy_shaped
 
 TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
@@ -126,7 +127,9 @@ class GRPOTorchLearner(TorchLearner):
             self._episode_keys = keys_of_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = [turns_of(episode, self.config.turn_mask) for episode in episodes]
-            is_reused_B = np.repeat(shard.is_reused_P, [group.size for group in groups])
+            sizes = [group.size for group in groups]
+            is_reused_B = np.repeat(shard.is_reused_P, sizes)
+            self._is_silent_B = torch.from_numpy(np.repeat(shard.is_silent_P, sizes)).to(self._device)
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
                 passes = micro_batches(side, self.config.micro_batch_tokens, self.can_share_prefixes)
@@ -207,7 +210,7 @@ class GRPOTorchLearner(TorchLearner):
         return fwd_out
 
     def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
-        """Store what stays fixed for all epochs: `prox_logp`, advantages of "gae", diagnostics; no extra pass."""
+        """Store what stays fixed for all epochs: `prox_logp`, token advantages, diagnostics; no extra pass."""
         first_pass(one, fwd_out["logp"], self.config.replay_max_logp_gap)
         if one["is_reused"]:
             noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
@@ -215,6 +218,9 @@ class GRPOTorchLearner(TorchLearner):
         settings = self.config.loss_settings()
         if settings.advantage == "gae":
             set_token_advantages(one, fwd_out, self.critic, settings.gae_lambda)
+        if settings.silent_groups == "zvp":
+            shaped_N = entropy_shaped(one["advantage"], fwd_out["entropy"], one["episode"])
+            one["advantage"] = torch.where(self._is_silent_B[one["episode"]], shaped_N, one["advantage"])
         if one["with_embedding"]:
             episode_B, mean_BD = episode_means(fwd_out["hidden"], fwd_out["row"], one["episode"])
             self._diagnostics.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
