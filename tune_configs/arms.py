@@ -106,6 +106,8 @@ _ARMS = [
         _drawn_by("difficulty_pool")),
     Arm("dapo", "dynamic sampling", "No replay; prompts that all answers solve or fail are replaced (DAPO).",
         {**NO_REPLAY, "dynamic_sampling_tries": 3}),
+    Arm("speed", "SPEED", "As dynamic sampling; prompts are screened by two answers first (SPEED-RL).",
+        {**NO_REPLAY, "dynamic_sampling_tries": 3, "rollout": "screening"}),
     Arm("zvp", "RL-ZVP", "No replay; prompts that all answers solve or fail are trained on by token entropy.",
         {**NO_REPLAY, "silent_groups": "zvp"}),
     Arm("repo", "RePO", "The best rewarded old answers are trained on again.", _drawn_by("repo")),

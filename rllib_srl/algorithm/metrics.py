@@ -40,6 +40,7 @@ from rllib_srl.types import GroupMeta, StopReason
 logger = logging.getLogger(__name__)
 
 REPLAY_RESULTS = "replay"
+ROLLOUT_RESULTS = "rollout"
 # Number of batches without any reward at the start of a run after which a warning shows sample answers. One such batch
 # may be chance; a wrong answer format or a broken grader should be visible before hours are spent.
 NUM_SILENT_BATCHES = 2
@@ -135,6 +136,26 @@ class Report:
         }
         for name, value in values.items():
             self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
+
+    def rollout(self, groups: Sequence[GroupMeta], num_screened_out: int, num_not_played: int) -> None:
+        """Log how the episodes of an iteration are distributed over its prompts; only if prompts differ in that.
+
+        Args:
+            groups: the played groups.
+            num_screened_out: prompts of which only the screen was played.
+            num_not_played: episodes saved at each of them.
+        """
+        sizes = [len(group.rewards_G) + group.num_dropped for group in groups]
+        means = [float(group.rewards_G.mean()) for group in groups]
+        values = {
+            "group_size_min": min(sizes, default=0),
+            "group_size_max": max(sizes, default=0),
+            "prompt_return_mean": float(np.mean(means)) if means else float("nan"),
+            "num_screened_out": num_screened_out,
+            "num_episodes_saved": num_screened_out * num_not_played,
+        }
+        for name, value in values.items():
+            self._metrics.log_value((ROLLOUT_RESULTS, name), value, reduce="mean", window=1)
 
     def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:
         """Log a weight sync: the canary's log-prob gap between engines and learner (None: no answer) and timings."""

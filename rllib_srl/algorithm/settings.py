@@ -69,6 +69,14 @@ ENV_RUNNERS = {
 TRAINING = {
     "num_prompts_per_batch": Setting(16, "number of prompts played in each iteration (P)"),
     "group_size": Setting(8, "episodes per prompt (G), at least 2"),
+    "rollout": Setting(
+        "full",
+        '"full" (group_size episodes of each prompt) or "screening" (the others only if those of a screen differ)',
+        "rollout.name", is_head=True,
+    ),
+    "screen_size": Setting(
+        2, "episodes by which a prompt is screened, from 2 to group_size - 1", "rollout.screen_size", ("screening",)
+    ),
     "advantage": Setting(
         PRESET, "group mean_only batch leave_one_out recalibrated gae, docs/losses.md (group if no preset)",
         "advantage.name", is_head=True,

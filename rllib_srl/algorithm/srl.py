@@ -15,8 +15,9 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -162,14 +163,17 @@ class SRL(SavedAlgorithm):
             fresh = self.source.draw(self.config.num_prompts_per_batch - len(revisits), plan.fresh)
             prompts = augmented(self, revisits + fresh, now)
         with self._timed("rollout"):
-            batches = list(self.play(prompts, num_revisits=len(revisits)))  # asynchronous rollouts would change this
+            options = self._rollout_options()
+            # Asynchronous rollouts would change this.
+            batches = list(self.play(prompts, num_revisits=len(revisits), **options))
             batches += self._resampled(batches, len(prompts), plan.fresh)
             groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         with self._timed("remember"):
             visits = self.memory.add(groups, now)
             reused = self.memory.sample(len(prompts), now, plan.stored)
         with self._timed("batch"):
-            batch = weighted(self._estimate_advantages(groups, visits, reused, now), plan.weights)
+            screened_out = frozenset(group_id for one in batches for group_id in one.screened_out)
+            batch = weighted(self._estimate_advantages(groups, visits, reused, screened_out, now), plan.weights)
             shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
             is_updated = self._learn(shards)
@@ -183,6 +187,8 @@ class SRL(SavedAlgorithm):
             call_finished(self, groups, reused, ended, now)
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
+        if options:
+            self.report.rollout(groups, len(screened_out), self.config.group_size - options["screen_size"])
 
     # --- the lines of training_step --------------------------------------------------------------
 
@@ -230,6 +236,11 @@ class SRL(SavedAlgorithm):
                     f"runner {culprit} {lost[culprit].reason}"
                 )
             self._restore_runners(lost)
+
+    def _rollout_options(self) -> PlayOptions:
+        """Return the options of training rollouts that the setting `rollout` adds."""
+        settings = self.config.flat()
+        return {"screen_size": settings.screen_size} if settings.rollout == "screening" else {}
 
     def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
         """Play prompts greedily, once each, with a separate random stream."""
@@ -282,15 +293,26 @@ class SRL(SavedAlgorithm):
             if missing <= 0:
                 break
             fresh = self.source.draw(missing, shares)
-            more += self.play(fresh, stream=f"train again {attempt}", first_slot=num_slots)
+            more += self.play(
+                fresh, stream=f"train again {attempt}", first_slot=num_slots, **self._rollout_options()
+            )
             num_slots += missing
         self.report.count("num_prompts_resampled", num_slots - num_played)
         return more
 
     def _estimate_advantages(
-        self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], reused: Sequence[GroupMeta], now: int
+        self,
+        played: Sequence[GroupMeta],
+        visits: Mapping[str, Visit],
+        reused: Sequence[GroupMeta],
+        screened_out: Collection[str],
+        now: int,
     ) -> AdvantageBatch:
-        """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any."""
+        """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
+
+        Groups that are screened out are not trained on; their advantages are 0.
+        """
+        groups = [group for group in played if group.group_id not in screened_out]
         is_rescue = self.advantage_estimator.settings.rescue != "none"
         batch = self.advantage_estimator.estimate(
             groups,
@@ -302,7 +324,8 @@ class SRL(SavedAlgorithm):
         )
         for name, number in batch.counts.items():
             self.report.count(name, number)
-        return batch
+        found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
+        return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
 
     def _shards(self, batch: AdvantageBatch, now: int) -> list[TrainingShard]:
         settings = self.advantage_estimator.settings

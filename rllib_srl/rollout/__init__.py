@@ -7,6 +7,7 @@
 `replies`       validation of an environment's replies
 `transcript`    text <-> tokens, control tokens
 `groups`        episodes <-> groups, rewards that depend on the whole group
+`screening`     a few episodes of each prompt first (SPEED-RL)
 `env_runner`    the EnvRunner with an engine; `runner_group` the calls to a group of runners
 """
 

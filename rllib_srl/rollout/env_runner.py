@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -41,6 +41,7 @@ from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
 from rllib_srl.rollout.player import play
+from rllib_srl.rollout.screening import with_signal
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class TokenSpace(gym.Space[np.ndarray]):
         return f"TokenSpace({self.vocab_size})"
 
 
+PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
+SETTLE_SHARE = 0.05
 MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
 MAX_SHOWN_CHARS = 160  # the last characters of each text in it
 
@@ -87,6 +90,7 @@ class PlayOptions(TypedDict, total=False):
     """How prompts are played: arguments of `LLMEnvRunner.play_groups` that a caller of `SRL.play` may choose."""
 
     group_size: int
+    screen_size: int
     temperature: float
     num_transcripts: int
     as_groups: bool
@@ -120,6 +124,7 @@ class RunnerBatch:
     answers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # group id -> last turns, with `with_answers`
     num_unparsed: int = 0  # episodes without a readable answer in their last turn; see `is_unparsed`
     unpaid: list[dict[str, str]] = field(default_factory=list)  # a few answers; see `unpaid_answers`
+    screened_out: frozenset[str] = frozenset()  # ids of the groups of which only the screen was played
 
 
 @dataclass(frozen=True)
@@ -198,11 +203,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if explore is False:
             overrides["temperature"] = 0.0
         if prompts is not None:
-            return self._play(prompts, group_size, overrides)
+            by_key = [(prompt.key, prompt) for prompt in prompts]
+            return self._play(_requests(by_key, group_size), overrides)
         episodes: list[SingleAgentEpisode] = []
         while not _is_enough(episodes, num_timesteps, num_episodes):
             missing = (num_episodes or 1) - len(episodes) if num_timesteps is None else 1
-            episodes += self._play(self._own_source().draw(missing), 1, overrides)
+            drawn = [(prompt.key, prompt) for prompt in self._own_source().draw(missing)]
+            episodes += self._play(_requests(drawn, 1), overrides)
         return episodes
 
     def play_groups(
@@ -214,6 +221,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         as_groups: bool = True,
         revisits: Collection[str] = (),
         with_answers: bool = False,
+        screen_size: int = 0,
         **overrides: Any,
     ) -> RunnerBatch:
         """Play each prompt G times; the `ref` of a group's metadata is the group itself.
@@ -226,14 +234,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             as_groups: False for evaluation: one valid episode is enough, rewards are not settled, and `ref` is None.
             revisits: ids of the groups whose prompts come from the memory.
             with_answers: whether to return the policy's last turns as text.
+            screen_size: episodes by which each prompt is screened first (`screening`); 0: all are played at once.
             overrides: fields of `Sampling`.
         """
         if seed is not None:
             self.engine.reseed(seed)
         version, start = self.engine.version, time.perf_counter()
         seconds: dict[str, float] = {}
-        ids = list(prompts)
-        episodes = self._play(list(prompts.values()), group_size, overrides, ids, seconds, settles=as_groups)
+        ids, requests = list(prompts), _requests(prompts.items(), group_size)
+        screened_out: frozenset[str] = frozenset()
+        if screen_size:
+            episodes, screened_out = self._play_screened(requests, screen_size, overrides, seconds)
+        else:
+            episodes = self._play(requests, overrides, seconds, settles=as_groups)
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
@@ -260,6 +273,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             answers={meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {},
             num_unparsed=sum(map(is_unparsed, episodes)),
             unpaid=unpaid_answers(episodes),
+            screened_out=screened_out,
         )
 
     @ray.method(num_returns=2)
@@ -281,41 +295,74 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _play(
         self,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[LiveEpisode],
         overrides: Mapping[str, Any],
-        group_ids: Sequence[str] | None = None,
         seconds: dict[str, float] | None = None,
         settles: bool = False,
     ) -> list[SingleAgentEpisode]:
-        ids = group_ids or [prompt.key for prompt in prompts]
-        unplayed = [
-            LiveEpisode(prompt, group_id, index)
-            for group_id, prompt in zip(ids, prompts, strict=True)
-            for index in range(group_size)
-        ]
+        """Play all requests; return their episodes in the same order."""
+        episodes = self._run(requests, overrides, self.config.sample_timeout_s * PLAY_SHARE, seconds)
+        if settles:
+            self._settle(episodes, SETTLE_SHARE)
+        return self._reported(episodes, requests)
+
+    def _play_screened(
+        self, requests: Sequence[LiveEpisode], screen_size: int, overrides: Mapping[str, Any], seconds: dict[str, float]
+    ) -> tuple[list[SingleAgentEpisode], frozenset[str]]:
+        """Play the first `screen_size` episodes of each group, the others only where the rewards of those differ.
+
+        Returns:
+            The episodes in the order of the requests, and the ids of the groups screened out.
+        """
+        end = time.monotonic() + self.config.sample_timeout_s * PLAY_SHARE
+        first = [request for request in requests if request.index < screen_size]
+        screen = self._run(first, overrides, end - time.monotonic(), seconds)
+        self._settle(screen, SETTLE_SHARE / 2)
+        passed = with_signal(screen)
+        others = [one for one in requests if one.index >= screen_size and one.group_id in passed]
+        more: dict[str, float] = {}
+        rest = self._run(others, overrides, max(0.0, end - time.monotonic()), more)
+        seconds.update({name: seconds[name] + more[name] for name in more})
+        self._settle([one for one in (*screen, *rest) if one.custom_data["group_id"] in passed], SETTLE_SHARE / 2)
+        screened_out = frozenset(request.group_id for request in first) - passed
+        return self._reported([*screen, *rest], [*first, *others]), screened_out
+
+    def _run(
+        self,
+        requests: Sequence[LiveEpisode],
+        overrides: Mapping[str, Any],
+        deadline_s: float,
+        seconds: dict[str, float] | None,
+    ) -> list[SingleAgentEpisode]:
+        """Play all requests; return their episodes in the order in which they ended."""
         sampling = {"max_tokens": self.config.max_turn_tokens, "temperature": self.config.temperature, **overrides}
         limits = Limits(
             max_turns=self.config.max_turns,
             max_turn_tokens=self.config.max_turn_tokens,
             max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
         )
-        episodes = list(
+        return list(
             play(
-                unplayed,
+                requests,
                 engine=self.engine,
                 worlds=self.worlds,
                 transcript=self.transcript,
                 sampling=Sampling(**sampling),
                 limits=limits,
                 calls=self.calls,
-                deadline_s=self.config.sample_timeout_s * 0.9,  # so that the runner returns before the driver's timeout
+                deadline_s=deadline_s,
                 seconds=seconds,
             )
         )
-        if settles:
-            deadline_s = self.config.sample_timeout_s * 0.05
-            settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
+
+    def _settle(self, episodes: Sequence[SingleAgentEpisode], share: float) -> None:
+        deadline_s = self.config.sample_timeout_s * share
+        settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
+
+    def _reported(
+        self, episodes: Sequence[SingleAgentEpisode], requests: Sequence[LiveEpisode]
+    ) -> list[SingleAgentEpisode]:
+        """Call the callbacks and count the episodes; return them in the order of the requests."""
         for episode in episodes:
             self._callback("on_episode_end", episode=episode)
         self._callback("on_sample_end", samples=episodes)
@@ -473,6 +520,11 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
                 episode.custom_data["group_id"], {name: str(text)[-MAX_SHOWN_CHARS:] for name, text in texts.items()}
             )
     return list(shown.values())
+
+
+def _requests(prompts: Iterable[tuple[str, Prompt]], group_size: int) -> list[LiveEpisode]:
+    """Return the requests of G episodes of each prompt, by group id."""
+    return [LiveEpisode(prompt, group_id, index) for group_id, prompt in prompts for index in range(group_size)]
 
 
 def _fetch(ref: Any, timeout_s: float) -> WeightBundle:

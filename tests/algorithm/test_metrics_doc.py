@@ -13,6 +13,7 @@ from tests.small_memory import memory_config
 
 SECTIONS = {  # heading in the document -> key of the results
     "env_runners": "env_runners",
+    "rollout": "rollout",
     "learners/default_policy": "learners/default_policy",
     "replay": "replay",
     "weight_sync": "weight_sync",
@@ -79,6 +80,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
             config.planner(probe_prompts=4)
         else:
             config.training(loss="bapo", cov_clip_ratio=0.01, kl_coeff=0.01, kl_on_reused="weighted")
+            config.training(rollout="screening")
         algo = config.build_algo()
         for _ in range(3):
             runs.append(algo.train())

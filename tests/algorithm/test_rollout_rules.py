@@ -8,7 +8,8 @@ import torch
 
 from rllib_srl.batch.estimators import group, has_signal
 from tests.losses import slow_loss
-from tests.small_worlds import small_config
+from tests.small_memory import go, memory_config
+from tests.small_worlds import Even, small_config, watch
 
 
 @pytest.fixture
@@ -82,3 +83,118 @@ def test_silent_groups_alone_change_the_weights(config, build):
         after = torch.cat([p.detach().flatten() for p in algo.learner_group._learner.model.parameters()])
         assert result["num_empty_batches"] == num_empty
         assert before.equal(after) == (silent_groups == "skip")
+
+
+# --- screening ----------------------------------------------------------------------------------------------------
+
+
+def screened(config, screen_size=2, **training):
+    return config.training(rollout={"name": "screening", "screen_size": screen_size}, **training)
+
+
+@pytest.mark.slow
+def test_only_prompts_with_a_mixed_screen_are_completed_and_trained_on(config, build):
+    algo = build(screened(config, num_prompts_per_batch=12, group_size=5))
+    seen, shards = watch(algo), []
+    algo._learn = lambda given: shards.extend(given) or False
+    result = algo.train()
+    groups = seen[0].groups
+    mixed = {one.group_id for one in groups if has_signal(one.rewards_G[:2])}
+    assert {len(one.rewards_G) for one in groups if one.group_id in mixed} == {5}
+    assert {len(one.rewards_G) for one in groups if one.group_id not in mixed} == {2}
+    assert 0 < len(mixed) < 12 and seen[0].screened_out == {one.group_id for one in groups} - mixed
+    trained = {one.group_id: a for one, a in zip(shards[0].groups(), shards[0].advantages, strict=True)}
+    assert set(trained) == mixed
+    for one in groups:
+        if one.group_id in mixed:
+            np.testing.assert_allclose(trained[one.group_id], group(one.rewards_G.astype(float)), atol=1e-6)
+    num_out = 12 - len(mixed)
+    assert shards[0].num_episodes == 5 * len(mixed)
+    counts = result["rollout"]
+    assert (counts["num_screened_out"], counts["num_episodes_saved"]) == (num_out, 3 * num_out)
+    assert (counts["group_size_min"], counts["group_size_max"]) == (2, 5)
+    assert counts["prompt_return_mean"] == pytest.approx(np.mean([one.rewards_G.mean() for one in groups]))
+    runs = result["env_runners"]
+    assert (runs["num_groups_with_signal"], runs["num_groups_without_signal"]) == (len(mixed), num_out)
+    assert runs["num_generated_tokens"] == sum(one.num_loss_tokens_G.sum() for one in groups)
+    assert runs["num_episodes"] == 5 * len(mixed) + 2 * num_out
+
+
+class Generous(Even):
+    """Pays 1 for every answer, some of them after a second turn."""
+
+    def reset(self, **kwargs):
+        """Ask."""
+        self.is_second = False
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        """Pay, or ask again."""
+        _, reward, *_ = super().step(action)
+        is_over, self.is_second = self.is_second or reward > 0, True
+        return ("" if is_over else "again: "), float(is_over), is_over, False, {}
+
+
+@pytest.mark.slow
+def test_a_silent_screen_with_a_length_penalty_is_not_trained_on(config, build):
+    """The penalty makes the shaped rewards of equal answers differ; a screen is judged by plain rewards."""
+    config.environment("tests.algorithm.test_rollout_rules:Generous").env_runners(max_turns=2)
+    config.training(overlong_penalty=1.0, overlong_share=1.0, num_prompts_per_batch=8)
+    assert build(config).train()["num_empty_batches"] == 0
+    algo = build(screened(config))
+    seen = watch(algo)
+    assert algo.train()["num_empty_batches"] == 1
+    assert any(np.ptp(one.num_loss_tokens_G) for one in seen[0].groups)
+
+
+@pytest.mark.slow
+def test_further_prompts_are_screened_until_the_batch_is_full(config, build):
+    algo = build(screened(config, num_prompts_per_batch=6, dynamic_sampling_tries=20))
+    seen, shards = watch(algo), []
+    algo._learn = lambda given: shards.extend(given) or False
+    result = algo.train()
+    groups = [one for batch in seen for one in batch.groups]
+    assert len(shards[0].group_refs) == 6 == sum(len(one.rewards_G) == 4 for one in groups)
+    assert result["num_prompts_resampled"] == len(groups) - 6 == result["rollout"]["num_screened_out"] > 0
+    assert len({one.group_id for one in groups}) == len(groups)
+
+
+@pytest.mark.slow
+def test_screened_out_prompts_are_visits_that_the_memory_grades(random_llama_dir, tmp_path, ray_here, build):
+    config = memory_config(random_llama_dir, tmp_path).replay(reuse_fraction=0.0)
+    algo = build(screened(config, num_prompts_per_batch=8))
+    for one in go(algo, 2):
+        assert len(one.metas) == 8 == len(one.visits)
+        sizes = set()
+        for meta in one.metas:
+            visit = one.visits[meta.group_id]
+            sizes.add(len(meta.rewards_G))
+            assert (visit.refused, visit.pass_rate) == ("", pytest.approx(meta.rewards_G.mean()))
+            assert visit.grade > 0
+        assert sizes == {2, 4}
+        assert {len(group.rewards_G) for _, group, _ in one.trained} == {4}
+    stored = [row for row in algo.memory._shards[0].buffer.store.groups if row["size"]]
+    assert sorted({int(row["size"]) for row in stored}) == [2, 4]
+    assert all(row["variance"] == 0 for row in stored if row["size"] == 2)
+
+
+class Ranked(Even):
+    """Pays by rank within the group: the last of the answers that are played together gets 1, the others 0."""
+
+    def settle_group(self, prompt_id, turns):
+        """Return the rewards of a group."""
+        return [float(at == len(turns) - 1) for at in range(len(turns))]
+
+
+@pytest.mark.slow
+def test_group_rewards_are_settled_for_the_screen_and_again_for_the_whole_group(config, build):
+    algo = build(screened(config.environment("tests.algorithm.test_rollout_rules:Ranked")))
+    seen = watch(algo)
+    algo.train()
+    assert [one.rewards_G.tolist() for one in seen[0].groups] == [[0, 0, 0, 1]] * 4
+
+
+@pytest.mark.slow
+def test_evaluation_is_not_screened(config, build):
+    result = build(screened(config)).evaluate()
+    assert result["num_prompts"] == 8 == result["env_runners"]["num_episodes"]

@@ -1,0 +1,49 @@
+"""Validates how many episodes a prompt gets (`rollout`); returns error messages "name = value; expected ..."."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rllib_srl.batch.estimators import GROUP_NORMALISED
+from rllib_srl.common.setting_checks import is_integer
+
+ROLLOUTS = ("full", "screening")
+
+
+def faults_of_rollout(config: Any) -> Iterator[str]:
+    """Yield all errors of the rollout settings of an `SRLConfig`."""
+    if config.rollout not in ROLLOUTS:
+        yield f"rollout = {config.rollout!r}; expected one of {', '.join(map(repr, ROLLOUTS))}"
+    elif is_integer(config.group_size, 2) and config.rollout == "screening":
+        yield from _screening(config)
+
+
+def _screening(config: Any) -> Iterator[str]:
+    size, group_size = config.screen_size, config.group_size
+    if group_size < 3:
+        yield f"rollout = 'screening' with group_size = {group_size}; expected at least 3: 2 to screen, 1 to add"
+    elif not is_integer(size, 2) or size >= group_size:
+        yield f"screen_size = {size!r}; expected an integer from 2 to group_size - 1 = {group_size - 1}"
+    settings = config.loss_settings()
+    if settings.advantage not in GROUP_NORMALISED:
+        yield (
+            f"rollout = 'screening' with advantage = {settings.advantage!r}; expected one of "
+            f"{', '.join(map(repr, GROUP_NORMALISED))}: with others, the groups screened out would have a signal"
+        )
+    if settings.silent_groups != "skip":
+        yield (
+            f"rollout = 'screening' with silent_groups = {settings.silent_groups!r}; expected 'skip': prompts that are "
+            "screened out are not trained on"
+        )
+    if settings.rescue != "none":
+        yield (
+            f"rollout = 'screening' with rescue = {settings.rescue!r}; expected 'none': prompts that are screened out "
+            "are not trained on"
+        )
+    least = config.replay_min_graded
+    if config.replay_capacity and is_integer(least, 1) and is_integer(size, 2) and least > size:
+        yield (
+            f"screen_size = {size!r}; expected at least replay_min_graded = {least}: the memory grades prompts by "
+            "their screen"
+        )
