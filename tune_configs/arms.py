@@ -108,6 +108,8 @@ _ARMS = [
         {**NO_REPLAY, "dynamic_sampling_tries": 3}),
     Arm("speed", "SPEED", "As dynamic sampling; prompts are screened by two answers first (SPEED-RL).",
         {**NO_REPLAY, "dynamic_sampling_tries": 3, "rollout": "screening"}),
+    Arm("knapsack", "Knapsack RL", "As uniform replay; prompts get more answers the more signal is expected.",
+        _drawn_by("uniform", rollout="knapsack")),
     Arm("zvp", "RL-ZVP", "No replay; prompts that all answers solve or fail are trained on by token entropy.",
         {**NO_REPLAY, "silent_groups": "zvp"}),
     Arm("repo", "RePO", "The best rewarded old answers are trained on again.", _drawn_by("repo")),

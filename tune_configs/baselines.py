@@ -14,6 +14,6 @@ from rllib_srl.tune_configs.arms import on_stream
 def study() -> Study:
     """Return the study."""
     others = ["no_replay", "uniform", "uniform_less", "balanced", "fifo", "per", "fresh_per", "learnability"]
-    others += ["difficulty_pool", "dapo", "speed", "zvp", "repo", "exgrpo", "exit", "srl", "diversity"]
+    others += ["difficulty_pool", "dapo", "speed", "knapsack", "zvp", "repo", "exgrpo", "exit", "srl", "diversity"]
     primary = Primary("srl_diversity", tuple(others))
     return on_stream("cpu", module=__name__, doc=__doc__, arms=["srl_diversity", *others], primary=primary)

@@ -71,11 +71,17 @@ TRAINING = {
     "group_size": Setting(8, "episodes per prompt (G), at least 2"),
     "rollout": Setting(
         "full",
-        '"full" (group_size episodes of each prompt) or "screening" (the others only if those of a screen differ)',
+        'episodes of a prompt: "full" (group_size), "screening" or "knapsack", docs/rollouts.md',
         "rollout.name", is_head=True,
     ),
     "screen_size": Setting(
         2, "episodes by which a prompt is screened, from 2 to group_size - 1", "rollout.screen_size", ("screening",)
+    ),
+    "smallest_group": Setting(
+        2, "minimum episodes of a prompt, from 2 to group_size - 1", "rollout.smallest", ("knapsack",)
+    ),
+    "largest_group": Setting(
+        None, "maximum episodes of a prompt, above group_size; None: 4 group_size", "rollout.largest", ("knapsack",)
     ),
     "advantage": Setting(
         PRESET, "group mean_only batch leave_one_out recalibrated gae, docs/losses.md (group if no preset)",

@@ -39,6 +39,7 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import check_cluster_holds
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
@@ -55,6 +56,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
+from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.seal_key import make_key
@@ -63,6 +65,7 @@ from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
+LARGEST_SHARE = 4  # default of `rollout.largest`, in group sizes
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
 
 ReplayBufferInterface.register(ReplayBufferActor)
@@ -163,9 +166,7 @@ class SRL(SavedAlgorithm):
             fresh = self.source.draw(self.config.num_prompts_per_batch - len(revisits), plan.fresh)
             prompts = augmented(self, revisits + fresh, now)
         with self._timed("rollout"):
-            options = self._rollout_options()
-            # Asynchronous rollouts would change this.
-            batches = list(self.play(prompts, num_revisits=len(revisits), **options))
+            batches = self._play_training(prompts, num_revisits=len(revisits))  # asynchronous rollouts: an iterator
             batches += self._resampled(batches, len(prompts), plan.fresh)
             groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         with self._timed("remember"):
@@ -187,8 +188,8 @@ class SRL(SavedAlgorithm):
             call_finished(self, groups, reused, ended, now)
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
-        if options:
-            self.report.rollout(groups, len(screened_out), self.config.group_size - options["screen_size"])
+        if (settings := self.config.flat()).rollout != "full":
+            self.report.rollout(groups, len(screened_out), settings.group_size - settings.screen_size)
 
     # --- the lines of training_step --------------------------------------------------------------
 
@@ -198,6 +199,7 @@ class SRL(SavedAlgorithm):
         stream: str = "train",
         num_revisits: int = 0,
         first_slot: int = 0,
+        sizes: Sequence[int] | None = None,
         **options: Unpack[PlayOptions],
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield each runner's batch as it arrives.
@@ -209,6 +211,7 @@ class SRL(SavedAlgorithm):
             stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
             num_revisits: number of prompts, the first ones, that come from the memory.
             first_slot: number of the first prompt within the iteration.
+            sizes: episodes of each prompt; None: `group_size` of all.
             options: arguments of `LLMEnvRunner.play_groups` that replace those of training.
 
         Raises:
@@ -216,10 +219,13 @@ class SRL(SavedAlgorithm):
         """
         pending = {f"{self.iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
         revisits = frozenset(list(pending)[:num_revisits])
+        by_id = dict.fromkeys(pending, 1) if sizes is None else dict(zip(pending, sizes, strict=True))
         for attempt in range(MAX_TRIES):
-            shares = _deal(pending, self.runners.ids)
+            shares = _deal(pending, by_id, self.runners.ids)
             seeds = {i: self._play_seed(stream, i, attempt) for i in shares}
             calls = {i: self._play_arguments(share, seeds[i], revisits, options) for i, share in shares.items()}
+            for i, call in calls.items() if sizes is not None else ():
+                call["group_sizes"] = {group_id: by_id[group_id] for group_id in shares[i]}
             lost: dict[int, Failure] = {}
             for runner_id, answer in self.runners.play_groups(calls, self.version, self.config.sample_timeout_s):
                 if isinstance(answer, Failure):
@@ -237,10 +243,22 @@ class SRL(SavedAlgorithm):
                 )
             self._restore_runners(lost)
 
-    def _rollout_options(self) -> PlayOptions:
-        """Return the options of training rollouts that the setting `rollout` adds."""
+    def _play_training(self, prompts: Sequence[Prompt], **where: Any) -> list[RunnerBatch]:
+        """Play prompts to train on, each as often as the setting `rollout` says.
+
+        Args:
+            prompts: the prompts to play.
+            where: `stream`, `num_revisits` and `first_slot` of `play`.
+        """
         settings = self.config.flat()
-        return {"screen_size": settings.screen_size} if settings.rollout == "screening" else {}
+        if settings.rollout == "screening":
+            return list(self.play(prompts, **where, screen_size=settings.screen_size))
+        if settings.rollout == "knapsack":
+            largest = settings.largest_group or LARGEST_SHARE * settings.group_size
+            limits = (len(prompts) * settings.group_size, settings.smallest_group, largest)
+            sizes_P = group_sizes(self.memory.pass_rates(prompts), *limits)
+            return list(self.play(prompts, **where, sizes=sizes_P.tolist()))
+        return list(self.play(prompts, **where))
 
     def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
         """Play prompts greedily, once each, with a separate random stream."""
@@ -293,9 +311,7 @@ class SRL(SavedAlgorithm):
             if missing <= 0:
                 break
             fresh = self.source.draw(missing, shares)
-            more += self.play(
-                fresh, stream=f"train again {attempt}", first_slot=num_slots, **self._rollout_options()
-            )
+            more += self._play_training(fresh, stream=f"train again {attempt}", first_slot=num_slots)
             num_slots += missing
         self.report.count("num_prompts_resampled", num_slots - num_played)
         return more
@@ -452,10 +468,13 @@ class SRL(SavedAlgorithm):
             yield
 
 
-def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int, dict[str, Prompt]]:
-    """Split prompts by group id evenly over runners; leave out runners that get none."""
+def _deal(
+    pending: Mapping[str, Prompt], sizes: Mapping[str, int], runner_ids: Sequence[int]
+) -> dict[int, dict[str, Prompt]]:
+    """Split prompts by group id over runners, with about as many episodes each; leave out runners that get none."""
     listed = list(pending.items())
-    shares = {runner_id: dict(listed[at :: len(runner_ids)]) for at, runner_id in enumerate(runner_ids)}
+    parts = balanced_shards([sizes[group_id] for group_id in pending], len(runner_ids))
+    shares = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
     return {runner_id: share for runner_id, share in shares.items() if share}
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rllib_srl.replay.pass_rates import estimates
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
@@ -34,6 +37,10 @@ class NoMemory:
     def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
         """Return nothing."""
         return {}
+
+    def pass_rates(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """Return the uniform distribution for each prompt."""
+        return estimates(prompts, [])
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Do nothing."""

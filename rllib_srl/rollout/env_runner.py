@@ -103,6 +103,7 @@ class PlayArguments(PlayOptions, total=False):
     prompts: Required[Mapping[str, Prompt]]
     seed: Required[int | None]
     revisits: Collection[str]
+    group_sizes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -203,13 +204,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if explore is False:
             overrides["temperature"] = 0.0
         if prompts is not None:
-            by_key = [(prompt.key, prompt) for prompt in prompts]
-            return self._play(_requests(by_key, group_size), overrides)
+            return self._play(_requests((prompt.key, prompt, group_size) for prompt in prompts), overrides)
         episodes: list[SingleAgentEpisode] = []
         while not _is_enough(episodes, num_timesteps, num_episodes):
             missing = (num_episodes or 1) - len(episodes) if num_timesteps is None else 1
-            drawn = [(prompt.key, prompt) for prompt in self._own_source().draw(missing)]
-            episodes += self._play(_requests(drawn, 1), overrides)
+            drawn = self._own_source().draw(missing)
+            episodes += self._play(_requests((prompt.key, prompt, 1) for prompt in drawn), overrides)
         return episodes
 
     def play_groups(
@@ -222,6 +222,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         revisits: Collection[str] = (),
         with_answers: bool = False,
         screen_size: int = 0,
+        group_sizes: Mapping[str, int] | None = None,
         **overrides: Any,
     ) -> RunnerBatch:
         """Play each prompt G times; the `ref` of a group's metadata is the group itself.
@@ -235,13 +236,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             revisits: ids of the groups whose prompts come from the memory.
             with_answers: whether to return the policy's last turns as text.
             screen_size: episodes by which each prompt is screened first (`screening`); 0: all are played at once.
+            group_sizes: G by group id; None: `group_size` for all.
             overrides: fields of `Sampling`.
         """
         if seed is not None:
             self.engine.reseed(seed)
         version, start = self.engine.version, time.perf_counter()
         seconds: dict[str, float] = {}
-        ids, requests = list(prompts), _requests(prompts.items(), group_size)
+        ids, sizes = list(prompts), group_sizes or dict.fromkeys(prompts, group_size)
+        requests = _requests((group_id, prompt, sizes[group_id]) for group_id, prompt in prompts.items())
         screened_out: frozenset[str] = frozenset()
         if screen_size:
             episodes, screened_out = self._play_screened(requests, screen_size, overrides, seconds)
@@ -522,9 +525,9 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
     return list(shown.values())
 
 
-def _requests(prompts: Iterable[tuple[str, Prompt]], group_size: int) -> list[LiveEpisode]:
-    """Return the requests of G episodes of each prompt, by group id."""
-    return [LiveEpisode(prompt, group_id, index) for group_id, prompt in prompts for index in range(group_size)]
+def _requests(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:
+    """Return the requests of all episodes of groups given by id, prompt and size."""
+    return [LiveEpisode(prompt, group_id, index) for group_id, prompt, size in groups for index in range(size)]
 
 
 def _fetch(ref: Any, timeout_s: float) -> WeightBundle:

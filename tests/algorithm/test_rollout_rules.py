@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from rllib_srl.algorithm.srl import _deal
 from rllib_srl.batch.estimators import group, has_signal
+from rllib_srl.rollout.knapsack import group_sizes
+from rllib_srl.types import Prompt
 from tests.losses import slow_loss
 from tests.small_memory import go, memory_config
 from tests.small_worlds import Even, small_config, watch
@@ -198,3 +201,113 @@ def test_group_rewards_are_settled_for_the_screen_and_again_for_the_whole_group(
 def test_evaluation_is_not_screened(config, build):
     result = build(screened(config)).evaluate()
     assert result["num_prompts"] == 8 == result["env_runners"]["num_episodes"]
+
+
+# --- group sizes by expected signal -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def knapsack(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5, spacing="none")
+    config.training(lr=1e-5, num_prompts_per_batch=8, group_size=4, loss="grpo")
+    return config.training(rollout={"name": "knapsack", "smallest": 2, "largest": 11})
+
+
+def watch_estimates(algo):
+    """Return a list that the estimates of each round of prompts are added to."""
+    seen, pass_rates = [], algo.memory.pass_rates
+
+    def watched(prompts):
+        seen.append((list(prompts), pass_rates(prompts)))
+        return seen[-1][1]
+
+    algo.memory.pass_rates = watched
+    return seen
+
+
+@pytest.mark.slow
+def test_groups_of_unequal_sizes_go_the_whole_way(knapsack, build):
+    """Sizes follow the estimates before the batch; advantages, weights, memory and metrics take each group as it is."""
+    algo = build(knapsack)
+    estimates, shards, learn = watch_estimates(algo), [], algo._learn
+    algo._learn = lambda given: shards.append(given[0]) or learn(given)
+    iterations = go(algo, 5)
+    assert {len(one.played) for one in iterations} == {8}
+    reused_sizes = set()
+    for one, (prompts, beta_P2), shard in zip(iterations, estimates, shards, strict=True):
+        sizes = [played.size for played in one.played]
+        assert [played.prompt for played in one.played] == prompts
+        assert sizes == group_sizes(beta_P2, 32, 2, 11).tolist() and sum(sizes) == 32
+        counts = one.result["rollout"]
+        assert (counts["group_size_min"], counts["group_size_max"]) == (min(sizes), max(sizes))
+        assert (counts["num_screened_out"], counts["num_episodes_saved"]) == (0, 0)
+        assert one.result["env_runners"]["num_episodes"] == 32
+        num_played = sum(g.size for origin, g, _ in one.trained if origin != "reuse")
+        for (origin, trained, advantage_G), scale in zip(one.trained, shard.scales, strict=True):
+            np.testing.assert_allclose(advantage_G, group(trained.rewards_G.astype(float)), atol=1e-6)
+            if origin == "reuse":
+                reused_sizes.add(trained.size)
+            else:
+                np.testing.assert_allclose(scale, 1 / (num_played * trained.num_loss_tokens_G()))
+        for meta in one.metas:
+            assert one.visits[meta.group_id].pass_rate == pytest.approx(meta.rewards_G.mean())
+    assert estimates[0][1].tolist() == [[1, 1]] * 8 and len({g.size for g in iterations[0].played}) == 1
+    assert len({g.size for one in iterations[2:] for g in one.played}) > 2 and len(reused_sizes) > 1
+    rows = algo.memory._shards[0].buffer.store.groups
+    assert set(rows["size"][rows["size"] > 0].tolist()) == {g.size for one in iterations for g in one.played}
+    assert iterations[-1].result["learners"]["default_policy"]["num_nonfinite_gradients"] == 0
+
+
+@pytest.mark.slow
+def test_known_prompts_get_their_own_estimates(knapsack, build):
+    """A revisited prompt is estimated by its own visits, a fresh one by its domain."""
+    algo = build(knapsack)
+    estimates = watch_estimates(algo)
+    for one in go(algo, 3):
+        prompts, beta_P2 = estimates.pop(0)
+        assert prompts[: len(one.revisits)] == one.revisits
+        fresh = beta_P2[len(one.revisits) :]
+        assert (fresh.sum(1) == pytest.approx(2)) and (fresh == fresh[0]).all()
+        assert (beta_P2[: len(one.revisits)].sum(1) > 2.5).all()
+
+
+@pytest.mark.slow
+def test_resampled_prompts_have_a_budget_of_their_own(knapsack, build):
+    algo = build(knapsack, dynamic_sampling_tries=3)
+    estimates, seen = watch_estimates(algo), watch(algo)
+    for _ in range(3):
+        algo.train()
+    assert len(estimates) > 3
+    assert sum(len(g.rewards_G) for batch in seen for g in batch.groups) == 4 * sum(len(p) for p, _ in estimates)
+    assert all(len(g.rewards_G) <= 11 for batch in seen for g in batch.groups)
+
+
+@pytest.mark.slow
+def test_evaluation_has_one_episode_of_each_prompt(knapsack, build):
+    assert build(knapsack).evaluate()["env_runners"]["num_episodes"] == 8
+
+
+def test_prompts_are_dealt_by_their_episodes():
+    prompts = {f"1.{slot}": Prompt("w", str(slot)) for slot in range(5)}
+    equal = _deal(prompts, dict.fromkeys(prompts, 1), [3, 7])
+    assert {i: list(share) for i, share in equal.items()} == {3: ["1.0", "1.2", "1.4"], 7: ["1.1", "1.3"]}
+    sizes = dict(zip(prompts, (2, 9, 2, 2, 2), strict=True))
+    shares = _deal(prompts, sizes, [3, 7])
+    assert {i: list(share) for i, share in shares.items()} == {3: ["1.1"], 7: ["1.0", "1.2", "1.3", "1.4"]}
+    assert list(_deal({"1.0": prompts["1.0"]}, {"1.0": 4}, [3, 7])) == [3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollout", ["screening", "knapsack"])
+def test_two_runners_and_a_memory_of_two_shards_do_the_same(knapsack, build, rollout):
+    config = knapsack.env_runners(num_env_runners=2).learners(num_learners=1).replay(num_shards=2)
+    algo = build(config, rollout=rollout)
+    seen = watch(algo)
+    for _ in range(2):
+        seen.clear()
+        counts = algo.train()["rollout"]
+        assert {len(batch.groups) > 0 for batch in seen} == {True} and len(seen) == 2
+        sizes = [len(group.rewards_G) for batch in seen for group in batch.groups]
+        out = [group_id for batch in seen for group_id in batch.screened_out]
+        assert counts["num_screened_out"] == len(out) == sizes.count(2) * (rollout == "screening")
+        assert sum(sizes) == 32 - 2 * len(out)

@@ -15,7 +15,7 @@ def config(random_llama_dir):
 
 SCREENING = {"rollout": {"name": "screening", "screen_size": 3}}
 WRONG = [
-    ({"rollout": "screen"}, "rollout = 'screen'; expected one of 'full', 'screening'"),
+    ({"rollout": "screen"}, "rollout = 'screen'; expected one of 'full', 'screening', 'knapsack'"),
     ({"rollout": {"screen_size": 3}}, "rollout.screen_size = 3; expected it only with rollout = 'screening', not"),
     ({"rollout": {"name": "screening", "size": 3}}, "rollout.size = 3; expected some of screen_size"),
     *(
@@ -30,6 +30,26 @@ WRONG = [
     ({**SCREENING, "advantage": "gae"}, "rollout = 'screening' with advantage = 'gae'; expected one of 'group'"),
     ({**SCREENING, "silent_groups": "zvp"}, "rollout = 'screening' with silent_groups = 'zvp'; expected 'skip'"),
     ({**SCREENING, "rescue": "rlep"}, "rollout = 'screening' with rescue = 'rlep'; expected 'none'"),
+    *(
+        (
+            {"rollout": {"name": "knapsack", "smallest": size}},
+            f"rollout.smallest = {size!r}; expected an integer from 2 to group_size - 1 = 7",
+        )
+        for size in (1, 8, 2.0, None)
+    ),
+    *(
+        (
+            {"rollout": {"name": "knapsack", "largest": size}},
+            f"rollout.largest = {size!r}; expected an integer above group_size = 8, or None",
+        )
+        for size in (8, 7, 9.0, "all")
+    ),
+    ({"rollout": "knapsack", "group_size": 2}, "rollout = 'knapsack' with group_size = 2; expected at least 3"),
+    (
+        {"rollout": "knapsack", "replay_grade": {"min_episodes": 4}},
+        "rollout.smallest = 2; expected at least replay_grade.min_episodes = 4",
+    ),
+    ({"rollout": {"name": "knapsack", "screen_size": 2}}, "rollout.screen_size = 2; expected it only with rollout = "),
     (
         {**SCREENING, "replay_grade": {"min_episodes": 4}},
         "rollout.screen_size = 3; expected at least replay_grade.min_episodes = 4",
@@ -49,6 +69,8 @@ def test_a_wrong_value_is_refused_with_the_reason(config, settings, reason):
         SCREENING,
         {"rollout": "screening", "group_size": 3},
         {**SCREENING, "loss": "dapo"},
+        {"rollout": "knapsack", "silent_groups": "zvp"},
+        {"rollout": {"name": "knapsack", "smallest": 3, "largest": 9}, "rescue": "arpo"},
         {**SCREENING, "replay_grade": {"min_episodes": 4}, "replay_capacity": 0},
         {"group_size": 2, "rollout": "full"},
     ],
@@ -57,6 +79,12 @@ def test_what_fits_has_no_fault(config, settings):
     if settings.get("replay_capacity") == 0:
         config.replay(revisit_fraction=0.0, reuse_fraction=0.0)
     assert faults_of(config.update_from_dict(settings)) == []
+
+
+def test_group_sizes_by_signal_need_a_memory(config):
+    config.training(rollout="knapsack").replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+    (line,) = faults_of(config)
+    assert line.startswith("rollout = 'knapsack' with replay_capacity = 0; expected a memory")
 
 
 def test_a_group_of_one_is_reported_once(config):
