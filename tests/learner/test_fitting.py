@@ -188,6 +188,20 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
     sharded.shutdown()
 
 
+@pytest.mark.slow
+def test_silent_groups_are_shaped_alike_by_any_number_of_learners(config, ray_here):
+    config = changed(config, lr=0.0, silent_groups="zvp")
+    local = learner_group(config)
+    plain, _ = update(local, GROUPS, STORED)
+    wanted, _ = update(local, GROUPS, STORED, silent=(0, 2))
+    assert relative_gap(plain[0], wanted[0]) > 1e-2
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
+    sharded = learner_group(two.training(fsdp=True))
+    for one in update(sharded, GROUPS, STORED, silent=(0, 2))[0]:
+        assert relative_gap(one, wanted[0]) < 1e-5
+    sharded.shutdown()
+
+
 # --- settings that do not go together ---------------------------------------------------------------
 
 
