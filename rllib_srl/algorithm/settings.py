@@ -146,7 +146,11 @@ RENAMED = {
     **{f"replay_{old}": f"replay_{new}" for old, new in REPLAY_RENAMED.items()},
 }
 RENAMED_VALUES = {f"replay_{name}": values for name, values in REPLAY_VALUES.items()}
-_NEW = ("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed")  # flat names that users never gave
+# Flat names that users never gave.
+_NEW = (
+    *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
+    *("zvp_coeff", "screen_size", "smallest_group", "largest_group"),
+)
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
 
 _warned: set[str] = set()
