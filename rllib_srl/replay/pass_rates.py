@@ -32,7 +32,8 @@ def pass_rates_of(store: ItemStore, keys: Iterable[str]) -> PassRates:
     slots = {key: store.slot_of(int(key, 16)) for key in keys}
     rows = {key: store.items[slot] for key, slot in slots.items() if slot is not None}
     items = {key: (float(row["alpha"]), float(row["beta"])) for key, row in rows.items() if row["reps"] > 0}
-    reviewed = store.slots()[store.items["reps"][store.slots()] > 0]
+    all_slots = store.slots()
+    reviewed = all_slots[store.items["reps"][all_slots] > 0]
     alpha_N, beta_N, domain_N = (store.items[name][reviewed] for name in ("alpha", "beta", "domain"))
     num_domains = len(store.domains)
     mean_N = alpha_N.astype(np.float64) / (alpha_N + beta_N)

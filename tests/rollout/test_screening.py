@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from math import comb
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,3 +39,16 @@ def test_the_share_of_groups_that_pass_is_that_of_the_docstring(group_size, scre
 def test_the_weights_of_the_docstring():
     shares = [1 - (comb(k, 2) + comb(8 - k, 2)) / comb(8, 2) for k in range(1, 8)]
     assert [round(share, 2) for share in shares] == [0.25, 0.43, 0.54, 0.57, 0.54, 0.43, 0.25]
+
+
+def test_the_costs_of_the_document():
+    """Episodes per group with signal: (s + passed (G - s)) / passed, G / mixed without a screen."""
+    text = (Path(__file__).parents[2] / "docs" / "rollouts.md").read_text(encoding="utf-8")
+    rows = {"all": 1.0, "half": 0.5, "a fifth": 0.2}
+    for line in [line for line in text.splitlines() if re.match(r"\| (all|half|a fifth) at", line)]:
+        name, *costs = [cell.strip() for cell in line.strip("|").split("|")]
+        share = next(value for row, value in rows.items() if name.startswith(row))
+        p = float(re.search(r"at (\.\d)", name)[1])
+        for screen_size, cost in zip((8, 2, 3, 4), costs, strict=True):
+            passed = share * (1 - p**screen_size - (1 - p) ** screen_size)
+            assert round((screen_size + passed * (8 - screen_size)) / passed, 1) == float(cost)
