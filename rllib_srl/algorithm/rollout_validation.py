@@ -26,11 +26,12 @@ def _screening(config: Any) -> Iterator[str]:
     elif not is_integer(size, 2) or size >= group_size:
         yield f"screen_size = {size!r}; expected an integer from 2 to group_size - 1 = {group_size - 1}"
     settings = config.loss_settings()
-    if settings.advantage not in GROUP_NORMALISED:
-        yield (
-            f"rollout = 'screening' with advantage = {settings.advantage!r}; expected one of "
-            f"{', '.join(map(repr, GROUP_NORMALISED))}: with others, the groups screened out would have a signal"
-        )
+    for name, rule in (("advantage", settings.advantage), ("reuse_advantage", settings.reuse_advantage)):
+        if rule is not None and rule not in GROUP_NORMALISED:
+            yield (
+                f"rollout = 'screening' with {name} = {rule!r}; expected one of "
+                f"{', '.join(map(repr, GROUP_NORMALISED))}: with others, the groups screened out would have a signal"
+            )
     if settings.silent_groups != "skip":
         yield (
             f"rollout = 'screening' with silent_groups = {settings.silent_groups!r}; expected 'skip': prompts that are "

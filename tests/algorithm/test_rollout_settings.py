@@ -28,6 +28,10 @@ WRONG = [
     ({"rollout": "screening", "group_size": 2}, "rollout = 'screening' with group_size = 2; expected at least 3"),
     ({**SCREENING, "group_size": 3}, "rollout.screen_size = 3; expected an integer from 2 to group_size - 1 = 2"),
     ({**SCREENING, "advantage": "gae"}, "rollout = 'screening' with advantage = 'gae'; expected one of 'group'"),
+    (
+        {**SCREENING, "reuse_advantage": "recalibrated"},
+        "rollout = 'screening' with reuse_advantage = 'recalibrated'; expected one of 'group'",
+    ),
     ({**SCREENING, "silent_groups": "zvp"}, "rollout = 'screening' with silent_groups = 'zvp'; expected 'skip'"),
     ({**SCREENING, "rescue": "rlep"}, "rollout = 'screening' with rescue = 'rlep'; expected 'none'"),
     *(

@@ -45,7 +45,9 @@ def test_the_costs_of_the_document():
     """Episodes per group with signal: (s + passed (G - s)) / passed, G / mixed without a screen."""
     text = (Path(__file__).parents[2] / "docs" / "rollouts.md").read_text(encoding="utf-8")
     rows = {"all": 1.0, "half": 0.5, "a fifth": 0.2}
-    for line in [line for line in text.splitlines() if re.match(r"\| (all|half|a fifth) at", line)]:
+    lines = [line for line in text.splitlines() if re.match(r"\| (all|half|a fifth) at", line)]
+    assert len(lines) == 6
+    for line in lines:
         name, *costs = [cell.strip() for cell in line.strip("|").split("|")]
         share = next(value for row, value in rows.items() if name.startswith(row))
         p = float(re.search(r"at (\.\d)", name)[1])
