@@ -204,12 +204,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if explore is False:
             overrides["temperature"] = 0.0
         if prompts is not None:
-            return self._play(_requests((prompt.key, prompt, group_size) for prompt in prompts), overrides)
+            return self._play(_unplayed((prompt.key, prompt, group_size) for prompt in prompts), overrides)
         episodes: list[SingleAgentEpisode] = []
         while not _is_enough(episodes, num_timesteps, num_episodes):
             missing = (num_episodes or 1) - len(episodes) if num_timesteps is None else 1
             drawn = self._own_source().draw(missing)
-            episodes += self._play(_requests((prompt.key, prompt, 1) for prompt in drawn), overrides)
+            episodes += self._play(_unplayed((prompt.key, prompt, 1) for prompt in drawn), overrides)
         return episodes
 
     def play_groups(
@@ -244,12 +244,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         version, start = self.engine.version, time.perf_counter()
         seconds: dict[str, float] = {}
         ids, sizes = list(prompts), group_sizes or dict.fromkeys(prompts, group_size)
-        requests = _requests((group_id, prompt, sizes[group_id]) for group_id, prompt in prompts.items())
+        unplayed = _unplayed((group_id, prompt, sizes[group_id]) for group_id, prompt in prompts.items())
         screened_out: frozenset[str] = frozenset()
         if screen_size:
-            episodes, screened_out = self._play_screened(requests, screen_size, overrides, seconds)
+            episodes, screened_out = self._play_screened(unplayed, screen_size, overrides, seconds)
         else:
-            episodes = self._play(requests, overrides, seconds, settles=as_groups)
+            episodes = self._play(unplayed, overrides, seconds, settles=as_groups)
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
@@ -298,46 +298,46 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _play(
         self,
-        requests: Sequence[LiveEpisode],
+        unplayed: Sequence[LiveEpisode],
         overrides: Mapping[str, Any],
         seconds: dict[str, float] | None = None,
         settles: bool = False,
     ) -> list[SingleAgentEpisode]:
-        """Play all requests; return their episodes in the same order."""
-        episodes = self._run(requests, overrides, self.config.sample_timeout_s * PLAY_SHARE, seconds)
+        """Play episodes; return them in the same order."""
+        episodes = self._run(unplayed, overrides, self.config.sample_timeout_s * PLAY_SHARE, seconds)
         if settles:
             self._settle(episodes, SETTLE_SHARE)
-        return self._reported(episodes, requests)
+        return self._reported(episodes, unplayed)
 
     def _play_screened(
-        self, requests: Sequence[LiveEpisode], screen_size: int, overrides: Mapping[str, Any], seconds: dict[str, float]
+        self, unplayed: Sequence[LiveEpisode], screen_size: int, overrides: Mapping[str, Any], seconds: dict[str, float]
     ) -> tuple[list[SingleAgentEpisode], frozenset[str]]:
         """Play the first `screen_size` episodes of each group, the others only where the rewards of those differ.
 
         Returns:
-            The episodes in the order of the requests, and the ids of the groups screened out.
+            The episodes in order, and the ids of the groups screened out.
         """
         end = time.monotonic() + self.config.sample_timeout_s * PLAY_SHARE
-        first = [request for request in requests if request.index < screen_size]
+        first = [live for live in unplayed if live.index < screen_size]
         screen = self._run(first, overrides, end - time.monotonic(), seconds)
         self._settle(screen, SETTLE_SHARE / 2)
         passed = with_signal(screen)
-        others = [one for one in requests if one.index >= screen_size and one.group_id in passed]
+        others = [live for live in unplayed if live.index >= screen_size and live.group_id in passed]
         more: dict[str, float] = {}
         rest = self._run(others, overrides, max(0.0, end - time.monotonic()), more)
         seconds.update({name: seconds[name] + more[name] for name in more})
         self._settle([one for one in (*screen, *rest) if one.custom_data["group_id"] in passed], SETTLE_SHARE / 2)
-        screened_out = frozenset(request.group_id for request in first) - passed
+        screened_out = frozenset(live.group_id for live in first) - passed
         return self._reported([*screen, *rest], [*first, *others]), screened_out
 
     def _run(
         self,
-        requests: Sequence[LiveEpisode],
+        unplayed: Sequence[LiveEpisode],
         overrides: Mapping[str, Any],
         deadline_s: float,
         seconds: dict[str, float] | None,
     ) -> list[SingleAgentEpisode]:
-        """Play all requests; return their episodes in the order in which they ended."""
+        """Play episodes; return them in the order in which they ended."""
         sampling = {"max_tokens": self.config.max_turn_tokens, "temperature": self.config.temperature, **overrides}
         limits = Limits(
             max_turns=self.config.max_turns,
@@ -346,7 +346,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         return list(
             play(
-                requests,
+                unplayed,
                 engine=self.engine,
                 worlds=self.worlds,
                 transcript=self.transcript,
@@ -363,9 +363,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
 
     def _reported(
-        self, episodes: Sequence[SingleAgentEpisode], requests: Sequence[LiveEpisode]
+        self, episodes: Sequence[SingleAgentEpisode], unplayed: Sequence[LiveEpisode]
     ) -> list[SingleAgentEpisode]:
-        """Call the callbacks and count the episodes; return them in the order of the requests."""
+        """Call the callbacks and count the episodes; return them in the order of `unplayed`."""
         for episode in episodes:
             self._callback("on_episode_end", episode=episode)
         self._callback("on_sample_end", samples=episodes)
@@ -525,8 +525,8 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
     return list(shown.values())
 
 
-def _requests(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:
-    """Return the requests of all episodes of groups given by id, prompt and size."""
+def _unplayed(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:
+    """Return the episodes of groups given by id, prompt and size."""
     return [LiveEpisode(prompt, group_id, index) for group_id, prompt, size in groups for index in range(size)]
 
 
