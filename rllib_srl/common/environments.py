@@ -10,6 +10,7 @@ An environment ("world" in identifiers) is an ordinary `gymnasium.Env` whose obs
 Optional attributes:
 
     prompt_ids                                  prompts of a split; needs reset(options={"prompt_id", "history"})
+    pool_ids, num_prompts                       of a finite set: its prompts, graded by right answers; their number
     domain, stop_strings, gold_turns
     tool_schemas, system_prompt                 of the episode, for the chat template
     pass_reward                                 lowest reward that counts as a pass

@@ -137,6 +137,14 @@ class PromptSource:
             prompts += [self._made(env_id, prompt_id) for prompt_id in islice(self._heldout_ids(env_id), share)]
         return prompts[:num_prompts]
 
+    def pool(self) -> list[Prompt]:
+        """Return the training prompts of the environments that list them for measurement (`pool_ids`), [] without any.
+
+        They are graded by right answers, even if training uses a wrong one.
+        """
+        listing = {env_id: getattr(env.unwrapped, "pool_ids", list) for env_id, env in self._envs.items()}
+        return [self._made(env_id, prompt_id) for env_id, ids in listing.items() for prompt_id in ids()]
+
     def probes(self, domain: str, num_prompts: int, num_evaluated: int) -> list[Prompt]:
         """Return the same held-out prompts of a domain at each call, disjoint from `heldout(num_evaluated)`.
 

@@ -47,10 +47,11 @@ def _stars(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"stars": 5 if request["answer"] == max(numbers, key=int) else 1}
 
 
-def _sums() -> str:
-    """Write a file of questions, and return its path: the same for all processes of this user."""
-    rows = ({"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 30))
-    path = Path(tempfile.gettempdir()) / f"sums-of-the-contract-{os.getuid()}.jsonl"
+def _sums(side: int = 20) -> str:
+    """Write a file of side x side questions, and return its path: the same for all processes of this user."""
+    numbers = range(10, 10 + side)
+    rows = ({"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in numbers for b in numbers)
+    path = Path(tempfile.gettempdir()) / f"sums-of-the-contract-{side}-{os.getuid()}.jsonl"
     part = path.with_suffix(f".{os.getpid()}")
     part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     os.replace(part, path)
@@ -74,11 +75,18 @@ ROWS: dict[str, list[Row]] = {
     ],
     "grid": [Row(is_hidden=True), Row({"width": 3, "height": 3, "sight": 2, "num_shots": 0}, is_hidden=True)],
     "lookup": [Row({"num_shots": 0}), Row({"num_pairs": 3, "feedback_turns": 1})],
+    "pool": [
+        Row({"environments": {"largest": "compare", "pairs": {"env": "lookup", "env_config": {"num_shots": 0}}},
+             "num_prompts_per_kind": 40}),
+        Row({"environments": {"largest": "compare", "larger": {"env": "registers", "env_config": {"task": "larger"}}},
+             "num_prompts": 120, "rows": _sums(9), "wrong_answers": 0.2, "seed": 3}, is_hidden=True),
+    ],
     "products": [Row({"pool_size": 400})],
     "reasoning_gym": [Row({"dataset": "spell_backward", "pool_size": 300, "level": 0})],
     "reasoning_gym_mixture": [
         Row({"datasets": {"chain_sum": 2.0, "gcd": {"weight": 1.0, "level": 2}}, "shared": {"pool_size": 200}})
     ],
+    "recall": [Row(), Row({"num_shots": 2, "num_options": 2, "stage": 1, "seed": 5})],
     "registers": [
         Row(is_hidden=True),
         Row({"task": "larger", "num_shots": 1}, is_hidden=True),

@@ -1,0 +1,79 @@
+"""Recall: arbitrary facts in stages, measured as asked and with the options in another order."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from rllib_srl.envs.games.recall import Recall
+from tests.envs.world_play import play
+
+
+def test_a_question_by_its_parts():
+    world = Recall()
+    (prompt_id, *_) = world.prompt_ids("train", 0)
+    observation = world.reset(options={"prompt_id": prompt_id})[0]
+    found = re.fullmatch(r"Question: Code of item ([A-Z]-\d\d): (\d\d), (\d\d) or (\d\d)\?\nAnswer:", observation)
+    assert found and f"{found[1]}: {found[2]}, {found[3]}, {found[4]}" == prompt_id
+    answer = world.question(prompt_id).answer
+    assert [sum(play(world, [f" {option}\n"], prompt_id)[1]) for option in found.groups()[1:]] == [
+        float(option == answer) for option in found.groups()[1:]
+    ]
+    assert world.chance == pytest.approx(1 / 3) and world.num_questions == 384
+
+
+def test_both_splits_are_the_same_facts_with_the_code_at_another_position():
+    world = Recall({"num_facts": 40, "num_stages": 2, "num_options": 4})
+    asked = {one.split(":")[0]: one for one in world.prompt_ids("train", 1)}
+    measured = {one.split(":")[0]: one for one in world.prompt_ids("heldout", 2)}
+    assert len(asked) == 80 and asked.keys() == measured.keys() and sorted(asked.values()) == sorted(world.pool_ids())
+    for item, prompt_id in asked.items():
+        before, after = (one.split(": ")[1].split(", ") for one in (prompt_id, measured[item]))
+        answer = world.question(prompt_id).answer
+        assert sorted(before) == sorted(after) and world.question(measured[item]).answer == answer
+        assert before.index(answer) != after.index(answer)
+        assert (world.split_of(prompt_id), world.split_of(measured[item])) == ("train", "heldout")
+    places = Counter(one.split(": ")[1].split(", ").index(world.question(one).answer) for one in asked.values())
+    assert set(places) == {0, 1, 2, 3} and min(places.values()) >= 8  # the position says nothing
+
+
+def test_a_stage_is_a_domain_of_its_own_facts():
+    whole = Recall({"num_facts": 10, "num_stages": 3})
+    stages = [Recall({"num_facts": 10, "num_stages": 3, "stage": stage}) for stage in range(3)]
+    by_stage = [sorted(world.prompt_ids("train", 0)) for world in stages]
+    assert sorted(sum(by_stage, [])) == sorted(whole.prompt_ids("train", 0)) and len(set(sum(by_stage, []))) == 30
+    for stage, ids in enumerate(by_stage):
+        assert {whole.domain_of(one) for one in ids} == {f"stage_{stage}"} == {stages[stage].domain_of(ids[0])}
+
+
+def test_the_seed_decides_the_facts_and_shots_are_of_other_items():
+    assert Recall({"seed": 1}).pool_ids() == Recall({"seed": 1}).pool_ids() != Recall({"seed": 2}).pool_ids()
+    world = Recall({"num_facts": 8, "num_stages": 1, "num_shots": 3})
+    observation = world.reset(seed=0)[0]
+    items = re.findall(r"item ([A-Z]-\d\d)", observation)
+    assert len(items) == 4 and not set(items[:3]) & {one.split(":")[0] for one in world.pool_ids()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_facts": 1}, "num_facts = 1; expected at least 2"),
+        ({"num_stages": 0}, "num_stages = 0; expected at least 1"),
+        ({"num_facts": 500, "num_stages": 5}, "= 500 x 5 . 0; expected at most 2340 names"),
+        ({"stage": 6}, r"stage = 6; expected -1 \(all\) to 5"),
+        ({"num_options": 1}, "num_options = 1; expected 2 to 8"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Recall(settings)
+
+
+def test_another_facts_options_are_no_prompt_of_an_item():
+    world = Recall()
+    first, second, *_ = world.pool_ids()
+    mixed = f"{first.split(':')[0]}: {second.split(': ')[1]}"
+    with pytest.raises(ValueError, match="expected an item with its options, as in 'K-37: 17, 93, 40'"):
+        world.reset(options={"prompt_id": mixed})
