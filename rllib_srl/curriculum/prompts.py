@@ -137,6 +137,16 @@ class PromptSource:
             prompts += [self._made(env_id, prompt_id) for prompt_id in islice(self._heldout_ids(env_id), share)]
         return prompts[:num_prompts]
 
+    def small_pools(self, num_prompts: int) -> list[str]:
+        """Return a warning for each environment with a known number of prompts below `num_prompts`, a batch's."""
+        known = {env_id: getattr(env.unwrapped, "num_prompts", None) for env_id, env in self._envs.items()}
+        return [
+            f"environment {env_id!r} has {num} training prompts, fewer than num_prompts_per_batch = {num_prompts}: "
+            f"an iteration plays each about {num_prompts / num:.1f} times"
+            for env_id, num in known.items()
+            if isinstance(num, int) and num < num_prompts
+        ]
+
     def pool(self) -> list[Prompt]:
         """Return the training prompts of the environments that list them for measurement (`pool_ids`), [] without any.
 

@@ -27,6 +27,7 @@ from rllib_srl.studies.seeds import (
 
 ALPHA = 0.05
 MIN_SEEDS = 6  # with fewer seeds no exact paired test reaches ALPHA
+NO_WORSE = -0.02  # "no worse" is claimed only if the interval of a difference in accuracy lies above this
 BUDGET_TOLERANCE = 0.05  # allowed relative deviation from the budget: a trial stops after a whole iteration
 
 

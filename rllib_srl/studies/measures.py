@@ -56,6 +56,16 @@ def _part(curve: Curve, which: str) -> float:
     return _mean(parts)
 
 
+def _area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
+    """Return the mean height over time; NaN if a value is unknown."""
+    return retention.retention_area(time_I, accuracy_I) if np.isfinite(accuracy_I).all() else float("nan")
+
+
+def _live_share(curve: Curve) -> float:
+    generated, live = curve.num_generated_tokens_I[-1], curve.num_live_tokens_I[-1]
+    return float(live / generated) if live else float("nan")  # older results have no such count
+
+
 def _mean(values: list[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
@@ -127,6 +137,36 @@ MEASURES = {
         "lower",
         partial(_part, which="essential"),
     ),
+    "accuracy_area": Measure(
+        "accuracy over training",
+        "The average accuracy on held-out prompts from the start to the end of training, over generated tokens (area "
+        "under the curve). High if learning is fast and lasts.",
+        "share",
+        "higher",
+        lambda c: _area(c.num_generated_tokens_I, c.average_I()),
+    ),
+    "pool_accuracy": Measure(
+        "accuracy on the pool",
+        "After all training: the share of the training prompts themselves answered correctly, graded by right answers "
+        "even where training used a wrong one.",
+        "share",
+        "higher",
+        lambda c: float(c.pool_I[-1]),
+    ),
+    "pool_area": Measure(
+        "pool over training",
+        "The average accuracy on the training prompts themselves over generated tokens.",
+        "share",
+        "higher",
+        lambda c: _area(c.num_generated_tokens_I, c.pool_I),
+    ),
+    "live_share": Measure(
+        "tokens with a gradient",
+        "The share of generated tokens that entered the loss. The others were of groups that taught nothing.",
+        "share",
+        "higher",
+        _live_share,
+    ),
 }
 COSTS = {
     "num_generated_tokens": Measure(
@@ -145,6 +185,13 @@ COSTS = {
     ),
     "seconds": Measure(
         "seconds", "Wall-clock time of training, without evaluations.", "seconds", "", lambda c: float(c.seconds_I[-1])
+    ),
+    "token_ms": Measure(
+        "ms per trained token",
+        "Milliseconds of training per token in the loss.",
+        "count",
+        "",
+        lambda c: 1000 * float(c.seconds_I[-1]) / max(1.0, float(c.num_trained_tokens_I[-1])),
     ),
     "peak_bytes": Measure(
         "peak memory", "Largest memory in use at any time.", "bytes", "", lambda c: float(c.peak_bytes)

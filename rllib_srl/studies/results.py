@@ -27,7 +27,10 @@ from rllib_srl.studies.study import Study
 
 STUDY_FILE = "study.json"
 TRIALS = "trials"
-GROWING = ("stage", "iteration", "num_generated_tokens", "num_trained_tokens", "seconds", "num_probe_tokens", "probe_s")
+GROWING = (
+    "stage", "iteration", "num_generated_tokens", "num_trained_tokens", "num_live_tokens", "seconds",
+    "num_probe_tokens", "probe_s",
+)  # fmt: skip
 
 
 class ResultsError(ValueError):
@@ -51,6 +54,7 @@ class Row:
     num_probe_tokens: int = 0  # tokens generated in evaluations and probes so far, not part of the budget
     probe_s: float = 0.0
     measures: dict[str, float] = field(default_factory=dict)  # other measures: "pass_at_8", "median_reviews"
+    num_live_tokens: int = 0  # played tokens that entered the loss so far, each counted once: those with a gradient
 
     def faults(self, study: Study) -> list[str]:
         """Return an error message for each field that is out of range."""

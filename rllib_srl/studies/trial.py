@@ -23,7 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
 from rllib_srl.storage import checkpoints
+from rllib_srl.studies.curves import POOL_ACCURACY
 from rllib_srl.studies.recording import TrialWriter, open_trial
 from rllib_srl.studies.results import Row, read_study, read_trial, trial_path
 from rllib_srl.studies.study import Study
@@ -62,6 +63,7 @@ class Spent:
     num_probe_tokens: int = 0
     probe_s: float = 0.0
     peak_bytes: int = 0
+    num_live_tokens: int = 0  # played tokens with a gradient, once each
 
 
 def run_path(directory: Path, arm: str, seed: int) -> Path:
@@ -170,12 +172,15 @@ class StudyTrial(SRL):
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
         figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
-        self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
+        pool = self.source.pool()
+        of_pool = [g for batch in self.play(pool, "pool", **greedily(self.config)) for g in batch.groups]
+        self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more, *of_pool]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
         self._longest = max(answer_lengths(played), default=0.0)
         measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
         rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
+        rows = with_pool(rows, of_pool)
         if self._writer is not None:
             self._writer.add(rows)
         return float(np.mean([row.accuracy for row in rows]))
@@ -240,6 +245,7 @@ class StudyTrial(SRL):
         is_updated = super()._learn(shards)
         if is_updated:
             self._spent.num_trained_tokens += num_tokens * self.config.num_epochs
+            self._spent.num_live_tokens += shards[0].num_tokens
         return is_updated
 
     def _epochs_for(self, num_tokens: int) -> int:
@@ -287,6 +293,15 @@ def rows_of(
         )
         for name in expected
     ]
+
+
+def with_pool(rows: Sequence[Row], played: Sequence[GroupMeta]) -> list[Row]:
+    """Return the rows with the accuracy on the training prompts of their domain, where some were played."""
+    by_domain: dict[str, list[bool]] = defaultdict(list)
+    for group in played:
+        by_domain[group.prompt.domain].append(bool(group.is_right_G()[0]))
+    found = {name: {POOL_ACCURACY: float(np.mean(is_right))} for name, is_right in by_domain.items()}
+    return [replace(row, measures={**row.measures, **found.get(row.domain, {})}) for row in rows]
 
 
 def answer_lengths(played: Sequence[GroupMeta]) -> list[float]:

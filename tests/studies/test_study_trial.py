@@ -14,7 +14,7 @@ from rllib_srl.storage import checkpoints
 from rllib_srl.studies.recording import write_study
 from rllib_srl.studies.results import read_results
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
-from rllib_srl.studies.trial import Spent, StudyTrial, answer_lengths, rows_of, run_path
+from rllib_srl.studies.trial import Spent, StudyTrial, answer_lengths, rows_of, run_path, with_pool
 from rllib_srl.types import GroupMeta, Prompt, StopReason
 from tests.small_worlds import small_config, watch
 
@@ -206,6 +206,19 @@ def test_a_rehearsal_writes_nothing_and_ends_after_its_iterations(make, tmp_path
     assert [result["done"] for result in told] == [False, True]
     assert 16 <= told[0]["study"]["largest_iteration"] <= 48  # 4 x 4 answers of 1 to 3 tokens
     assert not list((tmp_path / "results" / "trials").iterdir()) and not (tmp_path / "results" / "runs").exists()
+
+
+def test_rows_have_the_accuracy_on_the_pool_of_their_domain(study):
+    def group(domain: str, reward: float) -> GroupMeta:
+        one = np.ones(1, np.int64)
+        reasons = (StopReason.TERMINATED,)
+        return GroupMeta("1.0", Prompt(domain, "1", domain), np.array([reward]), one, one, one[:, None], reasons, 0,
+                         "fresh", None)  # fmt: skip
+
+    rows = rows_of([group("even", 1.0), group("odd", 0.0)], study, 0, 3, 11, Spent(), {"reuse_share": 0.25})
+    even, odd = with_pool(rows, [group("even", 1.0), group("even", 1.0), group("even", 0.0)])
+    assert even.measures == {"reuse_share": 0.25, "pool_accuracy": pytest.approx(2 / 3)}
+    assert odd == rows[1] and with_pool(rows, []) == rows
 
 
 def test_rows_by_hand(study):

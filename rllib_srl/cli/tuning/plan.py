@@ -116,20 +116,32 @@ def shortened(study: Study) -> Study:
     """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
     primary = study.primary
     kept = (primary.treatment, primary.controls[0])
+    whole = [_source_of(stage) for stage in study.settings["stream"]]
+    kept_sources = whole[:SHORT_STAGES]
     stages = [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]
-    learned = {d.name: d.learned_at for d in study.domains if d.learned_at is not None and d.learned_at < len(stages)}
+    domains = [
+        replace(domain, learned_at=max(at for at, source in enumerate(kept_sources) if source == taught_by))
+        for domain in study.domains
+        if domain.learned_at is not None and (taught_by := whole[domain.learned_at]) in kept_sources
+    ]
+    short = {**SHORT, "evaluation_duration": max(SHORT["evaluation_duration"], len(domains))}
     return replace(
         study,
         name=f"{study.name}_short",
         arms=tuple(arm for arm in study.arms if arm.name in kept),
-        domains=tuple(domain for domain in study.domains if domain.name in learned),
+        domains=tuple(domains),
         num_stages=len(stages),
         seeds=study.seeds[:SHORT_SEEDS],
         budget=SHORT_TOKENS * len(stages),
         primary=Primary(primary.treatment, kept[1:], primary.measures),
         is_confirmation=False,
-        settings={**study.settings, **SHORT, "stream": stages},
+        settings={**study.settings, **short, "stream": stages},
     )
+
+
+def _source_of(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stage without its length: stages with equal sources teach the same."""
+    return {name: value for name, value in stage.items() if name != "tokens"}
 
 
 def faults_of_trials(study: Study) -> list[str]:

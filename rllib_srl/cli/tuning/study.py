@@ -30,17 +30,27 @@ from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
 from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
-from rllib_srl.studies.contrasts import BUDGET_TOLERANCE, curves_of, findings_of, verdict_of, warnings_of
+from rllib_srl.studies.contrasts import (
+    BUDGET_TOLERANCE,
+    NO_WORSE,
+    Contrast,
+    Finding,
+    contrasts_of,
+    curves_of,
+    findings_of,
+    ratios_of,
+    verdict_of,
+    warnings_of,
+)
 from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.recording import finished_trials, write_study
-from rllib_srl.studies.report.story import number, span
-from rllib_srl.studies.results import STUDY_FILE, read_results
+from rllib_srl.studies.report.story import main_of, number, span
+from rllib_srl.studies.results import STUDY_FILE, Results, read_results
 from rllib_srl.studies.study import Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
 NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
 REHEARSED = 3  # iterations of a dry run
-COLUMNS = ("average_accuracy", "retention_area", "forgetting", "plasticity")
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
@@ -261,12 +271,14 @@ def without_loggers() -> Iterator[None]:
 def show(plan: Plan) -> None:
     """Print the table, the verdict, and the command that writes the report."""
     results = read_results(plan.directory)
-    findings = findings_of(curves_of(results))
-    titles = [MEASURES[name].title for name in COLUMNS] + [COSTS[name].title for name in COSTS]
+    curves = curves_of(results)
+    findings = findings_of(curves)
+    columns = main_of(plan.study)
+    titles = [MEASURES[name].title for name in columns] + [COSTS[name].title for name in COSTS]
     rows = [("arm", "trials", *titles)]
     for arm in results.study.arms:
         cells = [f"{len(results.of(arm.name))}/{len(results.study.seeds)}"]
-        for name in COLUMNS:
+        for name in columns:
             found, unit = findings[arm.name][name], MEASURES[name].unit
             cells.append(f"{number(found.mean, unit)} ({span(*found.interval, unit)})")
         cells += [number(findings[arm.name][name].mean, COSTS[name].unit) for name in COSTS]
@@ -276,6 +288,29 @@ def show(plan: Plan) -> None:
     primary = results.study.primary
     against = f"{primary.treatment} against {', '.join(primary.controls)}"
     print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
+    for contrast in [*verdict.contrasts, *beside_of(results, findings)]:
+        print(f"  {line_of(contrast)}")
+    for ratio in ratios_of(results, curves, findings):
+        print(f"  tokens to the final accuracy of {ratio.control}: {ratio.tokens:.2f} of its own (median)")
     for line in [*verdict.reasons, *warnings_of(results, findings)]:
         print(f"  {line}")
     print(f"report: {command('report', plan.directory)}")
+
+
+def beside_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[Contrast]:
+    """Return the differences of the accuracy on the pool, where it was measured; they decide nothing."""
+    primary = results.study.primary
+    found = contrasts_of(findings, primary.treatment, primary.controls, ("pool_accuracy",))
+    return [contrast for contrast in found if contrast.differences]
+
+
+def line_of(contrast: Contrast) -> str:
+    """Return a difference with its interval; of the accuracy on the pool, whether it is no worse."""
+    unit = MEASURES[contrast.measure].unit
+    text = f"{MEASURES[contrast.measure].title}, {contrast.first} minus {contrast.second}: "
+    text += f"{number(contrast.mean, unit, signed=True)} ({span(*contrast.interval, unit, signed=True)})"
+    if contrast.measure == "pool_accuracy":
+        is_shown = contrast.interval.low > NO_WORSE
+        margin = number(-NO_WORSE, "points")
+        return f"{text}, {'no worse' if is_shown else 'not shown to be no worse'} by a margin of {margin}"
+    return f"{text}, p = {contrast.p_holm:.2g} after correction, {len(contrast.differences)} pairs"

@@ -9,7 +9,6 @@ from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.report.blocks import Block, Cell, Heading, Notice, Page, Table, Text
 from rllib_srl.studies.report.charts import deciding_figure, figures
 from rllib_srl.studies.report.story import (
-    MAIN,
     Story,
     contrast_table,
     direction,
@@ -62,10 +61,13 @@ def _setup(story: Story) -> Iterator[Block]:
     study = story.study
     when = {domain.name: domain.learned_at for domain in study.domains if domain.learned_at is not None}
     taught = sorted(when, key=lambda name: when[name])
+    how = (
+        "one after the other" if len(set(when.values())) > 1 else "all of them from the start to the end of training"
+    )
     yield Heading("Setup")
     yield Text(
-        f"{study.subject[:1].upper()}{study.subject[1:]} was trained on {len(taught)} kinds of task (“domains”), one "
-        f"after the other: {', '.join(taught)}. Training on a new domain tends to lower the accuracy on earlier ones "
+        f"{study.subject[:1].upper()}{study.subject[1:]} was trained on {len(taught)} kinds of task (“domains”), "
+        f"{how}: {', '.join(taught)}. Training on one domain tends to lower the accuracy on others "
         f"(forgetting). Replay, which trains on earlier prompts again, is meant to prevent that. Each training method "
         f"below (“arm”) was run with {len(study.seeds)} random seeds; the arms share their seeds, so they are compared "
         f"in pairs. Every run ends after {study.budget:,} tokens: parts of words that a language model generates in "
@@ -82,12 +84,13 @@ def _results(story: Story) -> Iterator[Block]:
         "Values are means over the runs, with 95% intervals: if all runs were repeated with new seeds, such an "
         "interval would contain the true mean about 19 times in 20."
     )
-    rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in MAIN)) for arm in story.findings]
-    yield Table("", ("arm", *map(heading_of, MAIN)), tuple(rows))
+    rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in story.main)) for arm in story.findings]
+    yield Table("", ("arm", *map(heading_of, story.main)), tuple(rows))
+    shown = [MEASURES[name] for name in story.main]
     yield Table(
         "Definitions of the measures. A point is one percentage point.",
         ("measure", "meaning"),
-        tuple((Cell(m.title), Cell(f"{m.plain} {direction(m.better)}")) for m in (MEASURES[name] for name in MAIN)),
+        tuple((Cell(measure.title), Cell(f"{measure.plain} {direction(measure.better)}")) for measure in shown),
         is_text=True,
     )
 
