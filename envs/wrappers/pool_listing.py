@@ -86,7 +86,8 @@ def _faults_of_kind(kind: Any, wanted: Any) -> list[str]:
     given = {"env": wanted} if isinstance(wanted, str) else wanted
     is_valid = isinstance(given, Mapping) and isinstance(given.get("env"), str) and given["env"]
     if not is_valid or set(given) - {"env", "env_config"} or not isinstance(given.get("env_config") or {}, Mapping):
-        faults.append(f'environments[{kind!r}] = {wanted!r}; expected a name, or {{"env": name, "env_config": {{...}}}}')
+        form = '{"env": name, "env_config": {...}}'
+        faults.append(f"environments[{kind!r}] = {wanted!r}; expected a name, or {form}")
     return faults
 
 
@@ -163,7 +164,7 @@ class _Chooser:
                     f"kinds {first!r} and {kind!r} end a turn with {stops!r} and {theirs!r}; expected the same strings"
                 )
         if settling := [kind for kind, world in self._worlds.items() if hasattr(world, "settle_group")]:
-            raise ValueError(f"kind {settling[0]!r} settles the rewards of whole groups; expected its inner environment")
+            raise ValueError(f"kind {settling[0]!r} settles the rewards of groups; expected its inner environment")
         return stops
 
     def _sizes(self, num_rows: int) -> dict[str, int]:
@@ -214,8 +215,8 @@ class _Chooser:
                 found[prompt_id] = turn
         if len(found) < num:
             raise ValueError(
-                f"wrong_answers = {self._settings.wrong_answers}: {len(found)} of {len(self._ids)} prompts have a wrong "
-                f"answer that can be stated; expected {num} (an environment needs gold_turns)"
+                f"wrong_answers = {self._settings.wrong_answers}: {len(found)} of {len(self._ids)} prompts have a "
+                f"wrong answer that can be stated; expected {num} (an environment needs gold_turns)"
             )
         return found
 

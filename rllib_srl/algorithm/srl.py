@@ -118,6 +118,8 @@ class SRL(SavedAlgorithm):
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         flat = self.config.flat()
         self.report = Report(self.metrics, Path(self.logdir), flat.replay_on_secret, flat.replay_secret_detector)
+        for line in self.source.small_pools(self.config.num_prompts_per_batch):
+            self.report.warn(line)
 
     def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
         settings = self.config.replay_settings()

@@ -116,6 +116,18 @@ def test_passes_over_the_pool_are_shuffled_epochs():
     assert source.pool()[0] == Prompt("pool", source.pool()[0].prompt_id, "largest")
 
 
+def test_a_pool_smaller_than_a_batch_is_warned_of():
+    settings = {"pool": {"environments": KINDS, "num_prompts_per_kind": 2}}
+    source = PromptSource({"pool": FixedPool}, settings, {"pool": 1.0}, seed=1)
+    (line,) = source.small_pools(16)
+    assert line == (
+        "environment 'pool' has 6 training prompts, fewer than num_prompts_per_batch = 16: an iteration plays each "
+        "about 2.7 times"
+    )
+    assert source.small_pools(6) == []
+    assert PromptSource({"c": Compare}, {}, {"c": 1.0}, seed=1).small_pools(16) == []  # endless
+
+
 # --- pools of no use ------------------------------------------------------------------------------
 
 

@@ -43,7 +43,8 @@ def test_a_stage_is_a_domain_of_its_own_facts():
     whole = Recall({"num_facts": 10, "num_stages": 3})
     stages = [Recall({"num_facts": 10, "num_stages": 3, "stage": stage}) for stage in range(3)]
     by_stage = [sorted(world.prompt_ids("train", 0)) for world in stages]
-    assert sorted(sum(by_stage, [])) == sorted(whole.prompt_ids("train", 0)) and len(set(sum(by_stage, []))) == 30
+    of_all = [prompt_id for ids in by_stage for prompt_id in ids]
+    assert sorted(of_all) == sorted(whole.prompt_ids("train", 0)) and len(set(of_all)) == 30
     for stage, ids in enumerate(by_stage):
         assert {whole.domain_of(one) for one in ids} == {f"stage_{stage}"} == {stages[stage].domain_of(ids[0])}
 
