@@ -18,9 +18,8 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,8 +38,6 @@ from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.tune_configs.arms import COMMON
 from rllib_srl.tune_configs.kinds import CANDIDATES
 from rllib_srl.types import Prompt
-
-BATCH = 64  # prompts played at once
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ def figures_of(rewards_PG: np.ndarray, num_tokens: float) -> Figures:
     )
 
 
-def played(kinds: Sequence[str], arguments: argparse.Namespace) -> dict[str, Figures]:
-    """Play training prompts of each kind."""
+def played(kinds: Sequence[str], arguments: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
+    """Play training prompts of each kind, and yield its figures."""
     with TemporaryDirectory() as directory:
         wanted = {kind: CANDIDATES[kind] for kind in kinds}
         pool = {"environments": wanted, "num_prompts_per_kind": arguments.num_prompts}
@@ -78,18 +75,15 @@ def played(kinds: Sequence[str], arguments: argparse.Namespace) -> dict[str, Fig
         settings |= {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
         algo = build_config(settings).build_algo()
         try:
-            env = algo.config.world_creators()["pool"](pool)
-            prompts = [Prompt("pool", prompt_id, env.domain_of(prompt_id)) for prompt_id in env.pool_ids()]
-            rewards: dict[str, list[np.ndarray]] = defaultdict(list)
-            tokens: dict[str, list[float]] = defaultdict(list)
-            left = iter(prompts)
-            while batch := list(islice(left, BATCH)):
-                for answered in algo.play(batch, f"pilot {len(tokens)}", as_groups=False):
-                    for group in answered.groups:
-                        rewards[group.prompt.domain].append(group.rewards_G)
-                        tokens[group.prompt.domain].append(float(group.num_loss_tokens_G.mean()))
-            whole = {kind: [one for one in rewards[kind] if len(one) == arguments.group_size] for kind in kinds}
-            return {kind: figures_of(np.array(whole[kind]), float(np.mean(tokens[kind]))) for kind in kinds}
+            by_kind: dict[str, list[Prompt]] = defaultdict(list)
+            for prompt in algo.source.pool():
+                by_kind[prompt.domain].append(prompt)
+            for kind in kinds:
+                answered = algo.play(by_kind[kind], f"pilot {kind}", as_groups=False)
+                groups = [group for batch in answered for group in batch.groups]
+                whole = [group.rewards_G for group in groups if len(group.rewards_G) == arguments.group_size]
+                num_tokens = float(np.mean([group.num_loss_tokens_G.mean() for group in groups]))
+                yield kind, figures_of(np.array(whole), num_tokens)
         finally:
             algo.stop()
 
@@ -103,7 +97,7 @@ def rows_of(figures: Mapping[str, Figures]) -> list[tuple[str, ...]]:
     return rows
 
 
-def summary(figures: Mapping[str, Figures]) -> str:
+def summary_of(figures: Mapping[str, Figures]) -> str:
     """Return the two figures that decide: the share of silent groups, and of kinds that are partly solved."""
     silent = float(np.mean([one.silent for one in figures.values()]))
     between = float(np.mean([0.1 < one.pass_rate < 0.9 for one in figures.values()]))
@@ -112,9 +106,9 @@ def summary(figures: Mapping[str, Figures]) -> str:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary_, _, rest = (__doc__ or "").partition("\n\n")
+    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        description=summary_, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--kinds", nargs="+", choices=sorted(CANDIDATES), metavar="KIND", help="(default: all)")
     parser.add_argument("--num-prompts", type=int, default=64, metavar="N", help="of a kind (default: %(default)s)")
@@ -130,9 +124,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def measure(arguments: argparse.Namespace) -> int:
     """Play, and print the table."""
     start_ray(arguments.verbose)
-    figures = played(arguments.kinds or list(CANDIDATES), arguments)
+    kinds, figures = arguments.kinds or list(CANDIDATES), dict[str, Figures]()
+    for kind, one in played(kinds, arguments):
+        figures[kind] = one
+        print(f"{len(figures)}/{len(kinds)} {kind}: pass rate {one.pass_rate:.2f}, silent {one.silent:.2f}", flush=True)
     print(table(rows_of(figures)))
-    print(summary(figures))
+    print(summary_of(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps({kind: vars(one) for kind, one in figures.items()}, indent=1) + "\n")
     return 0

@@ -5,6 +5,8 @@
     STREAMS["cpu_drawn"]         domains drawn by lot; held out until a confirmation was read, used for tuning since
     STREAMS["cpu_heldout"]       other domains, drawn by lot, to confirm what was tuned on the streams above
     STREAMS["cpu_heldout_2"]     others again, for the hypothesis that came from that confirmation
+    STREAMS["skills"]            twenty skills, four of which cannot be learned, for few revisit slots
+    STREAMS["facts"]             arbitrary facts in six stages
     STREAMS["cpu_pretrained"]    two of the pairs with shots, for a pretrained model of 135M
     scaled("cpu", iterations=4)  the same, each stage of another length
 
@@ -26,8 +28,11 @@ of this model; one skill between them; then the order of the five. A test repeat
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
+
+from rllib_srl.tune_configs.kinds import DEVELOPMENT, KINDS
 
 STAGE = 10  # iterations
 
@@ -35,6 +40,20 @@ STAGE = 10  # iterations
 def _stage(world: str, domain: str = "", **env_config: Any) -> dict[str, Any]:
     named = {"domain": domain} if domain else {}
     return {"world": world, **named, "env_config": {"num_shots": 0, **env_config}, "iterations": STAGE}
+
+
+def skills() -> list[dict[str, Any]]:
+    """Return twenty stages in an order drawn by lot: development kinds, two of pure chance, two never solved."""
+    draw = random.Random(821)
+    known = [_stage(KINDS[kind]["env"], kind, **KINDS[kind]["env_config"]) for kind in draw.sample(DEVELOPMENT, 16)]
+    # New facts at every prompt, hundreds to a stage: 1 / 3 and 1 / 2 of the answers are right, and nothing helps.
+    by_chance = [
+        _stage("recall", f"chance_{num}", num_facts=2000, num_stages=1, num_options=num, seed=num) for num in (2, 3)
+    ]
+    hopeless = [_stage("reasoning_gym", name, dataset=name, level=0, pool_size=4096) for name in ("gcd", "lcm")]
+    stages = [*known, *by_chance, *hopeless]
+    draw.shuffle(stages)
+    return stages
 
 
 STREAMS: dict[str, Any] = {
@@ -79,6 +98,10 @@ STREAMS: dict[str, Any] = {
         _stage("compare", "compare_smallest", ask="smallest", num_shots=4),
         _stage("registers", "registers_smaller", task="smaller", num_registers=2, num_turns=3, num_shots=4),
     ],
+    # More skills than revisit slots: sixteen that the tiny model half knows, and four that cannot be learned.
+    "skills": skills(),
+    # Arbitrary facts: each stage has its own, and only repetition keeps them.
+    "facts": [_stage("recall", f"facts_{stage}", num_facts=64, num_stages=6, stage=stage) for stage in range(6)],
     # The same kinds of task without stages: the shares of three domains drift, each leads once in 30 iterations.
     "cpu_drift": {
         "domains": [{"world": "compare"}, {"world": "lookup"}, {"world": "registers"}],

@@ -1,0 +1,163 @@
+"""Studies of finite pools: equal token marks, equal tuning of every method, kinds and seeds drawn by lot."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rllib_srl.cli import report, tune
+from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.cli.tuning.plan import Plan
+from rllib_srl.envs.wrappers.fixed_pool import FixedPool
+from rllib_srl.studies.recording import open_trial, write_study
+from rllib_srl.studies.results import Row
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs import kinds
+from rllib_srl.tune_configs.arms import DEV_SEEDS, FRESH_SEEDS
+from rllib_srl.tune_configs.pools import METHODS, NUM_MARKS, PASSES, RATES, TOKENS, grid, method, on_pool, pool_of
+from rllib_srl.tune_configs.stream_arms import FACT_SEEDS, STREAM_SEEDS
+from rllib_srl.tune_configs.streams import STREAMS
+
+
+def test_a_pool_is_measured_at_equal_marks_of_generated_tokens():
+    study = tune.load("pool_pilot")
+    stages = study.settings["stream"]
+    assert len(stages) == study.num_stages == NUM_MARKS == 8 and sum(stage["tokens"] for stage in stages) == TOKENS
+    assert len({stage["tokens"] for stage in stages}) == 1
+    assert all(stage["env_config"] == pool_of(kinds.DEVELOPMENT) for stage in stages)
+    assert {domain.learned_at for domain in study.domains} == {7} and len(study.domains) >= 25
+    assert study.settings["evaluation_duration"] == 24 * len(study.domains)
+
+
+def test_every_method_gets_the_same_tuning_budget():
+    pilot, tuning = tune.load("pool_pilot"), tune.load("pool_tuning")
+    sizes = {name: len(grid(name)) for name in METHODS}
+    assert set(sizes.values()) == {len(RATES) * len(PASSES)} == {12}
+    assert {arm.name for arm in pilot.arms} == {arm.name for arm in grid("plain")}
+    assert {arm.name for arm in tuning.arms} == {arm.name for name in METHODS for arm in grid(name) if name != "plain"}
+    assert (pilot.seeds, pilot.budget, pilot.domains) == (tuning.seeds, tuning.budget, tuning.domains)
+    assert grid("reuse")[4].settings == {**METHODS["reuse"], "lr": 2e-4, "num_epochs": 2}
+
+
+def test_the_arms_of_the_primary_differ_in_one_thing_each():
+    def difference(one: str, other: str) -> set[str]:
+        ours, theirs = METHODS[one], METHODS[other]
+        return {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
+
+    assert difference("memory", "memory_group") == {"advantage"}
+    assert difference("memory", "passes") == {"replay_revisit_fraction", "replay_selection"}
+    off = ("replay_revisit_fraction", "replay_reuse_fraction", "replay_capacity")
+    assert METHODS["plain"] == dict.fromkeys(off, 0)
+    study = tune.load("pool_proof")
+    assert study.primary == Primary("memory", ("plain", "passes", "memory_group"), ("accuracy_area",))
+    assert len(study.seeds) == 16 and len(study.domains) >= 25 and study.is_confirmation
+    assert method("memory").settings.items() >= METHODS["memory"].items()
+
+
+def test_kinds_and_seeds_were_drawn_by_lot():
+    draw, left = random.Random(701), sorted(kinds.KINDS)
+    draw.shuffle(left)
+    num = kinds.NUM_KINDS
+    assert kinds.DEVELOPMENT == tuple(sorted(left[:num]))
+    for number, lot in enumerate(kinds.LOTS, 1):
+        assert lot.kinds == tuple(sorted(left[number * num : (number + 1) * num])) and len(lot.kinds) == num >= 25
+    seeds = [seed for lot in kinds.LOTS for seed in (*lot.seeds, lot.pool_seed)]
+    used = {*DEV_SEEDS, *FRESH_SEEDS, *STREAM_SEEDS, *FACT_SEEDS}
+    assert len(set(seeds)) == len(seeds) and not set(seeds) & used
+    every = [kind for some in (kinds.DEVELOPMENT, *(lot.kinds for lot in kinds.LOTS)) for kind in some]
+    assert len(set(every)) == len(every)
+
+
+def test_twenty_skills_a_fifth_of_them_not_to_be_learned():
+    names = [stage["domain"] for stage in STREAMS["skills"]]
+    assert len(set(names)) == 20 and len([name for name in names if name in kinds.DEVELOPMENT]) == 16
+    assert {name for name in names if name not in kinds.DEVELOPMENT} == {"chance_2", "chance_3", "gcd", "lcm"}
+    study = tune.load("pool_stream")
+    memory = next(arm for arm in study.arms if arm.name == "memory")
+    assert memory.settings["replay_revisit_fraction"] * study.settings["num_prompts_per_batch"] == 2
+
+
+def test_a_pool_of_the_development_kinds_can_be_made():
+    world = FixedPool(pool_of(kinds.DEVELOPMENT))
+    assert world.num_prompts == 5 * len(kinds.DEVELOPMENT)
+    assert len(world.wrong_ids) == round(0.1 * world.num_prompts)
+    assert {world.domain_of(prompt_id) for prompt_id in world.pool_ids()} == set(kinds.DEVELOPMENT)
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def small_pool() -> Study:
+    arms = [method("reuse"), method("plain")]
+    primary = Primary("reuse", ("plain",), ("accuracy_area",))
+    doc = "Is it so?\n\nIt is if the difference is above 0, by the exact test of the primary comparison, in all pairs."
+    return on_pool(kinds.DEVELOPMENT[:2], module="small", doc=doc, arms=arms, primary=primary, seeds=range(1, 8))
+
+
+def write_results(directory, study: Study) -> None:
+    """Write trials whose accuracy rises in equal steps, with reuse .1 higher from the first mark, on the pool .01."""
+    write_study(directory, study)
+    for arm in study.arms:
+        for seed in study.seeds:
+            with open_trial(directory, study, arm.name, seed, {"lr": 1e-3}) as trial:
+                for mark in range(NUM_MARKS + 1):
+                    more = 0.1 * (arm.name == "reuse" and mark > 0) + 0.001 * seed
+                    tokens = mark * study.budget // NUM_MARKS
+                    trial.add([
+                        Row(mark - 1, 10 * mark, domain.name, 0.2 + 0.05 * mark + more, tokens, tokens // 2,
+                            3.0 * mark, 100, 24, None, mark, 0.0,
+                            {"pool_accuracy": 0.5 + 0.1 * more}, tokens // 4)
+                        for domain in study.domains
+                    ])  # fmt: skip
+                trial.finish()
+
+
+def test_a_pool_study_shows_area_pool_tokens_and_the_verdict(tmp_path, capsys, quick):
+    study = small_pool()
+    write_results(tmp_path, study)
+    study_run.show(Plan(study, ("reuse", "plain"), study.seeds, tmp_path))
+    shown = capsys.readouterr().out
+    assert "accuracy over training" in shown and "tokens with a gradient" in shown and "retention" not in shown
+    # the area of a difference of 0 at the first of nine marks and .1 at the others: .1 (7 + 1 / 2) / 8
+    assert "accuracy over training, reuse minus plain: +9.4 points" in shown
+    assert "p = 0.016 after correction, 7 pairs" in shown
+    assert "primary comparison, reuse against plain: holds" in shown
+    assert "accuracy on the pool, reuse minus plain: +1.0 points" in shown
+    assert "no worse by a margin of 2.0 points" in shown
+    # plain ends at .6 after 8 marks; reuse reaches .6 at mark 6
+    assert "tokens to the final accuracy of plain: 0.75 of its own (median)" in shown
+    assert report.main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "all of them from the start to the end of training" in page and "accuracy on the pool" in page
+
+
+def test_a_pool_that_got_worse_is_said_to_be(tmp_path, capsys, quick):
+    study = replace(small_pool(), primary=Primary("plain", ("reuse",), ("accuracy_area",)))
+    write_study(tmp_path, study)
+    for arm in study.arms:
+        for seed in study.seeds:
+            with open_trial(tmp_path, study, arm.name, seed, {}) as trial:
+                for mark in range(NUM_MARKS + 1):
+                    tokens = mark * study.budget // NUM_MARKS
+                    pool = 0.5 + (0.01 * (seed % 2) + 0.03) * (arm.name == "reuse")
+                    trial.add([
+                        Row(mark - 1, mark, domain.name, 0.5, tokens, tokens, 1.0 * mark, 100,
+                            measures={"pool_accuracy": pool})
+                        for domain in study.domains
+                    ])  # fmt: skip
+                trial.finish()
+    study_run.show(Plan(study, ("plain", "reuse"), study.seeds, tmp_path))
+    shown = capsys.readouterr().out
+    assert "not shown to be no worse by a margin of 2.0 points" in shown
+    assert "primary comparison, plain against reuse: does not hold" in shown
+
+
+@pytest.mark.parametrize("tokens", [8, 1001])
+def test_marks_divide_any_budget_to_a_token(tokens):
+    study = on_pool(kinds.DEVELOPMENT[:2], module="small", doc="Is it so?", arms=[method("plain"), method("reuse")],
+                    primary=Primary("plain", ("reuse",), ("accuracy_area",)), tokens=tokens)
+    lengths = [stage["tokens"] for stage in study.settings["stream"]]
+    assert sum(lengths) == tokens and np.ptp(lengths) <= 1

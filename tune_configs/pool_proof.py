@@ -1,0 +1,25 @@
+"""On fresh kinds and seeds, does the memory learn a finite pool with fewer tokens than plain GRPO at its best?
+
+It does if the accuracy on unseen prompts over training is higher than that of plain GRPO at its own learning rate and
+passes. Two more comparisons say why: against shuffled passes with the same baseline and reuse (is the choice of prompts
+worth anything?), and against the same memory with GRPO's own baseline (is the history?). Each paired difference needs a
+95 % interval above 0 and a p value below .05 after Holm's correction. Accuracy on the pool itself is reported with its
+interval: "no worse" needs the lower end above -.02. Kinds and seeds are drawn by lot (kinds.py); run it once for each
+frozen setting, the next lot for the next idea, and report every run.
+"""
+
+from __future__ import annotations
+
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.tune_configs.kinds import LOTS
+from rllib_srl.tune_configs.pools import MEASURES, METHODS, method, on_pool
+
+LOT = 0  # number of this idea: a second and a third get fresh kinds and seeds
+
+
+def study() -> Study:
+    """Return the study."""
+    lot, controls = LOTS[LOT], ("plain", "passes", "memory_group")
+    return on_pool(lot.kinds, module=__name__, doc=__doc__, arms=[method(name) for name in METHODS],
+                   primary=Primary("memory", controls, MEASURES), seeds=lot.seeds, pool_seed=lot.pool_seed,
+                   is_confirmation=True)

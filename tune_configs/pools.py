@@ -1,0 +1,153 @@
+"""Shared parts of the studies on finite pools: the pool, its arms, and a study that measures at equal token marks.
+
+    on_pool(DEVELOPMENT, module=__name__, doc=__doc__, arms=[...], primary=...)     a whole `Study`
+
+A pool is `PROMPTS_PER_KIND` fixed prompts of each kind, a tenth of them with a wrong reference answer. A trial
+generates `TOKENS` tokens, about ten visits a prompt, and is measured before training and at `NUM_MARKS` equal marks:
+on unseen prompts of the same kinds, and on the pool itself, graded by right answers. The stream of a pool study is the
+pool at every mark, so that stages are marks and nothing else.
+
+Methods are dictionaries on top of `COMMON`; a method's best learning rate and number of passes are found on the
+development pool with the same grid for each (`grid`), at equal generated tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rllib_srl.studies.study import Arm, Domain, Primary, Study
+from rllib_srl.tune_configs.arms import COMMON, changed
+from rllib_srl.tune_configs.kinds import KINDS
+
+TOKENS = 150_000  # generated in a trial
+NUM_MARKS = 8
+PROMPTS_PER_KIND = 5
+WRONG_ANSWERS = 0.1
+MEASURES = ("accuracy_area",)
+DEV_SEEDS = (1, 2, 3)
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+PASSES = (1, 2, 3)
+
+# Plain GRPO: shuffled epochs over the pool, no memory.
+PLAIN = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
+# A memory without a schedule: shuffled epochs, and stored groups of the last iterations are trained on again.
+YOUNG_REUSE: dict[str, Any] = {
+    "replay_revisit_fraction": 0.0,
+    "replay_reuse_fraction": 0.25,
+    "replay_max_age": 6,
+    "replay_spacing": "none",
+    "replay_load_control": "none",
+    "replay_diversity": 0.0,
+    "replay_leeches": 0,
+    "replay_reuse_selection": "uniform",
+}
+HISTORY = {"advantage": "posterior"}  # the baseline from history
+CHOICE = {"replay_revisit_fraction": "auto", "replay_selection": "signal"}  # unseen and stored prompts compete
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "reuse": YOUNG_REUSE,
+    "passes": {**YOUNG_REUSE, **HISTORY},
+    "memory": {**YOUNG_REUSE, **HISTORY, **CHOICE},
+    "memory_group": {**YOUNG_REUSE, **CHOICE},
+    "dapo": {**PLAIN, "dynamic_sampling_tries": 3},
+    "greso": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **CHOICE, "replay_selection": "greso"},
+    "spo": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **HISTORY, **CHOICE, "replay_selection": "spo",
+            "num_prompts_per_batch": 128, "group_size": 1},
+    "critic": {**PLAIN, "advantage": {"name": "gae", "use_critic": True}},
+}  # fmt: skip
+ABOUT = {  # method -> title, description
+    "plain": ("plain GRPO", "Shuffled epochs over the pool, nothing stored."),
+    "reuse": ("young reuse", "Shuffled epochs, and groups of the last six iterations are trained on again."),
+    "passes": ("shuffled passes", "Shuffled epochs with the baseline from history, and young groups again."),
+    "memory": ("memory", "The rule `signal` chooses the prompts; baseline from history, and young groups again."),
+    "memory_group": ("memory, GRPO's baseline", "As the memory, with each group's own mean as the baseline."),
+    "dapo": ("dynamic sampling", "Shuffled epochs; groups without signal are replaced by further prompts (DAPO)."),
+    "greso": ("GRESO", "Prompts that were silent before are skipped at random."),
+    "spo": ("SPO", "One answer per prompt, a tracked baseline, prompts drawn by their uncertainty."),
+    "critic": ("critic", "Shuffled epochs; a value head in place of the group's mean."),
+}
+# The learning rate and the number of passes at which each method did best on the development pool, by `pool_pilot` and
+# `pool_tuning` (docs/LOG.md); a method without an entry has not been tuned yet.
+TUNED: dict[str, dict[str, Any]] = {}
+
+
+def method(name: str, **settings: Any) -> Arm:
+    """Return a method at its tuned learning rate and passes as an arm, with some settings changed."""
+    title, description = ABOUT[name]
+    return Arm(name, title, description, changed({**METHODS[name], **TUNED.get(name, {})}, settings))
+
+
+def grid(name: str) -> list[Arm]:
+    """Return a method at each learning rate and number of passes per batch: the tuning budget of every method."""
+    title, description = ABOUT[name]
+    return [
+        Arm(
+            f"{name}_{rate:g}_x{passes}",
+            f"{title}, lr {rate:g}, {passes} passes",
+            f"{description} Learning rate {rate:g}, {passes} passes over a batch.",
+            {**METHODS[name], "lr": rate, "num_epochs": passes},
+        )
+        for rate in RATES
+        for passes in PASSES
+    ]
+
+
+def pool_of(kinds: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Return the env_config of a pool of these kinds."""
+    return {
+        "environments": {kind: KINDS[kind] for kind in kinds},
+        "num_prompts_per_kind": PROMPTS_PER_KIND,
+        "wrong_answers": WRONG_ANSWERS,
+        "seed": seed,
+    }
+
+
+def on_pool(
+    kinds: Sequence[str],
+    *,
+    module: str,
+    doc: str | None,
+    arms: Sequence[Arm],
+    primary: Primary,
+    seeds: Sequence[int] = DEV_SEEDS,
+    tokens: int = TOKENS,
+    pool_seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Study:
+    """Return a study on a pool, measured at `NUM_MARKS` equal marks of generated tokens.
+
+    Args:
+        kinds: of the pool, keys of `rllib_srl.tune_configs.kinds.KINDS`.
+        module: of the study; its last part names the study and its directory.
+        doc: docstring of the module: the question in the first line, then which result answers it.
+        arms: to compare.
+        primary: the comparison that decides.
+        seeds: of the trials of each arm.
+        tokens: generated by the policy in a trial.
+        pool_seed: of the choice of prompts and of wrong answers.
+        settings: of all arms, on top of `COMMON`.
+        others: further fields of `Study`.
+
+    Raises:
+        ValueError: the study is not valid.
+    """
+    question, _, answer = (doc or "").partition("\n")
+    ends = [tokens * mark // NUM_MARKS for mark in range(NUM_MARKS + 1)]
+    source = {"world": "pool", "env_config": pool_of(kinds, pool_seed)}
+    stages = [{**source, "tokens": end - start} for start, end in pairwise(ends)]
+    return Study(
+        name=module.rpartition(".")[2],
+        question=question,
+        answered_by=" ".join(answer.split()),
+        arms=tuple(arms),
+        domains=tuple(Domain(kind, NUM_MARKS - 1) for kind in kinds),
+        num_stages=NUM_MARKS,
+        seeds=tuple(seeds),
+        budget=tokens,
+        primary=primary,
+        settings={**COMMON, "evaluation_duration": 24 * len(kinds), **(settings or {}), "stream": stages},
+        **others,
+    ).checked()
