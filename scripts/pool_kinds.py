@@ -76,7 +76,7 @@ def played(kinds: Sequence[str], arguments: argparse.Namespace) -> Iterator[tupl
         algo = build_config(settings).build_algo()
         try:
             by_kind: dict[str, list[Prompt]] = defaultdict(list)
-            for prompt in algo.source.pool():
+            for prompt in algo.source.measured_pool():
                 by_kind[prompt.domain].append(prompt)
             for kind in kinds:
                 answered = algo.play(by_kind[kind], f"pilot {kind}", as_groups=False)

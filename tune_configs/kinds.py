@@ -23,7 +23,7 @@ def _kind(env: str, **env_config: Any) -> dict[str, Any]:
     return {"env": env, "env_config": {"num_shots": 0, **env_config}}
 
 
-_RANGES = {"": (10, 99), "_digits": (0, 9), "_hundreds": (100, 999), "_thousands": (1000, 9999)}
+_RANGES = {"": (10, 99), "_digits": (0, 9), "_low": (10, 39), "_near": (40, 49), "_hundreds": (100, 999)}
 CANDIDATES: dict[str, dict[str, Any]] = {
     **{
         f"compare_{num}_{ask}{suffix}": _kind("compare", num_numbers=num, ask=ask, lowest=low, highest=high)
@@ -35,8 +35,9 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     **{
         f"registers_{num}_{task}": _kind("registers", num_registers=num, task=task)
         for num in (2, 3, 4, 5, 6, 7, 8)
-        for task in ("read", "larger", "smaller", "follow")
+        for task in ("read", "larger", "smaller")
     },
+    "registers_2_follow": _kind("registers", num_registers=2, task="follow"),
     **{
         f"copy_{num}_{order}": _kind("copy_words", num_words=num, order=order)
         for num in (2, 3, 4, 5, 6)
@@ -54,15 +55,15 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 LEFT_OUT = {"gcd", "lcm", "count_bits", "bitwise_arithmetic", "products"}
 KINDS = {name: kind for name, kind in CANDIDATES.items() if name not in LEFT_OUT}
 
-NUM_KINDS = 28  # of a pool
+NUM_KINDS = 25  # of a pool
 NUM_SEEDS = 16  # of a confirmation
+NUM_LOTS = 3  # ideas that may be confirmed
 LOT_SEED = 701
-NUM_LOTS = 2
 
 
 @dataclass(frozen=True)
 class Lot:
-    """What a confirmation runs on. Invariant: no two lots share a kind or a seed, nor one with development."""
+    """What a confirmation runs on. Invariant: no two lots share a seed, and none a kind with development."""
 
     kinds: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -70,17 +71,23 @@ class Lot:
 
 
 def _drawn() -> tuple[tuple[str, ...], list[Lot]]:
-    """Draw the development kinds and then each lot, all from one generator."""
+    """Draw the development kinds, then the kinds and seeds of each lot, all from one generator.
+
+    The kinds of a lot are in no earlier one as long as there are enough; after that they come from all earlier lots.
+    The seed of the pool makes their prompts new.
+    """
     draw, left = random.Random(LOT_SEED), sorted(KINDS)
     draw.shuffle(left)
-    at = range(0, NUM_KINDS * (NUM_LOTS + 1), NUM_KINDS)
-    development, *others = [tuple(sorted(left[start : start + NUM_KINDS])) for start in at]
-    seeds = draw.sample(range(1_000, 10_000), NUM_SEEDS * NUM_LOTS + NUM_LOTS)
+    development, left = left[:NUM_KINDS], left[NUM_KINDS:]
+    used: list[str] = []
     lots = []
-    for number, kinds in enumerate(others):
-        mine = seeds[number * (NUM_SEEDS + 1) : (number + 1) * (NUM_SEEDS + 1)]
-        lots.append(Lot(kinds, tuple(sorted(mine[1:])), mine[0]))
-    return development, lots
+    for _ in range(NUM_LOTS):
+        kinds = left[:NUM_KINDS] if len(left) >= NUM_KINDS else draw.sample(sorted(used), NUM_KINDS)
+        used, left = [*used, *(kind for kind in kinds if kind in left)], left[NUM_KINDS:]
+        number = len(lots) + 1
+        seeds = draw.sample(range(1_000 * number, 1_000 * (number + 1)), NUM_SEEDS + 1)
+        lots.append(Lot(tuple(sorted(kinds)), tuple(sorted(seeds[1:])), seeds[0]))
+    return tuple(sorted(development)), lots
 
 
 DEVELOPMENT, LOTS = _drawn()

@@ -4,8 +4,8 @@
 
 A pool is `PROMPTS_PER_KIND` fixed prompts of each kind, a tenth of them with a wrong reference answer. A trial
 generates `TOKENS` tokens, about ten visits a prompt, and is measured before training and at `NUM_MARKS` equal marks:
-on unseen prompts of the same kinds, and on the pool itself, graded by right answers. The stream of a pool study is the
-pool at every mark, so that stages are marks and nothing else.
+on unseen prompts of the same kinds, and on the pool itself, graded by right answers. A study without a stream has its
+marks as stages.
 
 Methods are dictionaries on top of `COMMON`; a method's best learning rate and number of passes are found on the
 development pool with the same grid for each (`grid`), at equal generated tokens.
@@ -14,7 +14,6 @@ development pool with the same grid for each (`grid`), at equal generated tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
@@ -135,9 +134,7 @@ def on_pool(
         ValueError: the study is not valid.
     """
     question, _, answer = (doc or "").partition("\n")
-    ends = [tokens * mark // NUM_MARKS for mark in range(NUM_MARKS + 1)]
-    source = {"world": "pool", "env_config": pool_of(kinds, pool_seed)}
-    stages = [{**source, "tokens": end - start} for start, end in pairwise(ends)]
+    pool = {"env": "pool", "env_config": pool_of(kinds, pool_seed), "evaluation_duration": 24 * len(kinds)}
     return Study(
         name=module.rpartition(".")[2],
         question=question,
@@ -148,6 +145,6 @@ def on_pool(
         seeds=tuple(seeds),
         budget=tokens,
         primary=primary,
-        settings={**COMMON, "evaluation_duration": 24 * len(kinds), **(settings or {}), "stream": stages},
+        settings={**COMMON, **pool, **(settings or {})},
         **others,
     ).checked()

@@ -147,7 +147,7 @@ class PromptSource:
             if isinstance(num, int) and num < num_prompts
         ]
 
-    def pool(self) -> list[Prompt]:
+    def measured_pool(self) -> list[Prompt]:
         """Return the training prompts of the environments that list them for measurement (`pool_ids`), [] without any.
 
         They are graded by right answers, even if training uses a wrong one.

@@ -159,6 +159,14 @@ class Study:
         own = next(a.settings for a in self.arms if a.name == arm)
         return {**self.settings, **own, "seed": seed}
 
+    def stage_at(self, num_tokens: int) -> int:
+        """Return the stage after `num_tokens` generated tokens in a study without a stream: equal parts of the budget.
+
+        A pool has no stages of its own: they are the marks at which it is measured.
+        """
+        ends = [self.budget * end // self.num_stages for end in range(1, self.num_stages + 1)]
+        return min(int(np.searchsorted(ends, num_tokens, side="right")), self.num_stages - 1)
+
     def learned_at_C(self) -> np.ndarray:
         """Return the stage that taught each domain, int64 [C]; NEVER for a domain that no stage teaches."""
         return np.array([NEVER if d.learned_at is None else d.learned_at for d in self.domains], np.int64)

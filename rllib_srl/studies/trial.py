@@ -141,10 +141,11 @@ class StudyTrial(SRL):
 
     @property
     def stage(self) -> int:
-        """Return the current stage of the stream."""
+        """Return the current stage of the stream, or the current part of the budget without one."""
         stream = self.config.task_stream()
-        assert isinstance(stream, Stages)
-        return stream.stage(self.source.progress)
+        if isinstance(stream, Stages):
+            return stream.stage(self.source.progress)
+        return self._study.stage_at(self.num_generated_tokens)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return SRL's state and the cost of the trial."""
@@ -172,7 +173,7 @@ class StudyTrial(SRL):
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
         figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
-        pool = self.source.pool()
+        pool = self.source.measured_pool()
         of_pool = [g for batch in self.play(pool, "pool", **greedily(self.config)) for g in batch.groups]
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more, *of_pool]))
         self._spent.probe_s += time.perf_counter() - start

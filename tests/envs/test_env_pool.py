@@ -112,8 +112,8 @@ def test_passes_over_the_pool_are_shuffled_epochs():
     assert {prompt.prompt_id for prompt in first} == {prompt.prompt_id for prompt in second}
     assert len({prompt.prompt_id for prompt in first}) == 30 and first != second
     assert {prompt.domain for prompt in first} == set(KINDS)
-    assert sorted(p.prompt_id for p in source.pool()) == sorted(FixedPool(settings["pool"]).pool_ids())
-    assert source.pool()[0] == Prompt("pool", source.pool()[0].prompt_id, "largest")
+    assert sorted(p.prompt_id for p in source.measured_pool()) == sorted(FixedPool(settings["pool"]).pool_ids())
+    assert source.measured_pool()[0] == Prompt("pool", source.measured_pool()[0].prompt_id, "largest")
 
 
 def test_a_pool_smaller_than_a_batch_is_warned_of():

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-
-import numpy as np
-import pytest
+from pathlib import Path
 
 from rllib_srl.cli import report, tune
 from rllib_srl.cli.tuning import study as study_run
-from rllib_srl.cli.tuning.plan import Plan
+from rllib_srl.cli.tuning.plan import Plan, planned
 from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 from rllib_srl.studies.recording import open_trial, write_study
 from rllib_srl.studies.results import Row
@@ -24,10 +22,12 @@ from rllib_srl.tune_configs.streams import STREAMS
 
 def test_a_pool_is_measured_at_equal_marks_of_generated_tokens():
     study = tune.load("pool_pilot")
-    stages = study.settings["stream"]
-    assert len(stages) == study.num_stages == NUM_MARKS == 8 and sum(stage["tokens"] for stage in stages) == TOKENS
-    assert len({stage["tokens"] for stage in stages}) == 1
-    assert all(stage["env_config"] == pool_of(kinds.DEVELOPMENT) for stage in stages)
+    assert study.num_stages == NUM_MARKS == 8 and study.budget == TOKENS == 150_000
+    assert [study.stage_at(tokens) for tokens in (0, 18_749, 18_750, 131_249, 131_250, 150_000, 151_000)] == [
+        0, 0, 1, 6, 7, 7, 7
+    ]  # fmt: skip
+    assert study.settings["env"] == "pool" and "stream" not in study.settings
+    assert study.settings["env_config"] == pool_of(kinds.DEVELOPMENT)
     assert {domain.learned_at for domain in study.domains} == {7} and len(study.domains) >= 25
     assert study.settings["evaluation_duration"] == 24 * len(study.domains)
 
@@ -50,7 +50,7 @@ def test_the_arms_of_the_primary_differ_in_one_thing_each():
     assert difference("memory", "memory_group") == {"advantage"}
     assert difference("memory", "passes") == {"replay_revisit_fraction", "replay_selection"}
     off = ("replay_revisit_fraction", "replay_reuse_fraction", "replay_capacity")
-    assert METHODS["plain"] == dict.fromkeys(off, 0)
+    assert dict.fromkeys(off, 0) == METHODS["plain"]
     study = tune.load("pool_proof")
     assert study.primary == Primary("memory", ("plain", "passes", "memory_group"), ("accuracy_area",))
     assert len(study.seeds) == 16 and len(study.domains) >= 25 and study.is_confirmation
@@ -60,15 +60,18 @@ def test_the_arms_of_the_primary_differ_in_one_thing_each():
 def test_kinds_and_seeds_were_drawn_by_lot():
     draw, left = random.Random(701), sorted(kinds.KINDS)
     draw.shuffle(left)
-    num = kinds.NUM_KINDS
-    assert kinds.DEVELOPMENT == tuple(sorted(left[:num]))
-    for number, lot in enumerate(kinds.LOTS, 1):
-        assert lot.kinds == tuple(sorted(left[number * num : (number + 1) * num])) and len(lot.kinds) == num >= 25
+    assert tuple(sorted(left[:25])) == kinds.DEVELOPMENT and len(left) >= 75
+    for number, lot in enumerate(kinds.LOTS):
+        fresh = left[25 * (number + 1) : 25 * (number + 2)]
+        earlier = sorted(kind for one in kinds.LOTS[:number] for kind in one.kinds)
+        mine = fresh if len(fresh) == 25 else draw.sample(earlier, 25)
+        pool_seed, *seeds = draw.sample(range(1000 * (number + 1), 1000 * (number + 2)), 17)
+        assert lot == kinds.Lot(tuple(sorted(mine)), tuple(sorted(seeds)), pool_seed)
+        assert not set(lot.kinds) & set(kinds.DEVELOPMENT)
+    assert not set(kinds.LOTS[0].kinds) & set(kinds.LOTS[1].kinds)
     seeds = [seed for lot in kinds.LOTS for seed in (*lot.seeds, lot.pool_seed)]
-    used = {*DEV_SEEDS, *FRESH_SEEDS, *STREAM_SEEDS, *FACT_SEEDS}
-    assert len(set(seeds)) == len(seeds) and not set(seeds) & used
-    every = [kind for some in (kinds.DEVELOPMENT, *(lot.kinds for lot in kinds.LOTS)) for kind in some]
-    assert len(set(every)) == len(every)
+    assert len(set(seeds)) == len(seeds)
+    assert not set(seeds) & {*DEV_SEEDS, *FRESH_SEEDS, *STREAM_SEEDS, *FACT_SEEDS}
 
 
 def test_twenty_skills_a_fifth_of_them_not_to_be_learned():
@@ -155,9 +158,6 @@ def test_a_pool_that_got_worse_is_said_to_be(tmp_path, capsys, quick):
     assert "primary comparison, plain against reuse: does not hold" in shown
 
 
-@pytest.mark.parametrize("tokens", [8, 1001])
-def test_marks_divide_any_budget_to_a_token(tokens):
-    study = on_pool(kinds.DEVELOPMENT[:2], module="small", doc="Is it so?", arms=[method("plain"), method("reuse")],
-                    primary=Primary("plain", ("reuse",), ("accuracy_area",)), tokens=tokens)
-    lengths = [stage["tokens"] for stage in study.settings["stream"]]
-    assert sum(lengths) == tokens and np.ptp(lengths) <= 1
+def test_another_budget_moves_the_marks():
+    study = planned(tune.load("pool_pilot"), {}, Path("nowhere"), budget=10_001).study
+    assert study.budget == 10_001 and [study.stage_at(n) for n in (1249, 1250, 2499, 8749, 8750)] == [0, 1, 1, 6, 7]

@@ -106,6 +106,8 @@ def from_anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_budget(study: Study, budget: int) -> Study:
     """Return a study whose trials have another budget, in stages of equal length, to a token."""
+    if "stream" not in study.settings:
+        return replace(study, budget=budget)
     ends = [budget * stage // study.num_stages for stage in range(study.num_stages + 1)]
     lengths = [end - start for start, end in pairwise(ends)]
     stages = [{**stage, "tokens": n} for stage, n in zip(study.settings["stream"], lengths, strict=True)]
@@ -116,32 +118,26 @@ def shortened(study: Study) -> Study:
     """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
     primary = study.primary
     kept = (primary.treatment, primary.controls[0])
-    whole = [_source_of(stage) for stage in study.settings["stream"]]
-    kept_sources = whole[:SHORT_STAGES]
-    stages = [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]
-    domains = [
-        replace(domain, learned_at=max(at for at, source in enumerate(kept_sources) if source == taught_by))
-        for domain in study.domains
-        if domain.learned_at is not None and (taught_by := whole[domain.learned_at]) in kept_sources
-    ]
-    short = {**SHORT, "evaluation_duration": max(SHORT["evaluation_duration"], len(domains))}
+    if "stream" in study.settings:
+        stream = {"stream": [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]}
+        domains = [d for d in study.domains if d.learned_at is not None and d.learned_at < len(stream["stream"])]
+        num_stages = len(stream["stream"])
+    else:
+        stream, num_stages = {}, SHORT_STAGES
+        domains = [replace(domain, learned_at=num_stages - 1) for domain in study.domains]
+    duration = max(SHORT["evaluation_duration"], len(domains))  # every domain is measured
     return replace(
         study,
         name=f"{study.name}_short",
         arms=tuple(arm for arm in study.arms if arm.name in kept),
         domains=tuple(domains),
-        num_stages=len(stages),
+        num_stages=num_stages,
         seeds=study.seeds[:SHORT_SEEDS],
-        budget=SHORT_TOKENS * len(stages),
+        budget=SHORT_TOKENS * num_stages,
         primary=Primary(primary.treatment, kept[1:], primary.measures),
         is_confirmation=False,
-        settings={**study.settings, **short, "stream": stages},
+        settings={**study.settings, **SHORT, "evaluation_duration": duration, **stream},
     )
-
-
-def _source_of(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stage without its length: stages with equal sources teach the same."""
-    return {name: value for name, value in stage.items() if name != "tokens"}
 
 
 def faults_of_trials(study: Study) -> list[str]:
