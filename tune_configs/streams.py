@@ -32,7 +32,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rllib_srl.tune_configs.kinds import DEVELOPMENT, KINDS
+from rllib_srl.tune_configs.kinds import DEVELOPMENT, KINDS, UNTRAINED
 
 STAGE = 10  # iterations
 
@@ -45,7 +45,8 @@ def _stage(world: str, domain: str = "", **env_config: Any) -> dict[str, Any]:
 def skills() -> list[dict[str, Any]]:
     """Return twenty stages in an order drawn by lot: development kinds, two of pure chance, two never solved."""
     draw = random.Random(821)
-    known = [_stage(KINDS[kind]["env"], kind, **KINDS[kind]["env_config"]) for kind in draw.sample(DEVELOPMENT, 16)]
+    learnable = [kind for kind in DEVELOPMENT if UNTRAINED[kind][0] >= 0.05]
+    known = [_stage(KINDS[kind]["env"], kind, **KINDS[kind]["env_config"]) for kind in draw.sample(learnable, 16)]
     # New facts at every prompt, hundreds to a stage: 1 / 3 and 1 / 2 of the answers are right, and nothing helps.
     by_chance = [
         _stage("recall", f"chance_{num}", num_facts=2000, num_stages=1, num_options=num, seed=num) for num in (2, 3)

@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from rllib_srl.cli import report, tune
 from rllib_srl.cli.tuning import study as study_run
 from rllib_srl.cli.tuning.plan import Plan, planned
@@ -58,20 +60,31 @@ def test_the_arms_of_the_primary_differ_in_one_thing_each():
 
 
 def test_kinds_and_seeds_were_drawn_by_lot():
-    draw, left = random.Random(701), sorted(kinds.KINDS)
-    draw.shuffle(left)
-    assert tuple(sorted(left[:25])) == kinds.DEVELOPMENT and len(left) >= 75
-    for number, lot in enumerate(kinds.LOTS):
-        fresh = left[25 * (number + 1) : 25 * (number + 2)]
-        earlier = sorted(kind for one in kinds.LOTS[:number] for kind in one.kinds)
-        mine = fresh if len(fresh) == 25 else draw.sample(earlier, 25)
-        pool_seed, *seeds = draw.sample(range(1000 * (number + 1), 1000 * (number + 2)), 17)
-        assert lot == kinds.Lot(tuple(sorted(mine)), tuple(sorted(seeds)), pool_seed)
-        assert not set(lot.kinds) & set(kinds.DEVELOPMENT)
-    assert not set(kinds.LOTS[0].kinds) & set(kinds.LOTS[1].kinds)
+    draw, sets = random.Random(701), ([], [], [])
+    ordered = sorted(kinds.KINDS, key=lambda kind: (kinds.UNTRAINED[kind][1], kind))
+    while len(ordered) >= 3:
+        three, ordered = ordered[:3], ordered[3:]
+        draw.shuffle(three)
+        for of_set, kind in zip(sets, three, strict=True):
+            of_set.append(kind)
+    third = [draw.choice(pair) for pair in zip(sets[1], sets[2], strict=True)]
+    assert tuple(sorted(sets[0])) == kinds.DEVELOPMENT
+    for number, mine in enumerate((sets[1], sets[2], third), 1):
+        pool_seed, *seeds = draw.sample(range(1000 * number, 1000 * (number + 1)), 17)
+        assert kinds.LOTS[number - 1] == kinds.Lot(tuple(sorted(mine)), tuple(sorted(seeds)), pool_seed)
     seeds = [seed for lot in kinds.LOTS for seed in (*lot.seeds, lot.pool_seed)]
-    assert len(set(seeds)) == len(seeds)
+    assert len(set(seeds)) == len(seeds) == 51
     assert not set(seeds) & {*DEV_SEEDS, *FRESH_SEEDS, *STREAM_SEEDS, *FACT_SEEDS}
+
+
+def test_sets_of_kinds_are_alike_and_share_none_with_development():
+    assert set(kinds.UNTRAINED) == set(kinds.CANDIDATES)
+    for of_set in (kinds.DEVELOPMENT, *(lot.kinds for lot in kinds.LOTS)):
+        figures = np.array([kinds.UNTRAINED[kind] for kind in of_set])
+        assert len(set(of_set)) >= 25 and 0.4 <= figures[:, 1].mean() <= 0.45
+        assert ((figures[:, 0] > 0.1) & (figures[:, 0] < 0.9)).mean() >= 1 / 3
+    assert not set(kinds.LOTS[0].kinds) & set(kinds.LOTS[1].kinds)
+    assert not any(set(lot.kinds) & set(kinds.DEVELOPMENT) for lot in kinds.LOTS)
 
 
 def test_twenty_skills_a_fifth_of_them_not_to_be_learned():
