@@ -139,8 +139,12 @@ class _Chooser:
         """Return the listing; warn about the prompts that were left out."""
         stops = self._common_stops()
         rows = Path(self._settings.rows).stem if self._settings.rows else ""
+        num_rows_repeated = 0
         if rows:
             self._take(rows, None)
+            if num_rows_repeated := self._worlds[rows].num_repeated:  # the environment itself counts them once
+                name = self._settings.rows
+                logger.warning("pool: %d rows of %s repeat an earlier one and count once", num_rows_repeated, name)
         for kind, num in self._sizes(len(self._ids)).items():
             self._take(kind, num)
         for left_out, why in ((self._repeated, "repeat an earlier one"), (self._unsatisfied, "reward no answer")):
@@ -152,7 +156,7 @@ class _Chooser:
         wrong = self._wrong_turns(round(self._settings.wrong_answers * len(self._ids)))
         ids = tuple(_with_mark(prompt_id) if prompt_id in wrong else prompt_id for prompt_id in self._ids)
         marked = {_with_mark(prompt_id): turn for prompt_id, turn in wrong.items()}
-        return Listing(ids, stops, marked, len(self._repeated), len(self._unsatisfied))
+        return Listing(ids, stops, marked, len(self._repeated) + num_rows_repeated, len(self._unsatisfied))
 
     def _common_stops(self) -> tuple[str, ...]:
         """Return the stop strings of all kinds, which a runner reads once for an instance."""

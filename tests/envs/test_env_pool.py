@@ -188,6 +188,17 @@ def test_prompts_that_repeat_others_are_left_out_and_counted(caplog):
     assert "pool: 5 prompts repeat an earlier one and are left out: 'two: " in caplog.text
 
 
+def test_rows_that_repeat_others_count_once_and_rows_that_contradict_are_refused(tmp_path, caplog):
+    rows = [(f"What is {a} + 7?", str(a + 7)) for a in range(20)]
+    path = write_rows(tmp_path / "sums.jsonl", [*rows, *rows[:3]])
+    with caplog.at_level(logging.WARNING):
+        world = FixedPool({"rows": path})
+    assert world.num_repeated == 3 and world.num_prompts + len(list(world.prompt_ids("heldout", 0))) == 20
+    assert f"pool: 3 rows of {path} repeat an earlier one and count once" in caplog.text
+    with pytest.raises(ValueError, match="row 21, field 'answer' differs from that of an earlier row with the same question"):
+        FixedPool({"rows": write_rows(tmp_path / "other.jsonl", [*rows, ("What is 0 + 7?", "8")])})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
