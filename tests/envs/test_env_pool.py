@@ -195,7 +195,7 @@ def test_rows_that_repeat_others_count_once_and_rows_that_contradict_are_refused
         world = FixedPool({"rows": path})
     assert world.num_repeated == 3 and world.num_prompts + len(list(world.prompt_ids("heldout", 0))) == 20
     assert f"pool: 3 rows of {path} repeat an earlier one and count once" in caplog.text
-    with pytest.raises(ValueError, match="row 21, field 'answer' differs from that of an earlier row with the same question"):
+    with pytest.raises(ValueError, match="row 21, field 'answer' differs from that of an earlier row"):
         FixedPool({"rows": write_rows(tmp_path / "other.jsonl", [*rows, ("What is 0 + 7?", "8")])})
 
 

@@ -11,6 +11,7 @@ from there, finished trials are not run again, and the others continue from thei
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -291,7 +292,8 @@ def show(plan: Plan) -> None:
     for contrast in [*verdict.contrasts, *beside_of(results, findings)]:
         print(f"  {line_of(contrast)}")
     for ratio in ratios_of(results, curves, findings):
-        print(f"  tokens to the final accuracy of {ratio.control}: {ratio.tokens:.2f} of its own (median)")
+        share = "not reached" if math.isinf(ratio.tokens) else f"{number(ratio.tokens, 'count')} of its own"
+        print(f"  tokens to the final accuracy of {ratio.control}: {share} (median)")
     for line in [*verdict.reasons, *warnings_of(results, findings)]:
         print(f"  {line}")
     print(f"report: {command('report', plan.directory)}")
