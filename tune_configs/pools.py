@@ -20,7 +20,7 @@ from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.tune_configs.arms import COMMON, changed
 from rllib_srl.tune_configs.kinds import KINDS
 
-TOKENS = 150_000  # generated in a trial
+TOKENS = 60_000  # generated in a trial: about ten visits of 125 prompts, 8 answers of 5 to 6 tokens
 NUM_MARKS = 8
 PROMPTS_PER_KIND = 5
 WRONG_ANSWERS = 0.1

@@ -24,10 +24,9 @@ from rllib_srl.tune_configs.streams import STREAMS
 
 def test_a_pool_is_measured_at_equal_marks_of_generated_tokens():
     study = tune.load("pool_pilot")
-    assert study.num_stages == NUM_MARKS == 8 and study.budget == TOKENS == 150_000
-    assert [study.stage_at(tokens) for tokens in (0, 18_749, 18_750, 131_249, 131_250, 150_000, 151_000)] == [
-        0, 0, 1, 6, 7, 7, 7
-    ]  # fmt: skip
+    assert study.num_stages == NUM_MARKS == 8 and study.budget == TOKENS == 60_000
+    tokens = (0, 7_499, 7_500, 52_499, 52_500, 60_000, 61_000)
+    assert [study.stage_at(num) for num in tokens] == [0, 0, 1, 6, 7, 7, 7]
     assert study.settings["env"] == "pool" and "stream" not in study.settings
     assert study.settings["env_config"] == pool_of(kinds.DEVELOPMENT)
     assert {domain.learned_at for domain in study.domains} == {7} and len(study.domains) >= 25
