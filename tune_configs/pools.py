@@ -53,7 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dapo": {**PLAIN, "dynamic_sampling_tries": 3},
     "greso": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **CHOICE, "replay_selection": "greso"},
     "spo": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **HISTORY, **CHOICE, "replay_selection": "spo",
-            "num_prompts_per_batch": 128, "group_size": 1},
+            "num_prompts_per_batch": 64, "group_size": 1},  # a batch has each of the 125 prompts at most once
     "critic": {**PLAIN, "advantage": {"name": "gae", "use_critic": True}},
 }  # fmt: skip
 ABOUT = {  # method -> title, description
@@ -134,7 +134,7 @@ def on_pool(
         ValueError: the study is not valid.
     """
     question, _, answer = (doc or "").partition("\n")
-    pool = {"env": "pool", "env_config": pool_of(kinds, pool_seed), "evaluation_duration": 24 * len(kinds)}
+    pool = {"env": "pool", "env_config": pool_of(kinds, pool_seed), "evaluation_duration": 16 * len(kinds)}
     return Study(
         name=module.rpartition(".")[2],
         question=question,

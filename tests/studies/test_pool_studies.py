@@ -30,7 +30,7 @@ def test_a_pool_is_measured_at_equal_marks_of_generated_tokens():
     assert study.settings["env"] == "pool" and "stream" not in study.settings
     assert study.settings["env_config"] == pool_of(kinds.DEVELOPMENT)
     assert {domain.learned_at for domain in study.domains} == {7} and len(study.domains) >= 25
-    assert study.settings["evaluation_duration"] == 24 * len(study.domains)
+    assert study.settings["evaluation_duration"] == 16 * len(study.domains)
 
 
 def test_every_method_gets_the_same_tuning_budget():
