@@ -90,7 +90,7 @@ def played(kinds: Sequence[str], arguments: argparse.Namespace) -> Iterator[tupl
 
 def rows_of(figures: Mapping[str, Figures]) -> list[tuple[str, ...]]:
     """Return the table, the kinds with the most signal first."""
-    rows = [("kind", "pass rate", "silent", "none", "all", "tokens")]
+    rows: list[tuple[str, ...]] = [("kind", "pass rate", "silent", "none", "all", "tokens")]
     for kind, one in sorted(figures.items(), key=lambda item: item[1].silent):
         shares = (one.pass_rate, one.silent, one.none, one.all)
         rows.append((kind, *(f"{share:.2f}" for share in shares), f"{one.num_tokens:.1f}"))

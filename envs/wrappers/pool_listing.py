@@ -74,7 +74,7 @@ class FixedPoolSettings:
         if self.rows:
             made[Path(self.rows).stem] = ("question_file", {"path": self.rows, "num_shots": 0})
         for kind, wanted in self.environments.items():
-            given = {"env": wanted} if isinstance(wanted, str) else wanted
+            given: Mapping[str, Any] = {"env": wanted} if isinstance(wanted, str) else wanted
             made[kind] = (given["env"], dict(given.get("env_config") or {}))
         return made
 
