@@ -25,12 +25,17 @@ otherwise has content 0.
 The last step's info holds the answer as read and the expected answer (`parsed`, `expected`). If no solved question
 shows how to mark the answer, the prompt explains it.
 
+With `reward`, functions of the user's own grade the answers instead (envs/rewards/scoring.py); rows then need no right
+answer. The info of the last step has the value of each function as "reward/<name>".
+
 Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +59,8 @@ from rllib_srl.envs.math.question_rows import (
     rows_of,
 )
 from rllib_srl.envs.question import Listed, Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.rewards.scoring import Rewards
+from rllib_srl.envs.rewards.settings import ON_ERROR, read_rewards
 
 STYLES = ("direct", "reasoned")
 BAD_ROWS = ("refuse", "skip")
@@ -75,6 +82,9 @@ _ASKS = {
     "phrase": 'Write "The answer is" and then the final answer.',
 }
 _MAX_FAULTS_SHOWN = 20
+_MAX_ANSWER_CHARS = 1_000_000  # a longer answer earns 0 without a call of a reward function
+
+_OF_REWARD = ("reward_timeout_s", "reward_retries", "reward_concurrency", "on_reward_error")
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +107,11 @@ class QuestionFileSettings(QuestionSettings):
     format_weight: float = 0.0  # share of the reward that is for the format
     needs_format: bool = False  # an answer in another format is no answer
     deadline_s: float = 2.0  # of symbolic grading
+    reward: str | list[Any] | dict[str, Any] = ""  # reward functions in place of grading: envs/rewards/settings.py
+    reward_timeout_s: float = 8.0  # of one call of a function, less than the runner's env_timeout_s
+    reward_retries: int = 2  # further requests to a server after one that failed
+    reward_concurrency: int = 8  # requests that a process may have open to a server
+    on_reward_error: str = "stop"  # the run when a function gives no reward; "drop": leave the episode out
 
     def faults(self) -> list[str]:
         """Return one error message for each setting out of its range."""
@@ -104,6 +119,7 @@ class QuestionFileSettings(QuestionSettings):
         if not self.path:
             faults.append(f"path is not set; expected a file that ends in {', '.join(SUFFIXES)}")
         known = {"bad_rows": BAD_ROWS, "kind": KINDS, "style": STYLES, "answer_format": tuple(_STATED)}
+        known["on_reward_error"] = ON_ERROR
         for name, values in known.items():
             if getattr(self, name) not in values:
                 faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(values)}")
@@ -118,6 +134,23 @@ class QuestionFileSettings(QuestionSettings):
             faults.append(f"answer_format = 'any' is always kept; expected {', '.join(list(_STATED)[1:])} to pay for")
         if not 0 < self.deadline_s <= 60:
             faults.append(f"deadline_s = {self.deadline_s}; expected more than 0, at most 60")
+        return faults + self._faults_of_reward()
+
+    def _faults_of_reward(self) -> list[str]:
+        faults = read_rewards(self.reward)[1] if self.reward != "" else []
+        if not 0 < self.reward_timeout_s <= 3600:
+            faults.append(f"reward_timeout_s = {self.reward_timeout_s}; expected more than 0, at most 3600")
+        for name, least, most in (("reward_retries", 0, 20), ("reward_concurrency", 1, 1024)):
+            if not least <= getattr(self, name) <= most:
+                faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
+        mine = {each.name: each.default for each in dataclasses.fields(QuestionFileSettings)}
+        unread = ("kind", "answer_format", "format_weight", "needs_format") if self.reward != "" else _OF_REWARD
+        why = "with reward, whose functions grade" if self.reward != "" else "without reward"
+        faults += [
+            f"{name} = {getattr(self, name)!r}; expected {mine[name]!r} {why}"
+            for name in unread
+            if getattr(self, name) != mine[name]
+        ]
         return faults
 
 
@@ -144,8 +177,13 @@ class QuestionFile(Listed, QuestionWorld):
         self.stop_strings = ("\n",) if settings.style == "direct" else (self._next_one,)
         self.domain = settings.domain or Path(settings.path).stem
         self.num_skipped = self.num_repeated = 0
+        self._rewards = None
+        if settings.reward != "":
+            limits = (settings.reward_timeout_s, settings.reward_retries, settings.reward_concurrency)
+            self._rewards = Rewards(settings.reward, *limits, on_error=settings.on_reward_error)
         self._problems = self._read(settings.path)
         self._heldout = self._read(settings.heldout_path) if settings.heldout_path else {}
+        self._heldout_questions = {_id(problem.question) for problem in self._heldout.values()}
         self._problems |= self._heldout
         self._ids = list(self._problems)
         self._parts: dict[str, Any] = {}
@@ -159,9 +197,8 @@ class QuestionFile(Listed, QuestionWorld):
         local = local_file(self.settings.hub_id, path)
         about = local.stat()
         others = tuple(name for name in self._template.fields if name != QUESTION)
-        held = _problems_in(
-            local, about.st_mtime_ns, about.st_size, self.settings.question_field, self.settings.answer_field, others
-        )
+        fields = (self.settings.question_field, self.settings.answer_field)
+        held = _problems_in(local, about.st_mtime_ns, about.st_size, *fields, others, self._rewards is not None)
         if held.names and (unknown := [name for name in others if name.casefold() not in held.names]):
             known, named = ", ".join(sorted(held.names)), ", ".join(f"{{{name}}}" for name in unknown)
             raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
@@ -175,7 +212,7 @@ class QuestionFile(Listed, QuestionWorld):
 
     def _shot_ids(self) -> list[str]:
         order = text.shuffled(len(self._ids), f"shots:{self.settings.shots_seed}")
-        usable = (self._ids[number] for number in order if self._ids[number] not in self._heldout)
+        usable = (self._ids[number] for number in order if not self._is_heldout(self._ids[number]))
         return [prompt_id for _, prompt_id in zip(range(self.settings.num_shots), usable)]
 
     def split_of(self, prompt_id: str) -> str:
@@ -183,29 +220,58 @@ class QuestionFile(Listed, QuestionWorld):
         split = super().split_of(prompt_id)
         if split == "shots" or not self._heldout:
             return split
-        return "heldout" if prompt_id in self._heldout else "train"
+        return "heldout" if self._is_heldout(prompt_id) else "train"
+
+    def _is_heldout(self, prompt_id: str) -> bool:
+        return prompt_id in self._heldout or _id(self._problem(prompt_id).question) in self._heldout_questions
+
+    def _draw_shots(self) -> list[Question]:
+        shots = super()._draw_shots()
+        if any(not question.answer for question in shots):
+            raise ValueError(f"num_shots = {self.settings.num_shots}; expected 0: rows without an answer show none")
+        return shots
+
+    @property
+    def system_prompt(self) -> str:
+        """Return the system prompt of the row that is asked, else that of the settings."""
+        asked = self._problems.get(self._asked_id) if self._question else None
+        return asked.system if asked and asked.system else self.settings.system_prompt
+
+    @property
+    def step_timeout_s(self) -> float:
+        """Return the seconds that a turn may take before an answer is graded; 0 if grading needs no reserve."""
+        return self.settings.reward_timeout_s if self._rewards else 0.0
 
     def question(self, prompt_id: str) -> Question:
         """Return the question of `prompt_id`."""
         problem = self._problem(prompt_id)
+        is_verbatim = bool(problem.messages) and self.settings.prompt_template == DEFAULT
+        filled = self._template.filled({**problem.fields, QUESTION: problem.question})
         return FileQuestion(
             text=problem.question,
-            request=self._template.filled({**problem.fields, QUESTION: problem.question}),
+            request=problem.question if is_verbatim else filled,
             answer=self._written(problem, problem.answer),
             wrong=self._written(problem, _wrong(problem)) if self.settings.style == "direct" else _wrong(problem),
             canonical=problem.question,
         )
 
     def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return the turn that earns reward 1."""
-        return [f" {self.question(prompt_id).answer}{self.stop_strings[0]}"]
+        """Return the turn that earns reward 1; with a reward function, the answer of the row if it has one."""
+        answer = self.question(prompt_id).answer
+        return [f" {answer}{self.stop_strings[0]}"] if answer else []
 
     def answer_in(self, turn: str) -> str:
         """Return a turn's text up to the next question; in a chat it may have many lines in any style."""
         return turn.split(self._next_one, 1)[0].strip()
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
-        """Return the weighted sum of content and format; None for an answer that cannot be read."""
+        """Return the weighted sum of content and format, or the reward of the user's functions; None if unreadable.
+
+        Raises:
+            RewardError: a reward function gave no reward.
+        """
+        if self._rewards:
+            return self._scored(self._problem(prompt_id), answer)
         problem, wanted = self._problem(prompt_id), self.settings.answer_format
         verdict = graded(
             problem.answer, answer, wanted, self._kind(problem), self.settings.deadline_s, question=problem.question
@@ -224,10 +290,21 @@ class QuestionFile(Listed, QuestionWorld):
         weight = self.settings.format_weight
         return (1 - weight) * content + weight * has_format
 
+    def _scored(self, problem: Problem, answer: str) -> float | None:
+        assert self._rewards is not None
+        self._parts = {}
+        if len(answer) > _MAX_ANSWER_CHARS:
+            return None
+        scored = self._rewards.score(problem.question, answer, problem.row, problem.messages)
+        self._parts = {f"reward/{name}": value for name, value in scored.parts.items()}
+        return scored.total
+
     def vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
         """Return the answer that an episode states, right or wrong; None for none."""
         if not turns:
             return None
+        if self._rewards:
+            return " ".join(self.answer_in(turns[-1]).casefold().split()) or None
         problem = self._problem(prompt_id)
         sort = sort_of(problem.answer, self._kind(problem))
         answers = read(self.answer_in(turns[-1]), sort, self.settings.answer_format, problem.question).answers
@@ -235,11 +312,14 @@ class QuestionFile(Listed, QuestionWorld):
 
     def is_same_vote(self, prompt_id: str, vote: str, other: str) -> bool:
         """Return whether two answers mean the same."""
+        if self._rewards:
+            return vote == other
         kind = self._kind(self._problem(prompt_id))
         return grade(vote, other, kind, self.settings.deadline_s) == 1.0
 
     def _begin_episode(self) -> None:
-        symbolic_pool().warm()
+        if not self._rewards:
+            symbolic_pool().warm()
 
     def _graded(self, action: str, answer: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super()._graded(action, answer)
@@ -309,17 +389,29 @@ class _Read:
 
 @lru_cache(maxsize=16)
 def _problems_in(
-    path: Path, mtime_ns: int, num_bytes: int, question_field: str, answer_field: str, others: tuple[str, ...] = ()
+    path: Path,
+    mtime_ns: int,
+    num_bytes: int,
+    question_field: str,
+    answer_field: str,
+    others: tuple[str, ...] = (),
+    has_reward: bool = False,
 ) -> _Read:
-    """Read a data file once for all environments of a runner; time and size are cache keys that detect changes."""
+    """Read a data file once for all environments of a runner; time and size are cache keys that detect changes.
+
+    With a reward function, two rows that ask the same and differ otherwise are two prompts: it may grade them
+    differently.
+    """
     problems: dict[str, Problem] = {}
     faults, num_repeated, names = [], 0, set()
     for number, row in rows_of(path):
         names |= {str(name).casefold() for name in row} if isinstance(row, Mapping) else set()
         try:
-            problem = problem_of(row, question_field, answer_field, others)
+            problem = problem_of(row, question_field, answer_field, others, has_reward)
             first = problems.setdefault(_id(problem.question), problem)
-            if first.answer != problem.answer:
+            if first.row != problem.row:
+                first = problems.setdefault(_id(problem.question, problem.row), problem)
+            elif first.answer != problem.answer:
                 raise RowFault("answer", "differs from that of an earlier row with the same question")
             num_repeated += first is not problem
         except RowFault as fault:
@@ -362,8 +454,9 @@ def _wrong(problem: Problem) -> str:
     return str(numbers[0] + 1)
 
 
-def _id(question: str) -> str:
-    return hashlib.blake2b(" ".join(question.split()).encode(), digest_size=12).hexdigest()
+def _id(question: str, row: Mapping[str, Any] | None = None) -> str:
+    text = " ".join(question.split()) + (json.dumps(row, sort_keys=True, default=str) if row else "")
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
 
 
 def _told(faults: Sequence[str]) -> str:

@@ -1,20 +1,25 @@
 """Convert rows of a data file into `Problem`s: question, right answer and solution.
 
     file        rows                                     layout                       fields, the first that a row has
-    .jsonl      one JSON object a line                   question/answer  (GSM8K)     question, problem, prompt, _text
-    .json       a list of objects, or an object that     problem/solution (MATH)      answer, final_answer, _answer
-                holds one under data, rows or problems   messages/answer              solution, reasoning
-    .csv        one row a line, names in the first       CHAMP (_text/_answer)        choices, options
-    .parquet    any
+    .jsonl      one JSON object a line                   question/answer  (GSM8K)     question, problem, prompt, _text,
+    .json       a list of objects, or an object that     problem/solution (MATH)      messages
+                holds one under data, rows or problems   messages/answer  (TRL)       answer, final_answer, _answer,
+    .csv        one row a line, names in the first       CHAMP (_text/_answer)        reward_model.ground_truth,
+    .parquet    any                                      prompt/reward_model (verl)   ground_truth
+                                                                                      solution, reasoning
+                                                                                      choices, options
 
-Field names are compared without case, so AIME's Problem and Answer are found. The answer is, in this order:
+Field names are compared without case, so AIME's Problem and Answer are found; a dot leads into an object. The question
+may be a list of messages: those of the role system become the system prompt, the others the question. The answer is, in
+this order:
 - `answer`; if it contains "####" (GSM8K), the text after it, and the text before it is the solution;
 - the last answer in `solution`: the content of its last \\boxed{} (MATH), or the text after "####" or "the answer is".
 With `choices` (a list, or ARC's {"text": [...], "label": [...]}) they are listed under the question, and the answer is
 a letter, a label, a position from 0, or the text of one of them.
 
 Sources: GSM8K (Cobbe et al. 2021, arXiv 2110.14168), MATH (Hendrycks et al. 2021, arXiv 2103.03874), CHAMP (Mao et al.
-2024, arXiv 2401.06961; the layout of champ-dataset 1.0.0), ARC (Clark et al. 2018, arXiv 1803.05457).
+2024, arXiv 2401.06961; the layout of champ-dataset 1.0.0), ARC (Clark et al. 2018, arXiv 1803.05457); the layouts of
+conversations are those of the documentation of TRL and verl.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from rllib_srl.envs.math.grading import final_answer
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "messages")
-ANSWER_FIELDS = ("answer", "final_answer", "_answer")
+ANSWER_FIELDS = ("answer", "final_answer", "_answer", "reward_model.ground_truth", "ground_truth")
 SOLUTION_FIELDS = ("solution", "reasoning")
 CHOICE_FIELDS = ("choices", "options")
 LETTERS = "ABCDEFGHIJ"
@@ -47,13 +52,16 @@ _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes to its calculator
 
 @dataclass(frozen=True)
 class Problem:
-    """One row. Invariant: `question` and `answer` are not empty; with `is_choice` the answer is a letter."""
+    """One row. Invariant: `question` is not empty, nor `answer` unless rows need none; a choice's is a letter."""
 
     question: str
     answer: str
     solution: str = ""
     is_choice: bool = False
     fields: Mapping[str, str] = field(default_factory=dict, compare=False)  # others that were asked for, by name
+    system: str = ""  # system prompt of a conversation
+    messages: tuple[Mapping[str, str], ...] = field(default=(), compare=False)  # of a conversation, up to the question
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as read, if it was to be kept
 
 
 class RowFault(ValueError):
@@ -106,7 +114,9 @@ def _check_text(path: Path) -> None:
                 ) from error
 
 
-def problem_of(row: Any, question_field: str = "", answer_field: str = "", others: Sequence[str] = ()) -> Problem:
+def problem_of(
+    row: Any, question_field: str = "", answer_field: str = "", others: Sequence[str] = (), has_reward: bool = False
+) -> Problem:
     """Return the problem that a row states.
 
     Args:
@@ -114,6 +124,7 @@ def problem_of(row: Any, question_field: str = "", answer_field: str = "", other
         question_field: its name, if it is not one of the known names above
         answer_field: likewise
         others: further fields to keep, as written; compared without case like all names
+        has_reward: a reward function grades the answers: the row is kept, and needs no right answer
 
     Raises:
         RowFault: names the field.
@@ -130,17 +141,26 @@ def problem_of(row: Any, question_field: str = "", answer_field: str = "", other
     solution_name, solution = _first(fields, SOLUTION_FIELDS)
     if isinstance(solution, Mapping):
         solution = _of_steps(solution, solution_name)
+    system, messages = "", ()
     if isinstance(asked, Sequence) and not isinstance(asked, str):
-        asked, spoken = _of_messages(asked, name)
+        messages, spoken = _of_messages(asked, name)
         solution = solution or spoken
+        system = "\n".join(one["content"] for one in messages if one["role"] == "system")
+        asked = "\n".join(one["content"] for one in messages if one["role"] != "system")
+    about: dict[str, Any] = {"system": system, "messages": messages, "row": row if has_reward else {}}
     question, solution = _text(asked, name), _text(solution, solution_name) if solution else ""
     answer_name, answer = _first(fields, (answer_field.casefold(),) if answer_field else ANSWER_FIELDS)
     choices = _first(fields, CHOICE_FIELDS)
     kept = {name: _other(fields, name, row) for name in others}
     if choices[0] and answer_name:
-        return replace(_with_choices(question, choices, answer_name, answer, solution), fields=kept)
-    answer, solution = _answer(answer_name, answer, solution, answer_field or "answer", row)
-    return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), fields=kept)
+        return replace(_with_choices(question, choices, answer_name, answer, solution), fields=kept, **about)
+    try:
+        answer, solution = _answer(answer_name, answer, solution, answer_field or "answer", row)
+    except RowFault:
+        if not has_reward or (answer_field and not answer_name):
+            raise
+        answer = ""  # the function reads what it needs from the row
+    return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), fields=kept, **about)
 
 
 def _other(fields: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> str:
@@ -190,18 +210,18 @@ def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: An
     return Problem(question + shown, letter, solution, is_choice=True)
 
 
-def _of_messages(messages: Sequence[Any], name: str) -> tuple[str, str]:
-    """Return the question of a conversation, and the assistant's last message, which is not part of the question."""
+def _of_messages(messages: Sequence[Any], name: str) -> tuple[tuple[Mapping[str, str], ...], str]:
+    """Return the messages up to the question, and the assistant's last message, which is not part of the question."""
     said = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str) or not isinstance(message.get("role"), str):
             raise RowFault(name, f"has the message {_shown(message)}; expected texts 'role' and 'content'")
-        said.append((message["role"], content.strip()))
-    solution = said.pop()[1] if said and said[-1][0] == "assistant" else ""
-    if any(role == "assistant" for role, _ in said):
+        said.append({"role": message["role"], "content": content.strip()})
+    solution = said.pop()["content"] if said and said[-1]["role"] == "assistant" else ""
+    if any(one["role"] == "assistant" for one in said):
         raise RowFault(name, "has several turns of the assistant; expected one question")
-    return "\n".join(content for _, content in said), solution
+    return tuple(said), solution
 
 
 def _of_steps(solution: Mapping[str, Any], name: str) -> str:
@@ -229,7 +249,16 @@ def _text(value: Any, name: str) -> str:
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
-    return next(((name, fields[name]) for name in names if name in fields), ("", None))
+    """Return name and value of the first of `names` that a row has; a dot leads into an object."""
+    for name in names:
+        outer, _, inner = name.partition(".")
+        if name in fields:
+            return name, fields[name]
+        if inner and isinstance(fields.get(outer), Mapping):
+            within = {str(key).casefold(): value for key, value in fields[outer].items() if value is not None}
+            if (found := _first(within, (inner,)))[0]:
+                return name, found[1]
+    return "", None
 
 
 def _listed(row: Mapping[str, Any]) -> str:

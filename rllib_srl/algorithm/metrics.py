@@ -103,6 +103,7 @@ class Report:
         for name in ("play_s", "engine_s", "environment_s"):
             self._value(name, max((batch.seconds.get(name, 0.0) for batch in batches), default=0.0))
         self._value("num_unparsed", sum(batch.num_unparsed for batch in batches))
+        self._reward_parts(batches)
         self._warn_of_silence(iteration, rewards, batches)
         self._reasons(batches)
         self._lifetimes(len(rewards), sum(batch.num_turns for batch in batches))
@@ -198,6 +199,11 @@ class Report:
                 f"{len(answers)} sample answers:\n    {told}\n  Check that the prompt, max_turn_tokens and the "
                 "expected format suit the model; see docs/grading.md."
             )
+
+    def _reward_parts(self, batches: Sequence[RunnerBatch]) -> None:
+        for name in sorted({name for batch in batches for name in batch.reward_sums}):
+            parts = [batch.reward_sums[name] for batch in batches if name in batch.reward_sums]
+            self._value(name, sum(total for total, _ in parts) / sum(number for _, number in parts))
 
     def _reasons(self, batches: Sequence[RunnerBatch]) -> None:
         counts: Counter[str] = Counter()

@@ -75,6 +75,10 @@ class EnvPool:
         return sum(len(idle) for idle in self._idle.values())
 
 
+class RunEndedError(ValueError):
+    """An environment raised an exception with `ends_run`: the run ends with its message."""
+
+
 class TooManyHangingCallsError(RuntimeError):
     """More than `max_abandoned` environment calls hang and cannot be ended."""
 
@@ -94,6 +98,7 @@ class FinishedCall:
     value: Any = None
     error: str = ""  # one line
     timed_out: bool = False
+    ends_run: bool = False  # the exception has `ends_run`: without its cause being fixed, no run makes sense
 
 
 class _Job:
@@ -115,7 +120,7 @@ class _Job:
         try:
             return FinishedCall(self.call_id, value=self.function(*self.args))
         except BaseException as error:  # SystemExit from an environment must not end the worker either
-            return FinishedCall(self.call_id, error=one_line(error))
+            return FinishedCall(self.call_id, error=one_line(error), ends_run=getattr(error, "ends_run", False) is True)
 
 
 class _Worker(threading.Thread):

@@ -82,6 +82,7 @@ class TokenSpace(gym.Space[np.ndarray]):
 
 PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
 SETTLE_SHARE = 0.05
+REWARD_PREFIX = "reward/"  # of names in an info whose means are metrics
 MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
 MAX_SHOWN_CHARS = 160  # the last characters of each text in it
 
@@ -124,6 +125,7 @@ class RunnerBatch:
     metrics: Any = None
     answers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # group id -> last turns, with `with_answers`
     num_unparsed: int = 0  # episodes without a readable answer in their last turn; see `is_unparsed`
+    reward_sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # see `reward_sums`
     unpaid: list[dict[str, str]] = field(default_factory=list)  # a few answers; see `unpaid_answers`
     screened_out: frozenset[str] = frozenset()  # ids of the groups of which only the screen was played
 
@@ -275,6 +277,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             metrics=self.get_metrics(),
             answers={meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {},
             num_unparsed=sum(map(is_unparsed, episodes)),
+            reward_sums=reward_sums(episodes),
             unpaid=unpaid_answers(episodes),
             screened_out=screened_out,
         )
@@ -501,6 +504,21 @@ def is_unparsed(episode: SingleAgentEpisode) -> bool:
         return True
     is_lost = episode.custom_data["stop_reason"].is_infrastructure
     return not is_lost and len(episode) > 0 and episode.get_infos(-1).get("parsed") == ""
+
+
+def reward_sums(episodes: Sequence[SingleAgentEpisode]) -> dict[str, tuple[float, int]]:
+    """Return "reward/<name>" -> (sum, number of episodes) of the values with such names in the infos of last steps.
+
+    Environments that compute a reward from several functions report each one by this.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for episode in episodes:
+        is_lost = episode.custom_data["stop_reason"].is_infrastructure
+        for name, value in ({} if is_lost or not len(episode) else episode.get_infos(-1)).items():
+            if name.startswith(REWARD_PREFIX) and isinstance(value, int | float):
+                total, number = sums.get(name, (0.0, 0))
+                sums[name] = (total + value, number + 1)
+    return sums
 
 
 def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str]]:

@@ -28,7 +28,7 @@ import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
-from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, one_line
+from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
 from rllib_srl.rollout.replies import Constructed, Reply, construct, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import Prompt, StopReason
@@ -199,6 +199,7 @@ def play(
         ValueError: at once, for a duplicate or started episode or an unknown environment; during iteration, for a
             prompt that is empty or leaves no room for a turn.
         TooManyHangingCallsError: see `EnvCalls.poll`.
+        RunEndedError: an environment raised an exception with `ends_run`.
     """
     names = [(live.group_id, live.index) for live in episodes]
     if len(set(names)) < len(names):
@@ -346,6 +347,8 @@ class _Loop:
     def _take_reply(self, call: FinishedCall) -> None:
         live = call.call_id
         assert isinstance(live, LiveEpisode)
+        if call.ends_run:
+            raise RunEndedError(f"environment {live.prompt.env_id!r}: {call.error.partition(': ')[2]}")
         if call.error:
             if live.instance is not None and not call.timed_out:  # else a hung thread may still be executing in it
                 self.calls.discard(live.instance)

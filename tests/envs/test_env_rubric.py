@@ -15,8 +15,9 @@ import pytest
 from rllib_srl.batch.mixing import rescues
 from rllib_srl.curriculum.controller import results_of
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.envs.people import judge, sentences
+from rllib_srl.envs import posting
 from rllib_srl.envs.people import judge as judges_allowed
+from rllib_srl.envs.people import sentences
 from rllib_srl.envs.people.judge import (
     Criterion,
     EndpointJudge,
@@ -195,7 +196,7 @@ def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
         (message("{" * 1000), 200, "holds no JSON object"),
         (message(None), 200, "holds no JSON object"),
         (message('{"words": 4}'), 200, "length = None; expected"),
-        (b" " * (judge._MOST_BYTES + 2), 200, "more than"),
+        (b" " * (posting.MOST_BYTES + 2), 200, "more than"),
     ],
 )
 def test_a_judge_that_fails_says_so(reply, status, fault):

@@ -65,7 +65,7 @@ CHAMP = {
                     {"role": "assistant", "content": "The answer is 4."},
                 ]
             },
-            Problem("Be short.\n2+2?", "4.", "The answer is 4."),
+            Problem("2+2?", "4.", "The answer is 4.", system="Be short."),
         ),
         ({"prompt": [{"role": "user", "content": "2+2?"}], "answer": 4.0}, Problem("2+2?", "4")),
         ({"question": "q", "answer": 0.5, "solution": None}, Problem("q", "0.5")),

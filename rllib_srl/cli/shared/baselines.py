@@ -60,6 +60,7 @@ def majority_turns(world: Any, seed: int) -> tuple[str, ...] | None:
         return None
     ids = islice(prompts_of(world, "train", seed), NUM_TRAINING_PROMPTS)
     counts = Counter(tuple(plain.gold_turns(prompt_id)) for prompt_id in ids)
+    counts.pop((), None)  # prompts without a right answer, which a reward function grades
     # Ties are broken by the text, so that every run returns the same.
     return min(counts, key=lambda turns: (-counts[turns], turns)) if counts else None
 

@@ -1,0 +1,240 @@
+"""Score answers with a user's reward functions, each call with a timeout and each value checked.
+
+    rewards = Rewards("my_module:f", timeout_s=8.0)
+    rewards.score("2 + 2?", "4", {"question": "2 + 2?", "answer": "4"})      Scored(total=1.0, parts={"f": 1.0})
+
+Forms of a function:
+    row     f(prompt, answer, row) -> number                       prompt: the question; row: of the file, all columns
+    trl     f(completions, prompts, **columns) -> [number]         lists of one entry; messages for a row of messages
+    verl    f(data_source, solution_str, ground_truth, extra_info) -> number, or a dict with "score"
+
+A function may be async: all such functions of a process share one event loop. A value that is not a finite number from
+`low` to `high`, an exception or a timeout is a `RewardError`; its message names function, row and answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import json
+import math
+import numbers
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rllib_srl.envs.rewards.loading import load_function
+from rllib_srl.envs.rewards.remote import RemoteReward
+from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
+from rllib_srl.envs.tools.calls import ToolTimeoutError
+from rllib_srl.envs.tools.deadline import run_within
+
+MOST_LATE = 32  # calls of a function that may be late before a run ends in any case: their threads may never end
+_SHOWN = {"reason": 160, "row": 110, "answer": 60}  # most characters of each in a message
+
+
+class RewardError(ValueError):
+    """A reward function gave no reward. `ends_run`: the run ends with this message, else the episode is dropped."""
+
+    def __init__(self, message: str, ends_run: bool = True):
+        super().__init__(message)
+        self.ends_run = ends_run
+
+    def __reduce__(self) -> tuple[type[RewardError], tuple[str, bool]]:
+        """Support pickling: a runner raises it in the driver."""
+        return type(self), (str(self), self.ends_run)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The reward of an answer. Invariant: `total` is in [0, 1]; `parts` has the value of each function as returned."""
+
+    total: float
+    parts: Mapping[str, float]
+
+
+class Rewards:
+    """Reward functions with their weights. Invariant: `score` returns only rewards that every function gave."""
+
+    def __init__(
+        self,
+        given: str | Mapping[str, Any] | Sequence[Any],
+        timeout_s: float,
+        retries: int = 2,
+        concurrency: int = 8,
+        on_error: str = "stop",
+    ):
+        """Load the functions.
+
+        Args:
+            given: as in `read_rewards`
+            timeout_s: of one call, in seconds
+            retries: further requests to a server after one that failed
+            concurrency: requests that may be open to a server
+            on_error: "stop" ends the run when a function gives no reward, "drop" leaves the episode out
+
+        Raises:
+            ValueError: a function cannot be loaded, or its settings are wrong; all at once.
+        """
+        specs, faults = read_rewards(given)
+        self._timeout_s, self._ends_run, self._num_late = timeout_s, on_error == "stop", 0
+        self._functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
+        for spec in specs if not faults else ():
+            try:
+                remote = RemoteReward(spec.function, timeout_s, retries, concurrency) if spec.is_remote else None
+                self._functions.append((spec, remote or load_function(spec.function)))
+            except ValueError as error:
+                faults.append(str(error))
+        if faults:
+            raise ValueError("; ".join(faults))
+        self._weight = sum(spec.weight for spec, _ in self._functions)
+
+    def score(self, prompt: str, answer: str, row: Mapping[str, Any], messages: Sequence[Any] = ()) -> Scored:
+        """Return the reward of an answer.
+
+        Args:
+            prompt: the question
+            answer: what the policy wrote
+            row: of the file; each call gets a copy
+            messages: of a conversational row
+
+        Raises:
+            RewardError: a function gave no reward.
+        """
+        parts, total = {}, 0.0
+        for spec, function in self._functions:
+            arguments = _ARGUMENTS[spec.form](prompt, answer, copy.deepcopy(dict(row)), messages)
+            try:
+                value = _VALUES[spec.form](self._called(function, arguments))
+                value = _number(value, spec)
+            except _NoReward as error:
+                raise self._error(spec, str(error), row, answer) from error.__cause__
+            parts[spec.label] = value
+            total += spec.weight * (value - spec.low) / (spec.high - spec.low)
+        return Scored(min(1.0, max(0.0, total / self._weight)), parts)
+
+    def _called(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        try:
+            if _is_async(function):
+                return _awaited(function(**arguments), self._timeout_s)
+            if isinstance(function, RemoteReward):  # it has its own deadline
+                return function(**arguments)
+            value = run_within(self._timeout_s, function, arguments)
+            return _awaited(value, self._timeout_s) if inspect.iscoroutine(value) else value
+        except (ToolTimeoutError, TimeoutError, FutureTimeoutError) as error:
+            self._num_late += 1
+            raise _NoReward(f"gave no reward within reward_timeout_s = {self._timeout_s:g}") from error
+        except SystemExit as error:
+            raise _NoReward(f"raised SystemExit: {error}") from error
+        except Exception as error:  # a user's function may raise anything
+            raise _NoReward(f"raised {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+    def _error(self, spec: RewardSettings, reason: str, row: Mapping[str, Any], answer: str) -> RewardError:
+        written = json.dumps(row, ensure_ascii=False, default=str)
+        message = (
+            f"reward {spec.function!r} {_cut(reason, _SHOWN['reason'])}; row {_cut(written, _SHOWN['row'])}, "
+            f"answer {_cut(repr(answer), _SHOWN['answer'])}"
+        )
+        if self._ends_run:
+            return RewardError(f"{message}; on_reward_error = 'drop' leaves such episodes out")
+        return RewardError(message, ends_run=self._num_late > MOST_LATE)
+
+
+class _NoReward(Exception):
+    """Why a function gave no reward; `Rewards` adds function, row and answer."""
+
+
+def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+    return {"prompt": prompt, "answer": answer, "row": row}
+
+
+def _of_trl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+    columns = {str(name): [value] for name, value in row.items() if name not in ("prompt", "completion")}
+    if messages:
+        given: dict[str, Any] = {
+            "prompts": [list(messages)],
+            "completions": [[{"role": "assistant", "content": answer}]],
+        }
+    else:
+        given = {"prompts": [prompt], "completions": [answer]}
+    return {**columns, **given}
+
+
+def _of_verl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+    model = row.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, Mapping) else row.get("answer")
+    extra = row.get("extra_info")
+    return {
+        "data_source": row.get("data_source"), "solution_str": answer, "ground_truth": truth, "extra_info": extra
+    }  # fmt: skip
+
+
+_ARGUMENTS = {"row": _of_row, "trl": _of_trl, "verl": _of_verl}
+
+
+def _only(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array or a tensor
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        raise _NoReward(f"returned {_cut(repr(value), 60)}, a {type(value).__name__}; expected a list of 1 number")
+    if len(value) != 1:
+        raise _NoReward(f"returned a list of {len(value)}; expected one number for each of 1 completion")
+    return value[0]
+
+
+def _score_of(value: Any) -> Any:
+    if isinstance(value, Mapping) and "score" not in value:
+        raise _NoReward(f"returned a dict with {', '.join(map(str, value)) or 'nothing'}; expected 'score' in it")
+    return value["score"] if isinstance(value, Mapping) else value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_VALUES: dict[str, Callable[[Any], Any]] = {"row": _same, "trl": _only, "verl": _score_of}
+
+
+def _number(value: Any, spec: RewardSettings) -> float:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # of an array or a tensor without dimensions
+    if value is None:
+        raise _NoReward("returned None; expected a number: does every path of it end in a return?")
+    if not isinstance(value, numbers.Real):
+        raise _NoReward(f"returned {_cut(repr(value), 60)}, a {type(value).__name__}; expected a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise _NoReward(f"returned {number}; expected a finite number")
+    if not spec.low <= number <= spec.high:
+        raise _NoReward(
+            f"returned {number:g}; expected {spec.low:g} to {spec.high:g}: set low and high to the range of its values"
+        )
+    return number
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    future = asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
+    try:
+        return future.result(timeout_s)
+    except FutureTimeoutError:
+        future.cancel()
+        raise
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="reward-functions").start()
+    return loop
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,0 +1,398 @@
+"""Reward functions of a user's own: forms, weights, values that are none, servers, and the environment."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.envs import posting
+from rllib_srl.envs.math.question_file import QuestionFile
+from rllib_srl.envs.rewards.loading import load_function
+from rllib_srl.envs.rewards.scoring import RewardError, Rewards
+from rllib_srl.envs.rewards.settings import read_rewards
+
+FUNCTIONS = '''
+import asyncio, time
+import helper
+
+def right(prompt, answer, row):
+    return float(answer.strip() == row["gold"])
+
+def short(prompt, answer, row):
+    return 1 - min(len(answer), 10) / 10
+
+async def later(prompt, answer, row):
+    await asyncio.sleep(0.01)
+    return helper.HALF
+
+def signed(prompt, answer, row): return -1.0
+def spoils(prompt, answer, row):
+    row["gold"] = "spoilt"
+    return True
+
+def raises(prompt, answer, row): return 1 / 0
+def exits(prompt, answer, row): raise SystemExit(3)
+def hangs(prompt, answer, row):
+    while True: pass
+async def sleeps(prompt, answer, row): await asyncio.sleep(60)
+def nothing(prompt, answer, row): pass
+def text(prompt, answer, row): return "0.5"
+def nan(prompt, answer, row): return float("nan")
+def two(prompt, answer, row): return 2
+def listed(prompt, answer, row): return [1.0]
+
+def trl(completions, prompts, gold, **kwargs): return [float(c == g) for c, g in zip(completions, gold)]
+def trl_chat(completions, **kwargs): return [float(c == [{"role": "assistant", "content": "4"}]) for c in completions]
+def trl_long(completions, **kwargs): return [1.0, 0.0]
+def trl_number(completions, **kwargs): return 1.0
+def trl_ids(completions, completion_ids): return [1.0]
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    is_right = solution_str == ground_truth and data_source == "sums" and extra_info["index"] == 7
+    return {"score": float(is_right), "acc": 1}
+def verl_wrong(data_source, solution_str, ground_truth, extra_info=None): return {"accuracy": 1.0}
+number = 3
+'''
+ROW = {"question": "2 + 2?", "gold": "4"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "helper.py").write_text("HALF = 0.5\n")
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def score(file: Path, given, answer: str = "4", row=ROW, messages=(), **settings):
+    entries = given if isinstance(given, list) else [given]
+    named = [{"function": one} if isinstance(one, str) else one for one in entries]
+    specs = [{**one, "function": f"{file}:{one['function']}"} for one in named]
+    return Rewards(specs, **{"timeout_s": 0.5, **settings}).score("2 + 2?", answer, row, messages)
+
+
+# --- forms and weights
+
+
+def test_the_reward_is_the_weighted_mean_of_the_functions(file: Path) -> None:
+    given = [{"function": "right", "weight": 3.0}, {"function": "short", "weight": 1.0}, "later"]
+    scored = score(file, given, answer="41")
+    assert scored.parts == {"right": 0.0, "short": 0.8, "later": 0.5}
+    assert scored.total == pytest.approx((3 * 0 + 1 * 0.8 + 1 * 0.5) / 5)
+
+
+def test_a_range_is_mapped_to_0_to_1_and_its_metric_is_as_returned(file: Path) -> None:
+    scored = score(file, [{"function": "signed", "low": -2.0, "high": 2.0, "name": "sign"}])
+    assert (scored.total, scored.parts) == (0.25, {"sign": -1.0})
+
+
+def test_a_function_gets_a_copy_of_the_row(file: Path) -> None:
+    assert score(file, ["spoils", "right"]).total == 1.0
+    assert ROW["gold"] == "4"
+
+
+@pytest.mark.parametrize("answer", ["4", "5"])
+def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None:
+    assert score(file, {"function": "trl", "form": "trl"}, answer).total == float(answer == "4")
+    chat = {"messages": [{"role": "user", "content": "2 + 2?"}]}
+    found = score(file, {"function": "trl_chat", "form": "trl"}, answer, row=chat, messages=chat["messages"])
+    assert found.total == float(answer == "4")
+    row = {"data_source": "sums", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 7}}
+    assert score(file, {"function": "verl", "form": "verl"}, answer, row=row).total == float(answer == "4")
+
+
+# --- what is no reward
+
+
+@pytest.mark.parametrize(
+    ("function", "form", "reason"),
+    [
+        ("raises", "row", "raised ZeroDivisionError: division by zero"),
+        ("exits", "row", "raised SystemExit: 3"),
+        ("hangs", "row", "gave no reward within reward_timeout_s = 0.5"),
+        ("sleeps", "row", "gave no reward within reward_timeout_s = 0.5"),
+        ("nothing", "row", "returned None; expected a number: does every path of it end in a return?"),
+        ("text", "row", "returned '0.5', a str; expected a number"),
+        ("nan", "row", "returned nan; expected a finite number"),
+        ("two", "row", "returned 2; expected 0 to 1: set low and high to the range of its values"),
+        ("listed", "row", "returned [1.0], a list; expected a number"),
+        ("trl", "row", "raised TypeError: trl() missing 3 required positional arguments"),
+        ("trl_long", "trl", "returned a list of 2; expected one number for each of 1 completion"),
+        ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
+        ("trl_ids", "trl", "raised TypeError: trl_ids() got an unexpected keyword argument 'question'"),
+        ("verl_wrong", "verl", "returned a dict with accuracy; expected 'score' in it"),
+    ],
+)
+def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        score(file, {"function": function, "form": form}, answer="x" * 10_000_000)
+    message = str(caught.value)
+    assert f"{function}' {reason}" in message
+    assert 'row {"question": "2 + 2?", "gold": "4"}, answer \'xxx' in message
+    assert "\n" not in message and len(message) < 600 + len(str(file))
+    assert caught.value.ends_run
+
+
+def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file: Path) -> None:
+    rewards = Rewards(f"{file}:raises", timeout_s=0.5, on_error="drop")
+    with pytest.raises(RewardError) as caught:
+        rewards.score("2 + 2?", "4", ROW)
+    assert not caught.value.ends_run
+    rewards = Rewards(f"{file}:sleeps", timeout_s=0.001, on_error="drop")
+    ended = []
+    for _ in range(34):
+        with pytest.raises(RewardError) as caught:
+            rewards.score("2 + 2?", "4", ROW)
+        ended.append(caught.value.ends_run)
+    assert ended == [False] * 32 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ([], "expected at least one function"),
+        ([3], "3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
+        ([{"weight": 1.0}], "has no 'function'"),
+        ([{"function": "m:f", "weigth": 1.0}], "weigth is not a field; expected some of function, name, weight"),
+        ([{"function": "m:f", "weight": 0}], "weight = 0; expected a number above 0"),
+        ([{"function": "m:f", "weight": True}], "weight = True; expected a number"),
+        ([{"function": "m:f", "low": 1.0}], "low = 1.0, high = 1.0; expected low < high"),
+        ([{"function": "m:f", "form": "batch"}], "form = 'batch'; expected one of row, trl, verl"),
+        ([{"function": "http://localhost/f", "form": "trl"}], "expected 'row' for a URL"),
+        (["f"], "function = 'f'; expected 'module:f', 'path/to/file.py:f' or a URL"),
+        (["a:f", "b:f"], "two functions have the name 'f'; set 'name' of one of them"),
+    ],
+)
+def test_wrong_settings_are_named(given, fault: str) -> None:
+    assert any(fault in line for line in read_rewards(given)[1])
+
+
+# --- loading
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ("no_such_module_:f", "there is no module 'no_such_module_', neither installed nor as no_such_module_.py in"),
+        ("{dir}/gone.py:f", "gone.py is not a file"),
+        ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
+        ("{dir}/functions.py:number", "is a int; expected a function"),
+        ("{dir}/broken.py:f", "cannot be imported (SyntaxError"),
+        ("{dir}/missing.py:f", "cannot be imported (ModuleNotFoundError: No module named 'not_there'"),
+        ("{dir}/program.py:f", "ends the process while it is imported; put what it runs under if __name__"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault: str) -> None:
+    (file.parent / "broken.py").write_text("def f(:\n")
+    (file.parent / "missing.py").write_text("import not_there\n")
+    (file.parent / "program.py").write_text("def f(): ...\nraise SystemExit\n")
+    with pytest.raises(ValueError) as caught:
+        load_function(spec.format(dir=file.parent))
+    assert fault in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_module_of_the_current_directory_is_found(file: Path, monkeypatch) -> None:
+    (file.parent / "my_own_rewards.py").write_text("def f(prompt, answer, row): return 0.25\n")
+    monkeypatch.chdir(file.parent)
+    assert load_function("my_own_rewards:f")("", "", {}) == 0.25
+
+
+# --- servers
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers with what its server has in `replies`, the last one again and again."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        replies = self.server.replies
+        status, reply = replies.pop(0) if len(replies) > 1 else replies[0]
+        if reply == "late":
+            time.sleep(2)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(reply if isinstance(reply, bytes) else json.dumps(reply).encode())
+
+    def log_message(self, *args) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    running.daemon_threads, running.asked, running.replies = True, [], [(200, {"reward": 0.5})]
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield running
+    running.shutdown()
+    running.server_close()
+
+
+def remote(server: ThreadingHTTPServer, **settings) -> Rewards:
+    return Rewards(f"http://127.0.0.1:{server.server_port}/score", **{"timeout_s": 1.0, **settings})
+
+
+def test_a_server_gives_the_reward(server) -> None:
+    assert remote(server).score("2 + 2?", "4", ROW).parts == {"score": 0.5}
+    assert server.asked == [{"prompt": "2 + 2?", "answer": "4", "row": ROW}]
+    server.replies = [(200, 0.25)]
+    assert remote(server).score("2 + 2?", "4", ROW).total == 0.25
+
+
+def test_failures_that_may_pass_are_retried(server) -> None:
+    server.replies = [(503, {}), (429, {}), (200, {"reward": 1})]
+    assert remote(server).score("2 + 2?", "4", ROW).total == 1.0
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("replies", "num_asked", "reason"),
+    [
+        ([(500, {"no": "GPU"})], 3, "the endpoint answered 500 Internal Server Error: b'{\"no\": \"GPU\"}'"),
+        ([(404, {})], 1, "the endpoint answered 404 Not Found"),
+        ([(200, b"reward: 1")], 1, "holds no reward; expected"),
+        ([(200, {"score": 1})], 1, "holds no reward; expected"),
+        ([(200, {"reward": None})], 1, "returned None; expected a number"),
+        ([(200, b" " * (posting.MOST_BYTES + 2))], 1, "wrote more than"),
+        ([(200, "late")], 1, "gave no reward within reward_timeout_s = 1"),
+    ],
+)
+def test_a_server_without_a_reward_is_named(server, replies, num_asked: int, reason: str) -> None:
+    server.replies = replies
+    start = time.monotonic()
+    with pytest.raises(RewardError) as caught:
+        remote(server).score("2 + 2?", "4", ROW)
+    assert reason in str(caught.value) and len(server.asked) == num_asked
+    assert time.monotonic() - start < 2.0
+
+
+def test_an_unreachable_server_is_named_and_one_that_is_not_allowed_is_refused(monkeypatch) -> None:
+    with pytest.raises(RewardError, match=r"ConnectionRefusedError.*asked 2 times"):
+        Rewards("http://127.0.0.1:9/score", timeout_s=2.0, retries=1).score("2 + 2?", "4", ROW)
+    monkeypatch.delenv("RLLIB_SRL_JUDGES", raising=False)
+    with pytest.raises(ValueError, match="reward = 'https://example.com/f' is not among the endpoints that you allow"):
+        Rewards("https://example.com/f", timeout_s=1.0)
+
+
+def test_at_most_so_many_requests_are_open(server) -> None:
+    rewards, open_now, most = remote(server, concurrency=2, timeout_s=10.0), [0], [0]
+    lock, plain = threading.Lock(), Server.do_POST
+
+    def counted(self) -> None:
+        with lock:
+            open_now[0] += 1
+            most[0] = max(most[0], open_now[0])
+        time.sleep(0.05)
+        with lock:
+            open_now[0] -= 1
+        plain(self)
+
+    Server.do_POST = counted
+    try:
+        threads = [threading.Thread(target=rewards.score, args=("2 + 2?", "4", ROW)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    finally:
+        Server.do_POST = plain
+    assert len(server.asked) == 8 and most[0] <= 2
+
+
+# --- the environment
+
+
+def environment(file: Path, rows, **settings) -> QuestionFile:
+    data = file.parent / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    return QuestionFile({"path": str(data), "num_shots": 0, "reward": f"{file}:right", **settings})
+
+
+def test_the_environment_asks_the_functions_and_reports_each(file: Path) -> None:
+    rows = [{"question": f"{n} + {n}?", "gold": str(2 * n), "tag": n} for n in range(20)]
+    given = [{"function": f"{file}:right", "weight": 3.0}, f"{file}:short"]
+    env = environment(file, rows, reward=given)
+    prompt_id = next(env.prompt_ids("train", 0))
+    prompt, _ = env.reset(options={"prompt_id": prompt_id})
+    answer = str(2 * int(prompt.split()[1]))
+    _, reward, terminated, _, info = env.step(f" {answer}\n")
+    short = 1 - len(answer) / 10
+    assert terminated and reward == pytest.approx((3 + short) / 4)
+    assert info == {"reward/right": 1.0, "reward/short": pytest.approx(short)}
+    assert env.gold_turns(prompt_id) == []  # `gold` is a column for the function, not a known name of an answer
+
+
+def test_rows_that_ask_the_same_and_differ_are_two_prompts_of_one_split(file: Path) -> None:
+    rows = [{"question": "2 + 2?", "gold": gold} for gold in ("4", "four", "4")]
+    env = environment(file, rows)
+    assert env.num_questions == 2 and env.num_repeated == 1
+    (split,) = {env.split_of(prompt_id) for prompt_id in env._ids}
+    earned = []
+    for prompt_id in env.prompt_ids(split, 0):
+        env.reset(options={"prompt_id": prompt_id})
+        earned.append(env.step(" four\n")[1])
+    assert sorted(earned) == [0.0, 1.0]
+
+
+def test_a_question_of_the_heldout_file_is_held_out_whatever_its_row(file: Path) -> None:
+    (file.parent / "test.jsonl").write_text(json.dumps({"question": "1 + 1?", "gold": "2"}))
+    rows = [{"question": "1 + 1?", "gold": gold} for gold in ("two", "II")] + [{"question": "2 + 2?", "gold": "4"}]
+    env = environment(file, rows, heldout_path=str(file.parent / "test.jsonl"))
+    assert [env.question(each).text for each in env.prompt_ids("train", 0)] == ["2 + 2?"]
+    assert [env.question(each).text for each in env.prompt_ids("heldout", 0)] == ["1 + 1?"] * 2
+
+
+def test_an_answer_of_10_mb_earns_nothing_and_calls_no_function(file: Path) -> None:
+    env = environment(file, [ROW], reward=f"{file}:raises", style="reasoned")
+    env.reset(options={"prompt_id": env._ids[0]})
+    _, reward, terminated, _, info = env.step("x" * 10_000_000)
+    assert (reward, terminated, info) == (0.0, True, {"stop_reason": "unparsable"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"answer_format": "boxed"}, "answer_format = 'boxed'; expected 'any' with reward, whose functions grade"),
+        ({"reward_timeout_s": 0}, "reward_timeout_s = 0; expected more than 0"),
+        ({"reward_retries": 21}, "reward_retries = 21; expected 0 to 20"),
+        ({"reward_concurrency": 0}, "reward_concurrency = 0; expected 1 to 1024"),
+        ({"on_reward_error": "ignore"}, "on_reward_error = 'ignore'; expected one of stop, drop"),
+        ({"reward": "", "reward_timeout_s": 3.0}, "reward_timeout_s = 3.0; expected 8.0 without reward"),
+        ({"num_shots": 1}, "num_shots = 1; expected 0: rows without an answer show none"),
+        ({"answer_field": "golden"}, "field 'golden' is missing, and there is no solution; the row has question, gold"),
+    ],
+)
+def test_wrong_settings_of_the_environment_are_named(file: Path, settings, fault: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        environment(file, [ROW, {**ROW, "question": "3 + 1?"}], **settings)
+    assert fault in str(caught.value)
+
+
+# --- conversations
+
+
+def test_a_conversation_is_shown_as_it_is_with_its_system_prompt(file: Path) -> None:
+    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?"}]
+    verl = {
+        "data_source": "sums",
+        "prompt": said,
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"index": 7},
+    }
+    env = environment(file, [verl], reward=[{"function": f"{file}:verl", "form": "verl"}], style="reasoned")
+    (prompt_id,) = env._ids
+    prompt, _ = env.reset(options={"prompt_id": prompt_id})
+    assert (prompt, env.system_prompt) == ("2 + 2?", "Be short.")
+    assert env.step("4")[1] == 1.0
+    plain = environment(file, [verl], reward="", reward_timeout_s=8.0)
+    assert plain.question(prompt_id).answer == "4"  # the environment's own grading finds the ground truth, too
+
+
+def test_an_answer_field_may_lead_into_an_object(file: Path) -> None:
+    fields = {"question_field": "q", "answer_field": "about.truth"}
+    env = environment(file, [{"q": "2 + 2?", "about": {"Truth": 4}}], reward="", **fields)
+    assert env.question(env._ids[0]).answer == "4"
