@@ -26,8 +26,8 @@ Written by `python scripts/settings_doc.py`; do not edit.
 
 Each setting is an attribute of `SRLConfig`, a flag of `srl train` and a key of its YAML file. In Python
 `.environment(...)` sets `env`, `env_config`, `worlds`, `mixture` and `stream`,
-`.rl_module(model_config={"model": ...})` sets `model`, and the method of its group sets any other setting. Flags and
-the defaults on this page write `None` as `none`.
+`.rl_module(model_config={"model": ...})` sets `model`, `.data(...)` and `.reward(...)` are methods of their own, and
+the method of its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
 
 A default of `preset` leaves the value to the preset that `loss` names (see [losses](losses.md)); the value in brackets
 applies if no preset sets it. A setting marked + has parameters, which are listed [below](#parameters). Settings marked

@@ -27,6 +27,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
+from rllib_srl.common.import_paths import functions_in
 from rllib_srl.curriculum.controller import Controller
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
@@ -142,6 +143,7 @@ class SavedAlgorithm(Algorithm):
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
         about |= {"has_learner_shards": self.config.fsdp, "iteration": self.iteration}
+        about |= {"functions": functions_in(self.config.world_configs())}
         checkpoints.seal(Path(saved), about, key)
         return saved
 

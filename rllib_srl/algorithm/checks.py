@@ -188,6 +188,12 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
                 source.probes(domain, planner.probe_prompts, share)
     except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be listed")
+    step_s = getattr(env.unwrapped, "step_timeout_s", 0.0)
+    if isinstance(step_s, int | float) and step_s >= config.env_timeout_s:
+        return (
+            f"a reward may take reward_timeout_s = {step_s:g}; expected less than env_timeout_s = "
+            f"{config.env_timeout_s:g}, in which a whole step has to end"
+        )
     try:
         observation = reset(env, prompt).observation
     except Exception as error:  # likewise

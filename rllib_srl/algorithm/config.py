@@ -21,6 +21,8 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.registry import register_trainable as _register_trainable
 
 from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
+from rllib_srl.algorithm.own_data import data_settings, reward_settings
 from rllib_srl.algorithm.resources import best_dtype, engine_threads
 from rllib_srl.algorithm.settings import (
     ALIASES,
@@ -91,6 +93,39 @@ class SRLConfig(AlgorithmConfig):
         ours, theirs = _divide({**kwargs, "worlds": worlds}, ENVIRONMENT, "environment")
         super().environment(env, **theirs)
         return self._assign(ours)
+
+    def data(self, data: Any, **settings: Any) -> SRLConfig:
+        """Train on a user's own questions: a file, a data set of the hub, or an object that yields rows.
+
+        Args:
+            data: "my.jsonl" (or .json, .csv, .parquet), "org/name", or a `datasets.Dataset`, a table or a list of rows.
+            settings: `question` and `answer`, the names of columns; `heldout`, a file or split; `split`; and any
+                setting of the environment `question_file` (docs/own-data.md).
+
+        Raises:
+            ValueError: the object does not yield rows, or a row that JSON cannot hold.
+        """
+        rewards = {name: value for name, value in (self.env_config or {}).items() if "reward" in name}
+        self.env_config = {}
+        return self.environment(OWN_DATA, env_config={**rewards, **data_settings(data, **settings)})
+
+    def reward(self, functions: Any, **settings: Any) -> SRLConfig:
+        """Reward the answers to a user's own questions by functions; call it with `data`, in any order.
+
+        Args:
+            functions: f(prompt, answer, row) -> number from 0 to 1, its import path "module:f" or "file.py:f", the URL
+                of a server, or a list of them; sync or async.
+            settings: `weights` of several functions; `form` ("trl" or "verl" for functions with their arguments);
+                `low` and `high`, the range of values; `timeout_s`, `retries`, `concurrency`, `on_error`.
+
+        Raises:
+            ValueError: a function that other processes cannot import by its name.
+        """
+        if self.env not in (None, OWN_DATA):
+            raise ValueError(f"reward() with env = {self.env!r}; expected .data(...): others have rewards of their own")
+        earlier = {name: value for name, value in (self.env_config or {}).items() if "reward" not in name}
+        self.env_config = {**earlier, **reward_settings(functions, **settings)}
+        return self
 
     def env_runners(self, **kwargs: Any) -> SRLConfig:
         """Set engine, sampling and episode limits (`ENV_RUNNERS`), beside RLlib's own settings."""

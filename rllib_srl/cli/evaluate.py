@@ -45,6 +45,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
     text = 'write all results to FILE as JSON; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
+    text = "use the reward functions that the settings of someone else's run name; they are code"
+    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, without=("iterations", "grace_s", "model"))
@@ -58,7 +60,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     checkpoint = checkpoint_named(arguments.what)
     if checkpoint:
         verify_sealed(checkpoint)
-        earlier = runs.settings_of(checkpoint)
+        earlier = runs.settings_of(checkpoint, arguments.trust_checkpoint, given.get("seal_key_file"))
         if not earlier and "env" not in given and "worlds" not in given:
             raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected its settings by --config")
         values = {**earlier, **given}

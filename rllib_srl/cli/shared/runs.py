@@ -21,11 +21,13 @@ from typing import Any
 import yaml
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
+from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.settings import folded
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.run_log import METRICS
-from rllib_srl.cli.shared.settings import all_settings, flag_settings, read_values, read_yaml
+from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.common.import_paths import functions_in
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,
@@ -75,7 +77,8 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
         CheckpointError: the checkpoint is damaged, or sealed with another key.
     """
     if resume is None:
-        directory = out or new_directory(str(given.get("env") or "worlds"))
+        data = (given.get("env_config") or {}).get("path") if given.get("env") == OWN_DATA else None
+        directory = out or new_directory(Path(data).stem if data else str(given.get("env") or "worlds"))
         refuse_used(directory)
         return RunPlan(directory.absolute(), None, dict(given))
     checkpoint = find_checkpoint(resume)
@@ -83,7 +86,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
         verify_sealed(checkpoint)
     else:
         verify_own(checkpoint, given.get("seal_key_file"))
-    earlier = settings_of(checkpoint)
+    earlier = settings_of(checkpoint, trust, given.get("seal_key_file"))
     changed = [name for name in FIXED if name in given and earlier and given[name] != earlier[name]]
     if changed:
         lines = [f"  {name} = {given[name]!r}; expected {earlier[name]!r}" for name in changed]
@@ -138,18 +141,41 @@ def find_checkpoint(path: Path) -> Path:
     return finished[-1]
 
 
-def settings_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the settings of the run that wrote a checkpoint, without `NOT_INHERITED`; {} without a settings file."""
+def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | None = None) -> dict[str, Any]:
+    """Return the settings of the run that wrote a checkpoint, without `NOT_INHERITED`; {} without a settings file.
+
+    A settings file is not sealed, and a reward function that it names is code. So a checkpoint must have been sealed
+    with the user's key, and its manifest must list the function.
+
+    Args:
+        checkpoint: of the run.
+        trust: accept functions that are not listed.
+        key_file: the setting `seal_key_file`.
+
+    Raises:
+        RunError: the settings name such a function.
+    """
     path = checkpoint.parent / SETTINGS_FILE
-    read = read_values(read_yaml(path)) if path.is_file() else {}
-    return {name: value for name, value in folded(read).items() if name not in NOT_INHERITED}
+    read = expanded(read_values(read_yaml(path))) if path.is_file() else {}
+    values = {name: value for name, value in folded(read).items() if name not in NOT_INHERITED}
+    if not trust and (named := functions_in(values)):
+        try:
+            listed = verify_own(checkpoint, key_file).get("functions", ())
+        except CheckpointError:
+            listed = ()
+        if unlisted := [name for name in named if name not in listed]:
+            raise RunError(
+                f"{path} names code that a checkpoint of your own does not: reward = {', '.join(unlisted)}; read it, "
+                "and if you trust it, add --trust-checkpoint"
+            )
+    return values
 
 
 def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> None:
     """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
     chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
     every = folded(values, {setting.name: setting.default for setting in flag_settings()}) | chosen
-    plain = {name: _plain(value) for name, value in every.items() if name in all_settings()}
+    plain = {name: _plain(value) for name, value in every.items() if name in all_settings() and name not in SHORTHANDS}
     text = "# All settings of this run; `srl train --config` takes this file.\n"
     text += yaml.safe_dump(plain, sort_keys=False)
     with writing(directory / SETTINGS_FILE):

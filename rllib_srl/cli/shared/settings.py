@@ -29,6 +29,7 @@ import yaml
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import settings as ours
 from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.resources import check_machine_holds
 from rllib_srl.algorithm.settings import ALIASES, FLAT, GROUPS
 from rllib_srl.algorithm.validation import faults_of
@@ -81,10 +82,15 @@ GRACE = Setting("grace_s", RUN, GRACE_S, "seconds from SIGTERM to exit, in which
 SCRIPTS_OWN = (ITERATIONS, GRACE)
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
-    *("env", "env_config", "model", "engine", "seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
+    *("env", "env_config", "data", "reward", "model", "engine"),
+    *("seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
     *("max_turn_tokens", "max_episode_tokens", "num_env_runners", "evaluation_interval", "checkpoint_every"),
 )
 MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
+SHORTHANDS = {  # stand for env and env_config
+    "data": "your own questions, a file or a hub data set: env = question_file, with it as the path in env_config",
+    "reward": 'with data: reward function "module:f" or "file.py:f", a URL, or a YAML list of them, into env_config',
+}
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -101,6 +107,7 @@ def all_settings() -> dict[str, Setting]:
     for name, (group, meaning) in RLLIB.items():
         default = config.model_config["model"] if name == "model" else getattr(config, name)
         rows.append(Setting(name, group, default, meaning))
+    rows += [Setting(name, ENVIRONMENT, None, meaning) for name, meaning in SHORTHANDS.items()]
     for group, table in OURS.items():
         rows += [Setting(name, group, row.default, row.meaning) for name, row in public(table).items()]
     return {row.name: row for row in sorted(rows, key=lambda row: ORDER.index(row.group))}
@@ -251,9 +258,38 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
     if wrong:
         faults += ["settings cannot be read:", *wrong]
+    try:
+        read = expanded(read)
+    except ValueError as error:
+        faults.append(f"settings have faults:\n  {error}")
     if faults:
         raise SettingsError("\n".join([*faults, *_more_faults(read)]))
     return read
+
+
+def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the environment that `data` and `reward` stand for in their place.
+
+    Raises:
+        ValueError: they contradict other settings.
+    """
+    rest = {name: value for name, value in values.items() if name not in SHORTHANDS}
+    data, reward = (values.get(name) for name in SHORTHANDS)
+    if data is None and reward is None:
+        return rest
+    if values.get("env") not in (None, OWN_DATA) or values.get("worlds") or values.get("stream"):
+        name = next(name for name in ("env", "worlds", "stream") if values.get(name))
+        shorthand = "data" if data is not None else "reward"
+        raise ValueError(f"{shorthand} with {name} = {values[name]!r}; expected one of the two")
+    config = SRLConfig()
+    if data is not None:
+        config.data(data)
+    if reward is not None:
+        config.reward(reward)
+    given = values.get("env_config") or {}
+    if data is None and "path" not in given:
+        raise ValueError(f"reward = {reward!r}; expected data beside it: the questions whose answers it rewards")
+    return {**rest, "env": OWN_DATA, "env_config": {**config.env_config, **given}}
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -367,6 +403,9 @@ def read_value(name: str, value: Any) -> Any:
     Raises:
         ValueError: the value has the wrong type; the message names the expected one.
     """
+    if name in SHORTHANDS:
+        is_yaml = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+        return plain(value) if is_yaml else value
     if name in MAPPINGS or (name in FLAT and FLAT[name].parameter == "*"):
         return _mapping(value)
     if name in GROUPS:
