@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if TYPE_CHECKING:
     from rllib_srl.algorithm.config import SRLConfig, register
     from rllib_srl.algorithm.srl import SRL
+    from rllib_srl.envs.tools.environment import ToolEnvironment
     from rllib_srl.types import Group, Prompt, StopReason
 
 _HOMES = {
@@ -27,8 +28,9 @@ _HOMES = {
     "Group": "rllib_srl.types",
     "Prompt": "rllib_srl.types",
     "StopReason": "rllib_srl.types",
+    "ToolEnvironment": "rllib_srl.envs.tools.environment",
 }
-__all__ = ["SRL", "Group", "Prompt", "SRLConfig", "StopReason", "register"]
+__all__ = ["SRL", "Group", "Prompt", "SRLConfig", "StopReason", "ToolEnvironment", "register"]
 __version__ = "0.1.0"
 
 

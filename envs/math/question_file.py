@@ -180,7 +180,7 @@ class QuestionFile(Listed, QuestionWorld):
         self._rewards = None
         if settings.reward != "":
             limits = (settings.reward_timeout_s, settings.reward_retries, settings.reward_concurrency)
-            self._rewards = Rewards(settings.reward, *limits, on_error=settings.on_reward_error)
+            self._rewards = Rewards.load(settings.reward, *limits, on_error=settings.on_reward_error)
         self._problems = self._read(settings.path)
         self._heldout = self._read(settings.heldout_path) if settings.heldout_path else {}
         self._heldout_questions = {_id(problem.question) for problem in self._heldout.values()}

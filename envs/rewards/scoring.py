@@ -1,6 +1,6 @@
 """Score answers with a user's reward functions, each call with a timeout and each value checked.
 
-    rewards = Rewards("my_module:f", timeout_s=8.0)
+    rewards = Rewards.load("my_module:f", timeout_s=8.0)
     rewards.score("2 + 2?", "4", {"question": "2 + 2?", "answer": "4"})      Scored(total=1.0, parts={"f": 1.0})
 
 Forms of a function:
@@ -61,37 +61,56 @@ class Rewards:
     """Reward functions with their weights. Invariant: `score` returns only rewards that every function gave."""
 
     def __init__(
-        self,
+        self, functions: Sequence[tuple[RewardSettings, Callable[..., Any]]], timeout_s: float, on_error: str = "stop"
+    ):
+        """Take functions with their settings.
+
+        Args:
+            functions: at least one
+            timeout_s: of one call, in seconds
+            on_error: "stop" ends the run when a function gives no reward, "drop" leaves the episode out
+        """
+        self._functions, self._timeout_s, self._ends_run = list(functions), timeout_s, on_error == "stop"
+        self._weight = sum(settings.weight for settings, _ in functions)
+        self._num_late = 0
+
+    @classmethod
+    def load(
+        cls,
         given: str | Mapping[str, Any] | Sequence[Any],
         timeout_s: float,
         retries: int = 2,
         concurrency: int = 8,
         on_error: str = "stop",
-    ):
-        """Load the functions.
+    ) -> Rewards:
+        """Return the functions that settings name.
 
         Args:
             given: as in `read_rewards`
             timeout_s: of one call, in seconds
             retries: further requests to a server after one that failed
             concurrency: requests that may be open to a server
-            on_error: "stop" ends the run when a function gives no reward, "drop" leaves the episode out
+            on_error: as in the constructor
 
         Raises:
             ValueError: a function cannot be loaded, or its settings are wrong; all at once.
         """
-        specs, faults = read_rewards(given)
-        self._timeout_s, self._ends_run, self._num_late = timeout_s, on_error == "stop", 0
-        self._functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
-        for spec in specs if not faults else ():
+        every, faults = read_rewards(given)
+        functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
+        for one in every if not faults else ():
             try:
-                remote = RemoteReward(spec.function, timeout_s, retries, concurrency) if spec.is_remote else None
-                self._functions.append((spec, remote or load_function(spec.function)))
+                remote = RemoteReward(one.function, timeout_s, retries, concurrency) if one.is_remote else None
+                functions.append((one, remote or load_function(one.function)))
             except ValueError as error:
                 faults.append(str(error))
         if faults:
             raise ValueError("; ".join(faults))
-        self._weight = sum(spec.weight for spec, _ in self._functions)
+        return cls(functions, timeout_s, on_error)
+
+    @classmethod
+    def of_function(cls, function: Callable[..., Any], timeout_s: float) -> Rewards:
+        """Return the reward of one function f(prompt, answer, row), given as an object."""
+        return cls([(RewardSettings(getattr(function, "__name__", type(function).__name__)), function)], timeout_s)
 
     def score(self, prompt: str, answer: str, row: Mapping[str, Any], messages: Sequence[Any] = ()) -> Scored:
         """Return the reward of an answer.

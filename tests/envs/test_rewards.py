@@ -73,7 +73,7 @@ def score(file: Path, given, answer: str = "4", row=ROW, messages=(), **settings
     entries = given if isinstance(given, list) else [given]
     named = [{"function": one} if isinstance(one, str) else one for one in entries]
     specs = [{**one, "function": f"{file}:{one['function']}"} for one in named]
-    return Rewards(specs, **{"timeout_s": 0.5, **settings}).score("2 + 2?", answer, row, messages)
+    return Rewards.load(specs, **{"timeout_s": 0.5, **settings}).score("2 + 2?", answer, row, messages)
 
 
 # --- forms and weights
@@ -139,11 +139,11 @@ def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: s
 
 
 def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file: Path) -> None:
-    rewards = Rewards(f"{file}:raises", timeout_s=0.5, on_error="drop")
+    rewards = Rewards.load(f"{file}:raises", timeout_s=0.5, on_error="drop")
     with pytest.raises(RewardError) as caught:
         rewards.score("2 + 2?", "4", ROW)
     assert not caught.value.ends_run
-    rewards = Rewards(f"{file}:sleeps", timeout_s=0.001, on_error="drop")
+    rewards = Rewards.load(f"{file}:sleeps", timeout_s=0.001, on_error="drop")
     ended = []
     for _ in range(34):
         with pytest.raises(RewardError) as caught:
@@ -233,7 +233,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 
 def remote(server: ThreadingHTTPServer, **settings) -> Rewards:
-    return Rewards(f"http://127.0.0.1:{server.server_port}/score", **{"timeout_s": 1.0, **settings})
+    return Rewards.load(f"http://127.0.0.1:{server.server_port}/score", **{"timeout_s": 1.0, **settings})
 
 
 def test_a_server_gives_the_reward(server) -> None:
@@ -272,10 +272,10 @@ def test_a_server_without_a_reward_is_named(server, replies, num_asked: int, rea
 
 def test_an_unreachable_server_is_named_and_one_that_is_not_allowed_is_refused(monkeypatch) -> None:
     with pytest.raises(RewardError, match=r"ConnectionRefusedError.*asked 2 times"):
-        Rewards("http://127.0.0.1:9/score", timeout_s=2.0, retries=1).score("2 + 2?", "4", ROW)
+        Rewards.load("http://127.0.0.1:9/score", timeout_s=2.0, retries=1).score("2 + 2?", "4", ROW)
     monkeypatch.delenv("RLLIB_SRL_JUDGES", raising=False)
     with pytest.raises(ValueError, match="reward = 'https://example.com/f' is not among the endpoints that you allow"):
-        Rewards("https://example.com/f", timeout_s=1.0)
+        Rewards.load("https://example.com/f", timeout_s=1.0)
 
 
 def test_at_most_so_many_requests_are_open(server) -> None:

@@ -1,0 +1,127 @@
+"""Questions answered with plain Python functions as tools: `ToolEnvironment`, the public form of `ToolWorld`.
+
+    def add(a: int, b: int) -> int:
+        '''Add two numbers.'''
+        return a + b
+
+    ToolEnvironment(tools=[add], questions=[{"question": "What is 86 + 71?", "answer": "157"}, ...])
+
+    Tool: add(86, 71)           the policy's first turn
+    Result: 157                 the environment's reply
+    Answer: 157                 the policy's second turn: reward 1
+
+Schemas come from signatures and docstrings (envs/tools/tool.py), calls, timeouts and limits from `ToolSettings`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.envs.math.final_answers import graded
+from rllib_srl.envs.math.grading import DEADLINE_S
+from rllib_srl.envs.math.question_rows import Problem, RowFault, problem_of, rows_of
+from rllib_srl.envs.question import Listed, Question
+from rllib_srl.envs.rewards.scoring import Rewards
+from rllib_srl.envs.tools.calls import ToolCall
+from rllib_srl.envs.tools.tool import Tool
+from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
+
+REWARD_TIMEOUT_S = 8.0
+
+ToolFunction = Callable[..., Any]
+
+
+class ToolEnvironment(Listed, ToolWorld):
+    """Questions with tools that are plain functions.
+
+    A subclass may override `tools`, `gold_calls` and `grade`; all other parts are settings. Invariant: a prompt id is a
+    hash of the question's text; equal arguments make equal environments.
+    """
+
+    settings: ToolSettings
+
+    def __init__(
+        self,
+        tools: Sequence[ToolFunction | Tool],
+        questions: str | Path | Sequence[Mapping[str, Any]],
+        reward: Callable[..., float] | None = None,
+        *,
+        domain: str = "tools",
+        **settings: Any,
+    ):
+        """Check the tools, the questions and the settings.
+
+        Args:
+            tools: functions with type hints and a docstring. They are shared by all episodes: one with a state of its
+                own needs a subclass whose `tools` makes it anew.
+            questions: rows with a question and its answer, or a file of them (docs/own-data.md)
+            reward: f(prompt, answer, row) -> number from 0 to 1; None: answers are compared with the right one
+            domain: the kind of task, counted apart
+            settings: of `ToolSettings`, such as call_format="json", max_calls=4, num_shots=2
+
+        Raises:
+            ValueError: names each tool without hints or docstring, each row that cannot be used, or a wrong setting.
+        """
+        self.domain = domain
+        self._listed_tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
+        if not self._listed_tools:
+            raise ValueError("tools = []; expected at least one function")
+        self._reward = None if reward is None else Rewards.of_function(reward, REWARD_TIMEOUT_S)
+        self._problems = _problems_of(questions, has_reward=reward is not None)
+        self._ids = list(self._problems)
+        super().__init__({"num_shots": 0, **settings})
+
+    def tools(self, prompt_id: str) -> Sequence[ToolFunction | Tool]:
+        """Return the tools of an episode."""
+        return self._listed_tools
+
+    def gold_calls(self, prompt_id: str) -> list[ToolCall]:
+        """Return the calls that lead to the answer, for shots and tests; none are known."""
+        return []
+
+    def question(self, prompt_id: str) -> Question:
+        """Return the question of `prompt_id`."""
+        problem = self._problem(prompt_id)
+        return Question(problem.question, problem.answer, wrong="unknown", canonical=problem.question)
+
+    def grade(self, prompt_id: str, answer: str) -> float | None:
+        """Return the grade of an answer in [0, 1], None if it cannot be read.
+
+        Raises:
+            RewardError: the reward function gave no reward.
+        """
+        problem = self._problem(prompt_id)
+        if self._reward is not None:
+            return self._reward.score(problem.question, answer, problem.row).total
+        kind = "choice" if problem.is_choice else "auto"
+        return graded(problem.answer, answer, "any", kind, DEADLINE_S, question=problem.question).grade
+
+    def _graded(self, action: str, answer: str) -> Reply:
+        observation, reward, terminated, truncated, info = super()._graded(action, answer)
+        return observation, reward, terminated, truncated, {**info, "num_calls": self._num_calls}
+
+    def _problem(self, prompt_id: str) -> Problem:
+        if prompt_id not in self._problems:
+            raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {len(self._ids)} of this environment")
+        return self._problems[prompt_id]
+
+
+def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward: bool) -> dict[str, Problem]:
+    rows = rows_of(Path(questions).expanduser()) if isinstance(questions, str | Path) else enumerate(questions, 1)
+    problems: dict[str, Problem] = {}
+    faults = []
+    for number, row in rows:
+        try:
+            problem = problem_of(row, has_reward=has_reward)
+            prompt_id = hashlib.blake2b(" ".join(problem.question.split()).encode(), digest_size=12).hexdigest()
+            if problems.setdefault(prompt_id, problem) != problem:
+                raise RowFault("answer", "differs from that of an earlier row with the same question")
+        except RowFault as fault:
+            faults.append(f"row {number}, {fault}")
+    if faults or not problems:
+        more = f"; and {len(faults) - 5} more rows" if len(faults) > 5 else ""
+        raise ValueError(f"questions: {'; '.join(faults[:5]) or 'there are none'}{more}")
+    return problems

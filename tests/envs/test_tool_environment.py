@@ -1,0 +1,107 @@
+"""`ToolEnvironment`: tools as plain functions, questions as rows, an answer compared or rewarded by a function."""
+
+from __future__ import annotations
+
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from rllib_srl import ToolEnvironment
+from rllib_srl.common.environments import resolve
+from rllib_srl.envs.rewards.scoring import RewardError
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+def fails(text: str) -> str:
+    """Fail."""
+    raise KeyError(text)
+
+
+ROWS = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(2, 10) for b in range(2, 10)]
+
+
+def make(env_config) -> ToolEnvironment:
+    return ToolEnvironment(tools=[add, fails], questions=ROWS, **env_config)
+
+
+def asked(env: ToolEnvironment, question: str = "What is 4 + 5?") -> str:
+    prompt_id = next(each for each in env._ids if env.question(each).text == question)
+    return env.reset(options={"prompt_id": prompt_id})[0]
+
+
+def test_an_episode_by_hand() -> None:
+    env = make({})
+    prompt = asked(env)
+    assert "add(a: int, b: int = 1)" in prompt and "Add two numbers." in prompt
+    assert prompt.endswith("Question: What is 4 + 5?\n")
+    assert env.step("Tool: add(4, b=5)\n")[:3] == ("Result: 9\n", 0.0, False)
+    assert env.step("Tool: fails('x')\n")[0] == "Result: Error: KeyError: 'x'\n"
+    _, reward, terminated, _, info = env.step("Answer: 9\n")
+    assert (reward, terminated, info) == (1.0, True, {"num_calls": 2})
+    asked(env)
+    assert env.step("Answer: 10\n")[1] == 0.0
+
+
+def test_schemas_reach_the_chat_template() -> None:
+    env = make({"tools_in": "template", "call_format": "json"})
+    asked(env)
+    schema = env.tool_schemas[0]["function"]
+    assert (schema["name"], schema["parameters"]["required"]) == ("add", ["a"])
+    assert schema["parameters"]["properties"]["a"] == {"type": "integer", "description": "the first"}
+
+
+def test_a_function_may_reward_the_answer() -> None:
+    def half(prompt: str, answer: str, row: dict) -> float:
+        return 0.5 if (prompt, row["tag"]) == ("2?", 7) else 1 / 0
+
+    rows = [{"question": "2?", "tag": 7}, {"question": "3?", "tag": 8}]
+    env = ToolEnvironment(tools=[add], questions=rows, reward=half)
+    asked(env, "2?")
+    assert env.step("Answer: whatever\n")[1] == 0.5
+    asked(env, "3?")
+    with pytest.raises(RewardError, match="reward 'half' raised ZeroDivisionError: division by zero"):
+        env.step("Answer: whatever\n")
+
+
+def test_an_import_path_of_a_function_is_an_environment() -> None:
+    env = resolve("tests.envs.test_tool_environment:make")({"max_calls": 3})
+    assert (env.settings.max_calls, env.num_questions) == (3, 64)
+    splits = [set(env.prompt_ids(split, seed=0)) for split in ("train", "heldout")]
+    assert all(splits) and not splits[0] & splits[1]
+    check_env(env, skip_render_check=True)
+
+
+def no_hint(a) -> int:
+    """Return a."""
+    return a
+
+
+def no_docstring(a: int) -> int:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"tools": []}, "tools = []; expected at least one function"),
+        ({"tools": [no_hint]}, "tool 'no_hint': parameter a has no type hint"),
+        ({"tools": [no_docstring]}, "tool 'no_docstring': it has no docstring"),
+        ({"questions": []}, "questions: there are none"),
+        ({"questions": [{"question": "2?"}]}, "questions: row 1, field 'answer' is missing"),
+        ({"questions": [{"question": "2?", "answer": n} for n in (2, 3)]}, "row 2, field 'answer' differs from that"),
+        ({"max_call": 3}, "max_call is not a setting; expected one of"),
+        ({"max_calls": 0}, "max_calls = 0; expected 1 to 1000"),
+    ],
+)
+def test_what_cannot_be_used_is_named(given: dict, fault: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        ToolEnvironment(**{"tools": [add], "questions": ROWS, **given})
+    assert fault in str(caught.value)
