@@ -82,6 +82,7 @@ _ASKS = {
     "phrase": 'Write "The answer is" and then the final answer.',
 }
 _MAX_FAULTS_SHOWN = 20
+CONTRADICTION = "differs from that of an earlier row with the same question"
 _MAX_ANSWER_CHARS = 1_000_000  # a longer answer earns 0 without a call of a reward function
 
 _OF_REWARD = ("reward_timeout_s", "reward_retries", "reward_concurrency", "on_reward_error")
@@ -168,6 +169,11 @@ class QuestionFile(Listed, QuestionWorld):
         """Return the exact number of distinct questions, without the shots."""
         return len(self._ids) - len(self._shot_texts)
 
+    @property
+    def num_skipped(self) -> int:
+        """Return the number of rows that were left out."""
+        return len(self.row_faults)
+
     def _prepare(self) -> None:
         settings = self.settings
         self._template = PromptTemplate(settings.prompt_template)
@@ -176,7 +182,8 @@ class QuestionFile(Listed, QuestionWorld):
         self._next_one = f"\n{label}" if label.endswith(":") else "\nQuestion:"
         self.stop_strings = ("\n",) if settings.style == "direct" else (self._next_one,)
         self.domain = settings.domain or Path(settings.path).stem
-        self.num_skipped = self.num_repeated = 0
+        self.num_repeated = 0
+        self.row_faults: list[str] = []  # a line for each row that was left out
         self._rewards = None
         if settings.reward != "":
             limits = (settings.reward_timeout_s, settings.reward_retries, settings.reward_concurrency)
@@ -206,7 +213,7 @@ class QuestionFile(Listed, QuestionWorld):
             raise ValueError(f"file {path!r}: {_told(held.faults)}; fix them, or set bad_rows = 'skip'")
         if not held.problems:
             raise ValueError(f"file {path!r} has no rows; expected questions")
-        self.num_skipped += len(held.faults)
+        self.row_faults += held.faults
         self.num_repeated += held.num_repeated
         return dict(held.problems)
 
@@ -412,7 +419,7 @@ def _problems_in(
             if first.row != problem.row:
                 first = problems.setdefault(_id(problem.question, problem.row), problem)
             elif first.answer != problem.answer:
-                raise RowFault("answer", "differs from that of an earlier row with the same question")
+                raise RowFault("answer", CONTRADICTION)
             num_repeated += first is not problem
         except RowFault as fault:
             faults.append(f"row {number}, {fault}")

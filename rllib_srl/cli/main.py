@@ -19,7 +19,7 @@ from rllib_srl.common.foreign_names import nearest
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand. Invariant: `rllib_srl.cli.<name>` has a `main(argv)`."""
+    """A subcommand. Invariant: `rllib_srl.cli.<name>`, with _ for -, has a `main(argv)`."""
 
     summary: str
     starts_ray: bool = False  # the output of Ray, vLLM and transformers is suppressed, unless --verbose
@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": Command("measure the accuracy of a model or a checkpoint on held-out prompts", starts_ray=True),
     "tune": Command("run a study or a hyperparameter search", starts_ray=True),
     "report": Command("write the report page of a study"),
+    "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "play": Command("play an environment in the terminal"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
@@ -75,4 +76,4 @@ def main(argv: list[str] | None = None) -> int:
         quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
     if command.is_paged:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    return int(import_module(f"rllib_srl.cli.{name}").main(rest) or 0)
+    return int(import_module(f"rllib_srl.cli.{name.replace('-', '_')}").main(rest) or 0)

@@ -1,0 +1,319 @@
+"""Check your own questions before training: prompts, grading, token lengths, duplicates, and what a model solves.
+
+    srl check-data --data my.jsonl --model smollm2-135m
+    srl check-data --data my.jsonl --reward my_rewards.py:f --model tiny --engine transformers --solve 0
+
+Takes the settings of `srl train`. It shows prompts as the model will see them, grades right answers and wrong ones (the
+answer of another row), and compares lengths with max_turn_tokens and max_episode_tokens. With --model it also lets the
+untrained model answer --solve prompts a few times each: training learns from prompts whose answers earn different
+rewards.
+
+Exit status: 0 if nothing needs a look, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
+from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
+from rllib_srl.cli.shared.display import showing_progress
+from rllib_srl.cli.shared.settings import Parser, SettingsError, add_settings, build_config, check, given_settings
+from rllib_srl.cli.shared.settings import with_underscores as with_names
+from rllib_srl.engine import Sampling, make_engine
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
+from rllib_srl.envs.math.grading import plain
+from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
+from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, make_transcript, play
+from rllib_srl.types import Prompt
+
+NUM_SHOWN = 5  # prompts
+NUM_MEASURED = 5000  # prompts whose tokens are counted
+NUM_EXAMPLES = 3  # of what needs a look
+NUM_TRIES = 4  # answers of the model to each prompt
+_RULE = "─" * 12
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        usage="%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--solve N] [--SETTING VALUE ...]",
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )  # fmt: skip
+    text = "prompts that the untrained model answers, with --model; 0: none (default: 16)"
+    parser.add_argument("--solve", type=int, default=16, metavar="N", help=text)
+    text = "right and wrong answers that are graded (default: 200)"
+    parser.add_argument("--graded", type=int, default=200, metavar="N", help=text)
+    parser.add_argument("--verbose", action="store_true", help="show the output of the engine")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser, without=("iterations", "grace_s"))
+    arguments: argparse.Namespace = parser.parse_args(with_names(argv))
+    for name in ("solve", "graded"):
+        if getattr(arguments, name) < 0:
+            parser.error(f"--{name} {getattr(arguments, name)}; expected a number of at least 0")
+    return arguments
+
+
+@dataclass
+class Findings:
+    """The lines to print. Invariant: `to_look_at` has one line for each finding that training would suffer from."""
+
+    to_look_at: list[str] = field(default_factory=list)
+
+    def line(self, topic: str, text: str) -> None:
+        """Print a line under a topic."""
+        print(f"{topic:<10}{text}")
+
+    def look(self, text: str, examples: Sequence[str] = ()) -> None:
+        """Keep a finding for the end, with a few examples."""
+        self.to_look_at.append("".join([text, *(f"\n    {each}" for each in examples[:NUM_EXAMPLES])]))
+
+
+def check_data(arguments: argparse.Namespace) -> int:
+    """Check and print; return the exit status."""
+    logging.getLogger("rllib_srl.envs").setLevel(logging.ERROR)  # rows that are left out are reported here
+    given = given_settings(arguments)
+    if given.get("env") != OWN_DATA:
+        raise SettingsError("nothing to check; expected --data FILE, or --env question_file with its --env_config")
+    left_out = {**given, "env_config": {**given["env_config"], "bad_rows": "skip"}}
+    env = QuestionFile(left_out["env_config"])
+    config = build_config(left_out)
+    ids = {split: list(env.prompt_ids(split, seed=0)) for split in ("train", "heldout")}
+    found = Findings()
+    rows(found, env, ids, given["env_config"])
+    if ids["train"]:
+        check(config)
+        directory = local_model(config.model_config["model"])
+        transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory))
+        prompts(found, env, ids["train"], config, transcript, tokenizer)
+        grading(found, env, [*ids["train"], *ids["heldout"]][: arguments.graded])
+        lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
+        if "model" in given and arguments.solve:
+            solved(found, env, ids["train"][: arguments.solve], config, arguments.verbose)
+        else:
+            found.line("model", "not asked: --model MODEL --solve 16 shows what it solves before training")
+    if not found.to_look_at:
+        data = given["env_config"].get("hub_id") or given["env_config"]["path"]
+        print(f"\nnothing needs a look; train with the same flags: {command('train', '--data', data, '...')}")
+        return 0
+    print(f"\n{len(found.to_look_at)} to look at:")
+    for text in found.to_look_at:
+        print(f"- {text}")
+    return 1
+
+
+def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> None:
+    """Report the numbers of questions, repeated rows, rows left out, and contradictions."""
+    num = {split: len(of_split) for split, of_split in ids.items()}
+    how = "of their own file" if settings.get("heldout_path") else "by a hash of the question"
+    place = " ".join(str(settings[name]) for name in ("hub_id", "path") if settings.get(name))
+    found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}")
+    contradictions = [fault for fault in env.row_faults if fault.endswith(CONTRADICTION)]
+    others = [fault for fault in env.row_faults if not fault.endswith(CONTRADICTION)]
+    spellings = Counter(" ".join(env.question(each).text.casefold().split()) for of in ids.values() for each in of)
+    similar = [text for text, count in spellings.items() if count > 1]
+    counts = f"{env.num_repeated} repeated, counted once; {len(contradictions)} contradictory; {len(others)} unusable"
+    found.line("", f"rows: {counts}")
+    if contradictions:
+        text = "rows with another answer than an earlier row with the same question"
+        found.look(f"{text}: {len(contradictions)}", contradictions)
+    if others:
+        found.look(f"rows that cannot be used (fix them, or set bad_rows to skip): {len(others)}", others)
+    if similar:
+        text = f"questions that differ only in case and spacing, or in other columns: {len(similar)}"
+        found.look(text, [_short(each) for each in similar])
+    if not num["train"]:
+        found.look("there is no question to train on: all are held out; expected more rows, or another heldout_path")
+    if not num["heldout"]:
+        found.look("there is no held-out question: evaluation is not possible; expected more rows, or a heldout_path")
+
+
+def prompts(
+    found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, transcript: Any, tokenizer: Any
+) -> None:
+    """Show prompts as the model will see them, with the chat template."""
+    seen = f"token for token as {config.model_config['model']} will see them (prompt_format = {config.prompt_format})"
+    found.line("prompts", f"the first {min(NUM_SHOWN, len(ids))}, {seen}")
+    for number, prompt_id in enumerate(ids[:NUM_SHOWN], 1):
+        print(f"{_RULE} prompt {number} {_RULE}")
+        print(_visible(tokenizer.decode(_tokens(env, prompt_id, transcript), skip_special_tokens=False)))
+        answer = env.question(prompt_id).answer
+        print(f"{_RULE} {f'right answer: {_short(answer)}' if answer else 'no right answer in the row'}")
+
+
+def grading(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:
+    """Grade right answers, and as wrong ones those of other rows."""
+    answered = [prompt_id for prompt_id in ids if env.gold_turns(prompt_id)]
+    if not answered:
+        found.line("grading", "not checked: the rows have no right answers that are known by name (answer_field)")
+        return
+    right = [(prompt_id, *_reward(env, prompt_id, env.gold_turns(prompt_id))) for prompt_id in answered]
+    wrong = [
+        (prompt_id, *_reward(env, prompt_id, env.gold_turns(other)))
+        for prompt_id, other in zip(answered, _others(env, answered), strict=True)
+        if other is not None
+    ]
+    for name, graded in (("right", right), ("wrong", wrong)):
+        earned = [reward for _, reward, _ in graded]
+        whole = "right answers" if name == "right" else "wrong answers (of other rows)"
+        if not earned:
+            found.line("", f"{whole}: none, all rows have the same answer")
+            continue
+        target = 1 if name == "right" else 0
+        num = sum(reward == target for reward in earned)
+        text = f"{whole}: {num} of {len(earned)} earn {target}; mean reward {np.mean(earned):.2f}"
+        found.line("grading" if name == "right" else "", text)
+    if env.settings.reward != "":
+        best = {prompt_id: reward for prompt_id, reward, _ in right}
+        same = [f"{_short(env.question(one).text)}: {reward:g}" for one, reward, _ in wrong if reward >= best[one]]
+        if same:
+            found.look(f"wrong answers that earn at least as much as the right one: {len(same)}", same)
+        return
+    for name, odd in (
+        ("right answers that do not earn 1", [one for one in right if one[1] < 1]),
+        ("answers of other rows that earn a reward", [one for one in wrong if one[1] > 0]),
+    ):
+        if odd:
+            found.look(f"{name} (docs/grading.md): {len(odd)}", [_graded_line(env, *one) for one in odd])
+
+
+def lengths(
+    found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, transcript: Any, tokenizer: Any
+) -> None:
+    """Report percentiles of lengths in tokens, and how many exceed the limits."""
+    measured = ids[:NUM_MEASURED]
+    of_prompts = np.array([len(_tokens(env, prompt_id, transcript)) for prompt_id in measured])
+    turns = ["".join(turn) for prompt_id in measured if (turn := env.gold_turns(prompt_id))]
+    of_answers = np.array([len(tokenizer(turn, add_special_tokens=False)["input_ids"]) for turn in turns])
+    found.line("tokens", f"prompts: {_percentiles(of_prompts)}")
+    if len(of_answers):
+        found.line("", f"right answers: {_percentiles(of_answers)}")
+    turn, episode = config.max_turn_tokens, config.max_episode_tokens
+    too_long, tight = int((of_prompts >= episode).sum()), int((of_prompts + turn > episode).sum())
+    cut = int((of_answers > turn).sum())
+    found.line("", f"limits: max_turn_tokens {turn}, max_episode_tokens {episode}")
+    if too_long:
+        found.look(f"prompts of {episode} tokens or more, which would end a run: {too_long}; raise max_episode_tokens")
+    if tight - too_long > 0:
+        text = f"prompts that leave less than max_turn_tokens for the answer: {tight - too_long}"
+        found.look(f"{text}; raise max_episode_tokens to {int(of_prompts.max()) + turn}")
+    if cut:
+        longest = int(of_answers.max())
+        found.look(f"right answers of more than {turn} tokens: {cut}; raise max_turn_tokens to {longest}")
+
+
+def solved(found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, verbose: bool) -> None:
+    """Let the untrained model answer prompts, and report what it earns."""
+    with showing_progress(1, sys.stderr) as progress, hushed_stderr(verbose):
+        progress.begin(f"{config.model_config['model']} answers {len(ids)} prompts, {NUM_TRIES} times each ...")
+        rewards = _played(ids, config)
+    means = [float(np.mean(each)) for each in rewards.values() if each]
+    if not means:
+        raise SettingsError("no answer of the model was graded; --verbose shows why")
+    mixed = sum(max(each) > min(each) for each in rewards.values() if each)
+    never, always = sum(mean == 0 for mean in means), sum(mean == 1 for mean in means)
+    name = config.model_config["model"]
+    found.line("model", f"{name} before training, {NUM_TRIES} answers to each of {len(means)} prompts")
+    found.line("", f"mean reward {np.mean(means):.2f}; {always} prompts always solved, {never} never, {mixed} with "
+                   f"different rewards ({mixed / len(means):.0%}): training learns from these")  # fmt: skip
+    if not mixed:
+        too_easy = "every answer earns 1: harder questions are needed"
+        too_hard = "too hard, or the model does not know the format (num_shots, instruction, prompt_format)"
+        why = too_easy if always == len(means) else too_hard
+        found.look(f"no prompt has answers with different rewards: {why}")
+
+
+def _played(ids: Sequence[str], config: SRLConfig) -> dict[str, list[float]]:
+    """Return the rewards of the model's answers by prompt id, without those that infrastructure lost."""
+    directory = local_model(config.model_config["model"])
+    engine = make_engine(**config.engine_settings(directory))
+    calls = EnvCalls(num_workers=config.num_env_threads, timeout_s=config.env_timeout_s)
+    (env_id, creator), = config.world_creators().items()
+    prompts = {prompt_id: Prompt(env_id, prompt_id) for prompt_id in ids}
+    episodes = [LiveEpisode(prompt, key, n) for key, prompt in prompts.items() for n in range(NUM_TRIES)]
+    rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in ids}
+    try:
+        for episode in play(
+            episodes,
+            engine=engine,
+            worlds={env_id: partial(creator, config.world_configs()[env_id])},
+            transcript=make_transcript(config.prompt_format, load_tokenizer(directory)),
+            sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
+            limits=Limits(config.max_turns, config.max_turn_tokens, config.max_episode_tokens),
+            calls=calls,
+            deadline_s=config.sample_timeout_s,
+        ):
+            if not episode.custom_data["stop_reason"].is_infrastructure:
+                rewards[episode.custom_data["prompt"].prompt_id].append(float(episode.get_return()))
+    finally:
+        calls.close()
+        engine.close()
+    return rewards
+
+
+def _tokens(env: QuestionFile, prompt_id: str, transcript: Any) -> list[int]:
+    observation, _ = env.reset(options={"prompt_id": prompt_id})
+    ids: list[int] = transcript.first(observation, "", env.system_prompt)
+    return ids
+
+
+def _reward(env: QuestionFile, prompt_id: str, turns: Sequence[str]) -> tuple[float, dict[str, Any]]:
+    """Return reward and info of an episode."""
+    env.reset(options={"prompt_id": prompt_id})
+    total = 0.0
+    for turn in turns:
+        _, reward, terminated, truncated, info = env.step(turn)
+        total += reward
+        if terminated or truncated:
+            return total, info
+    return total, {}
+
+
+def _others(env: QuestionFile, ids: Sequence[str]) -> Iterator[str | None]:
+    """Yield for each prompt the next one with another answer, None without one."""
+    answers = [" ".join(plain(env.question(prompt_id).answer).casefold().split()) for prompt_id in ids]
+    for number, answer in enumerate(answers):
+        later = ((number + step) % len(ids) for step in range(1, len(ids)))
+        other = next((at for at in islice(later, 50) if answers[at] != answer), None)
+        yield None if other is None else ids[other]
+
+
+def _graded_line(env: QuestionFile, prompt_id: str, reward: float, info: Mapping[str, Any]) -> str:
+    asked, parsed = _short(env.question(prompt_id).text), _short(str(info.get("parsed", "")))
+    return f"{asked}: read {parsed!r}, expected {info.get('expected')!r}, reward {reward:g}"
+
+
+def _percentiles(lengths: np.ndarray) -> str:
+    shares = {"median": 50, "90 %": 90, "99 %": 99}
+    at = {name: math.ceil(np.percentile(lengths, share)) for name, share in shares.items()}
+    return ", ".join(f"{name} {value}" for name, value in at.items()) + f", longest {int(lengths.max())}"
+
+
+def _short(text: str, most: int = 70) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
+def _visible(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: check_data(arguments), arguments.debug)
