@@ -1,0 +1,278 @@
+"""`.data()` and `.reward()`: what they make of files, objects and functions, and a run that a reward function ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from functools import partial
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.own_data import data_settings, reward_settings
+from rllib_srl.cli import evaluate, train
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.settings import SettingsError, given_settings
+from rllib_srl.common.import_paths import functions_in, import_path_of
+from rllib_srl.rollout.env_calls import RunEndedError
+
+ROWS = [{"question": f"Which is largest: {n}, {n + 5} or {n + 9}?", "answer": str(n + 9)} for n in range(10, 60)]
+
+
+def f(prompt, answer, row):
+    return 1.0
+
+
+class Holder:
+    @staticmethod
+    def g(prompt, answer, row):
+        return 0.0
+
+
+# --- data
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "expected"),
+    [
+        ("my.jsonl", {}, {"path": "my.jsonl"}),
+        (
+            Path("a/my.csv"),
+            {"question": "q", "answer": "x.y"},
+            {"path": "a/my.csv", "question_field": "q", "answer_field": "x.y"},
+        ),
+        (
+            "my.parquet",
+            {"heldout": "test.parquet", "num_shots": 2},
+            {"path": "my.parquet", "heldout_path": "test.parquet", "num_shots": 2},
+        ),
+        ("openai/gsm8k", {}, {"hub_id": "openai/gsm8k", "path": "train"}),
+        (
+            "openai/gsm8k",
+            {"split": "main/train", "heldout": "main/test"},
+            {"hub_id": "openai/gsm8k", "path": "main/train", "heldout_path": "main/test"},
+        ),
+    ],
+)
+def test_data_becomes_the_settings_of_question_file(given, settings, expected) -> None:
+    assert data_settings(given, **settings) == {"num_shots": 0, **expected}
+
+
+@pytest.mark.parametrize("kind", [list, iter, pandas.DataFrame])
+def test_the_rows_of_an_object_are_written_to_a_private_file(kind, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("RLLIB_SRL_CACHE", str(tmp_path))
+    settings = data_settings(kind(ROWS))
+    file = Path(settings["path"])
+    assert [json.loads(line) for line in file.read_text().splitlines()] == ROWS
+    assert file.stat().st_mode & 0o077 == 0 and settings["domain"] == "own_data"
+    assert data_settings(ROWS) == settings  # named by its content
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "fault"),
+    [
+        (3, {}, "data is a int; expected a file, a hub id, or an object that yields rows"),
+        ({"train": ROWS}, {}, "data has the parts train; expected one of them: data[...]"),
+        ([], {}, "data has no rows; expected questions"),
+        (["x"], {}, "data: row 1 is a str; expected a mapping of columns to values"),
+        ([{"question": "2?", "image": object()}], {}, "data: row 1 is not JSON: Object of type object"),
+        ("my.jsonl", {"split": "test"}, "split = 'test'; expected it for a data set of the hub"),
+    ],
+)
+def test_data_that_cannot_be_used_is_named(given, settings, fault: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        data_settings(given, **settings)
+    assert fault in str(caught.value)
+
+
+# --- rewards
+
+
+def test_functions_become_import_paths() -> None:
+    here = __name__
+    assert reward_settings(f) == {"reward": f"{here}:f"}
+    assert reward_settings(Holder.g)["reward"] == f"{here}:Holder.g"
+    given = reward_settings([f, "m:g", {"function": "http://localhost/r", "name": "r"}], weights=[1, 2, 3])
+    assert given["reward"] == [
+        {"function": f"{here}:f", "weight": 1.0},
+        {"function": "m:g", "weight": 2.0},
+        {"function": "http://localhost/r", "name": "r", "weight": 3.0},
+    ]
+    assert reward_settings(f, form="trl", low=-1.0, timeout_s=3.0, on_error="drop") == {
+        "reward": [{"form": "trl", "low": -1.0, "function": f"{here}:f"}],
+        "reward_timeout_s": 3.0,
+        "on_reward_error": "drop",
+    }
+
+
+def test_a_function_of_the_running_program_is_named_by_its_file(tmp_path: Path, monkeypatch) -> None:
+    program = types.ModuleType("__main__")
+    program.__file__ = str(tmp_path / "train.py")
+    Path(program.__file__).write_text("")
+    program.own = types.FunctionType(f.__code__, vars(program), "own")
+    program.own.__module__, program.own.__qualname__ = "__main__", "own"
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    assert import_path_of(program.own) == f"{tmp_path}/train.py:own"
+    Path(program.__file__).unlink()
+    with pytest.raises(ValueError, match="reward = own, which is in no file; expected a function of a file"):
+        import_path_of(program.own)
+
+
+def test_functions_without_an_import_path_are_refused() -> None:
+    def inner(prompt, answer, row):
+        return 1.0
+
+    for function in (inner, lambda prompt, answer, row: 1.0):
+        with pytest.raises(ValueError, match="expected a function with a name at the top level of a file"):
+            SRLConfig().reward(function)
+    with pytest.raises(ValueError, match="reward = a partial; expected a function"):
+        SRLConfig().reward(partial(f, row={}))
+    with pytest.raises(TypeError, match="unknown settings: timeout; expected some of weights, name, form"):
+        SRLConfig().reward(f, timeout=3)
+    with pytest.raises(ValueError, match=r"weights = \[1\]; expected 2 numbers"):
+        SRLConfig().reward([f, Holder.g], weights=[1])
+    with pytest.raises(ValueError, match="with env = 'compare'; expected .data"):
+        SRLConfig().environment("compare").reward(f)
+
+
+def test_data_and_reward_may_come_in_any_order() -> None:
+    one = SRLConfig().data("my.jsonl", num_shots=1).reward(f, timeout_s=3.0)
+    other = SRLConfig().reward(f, timeout_s=3.0).data("my.jsonl", num_shots=1)
+    assert one.env_config == other.env_config and one.env == other.env == "question_file"
+    assert one.data("other.jsonl").env_config["path"] == "other.jsonl" and "reward" in one.env_config
+
+
+def test_a_reward_must_end_before_the_step(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    config = SRLConfig().data(str(tmp_path / "rows.jsonl")).reward(f, timeout_s=30.0)
+    config.rl_module(model_config={"model": "tiny"}).env_runners(engine="transformers")
+    with pytest.raises(ValueError, match="reward_timeout_s = 30; expected less than env_timeout_s = 10"):
+        config.validate()
+    config.env_runners(env_timeout_s=40.0, max_episode_tokens=96).validate()
+
+
+# --- the command line
+
+
+def given(*argv: str) -> dict:
+    return given_settings(train.parse(list(argv)))
+
+
+def test_flags_stand_for_environment_and_settings(tmp_path: Path) -> None:
+    values = given("--data", "my.jsonl", "--reward", "m:f", "--env_config", "num_shots=2", "--lr", "3e-5")
+    assert values == {
+        "lr": 3e-5,
+        "env": "question_file",
+        "env_config": {"path": "my.jsonl", "num_shots": 2, "reward": "m:f"},
+    }
+    (tmp_path / "run.yaml").write_text("data: my.jsonl\nreward: [{function: m:f, weight: 2}, g.py:h]\n")
+    reward = given("--config", str(tmp_path / "run.yaml"))["env_config"]["reward"]
+    assert reward == [{"function": "m:f", "weight": 2}, {"function": "g.py:h"}]
+    assert given("--data", "my.jsonl", "--reward", "[m:f, m:g]")["env_config"]["reward"] == [
+        {"function": "m:f"},
+        {"function": "m:g"},
+    ]
+    with pytest.raises(SettingsError, match="expected data beside it"):
+        given("--reward", "m:f")
+
+
+def test_a_settings_file_of_someone_else_names_no_code(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint_000001"
+    checkpoint.mkdir()
+    settings = {"env": "question_file", "env_config": {"path": "x.jsonl", "reward": [{"function": "evil.py:f"}]}}
+    (tmp_path / runs.SETTINGS_FILE).write_text(yaml.safe_dump(settings))
+    with pytest.raises(runs.RunError, match="names code that a checkpoint of your own does not: reward = evil.py:f"):
+        runs.settings_of(checkpoint)
+    assert runs.settings_of(checkpoint, trust=True)["env_config"] == settings["env_config"]
+    settings["env_config"]["reward"] = "http://127.0.0.1:9/score"  # no code; envs/people/judge.py has its rule
+    (tmp_path / runs.SETTINGS_FILE).write_text(yaml.safe_dump(settings))
+    assert runs.settings_of(checkpoint)["env_config"] == settings["env_config"]
+    stream = [{"env_config": {"reward": ["b.py:f", {"function": "a:f"}]}}]
+    nested = {"stream": stream, "worlds": {"x": {"reward": "c:f"}}}
+    assert functions_in(nested) == ["a:f", "b.py:f", "c:f"]
+
+
+# --- real runs
+
+REWARDS = """
+def right(prompt, answer, row):
+    return float(answer.strip() == row["answer"])
+
+async def short(prompt, answer, row):
+    return float(len(answer) <= 4)
+
+def breaks(prompt, answer, row):
+    return {}["gone"]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "own_rewards.py").write_text(REWARDS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small(place: Path) -> SRLConfig:
+    return (
+        SRLConfig()
+        .data("rows.jsonl")
+        .rl_module(model_config={"model": "tiny"})
+        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=12, max_episode_tokens=96)
+        .training(num_prompts_per_batch=4, group_size=4, lr=3e-4, compute_dtype="float32", checkpoint_every=0)
+        .training(log_directory=str(place / "run"))
+        .debugging(seed=1)
+    )
+
+
+@pytest.mark.slow
+def test_a_run_reports_each_function_and_one_that_raises_ends_it(place: Path) -> None:
+    algo = small(place).reward(["own_rewards:right", "own_rewards.py:short"], weights=[0.75, 0.25]).build_algo()
+    try:
+        played = algo.train()["env_runners"]
+    finally:
+        algo.stop()
+    total = 0.75 * played["reward/right"] + 0.25 * played["reward/short"]
+    assert played["episode_return_mean"] == pytest.approx(total, abs=1e-6) and 0 < played["reward/short"] <= 1
+
+    algo = small(place).training(log_directory=str(place / "two")).reward("own_rewards:breaks").build_algo()
+    try:
+        with pytest.raises(RunEndedError) as caught:
+            algo.train()
+    finally:
+        algo.stop()
+    said = str(caught.value)
+    assert "environment 'question_file': reward 'own_rewards:breaks' raised KeyError: 'gone'; row {" in said
+    assert "on_reward_error = 'drop' leaves such episodes out" in said
+
+    dropping = small(place).training(log_directory=str(place / "three")).reward("own_rewards:breaks", on_error="drop")
+    algo = dropping.build_algo()
+    try:
+        played = algo.train()["env_runners"]
+    finally:
+        algo.stop()
+    assert played["stop_reason/env_crashed"] == played["num_episodes_lost"] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(660)
+def test_three_commands_train_on_own_data(place: Path, capsys) -> None:
+    """Check, train and evaluate from the command line, as docs/own-data.md has it."""
+    from rllib_srl.cli import check_data
+
+    common = ["--data", "rows.jsonl", "--reward", "own_rewards.py:right", "--engine", "transformers"]
+    common += ["--max_turn_tokens", "12", "--max_episode_tokens", "96", "--compute_dtype", "float32"]
+    assert check_data.main([*common, "--model", "tiny", "--solve", "0"]) == 0
+    sizes = ["--num_prompts_per_batch", "8", "--group_size", "8", "--num_env_runners", "1", "--lr", "3e-4"]
+    assert train.main([*common, *sizes, "--model", "tiny", "--iterations", "2", "--out", "run", "--seed", "1"]) == 0
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [line["env_runners/reward/right"] for line in lines] == [
+        pytest.approx(line["env_runners/episode_return_mean"]) for line in lines
+    ]
+    assert evaluate.main(["run", "--evaluation_duration", "8"]) == 0
+    assert "greedy accuracy" in capsys.readouterr().out
