@@ -1,4 +1,4 @@
-"""Train on questions of your own: one JSON object a line, with a question and an answer.
+"""Train on questions of your own with reward functions: one JSON object a line, with a question and an answer.
 
     python docs/examples/own_jsonl.py                   about a minute on a CPU, half of it to start Ray
 
@@ -14,6 +14,7 @@ import json
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rllib_srl import SRLConfig
 
@@ -28,6 +29,16 @@ def write_questions(path: Path, num_questions: int, seed: int) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+def is_right(prompt: str, answer: str, row: dict[str, Any]) -> float:
+    """Return 1 for the right answer."""
+    return float(answer.strip() == row["answer"])
+
+
+def is_short(prompt: str, answer: str, row: dict[str, Any]) -> float:
+    """Return 1 for an answer without further words."""
+    return float(len(answer) <= 4)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Write the file, train on it, and print held-out accuracy before and after."""
     parser = argparse.ArgumentParser(description="Train on a JSONL file.")
@@ -38,15 +49,12 @@ def main(argv: list[str] | None = None) -> None:
 
     config = (
         SRLConfig()
-        .environment(
-            "question_file",
-            env_config={
-                "path": str(directory / "numbers.jsonl"),  # a fixed share of its questions is held out
-                "prompt_template": "Question: {question}\nAnswer:",  # the default; a row's other fields work too
-                "answer_format": "any",  # or "boxed", "tags", "hashes", "phrase": docs/grading.md
-                "num_shots": 0,  # solved questions in front of each; a model that knows no format needs some
-            },
+        .data(
+            directory / "numbers.jsonl",  # a fixed share of its questions is held out
+            question="question",  # columns by name; these are the defaults
+            answer="answer",
         )
+        .reward([is_right, is_short], weights=[0.9, 0.1])  # without it, answers are graded by rule: docs/grading.md
         .rl_module(model_config={"model": "tiny"})
         .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=12, max_episode_tokens=128)
         .training(lr=3e-4, num_prompts_per_batch=16, group_size=8, compute_dtype="float32")
@@ -59,7 +67,9 @@ def main(argv: list[str] | None = None) -> None:
         before = algo.evaluate()
         for iteration in range(1, arguments.iterations + 1):
             result = algo.train()
-            print(f"iteration {iteration}  reward {result['env_runners']['episode_return_mean']:.3f}", flush=True)
+            played = result["env_runners"]
+            parts = "  ".join(f"{name} {played[f'reward/{name}']:.3f}" for name in ("is_right", "is_short"))
+            print(f"iteration {iteration}  reward {played['episode_return_mean']:.3f}  {parts}", flush=True)
         after = algo.evaluate()
     finally:
         algo.stop()

@@ -572,3 +572,29 @@ def test_a_turn_is_graded_by_its_final_answers(tmp_path, turn, reward):
     votes = {"10 + 11 equals 21.": "21", "21 or 22": None}
     if turn in votes:
         assert world.vote(prompt_of(world)[1], [f" {turn}\n"]) == votes[turn]
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "expected"),
+    [
+        ("main/train", ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"], 1),
+        ("train", ["train.jsonl", "trainer.jsonl", "test.jsonl"], 0),
+        ("train", ["data/train-00000-of-00001-ab12.parquet"], 0),
+    ],
+)
+def test_a_split_of_the_hub_is_its_one_file(path, names, expected, tmp_path, monkeypatch) -> None:
+    asked = []
+    (tmp_path / "x.jsonl").write_text("")
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names)
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda hub_id, name, repo_type: asked.append(name) or tmp_path / "x.jsonl"
+    )
+    assert question_file.local_file("org/name", path) == tmp_path / "x.jsonl"
+    assert asked == [names[expected]]
+
+
+@pytest.mark.parametrize("names", [["test.jsonl"], ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]])
+def test_a_split_without_one_file_lists_the_files(names, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names)
+    with pytest.raises(ValueError, match=f"files of the split 'train'; expected one of its files as path: {names[0]}"):
+        question_file.local_file("org/name", "train")
