@@ -93,7 +93,7 @@ class Rewards:
             on_error: as in the constructor
 
         Raises:
-            ValueError: a function cannot be loaded, or its settings are wrong; all at once.
+            RewardError: a function cannot be loaded, or its settings are wrong; all at once.
         """
         every, faults = read_rewards(given)
         functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
@@ -103,8 +103,8 @@ class Rewards:
                 functions.append((one, remote or load_function(one.function)))
             except ValueError as error:
                 faults.append(str(error))
-        if faults:
-            raise ValueError("; ".join(faults))
+        if faults:  # it ends a run: a file may be missing where the runners are
+            raise RewardError("; ".join(faults))
         return cls(functions, timeout_s, on_error)
 
     @classmethod

@@ -1,7 +1,7 @@
 """Write functions as import paths, and find the functions that settings name.
 
     import_path_of(math.sqrt)                                "math:sqrt"
-    import_path_of(f), f of the program that is running       "/home/me/train.py:f"
+    import_path_of(f), f of the program that is running       "/path/to/train.py:f"
     functions_in({"env_config": {"reward": "rewards.py:f"}})  ["rewards.py:f"]
 
 Settings hold functions by name only: they are written to files, and a checkpoint of someone else must not bring code.

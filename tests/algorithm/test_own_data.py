@@ -18,6 +18,7 @@ from rllib_srl.cli import evaluate, train
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.settings import SettingsError, given_settings
 from rllib_srl.common.import_paths import functions_in, import_path_of
+from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.rollout.env_calls import RunEndedError
 
 ROWS = [{"question": f"Which is largest: {n}, {n + 5} or {n + 9}?", "answer": str(n + 9)} for n in range(10, 60)]
@@ -137,6 +138,20 @@ def test_functions_without_an_import_path_are_refused() -> None:
         SRLConfig().reward([f, Holder.g], weights=[1])
     with pytest.raises(ValueError, match="with env = 'compare'; expected .data"):
         SRLConfig().environment("compare").reward(f)
+
+
+def test_a_program_that_runs_while_it_is_imported_for_its_function_is_named(tmp_path: Path) -> None:
+    program = "from rllib_srl import SRLConfig\ndef own(prompt, answer, row): return 1.0\n"
+    (tmp_path / "program.py").write_text(program + "SRLConfig().data('x.jsonl').reward(own)\n")
+    with pytest.raises(RewardError) as caught:
+        Rewards.load(f"{tmp_path}/program.py:own", timeout_s=1.0)
+    assert "program.py starts a run while it is imported for its reward function; put what it runs" in str(caught.value)
+    assert caught.value.ends_run
+    by_name = program + f"SRLConfig().data('x.jsonl').reward({str(tmp_path / 'other.py')!r} + ':own')\n"
+    load = "from rllib_srl.envs.rewards.loading import load_function\n"
+    (tmp_path / "other.py").write_text(by_name + load + "load_function(__file__ + ':own')\n")
+    with pytest.raises(RewardError, match="other.py starts a run while it is imported; put what it runs under if"):
+        Rewards.load(f"{tmp_path}/other.py:own", timeout_s=1.0)
 
 
 def test_data_and_reward_may_come_in_any_order() -> None:
