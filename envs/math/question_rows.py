@@ -141,7 +141,8 @@ def problem_of(
     solution_name, solution = _first(fields, SOLUTION_FIELDS)
     if isinstance(solution, Mapping):
         solution = _of_steps(solution, solution_name)
-    system, messages = "", ()
+    system = ""
+    messages: tuple[Mapping[str, str], ...] = ()
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         messages, spoken = _of_messages(asked, name)
         solution = solution or spoken

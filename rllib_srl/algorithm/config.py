@@ -59,6 +59,7 @@ class SRLConfig(AlgorithmConfig):
     """
 
     compute_dtype: str
+    env_config: dict[str, Any]
     engine: Any  # a name, or a dictionary of parameters
     _aliases: dict[str, dict[str, tuple[str, Any]]]  # setting -> parameter ("": all of it) -> former name and its value
 
