@@ -86,7 +86,7 @@ _MAX_FAULTS_SHOWN = 20
 CONTRADICTION = "differs from that of an earlier row with the same question"
 _MAX_ANSWER_CHARS = 1_000_000  # a longer answer earns 0 without a call of a reward function
 
-_OF_REWARD = ("reward_timeout_s", "reward_retries", "reward_concurrency", "on_reward_error")
+_OF_REWARD = ("reward_timeout_s", "reward_retries", "reward_concurrency", "on_reward_error", "pass_reward")
 
 logger = logging.getLogger(__name__)
 
@@ -109,11 +109,12 @@ class QuestionFileSettings(QuestionSettings):
     format_weight: float = 0.0  # share of the reward that is for the format
     needs_format: bool = False  # an answer in another format is no answer
     deadline_s: float = 2.0  # of symbolic grading
-    reward: str | list[Any] | dict[str, Any] = ""  # reward functions in place of grading: envs/rewards/settings.py
-    reward_timeout_s: float = 8.0  # of one call of a function, less than the runner's env_timeout_s
+    reward: Any = ""  # reward functions in place of grading, by name: envs/rewards/settings.py
+    reward_timeout_s: float = 8.0  # of all functions for one answer, less than the runner's env_timeout_s
     reward_retries: int = 2  # further requests to a server after one that failed
     reward_concurrency: int = 8  # requests that a process may have open to a server
     on_reward_error: str = "stop"  # the run when a function gives no reward; "drop": leave the episode out
+    pass_reward: float = 0.0  # with reward: lowest one that counts as a pass; 0: 1 in accuracies, replay_pass_reward
 
     def faults(self) -> list[str]:
         """Return one error message for each setting out of its range."""
@@ -142,6 +143,8 @@ class QuestionFileSettings(QuestionSettings):
         faults = read_rewards(self.reward)[1] if self.reward != "" else []
         if not 0 < self.reward_timeout_s <= 3600:
             faults.append(f"reward_timeout_s = {self.reward_timeout_s}; expected more than 0, at most 3600")
+        if not 0 <= self.pass_reward <= 1:
+            faults.append(f"pass_reward = {self.pass_reward}; expected 0 to 1")
         for name, least, most in (("reward_retries", 0, 20), ("reward_concurrency", 1, 1024)):
             if not least <= getattr(self, name) <= most:
                 faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
@@ -188,6 +191,8 @@ class QuestionFile(Listed, QuestionWorld):
         self._rewards = None
         if settings.reward != "":
             limits = (settings.reward_timeout_s, settings.reward_retries, settings.reward_concurrency)
+            if settings.pass_reward:
+                self.pass_reward = settings.pass_reward
             self._rewards = Rewards.load(settings.reward, *limits, on_error=settings.on_reward_error)
         self._problems = self._read(settings.path)
         self._heldout = self._read(settings.heldout_path) if settings.heldout_path else {}

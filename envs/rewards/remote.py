@@ -5,7 +5,7 @@
 
 A request that fails for a reason that may pass (no connection, status 429 or 5xx) is sent again, `retries` times at
 most, after .2, .4, .8 ... seconds. All of it, with the wait for one of the `concurrency` connections of this process,
-has one deadline. A server on another machine must be on the user's list of endpoints: see envs/people/judge.py.
+ends by the deadline. A server on another machine must be on the user's list of endpoints: see envs/people/judge.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RemoteError(RuntimeError):
 class RemoteReward:
     """The function f(prompt, answer, row) of a server. Invariant: at most `concurrency` requests are open."""
 
-    def __init__(self, url: str, timeout_s: float, retries: int, concurrency: int):
+    def __init__(self, url: str, retries: int, concurrency: int):
         """Check that the user allows the address.
 
         Raises:
@@ -39,18 +39,17 @@ class RemoteReward:
         """
         if fault := fault_of(url, ""):
             raise ValueError(fault.replace("judge = ", "reward = ").replace("the judges", "the endpoints"))
-        self.url, self.timeout_s, self.retries = url, timeout_s, retries
+        self.url, self.retries = url, retries
         with _lock:
             self._open = _connections.setdefault((url, concurrency), threading.BoundedSemaphore(concurrency))
 
-    def __call__(self, prompt: str, answer: str, row: dict[str, Any]) -> Any:
-        """Request the reward of an answer.
+    def __call__(self, prompt: str, answer: str, row: dict[str, Any], deadline: float) -> Any:
+        """Request the reward of an answer, by `deadline` on the clock of `time.monotonic`.
 
         Raises:
-            TimeoutError: no reward within `timeout_s`.
+            TimeoutError: the deadline has passed.
             RemoteError: the server failed, or its reply is no reward.
         """
-        deadline = time.monotonic() + self.timeout_s
         body = json.dumps({"prompt": prompt, "answer": answer, "row": row}, default=str).encode()
         if not self._open.acquire(timeout=seconds_left(deadline)):
             raise TimeoutError

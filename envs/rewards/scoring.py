@@ -1,4 +1,4 @@
-"""Score answers with a user's reward functions, each call with a timeout and each value checked.
+"""Score answers with a user's reward functions, within a timeout, and check each value.
 
     rewards = Rewards.load("my_module:f", timeout_s=8.0)
     rewards.score("2 + 2?", "4", {"question": "2 + 2?", "answer": "4"})      Scored(total=1.0, parts={"f": 1.0})
@@ -8,7 +8,8 @@ Forms of a function:
     trl     f(completions, prompts, **columns) -> [number]         lists of one entry; messages for a row of messages
     verl    f(data_source, solution_str, ground_truth, extra_info) -> number, or a dict with "score"
 
-A function may be async: all such functions of a process share one event loop. A value that is not a finite number from
+Functions are called from several threads at once. They may be async: all such functions of a process share one event
+loop. A value that is not a finite number from
 `low` to `high`, an exception or a timeout is a `RewardError`; its message names function, row and answer.
 """
 
@@ -21,12 +22,14 @@ import json
 import math
 import numbers
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rllib_srl.envs.posting import seconds_left
 from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.remote import RemoteReward
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
@@ -67,7 +70,7 @@ class Rewards:
 
         Args:
             functions: at least one
-            timeout_s: of one call, in seconds
+            timeout_s: of all functions for one answer, in seconds
             on_error: "stop" ends the run when a function gives no reward, "drop" leaves the episode out
         """
         self._functions, self._timeout_s, self._ends_run = list(functions), timeout_s, on_error == "stop"
@@ -87,7 +90,7 @@ class Rewards:
 
         Args:
             given: as in `read_rewards`
-            timeout_s: of one call, in seconds
+            timeout_s: of all functions for one answer, in seconds
             retries: further requests to a server after one that failed
             concurrency: requests that may be open to a server
             on_error: as in the constructor
@@ -99,7 +102,7 @@ class Rewards:
         functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
         for one in every if not faults else ():
             try:
-                remote = RemoteReward(one.function, timeout_s, retries, concurrency) if one.is_remote else None
+                remote = RemoteReward(one.function, retries, concurrency) if one.is_remote else None
                 functions.append((one, remote or load_function(one.function)))
             except ValueError as error:
                 faults.append(str(error))
@@ -124,11 +127,11 @@ class Rewards:
         Raises:
             RewardError: a function gave no reward.
         """
-        parts, total = {}, 0.0
+        parts, total, deadline = {}, 0.0, time.monotonic() + self._timeout_s
         for spec, function in self._functions:
             arguments = _ARGUMENTS[spec.form](prompt, answer, copy.deepcopy(dict(row)), messages)
             try:
-                value = _VALUES[spec.form](self._called(function, arguments))
+                value = _VALUES[spec.form](self._called(function, arguments, deadline))
                 value = _number(value, spec)
             except _NoReward as error:
                 raise self._error(spec, str(error), row, answer) from error.__cause__
@@ -136,14 +139,13 @@ class Rewards:
             total += spec.weight * (value - spec.low) / (spec.high - spec.low)
         return Scored(min(1.0, max(0.0, total / self._weight)), parts)
 
-    def _called(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    def _called(self, function: Callable[..., Any], arguments: Mapping[str, Any], deadline: float) -> Any:
         try:
-            if _is_async(function):
-                return _awaited(function(**arguments), self._timeout_s)
-            if isinstance(function, RemoteReward):  # it has its own deadline
-                return function(**arguments)
-            value = run_within(self._timeout_s, function, arguments)
-            return _awaited(value, self._timeout_s) if inspect.iscoroutine(value) else value
+            if isinstance(function, RemoteReward):
+                return function(**arguments, deadline=deadline)
+            left_s = seconds_left(deadline)
+            value = function(**arguments) if _is_async(function) else run_within(left_s, function, arguments)
+            return _awaited(value, seconds_left(deadline)) if inspect.iscoroutine(value) else value
         except (ToolTimeoutError, TimeoutError, FutureTimeoutError) as error:
             self._num_late += 1
             raise _NoReward(f"gave no reward within reward_timeout_s = {self._timeout_s:g}") from error

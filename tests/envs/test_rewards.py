@@ -16,6 +16,8 @@ from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.envs.rewards.settings import read_rewards
+from rllib_srl.rollout.replies import reset
+from rllib_srl.types import Prompt
 
 FUNCTIONS = '''
 import asyncio, time
@@ -84,6 +86,14 @@ def test_the_reward_is_the_weighted_mean_of_the_functions(file: Path) -> None:
     scored = score(file, given, answer="41")
     assert scored.parts == {"right": 0.0, "short": 0.8, "later": 0.5}
     assert scored.total == pytest.approx((3 * 0 + 1 * 0.8 + 1 * 0.5) / 5)
+
+
+def test_all_functions_share_one_timeout(file: Path) -> None:
+    (file.parent / "slow.py").write_text("import time\ndef a(**about): time.sleep(0.3); return 1.0\nb = c = a\n")
+    start = time.monotonic()
+    with pytest.raises(RewardError, match="slow.py:b' gave no reward within reward_timeout_s = 0.5"):
+        Rewards.load([f"{file.parent}/slow.py:{name}" for name in "abc"], timeout_s=0.5).score("2 + 2?", "4", ROW)
+    assert time.monotonic() - start < 2.0
 
 
 def test_a_range_is_mapped_to_0_to_1_and_its_metric_is_as_returned(file: Path) -> None:
@@ -346,6 +356,13 @@ def test_a_question_of_the_heldout_file_is_held_out_whatever_its_row(file: Path)
     assert [env.question(each).text for each in env.prompt_ids("heldout", 0)] == ["1 + 1?"] * 2
 
 
+def test_a_pass_mark_of_ones_own_reaches_the_runner(file: Path) -> None:
+    env = environment(file, [ROW], pass_reward=0.5)
+    assert reset(env, Prompt("question_file", env._ids[0])).pass_reward == 0.5
+    plain = environment(file, [ROW])
+    assert reset(plain, Prompt("question_file", plain._ids[0])).pass_reward is None
+
+
 def test_an_answer_of_10_mb_earns_nothing_and_calls_no_function(file: Path) -> None:
     env = environment(file, [ROW], reward=f"{file}:raises", style="reasoned")
     env.reset(options={"prompt_id": env._ids[0]})
@@ -358,6 +375,10 @@ def test_an_answer_of_10_mb_earns_nothing_and_calls_no_function(file: Path) -> N
     [
         ({"answer_format": "boxed"}, "answer_format = 'boxed'; expected 'any' with reward, whose functions grade"),
         ({"reward_timeout_s": 0}, "reward_timeout_s = 0; expected more than 0"),
+        ({"pass_reward": 2.0}, "pass_reward = 2.0; expected 0 to 1"),
+        ({"reward": "", "pass_reward": 0.5}, "pass_reward = 0.5; expected 0.0 without reward"),
+        ({"reward": len}, "is a function object; set it by .reward(f), or name it as 'module:f'"),
+        ({"reward": 3}, "reward: 3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
         ({"reward_retries": 21}, "reward_retries = 21; expected 0 to 20"),
         ({"reward_concurrency": 0}, "reward_concurrency = 0; expected 1 to 1024"),
         ({"on_reward_error": "ignore"}, "on_reward_error = 'ignore'; expected one of stop, drop"),

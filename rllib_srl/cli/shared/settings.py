@@ -495,7 +495,7 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
         SettingsError: a parameter is given twice, by its former name and within its setting.
     """
     try:
-        return apply_settings(SRLConfig(), values)
+        return apply_settings(SRLConfig(), expanded(values))
     except ValueError as error:
         raise SettingsError(str(error)) from None
 
