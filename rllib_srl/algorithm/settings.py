@@ -115,7 +115,7 @@ TRAINING = {
     "update_timeout_s": Setting(1800.0, "timeout of one update of the learners, seconds"),
     "sync_timeout_s": Setting(300.0, "timeout of one weight transfer, seconds"),
     "start_timeout_s": Setting(600.0, "timeout of the start or restart of an engine, seconds"),
-    "checkpoint_every": Setting(10, "iterations between checkpoints in log_directory; 0: no checkpoints"),
+    "checkpoint_every": Setting(10, "iterations between checkpoints; 0: no checkpoints"),
     "checkpoints_kept": Setting(2, "number of newest checkpoints kept in log_directory"),
     "seal_key_file": Setting(
         None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user"

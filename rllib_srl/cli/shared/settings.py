@@ -58,7 +58,7 @@ RLLIB = {
     "env": (ENVIRONMENT, 'environment: an installed name (docs/environments.md), or "package.module:Class"'),
     "env_config": (ENVIRONMENT, "settings of the environment"),
     "model": (MODEL, 'policy: "smollm2-135m", "tiny", a local directory, or a Hugging Face hub id'),
-    "seed": (TRAINING, "random seed of prompts, sampling and learner; none: a different one for each run"),
+    "seed": (TRAINING, "random seed of the run; none: a different one for each"),
     "lr": (TRAINING, "learning rate, or a schedule [[step, rate], ...] whose steps are generated turns"),
     "num_epochs": (TRAINING, "optimiser steps per batch"),
     "grad_clip": (TRAINING, "maximum norm of the gradient"),
@@ -88,8 +88,8 @@ USED_MOST = (
 )
 MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
 SHORTHANDS = {  # stand for env and env_config
-    "data": "your own questions, a file or a hub data set: env = question_file, with it as the path in env_config",
-    "reward": 'with data: reward function "module:f" or "file.py:f", a URL, or a YAML list of them, into env_config',
+    "data": "your own questions: a file or a hub data set",
+    "reward": 'with data: reward functions, module:f, file.py:f or a URL',
 }
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
