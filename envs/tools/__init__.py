@@ -6,7 +6,7 @@
 
 `calls` parses calls without evaluating them, `tool` describes tools and checks arguments, `deadline` enforces timeouts,
 `formats` and `model_formats` read and write calls, `matching` compares calls with the expected ones, `world` is the
-environment.
+base of environments, and `environment` the public one, `rllib_srl.ToolEnvironment`.
 """
 
 from rllib_srl.envs.tools.call_format import CallFormat

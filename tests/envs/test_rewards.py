@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from rllib_srl.envs import posting
@@ -411,6 +413,37 @@ def test_a_conversation_is_shown_as_it_is_with_its_system_prompt(file: Path) -> 
     assert env.step("4")[1] == 1.0
     plain = environment(file, [verl], reward="", reward_timeout_s=8.0)
     assert plain.question(prompt_id).answer == "4"  # the environment's own grading finds the ground truth, too
+
+
+def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(file: Path) -> None:
+    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?"}]
+    verl = {"data_source": "sums", "prompt": said, "ability": "math", "extra_info": {"index": 7, "split": "train"}}
+    verl["reward_model"] = {"style": "rule", "ground_truth": "4"}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([verl]), file.parent / "train.parquet")
+    reward = [{"function": f"{file}:verl", "form": "verl"}]
+    of_verl = QuestionFile({"path": str(file.parent / "train.parquet"), "num_shots": 0, "reward": reward})
+    reward = [{"function": f"{file}:trl_chat", "form": "trl"}]
+    of_trl = environment(file, [{"messages": [*said, {"role": "assistant", "content": "It is #### 4"}]}], reward=reward)
+    assert of_verl._ids == of_trl._ids
+    for env in (of_verl, of_trl):
+        assert env.reset(options={"prompt_id": env._ids[0]})[0] == "2 + 2?"
+        assert (env.system_prompt, env.question(env._ids[0]).answer) == ("Be short.", "4")
+        assert env.step("4\n")[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ([{"role": "user"}], "has the message {'role': 'user'}; expected texts 'role' and 'content'"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "expected texts 'role' and 'content'"),
+        ([{"role": role, "content": "x"} for role in ("assistant", "user")], "has several turns of the assistant"),
+        ([], "is empty; expected text"),
+    ],
+)
+def test_conversations_that_are_no_question_are_named(file: Path, messages, fault: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        environment(file, [{"messages": messages}])
+    assert "row 1, field 'messages' " in str(caught.value) and fault in str(caught.value)
 
 
 def test_an_answer_field_may_lead_into_an_object(file: Path) -> None:
