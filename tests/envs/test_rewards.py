@@ -238,6 +238,7 @@ class Server(BaseHTTPRequestHandler):
 def server() -> Iterator[ThreadingHTTPServer]:
     running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     running.daemon_threads, running.asked, running.replies = True, [], [(200, {"reward": 0.5})]
+    running.handle_error = lambda *about: None  # a client that gave up closes its connection
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield running
     running.shutdown()
