@@ -61,6 +61,7 @@ class SavedAlgorithm(Algorithm):
     learners: Learners
     weight_sync: WeightSync
     version: int
+    policy_kl: float
     seed: int
     _is_saving = False
 
@@ -82,6 +83,7 @@ class SavedAlgorithm(Algorithm):
         """Return RLlib's state and SRL's: version, seed, prompt source, memory, estimator, reference and planner."""
         own: dict[str, Any] = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
         own["memory"], own["comparison"] = self.memory.get_state(), self.advantage_estimator.get_state()
+        own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"] = self.controller.get_state()
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
@@ -102,6 +104,7 @@ class SavedAlgorithm(Algorithm):
         super().set_state(state)
         if "srl" in state:
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
+            self.policy_kl = state["srl"].get("policy_kl", 0.0)  # earlier checkpoints have none
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             self.advantage_estimator.set_state(state["srl"]["comparison"])

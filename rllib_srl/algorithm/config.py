@@ -44,6 +44,7 @@ from rllib_srl.algorithm.settings import (
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
@@ -289,8 +290,11 @@ class SRLConfig(AlgorithmConfig):
         return LossSettings.of(self.flat())
 
     def replay_settings(self) -> ReplaySettings:
-        """Return the memory's settings, without their prefix."""
-        return ReplaySettings(**self._without_prefix("replay_", REPLAY))
+        """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""
+        values = self._without_prefix("replay_", REPLAY)
+        if is_integer(values["min_graded"], 1) and is_integer(self.group_size, 1):
+            values["min_graded"] = min(values["min_graded"], self.group_size)
+        return ReplaySettings(**values)
 
     def planner_settings(self) -> PlannerSettings:
         """Return the planner's settings, without their prefix."""

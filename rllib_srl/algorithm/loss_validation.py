@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
+from rllib_srl.batch.posterior import SCALES
 from rllib_srl.common.setting_checks import are_numbers, is_integer, is_number
 from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.clip import CLIP_RULES
@@ -36,6 +37,8 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "entropy_coeff": (lambda x: x >= 0, "a number of at least 0"),
     "kl_coeff": (lambda x: x >= 0, "a number of at least 0"),
     "reference_rate": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+    "prior_weight": (lambda x: x >= 0, "a number of at least 0"),
+    "min_surprise": (lambda x: x >= 0, "a number of at least 0"),
     "gae_lambda": (lambda x: 0 <= x <= 1, "a number in [0, 1]"),
     "critic_lr": (lambda x: x > 0, "a number above 0"),
     "overlong_penalty": (lambda x: x >= 0, "a number of at least 0"),
@@ -84,6 +87,7 @@ def _choices(config: Any) -> Iterator[str]:
         "clip_rule": tuple(CLIP_RULES),
         "bapo_mode": BAPO_MODES,
         "aggregation": AGGREGATIONS,
+        "surprise_scale": SCALES,
         "turn_mask": TURN_MASKS,
         "ratio_anchor": OLD_POLICIES,
         "correction": tuple(CORRECTIONS),
@@ -181,6 +185,7 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
             f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: with "
             "it, groups of equal rewards have a signal"
         )
+    yield from _posterior(settings, config)
     if settings.silent_groups != "skip":
         yield from _beside_silent_groups(settings)
     if settings.kl_reference != "base" and config.lora_rank:
@@ -199,6 +204,27 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory, which stores the successes"
     if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
         yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"
+
+
+def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:
+    if settings.advantage != "posterior":
+        if settings.reuse_advantage == "posterior":
+            yield "reuse_advantage = 'posterior'; expected it with advantage = 'posterior' only"
+        return
+    if not config.replay_capacity:
+        yield "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
+    if settings.prior_weight == 0 and config.group_size == 1:
+        yield "prior_weight = 0 with group_size = 1; expected more than 0: a first visit has no other baseline"
+    if settings.rescue != "none":
+        yield (
+            f"rescue = {settings.rescue!r} with advantage = 'posterior'; expected 'none': the history has counted the "
+            "stored successes already"
+        )
+    if settings.dynamic_sampling_tries:
+        yield (
+            f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'posterior'; expected 0: "
+            "with it, groups of equal rewards can have a signal"
+        )
 
 
 def _beside_silent_groups(settings: LossSettings) -> Iterator[str]:

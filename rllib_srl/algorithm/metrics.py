@@ -25,7 +25,9 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission.secrets import DETECTORS, redact_turns
 from rllib_srl.replay.client import ReplayClient
@@ -135,6 +137,30 @@ class Report:
             "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
             "grade_mean": float(np.mean(grades)) if grades else float("nan"),
         }
+        for name, value in values.items():
+            self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
+
+    def signal(
+        self,
+        groups: Sequence[GroupMeta],
+        batch: AdvantageBatch,
+        visits: Mapping[str, Visit],
+        estimator: AdvantageEstimator,
+    ) -> None:
+        """Log how much of what was played is trained on, and with a memory how well history predicted its rewards."""
+        played = {group.group_id for group in groups}
+        num_live = sum(int(g.num_loss_tokens_G.sum()) for g in batch.groups if g.group_id in played)
+        num_tokens = sum(int(group.num_loss_tokens_G.sum()) for group in groups)
+        self._value("live_token_share", num_live / num_tokens if num_tokens else float("nan"))
+        if not visits:
+            return
+        weight = estimator.settings.prior_weight
+        surprises = [
+            np.abs(group.rewards_G - predicted(visits[group.group_id].history, weight))
+            for group in groups
+            if group.group_id in visits
+        ]
+        values = {"surprise_mean": float(np.concatenate(surprises).mean()), **estimator.calibration.metrics()}
         for name, value in values.items():
             self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
 

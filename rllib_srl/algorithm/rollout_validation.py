@@ -13,9 +13,10 @@ ROLLOUTS = ("full", "screening", "knapsack")
 
 def faults_of_rollout(config: Any) -> Iterator[str]:
     """Yield all errors of the rollout settings of an `SRLConfig`."""
+    least = 1 if config.rule_of("advantage") == "posterior" else 2  # `validation.py` reports smaller groups
     if config.rollout not in ROLLOUTS:
         yield f"rollout = {config.rollout!r}; expected one of {', '.join(map(repr, ROLLOUTS))}"
-    elif is_integer(config.group_size, 2) and config.rollout != "full":
+    elif is_integer(config.group_size, least) and config.rollout != "full":
         yield from _screening(config) if config.rollout == "screening" else _knapsack(config)
 
 

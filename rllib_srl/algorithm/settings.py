@@ -68,7 +68,7 @@ ENV_RUNNERS = {
 }
 TRAINING = {
     "num_prompts_per_batch": Setting(16, "number of prompts played in each iteration (P)"),
-    "group_size": Setting(8, "episodes per prompt (G), at least 2"),
+    "group_size": Setting(8, "episodes per prompt (G), at least 2 (posterior: 1)"),
     "rollout": Setting(
         "full",
         'episodes of a prompt: "full" (group_size), "screening" or "knapsack", docs/rollouts.md',
@@ -84,7 +84,8 @@ TRAINING = {
         None, "maximum episodes of a prompt, above group_size; None: 4 group_size", "rollout.largest", ("knapsack",)
     ),
     "advantage": Setting(
-        PRESET, "group mean_only batch leave_one_out recalibrated gae, docs/losses.md (group if no preset)",
+        PRESET,
+        "group mean_only batch leave_one_out recalibrated posterior gae, docs/losses.md (group if no preset)",
         "advantage.name", is_head=True,
     ),
     **LOSS_TABLE,
@@ -149,6 +150,7 @@ RENAMED_VALUES = {f"replay_{name}": values for name, values in REPLAY_VALUES.ite
 # Flat names that users never gave.
 _NEW = (
     *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
+    *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
     *("zvp_coeff", "screen_size", "smallest_group", "largest_group"),
 )
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED

@@ -40,6 +40,7 @@ from rllib_srl.algorithm.resources import check_cluster_holds
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.layout import balanced_shards
+from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
@@ -97,6 +98,7 @@ class SRL(SavedAlgorithm):
         starting.info("starting engine and learner")
         super().setup(config)
         self.version = 0
+        self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream())
@@ -172,7 +174,7 @@ class SRL(SavedAlgorithm):
             batches += self._resampled(batches, len(prompts), plan.fresh)
             groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         with self._timed("remember"):
-            visits = self.memory.add(groups, now)
+            visits = self.memory.add(groups, now, self.policy_kl)
             reused = self.memory.sample(len(prompts), now, plan.stored)
         with self._timed("batch"):
             screened_out = frozenset(group_id for one in batches for group_id in one.screened_out)
@@ -190,6 +192,7 @@ class SRL(SavedAlgorithm):
             call_finished(self, groups, reused, ended, now)
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
+        self.report.signal(groups, batch, visits, self.advantage_estimator)
         if (settings := self.config.flat()).rollout != "full":
             self.report.rollout(groups, len(screened_out), settings.group_size - settings.screen_size)
 
@@ -274,7 +277,11 @@ class SRL(SavedAlgorithm):
     def _play_arguments(
         self, share: dict[str, Prompt], seed: int, revisits: frozenset[str], options: PlayOptions
     ) -> PlayArguments:
-        training: PlayOptions = {"group_size": self.config.group_size, "num_transcripts": self.config.num_transcripts}
+        training: PlayOptions = {
+            "group_size": self.config.group_size,
+            "num_transcripts": self.config.num_transcripts,
+            "min_episodes": self.advantage_estimator.min_episodes,
+        }
         return {"prompts": share, "seed": seed, "revisits": revisits, **training, **options}
 
     def _restore_runners(self, lost: dict[int, Failure]) -> None:
@@ -339,6 +346,7 @@ class SRL(SavedAlgorithm):
             [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
             reused,
             self.memory.successes(groups, now) if is_rescue else {},
+            [visits[g.group_id].history if g.group_id in visits else NO_HISTORY for g in groups] if visits else (),
         )
         for name, number in batch.counts.items():
             self.report.count(name, number)
@@ -380,6 +388,9 @@ class SRL(SavedAlgorithm):
         timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: steps}
         results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        if self.config.flat().replay_history_by == "kl":
+            with self._timed("policy_kl"):
+                self.policy_kl += self.learners.policy_kl(shards, self.config.update_timeout_s)
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:

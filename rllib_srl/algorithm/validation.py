@@ -77,7 +77,6 @@ INSTEAD = {
 }
 AT_LEAST = {
     "num_prompts_per_batch": 1,
-    "group_size": 2,
     "max_turns": 1,
     "max_turn_tokens": 1,
     "max_episode_tokens": 8,
@@ -183,6 +182,10 @@ def _unused(config: Any) -> Iterator[str]:
 
 def _numbers(config: Any) -> Iterator[str]:
     yield from of_integers(config, AT_LEAST)
+    least = 1 if config.rule_of("advantage") == "posterior" else 2
+    if not is_integer(config.group_size, least):
+        hint = ", or advantage = 'posterior'" if is_integer(config.group_size, 1) else ""
+        yield f"group_size = {config.group_size!r}; expected an integer of at least {least}{hint}"
     for name, least in {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1}.items():
         if getattr(config, name) is not None and not is_integer(getattr(config, name), least):
             yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
@@ -258,6 +261,8 @@ def _fitting(config: Any) -> Iterator[str]:
             )
     if not config.fsdp:
         return
+    if config.replay_history_by == "kl":
+        yield "fsdp = True with replay_history_by = 'kl'; expected 'versions' or 'visits'"
     if config.lora_rank:
         yield "fsdp = True with lora_rank; expected one of the two: adapters are too small to shard"
     if is_integer(config.num_learners, 0) and config.num_learners < 2:

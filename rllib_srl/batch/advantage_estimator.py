@@ -5,6 +5,9 @@
     silent groups   `silent_groups` ── zvp ──> +-coeff by success; the learner shapes it by entropy (losses/zvp.py)
     reused groups   their rewards ──── rule ──> advantages; only positive ones with `reuse_positive_only`
 
+With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
+its largest advantage without the KL penalty reaches `min_surprise`.
+
 Pure NumPy on the driver, before any sharding. It uses metadata only, never tokens.
 
 Sources: SPEAR, arXiv 2509.22601 (recalibration by the median of recent group means, positivity filter);
@@ -21,13 +24,18 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.batch.calibration import RewardCalibration
 from rllib_srl.batch.estimators import group_relative, trains
-from rllib_srl.batch.mixing import composed_advantages, part_meta, positive_part, rescues
+from rllib_srl.batch.mixing import composed_advantages, composed_rewards, part_meta, positive_part, rescues
+from rllib_srl.batch.posterior import NO_HISTORY, History, posterior, predicted
 from rllib_srl.batch.shaping import overlong, tool_reward
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta
 
-COUNTS = ("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positive", "num_groups_entropy_shaped")
+COUNTS = (
+    *("num_groups_unsurprising", "num_groups_entropy_shaped"),
+    *("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positive"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,12 @@ class AdvantageEstimator:
         self.settings, self._pass_reward = settings, pass_reward
         self._means: deque[float] = deque(maxlen=settings.recalibration_window)
         self._generator = np.random.default_rng(seed)
+        self.calibration = RewardCalibration()
+
+    @property
+    def min_episodes(self) -> int:
+        """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history."""
+        return 1 if self.settings.advantage == "posterior" and self.settings.prior_weight > 0 else 2
 
     def shaped_rewards(self, groups: Sequence[GroupMeta], now: int) -> list[np.ndarray]:
         """Return the rewards of played groups plus length penalty and tool reward, float64 [G] per group.
@@ -80,6 +94,7 @@ class AdvantageEstimator:
         bonuses: Sequence[Sequence[float]],
         reused: Sequence[GroupMeta],
         stored: Mapping[str, GroupMeta],
+        histories: Sequence[History] = (),
     ) -> AdvantageBatch:
         """Return the groups to train on, with their advantages.
 
@@ -91,13 +106,20 @@ class AdvantageEstimator:
             bonuses: factors of each group's advantages; () means 1.
             reused: stored groups to train on again.
             stored: stored groups with a success, by prompt key.
+            histories: of the played groups' prompts before this batch, for "posterior"; () means none.
         """
+        weight = self.settings.prior_weight
+        if histories:
+            means = [float(group.rewards_G.mean()) for group in groups]
+            self.calibration.note([predicted(history, weight) for history in histories], means)
+        histories = histories or [NO_HISTORY] * len(groups)
         found = rescues(
             groups, stored, self.settings.rescue, self.settings.rescue_episodes, self._pass_reward, self._generator
         )
         self._means.extend(float(group.rewards_G.mean()) for group in groups)
         less_kl = [r - k for r, k in zip(rewards, kl, strict=True)] if kl is not None else list(rewards)
-        kept, joined = composed_advantages(less_kl, found, lambda composed: self._rule(composed, None))
+        kept, joined = composed_advantages(less_kl, found, lambda composed: self._played(composed, histories))
+        is_live_P = self._live(composed_rewards(rewards, found), histories)
         trained: list[tuple[GroupMeta, np.ndarray]] = []
         played: list[np.ndarray] = []
         for p, (group, bonus) in enumerate(zip(groups, bonuses, strict=True)):
@@ -105,8 +127,7 @@ class AdvantageEstimator:
             advantage_G = np.zeros(len(group.rewards_G))
             advantage_G[stays] = kept[p] * (np.array(bonus)[stays] if len(bonus) else 1.0)
             played.append(advantage_G)
-            judged = rewards[p] if p not in found else np.concatenate([rewards[p][stays], found[p].meta.rewards_G])
-            if trains(judged, self.settings.advantage):
+            if is_live_P[p]:
                 is_whole = len(stays) == len(advantage_G)
                 trained.append((group if is_whole else part_meta(group, stays), advantage_G[stays]))
                 trained += [(found[p].meta, joined[p])] if p in found else []
@@ -114,6 +135,8 @@ class AdvantageEstimator:
                 played[-1] = self._silent_advantages(group, bonus)
                 trained.append((replace(group, is_silent=True), played[-1]))
         counts = Counter(dict.fromkeys(COUNTS, 0))
+        if self.settings.advantage == "posterior":
+            counts.update(num_groups_unsurprising=is_live_P.count(False))
         counts.update(num_groups_entropy_shaped=sum(group.is_silent for group, _ in trained))
         counts.update(num_groups_rescued=len(found))
         counts.update(num_episodes_rescued=sum(len(one.meta.rewards_G) for one in found.values()))
@@ -127,7 +150,11 @@ class AdvantageEstimator:
 
     def _reused(self, reused: Sequence[GroupMeta], counts: Counter[str]) -> list[tuple[GroupMeta, np.ndarray]]:
         rule = self.settings.reuse_advantage or self.settings.advantage
-        advantages = self._rule([group.rewards_G.astype(np.float64) for group in reused], rule)
+        rewards = [group.rewards_G.astype(np.float64) for group in reused]
+        if rule == "posterior":  # today's history contains these rewards, so the baseline is that of the others alone
+            advantages = posterior(rewards, [NO_HISTORY] * len(reused), 0.0, self.settings.surprise_scale)
+        else:
+            advantages = self._rule(rewards, rule)
         pairs = [(g, a) for g, a in zip(reused, advantages, strict=True) if trains(g.rewards_G, rule)]
         if not self.settings.reuse_positive_only:
             return pairs
@@ -136,15 +163,35 @@ class AdvantageEstimator:
         counts["num_episodes_not_positive"] += num_before - num_after
         return parts
 
-    def _rule(self, rewards: Sequence[np.ndarray], rule: str | None) -> list[np.ndarray]:
+    def _played(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[np.ndarray]:
+        """Return the advantages of played groups from their rewards."""
+        settings = self.settings
+        if settings.advantage == "posterior":
+            return posterior(rewards, histories, settings.prior_weight, settings.surprise_scale)
+        return self._rule(rewards, settings.advantage)
+
+    def _live(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[bool]:
+        """Return which played groups are trained on."""
+        if self.settings.advantage != "posterior":
+            return [trains(rewards_G, self.settings.advantage) for rewards_G in rewards]
+        least = self.settings.min_surprise
+        return [bool(np.abs(a).max() >= least and np.any(a)) for a in self._played(rewards, histories)]
+
+    def _rule(self, rewards: Sequence[np.ndarray], rule: str) -> list[np.ndarray]:
         baseline = float(np.median(self._means)) if self._means else None
-        return group_relative(rewards, rule or self.settings.advantage, baseline=baseline)
+        return group_relative(rewards, rule, baseline=baseline)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the recent group means and the state of the random generator."""
-        return {"means": list(self._means), "generator": self._generator.bit_generator.state}
+        """Return the recent group means, the state of the random generator and the calibration."""
+        return {
+            "means": list(self._means),
+            "generator": self._generator.bit_generator.state,
+            "calibration": self.calibration.get_state(),
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `get_state` was called."""
         self._means = deque(state["means"], maxlen=self.settings.recalibration_window)
         self._generator.bit_generator.state = state["generator"]
+        if "calibration" in state:  # earlier checkpoints have none
+            self.calibration.set_state(state["calibration"])

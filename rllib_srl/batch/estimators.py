@@ -6,6 +6,7 @@
     batch            (r - mean) / (std of the whole batch + 1e-4)    yes
     leave_one_out    r - mean of the others                          yes
     recalibrated     r - median of recent groups' means              no: a whole group may be above or below it
+    posterior        r - mean of history, domain and the others      no: see `posterior.py`
     gae              r; the learner computes token advantages        no, see `learner/critic.py`
 
 To add a rule that needs one group only, register a function: `ADVANTAGES["mine"] = rule`.
@@ -57,13 +58,15 @@ def as_it_is(rewards_G: np.ndarray) -> np.ndarray:
     return rewards_G
 
 
-# "batch" and "recalibrated" need more than the group; `group_relative` adds that part.
+# "batch" and "recalibrated" need more than the group; `group_relative` adds that part. So does "posterior", which
+# `posterior.py` computes; without history and scale it is "leave_one_out".
 ADVANTAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "group": group,
     "mean_only": mean_only,
     "batch": mean_only,
     "leave_one_out": leave_one_out,
     "recalibrated": as_it_is,
+    "posterior": leave_one_out,
     "gae": as_it_is,
 }
 GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")

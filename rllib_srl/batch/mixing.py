@@ -119,6 +119,14 @@ def rescues(
     return found
 
 
+def composed_rewards(rewards_PG: Sequence[np.ndarray], found: Mapping[int, Rescue]) -> list[np.ndarray]:
+    """Return the rewards of each composed group: of the episodes that stay, then of those that join."""
+    return [
+        np.concatenate([rewards_G[list(found[p].stays)], found[p].meta.rewards_G]) if p in found else rewards_G
+        for p, rewards_G in enumerate(rewards_PG)
+    ]
+
+
 def composed_advantages(
     rewards_PG: Sequence[np.ndarray], found: Mapping[int, Rescue], rule: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
@@ -131,11 +139,7 @@ def composed_advantages(
         found: output of `rescues`.
         rule: function from rewards of groups to their advantages.
     """
-    composed = [
-        np.concatenate([rewards_G[list(found[p].stays)], found[p].meta.rewards_G]) if p in found else rewards_G
-        for p, rewards_G in enumerate(rewards_PG)
-    ]
-    advantages = rule(composed)
+    advantages = rule(composed_rewards(rewards_PG, found))
     joined = {p: advantages[p][len(found[p].stays) :] for p in found}
     return [a[: len(found[p].stays)] if p in found else a for p, a in enumerate(advantages)], joined
 

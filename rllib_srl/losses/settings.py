@@ -127,6 +127,18 @@ TABLE: dict[str, Setting] = {
         "number of recent group means whose median is the baseline of recalibrated",
         "advantage.window", ("recalibrated",),
     ),
+    "prior_weight": Setting(
+        2.0, "episodes that the mean reward of the domain counts as in the baseline", "advantage.prior_weight",
+        ("posterior",),
+    ),
+    "min_surprise": Setting(
+        0.1, "largest |advantage| of a group below which it is not trained on", "advantage.min_surprise", ("posterior",)
+    ),
+    "surprise_scale": Setting(
+        "rms",
+        'r - baseline is divided by its "rms" over the batch, "centred" first, or "none"',
+        "advantage.scale", ("posterior",),
+    ),
     "gae_lambda": Setting(1.0, "lambda, in [0, 1]", "advantage.gae_lambda", ("gae",)),
     "use_critic": Setting(False, "train a value head, for gae", "advantage.use_critic"),
     "critic_lr": Setting(1e-3, "learning rate of the value head", "advantage.critic_lr", ("gae",)),
@@ -210,6 +222,9 @@ class LossSettings:
     reference_every: int
     reference_rate: float
     recalibration_window: int
+    prior_weight: float
+    min_surprise: float
+    surprise_scale: str
     gae_lambda: float
     use_critic: bool
     critic_lr: float

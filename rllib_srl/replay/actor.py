@@ -88,7 +88,12 @@ class ReplayBufferActor:
         return len(self.buffer)
 
     def add(
-        self, batch: Sequence[Any], now: int = 0, request: str = "", fetch_timeout_s: float = 60.0
+        self,
+        batch: Sequence[Any],
+        now: int = 0,
+        request: str = "",
+        fetch_timeout_s: float = 60.0,
+        policy_kl: float = 0.0,
     ) -> tuple[list[Visit], list[int]]:
         """Store and grade groups; see `SRLReplayBuffer.add`.
 
@@ -97,13 +102,14 @@ class ReplayBufferActor:
             now: the training iteration.
             request: name of the call, unique in the run.
             fetch_timeout_s: timeout of the fetch from the object store, in seconds.
+            policy_kl: as in `SRLReplayBuffer.add`.
 
         Returns:
             The visits, and the positions in `batch` of lost groups (the node that held them died).
         """
         begin = time.perf_counter()
         groups, lost = _fetched(batch, fetch_timeout_s)
-        visits = self.buffer.add(groups, now, request)
+        visits = self.buffer.add(groups, now, request, policy_kl=policy_kl)
         self._busy_s += time.perf_counter() - begin
         return visits, lost
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from rllib_srl.replay.buffer_metrics import facts_of_item, gauges
 from rllib_srl.replay.diversity.tracker import DiversityTracker
+from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.ingest import Ingestion
 from rllib_srl.replay.journal.codec import StoredGroup, prompt_fields, prompt_of
 from rllib_srl.replay.journal.journal import Stored
@@ -124,6 +125,7 @@ class SRLReplayBuffer:
         self.recall = Recall(settings, self.store)
         self.recall.rebuild()
         self.draws = Draws(settings, self.store, self.recall)
+        self.domain_statistics = DomainStatistics()
         self.orphans = Orphans(settings, stored)
         self.tracker = DiversityTracker(settings, self._model_dir, self._seed)
         self.tracker.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
@@ -144,10 +146,18 @@ class SRLReplayBuffer:
 
     # --- calls of an iteration -------------------------------------------------------------------
 
-    def add(self, groups: Sequence[Group], now: int, request: str = "", is_played: bool = True) -> list[Visit]:
+    def add(
+        self,
+        groups: Sequence[Group],
+        now: int,
+        request: str = "",
+        is_played: bool = True,
+        policy_kl: float = 0.0,
+    ) -> list[Visit]:
         """Store and grade played groups, and reschedule their items.
 
-        A refused group is not stored, but still grades an item that exists.
+        A refused group is not stored, but still grades an item that exists. The history in each visit is that before
+        this call: no reward of `groups` is part of it.
 
         Args:
             groups: processed in this order.
@@ -155,6 +165,7 @@ class SRLReplayBuffer:
             request: name of the call.
             is_played: whether the current policy played them. If not, they are no recall test and grade only items
                 that were never visited.
+            policy_kl: nats per token by which the policy has moved since the start of the run, for `history_by` "kl".
 
         Raises:
             JournalError: nothing was stored.
@@ -163,9 +174,11 @@ class SRLReplayBuffer:
             return [Visit.from_dict(values) for values in answer]
         visits: list[Visit] = []
         with self._transaction(request) as change:
+            histories = self.ingestion.histories(self, groups, policy_kl)
             for part in _apart(groups):
-                visits += self.ingestion.take(self, part, now, change, is_played)
+                visits += self.ingestion.take(self, part, now, change, is_played, policy_kl)
                 self._evict(now, change)
+            visits = [replace(visit, history=one) for visit, one in zip(visits, histories, strict=True)]
             change.answer = [visit.as_dict() for visit in visits]
         return visits
 
@@ -434,6 +447,7 @@ class SRLReplayBuffer:
             "drawn": dict(self.drawn),
             "slots": self.recall.slots,
             "domain_recall": self.recall.domains.get_state(),
+            "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
             **self.tracker.get_state(),
@@ -447,6 +461,7 @@ class SRLReplayBuffer:
         self.drawn = dict(state["drawn"])
         self.recall.slots = state["slots"]
         self.recall.domains.set_state(state["domain_recall"])
+        self.domain_statistics.set_state(state.get("domain_statistics", {}))  # earlier versions had none
         self.tracker.set_state(state)
 
     # --- copies ----------------------------------------------------------------------------------

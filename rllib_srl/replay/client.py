@@ -142,14 +142,14 @@ class ReplayClient:
                 tidy.run(shard) if self._is_local else tidy.submit(shard)
         return prompts
 
-    def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
-        """Store and grade played groups; return the visits by group id."""
+    def add(self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0) -> dict[str, Visit]:
+        """Store and grade played groups; return the visits by group id. `policy_kl` as in `SRLReplayBuffer.add`."""
         parts: dict[int, list[GroupMeta]] = {}
         for group in groups:
             parts.setdefault(self._shard_of(group.prompt.key), []).append(group)
         request, timeout_s = self._request(now, "add"), self.settings.timeout_s
         calls = {
-            i: Call.of(ReplayBufferActor.add, [group.ref for group in part], now, request, timeout_s)
+            i: Call.of(ReplayBufferActor.add, [group.ref for group in part], now, request, timeout_s, policy_kl)
             for i, part in parts.items()
         }
         answers = self._call(calls, "storing groups")

@@ -1,9 +1,10 @@
 """Ingests played groups: checks, measures, grades and stores each, and grows new items from it.
 
-    group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date -> children
+    group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date, history -> children
 
 A refused group still grades an item that exists, because the recall test has happened. A group with too few valid
-episodes grades nothing. A broken group (`admission.fault_of`) is ignored: its numbers never reach a row.
+episodes grades nothing, but counts in the history of its prompt. A broken group (`admission.fault_of`) is ignored: its
+numbers never reach a row.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rllib_srl.batch.posterior import History
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
 from rllib_srl.replay.diversity.measures import bonus
 from rllib_srl.replay.diversity.tracker import Measured
+from rllib_srl.replay.history import after_visit, discounts
 from rllib_srl.replay.journal import codec
 from rllib_srl.replay.journal.transaction import Change
 from rllib_srl.replay.schedule.recall import Graded
@@ -44,6 +47,7 @@ class _PendingGroup:
     slot: int
     refused: str  # why it is not stored, "" if it is
     is_new: bool
+    before: np.void | None = None  # row of the item before the visit; None: no visit
     graded: Graded = field(default_factory=lambda: Graded(0))
     diversity: float = 0.0
 
@@ -85,10 +89,35 @@ class Ingestion:
             )
         self._decode = decode
 
+    def histories(self, buffer: SRLReplayBuffer, groups: Sequence[Group], policy_kl: float) -> list[History]:
+        """Return the history of each group's prompt as a visit by its policy finds it; empty without an item."""
+        found = [(n, buffer.store.slot_of(key_of(group.prompt))) for n, group in enumerate(groups) if group.size]
+        slots = {n: slot for n, slot in found if slot is not None}
+        rows_N = rows_at(buffer.store.items, list(slots.values()))
+        version_N = np.array([groups[n].versions_G2.min() for n in slots], np.float64)
+        rho_N = self._discounts(rows_N, version_N, policy_kl)
+        sums = dict(zip(slots, (rho_N * rows_N["history_sum"]).tolist(), strict=True))
+        counts = dict(zip(slots, (rho_N * rows_N["history_count"]).tolist(), strict=True))
+        mean_of = {domain: buffer.domain_statistics.mean(domain) for domain in {g.prompt.domain for g in groups}}
+        return [
+            History(sums.get(n, 0.0), counts.get(n, 0.0), mean_of[group.prompt.domain])
+            for n, group in enumerate(groups)
+        ]
+
+    def _discounts(self, rows_N: np.ndarray, version_N: np.ndarray, policy_kl: float) -> np.ndarray:
+        settings = self._settings
+        return discounts(settings.history_by, settings.history_half_life, rows_N, version_N, policy_kl)
+
     def take(
-        self, buffer: SRLReplayBuffer, groups: Sequence[Group], now: int, change: Change, is_played: bool = True
+        self,
+        buffer: SRLReplayBuffer,
+        groups: Sequence[Group],
+        now: int,
+        change: Change,
+        is_played: bool = True,
+        policy_kl: float = 0.0,
     ) -> list[Visit]:
-        """Ingest groups of distinct prompts, and return their visits in the same order.
+        """Ingest groups of distinct prompts, and return their visits in the same order, without their history.
 
         Args:
             buffer: the buffer to change.
@@ -96,13 +125,16 @@ class Ingestion:
             now: the training iteration.
             change: the open transaction.
             is_played: whether the current policy played them; if not, they grade only items that were never visited.
+            policy_kl: as in `SRLReplayBuffer.add`.
         """
         faults = [fault_of(group) for group in groups]
         whole = [group for group, fault in zip(groups, faults, strict=True) if fault is None]
+        all_facts = [facts_of(group, self._settings.pass_reward) for group in whole]
         slots = [buffer.store.slot_of(key_of(group.prompt)) for group in whole]
         measured = iter(buffer.tracker.measure(whole, [-1 if slot is None else slot for slot in slots]))
+        facts = iter(all_facts)
         entered = [
-            self._enter(buffer, group, next(measured), now, change)
+            self._enter(buffer, group, next(facts), next(measured), now, change)
             if fault is None
             else self._refused(buffer, group, fault.value)
             for group, fault in zip(groups, faults, strict=True)
@@ -110,7 +142,10 @@ class Ingestion:
         pending_groups = [one for one in entered if isinstance(one, _PendingGroup)]
         tested = [pending for pending in pending_groups if is_played or buffer.store.items["visits"][pending.slot] == 0]
         if tested:
-            self._grade(buffer, tested, now, change)
+            self._grade(buffer, tested, now, change, policy_kl)
+        taken = [one for one, fault in zip(entered, faults, strict=True) if fault is None]
+        for group, of, one in zip(whole, all_facts, taken, strict=True):
+            self._note(buffer, group.prompt.domain, of, one, is_played)
         for pending in pending_groups:
             pending.diversity = float(buffer.store.items["diversity"][pending.slot])
             if not pending.refused:
@@ -126,11 +161,11 @@ class Ingestion:
         return Visit(group.group_id, group.prompt.key, refused=reason, pass_rate=pass_rate)
 
     def _enter(
-        self, buffer: SRLReplayBuffer, group: Group, measured: Measured, now: int, change: Change
+        self, buffer: SRLReplayBuffer, group: Group, facts: GroupFacts, measured: Measured, now: int, change: Change
     ) -> Visit | _PendingGroup:
         """Check a group, and find or add its item."""
         key = key_of(group.prompt)
-        slot, facts = buffer.store.slot_of(key), facts_of(group, self._settings.pass_reward)
+        slot = buffer.store.slot_of(key)
         refused, kept = self._judge(buffer, group, slot, measured, change)
         if slot is None and (refused or facts.size < self._settings.min_graded):
             return self._refused(buffer, group, refused or "ungraded", facts.num_success / facts.size)
@@ -208,7 +243,21 @@ class Ingestion:
         if measured:
             buffer.recall.change(list(measured), **self._measure(buffer, measured, change))
 
-    def _grade(self, buffer: SRLReplayBuffer, played: Sequence[_PendingGroup], now: int, change: Change) -> None:
+    @staticmethod
+    def _note(
+        buffer: SRLReplayBuffer, domain: str, facts: GroupFacts, one: Visit | _PendingGroup, is_played: bool
+    ) -> None:
+        """Count a group in the statistics of its domain, unless another policy played it for a known item."""
+        if isinstance(one, Visit):  # it has no item
+            if is_played:
+                buffer.domain_statistics.note(domain, facts, None, is_solved=False)
+        elif one.before is not None:
+            is_solved = bool(buffer.store.items["is_solved"][one.slot])
+            buffer.domain_statistics.note(domain, facts, one.before, is_solved)
+
+    def _grade(
+        self, buffer: SRLReplayBuffer, played: Sequence[_PendingGroup], now: int, change: Change, policy_kl: float
+    ) -> None:
         """Grade visits and write the changed fields of their items' rows."""
         facts = [pending.facts for pending in played]
         slots = [pending.slot for pending in played]
@@ -218,6 +267,8 @@ class Ingestion:
         )
         fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
         before_N = rows_at(buffer.store.items, slots)
+        rho_N = self._discounts(before_N, fields["version"], policy_kl)
+        fields |= after_visit(before_N, facts, rho_N, policy_kl)
         graded = buffer.recall.visit(
             slots,
             facts,
@@ -231,7 +282,8 @@ class Ingestion:
             **fields,
             **self._measure(buffer, {pending.slot: pending.measured for pending in played}, change),
         )
-        for pending, one in zip(played, graded, strict=True):
+        for pending, one, before in zip(played, graded, before_N, strict=True):
+            pending.before = before
             pending.graded, item, of = one, buffer.store.items[pending.slot], pending.facts
             if one.grade:
                 buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.trained_tokens)

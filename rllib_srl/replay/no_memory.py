@@ -23,7 +23,7 @@ class NoMemory:
         """Return nothing."""
         return []
 
-    def add(self, groups: Sequence[GroupMeta], now: int) -> dict[str, Visit]:
+    def add(self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0) -> dict[str, Visit]:
         """Store nothing."""
         return {}
 

@@ -17,6 +17,7 @@ from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.secrets import DETECTORS
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS
 from rllib_srl.replay.diversity.measures import BONUSES, PARTS
+from rllib_srl.replay.history import HALF_LIVES
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.load import LOAD_CONTROLS
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
@@ -78,7 +79,18 @@ class ReplaySettings:
         of="grade.rating_scale",
     )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
-    min_graded: int = setting(2, "minimum number of valid episodes for a visit to be graded", of="grade.min_episodes")
+    min_graded: int = setting(
+        2, "minimum number of valid episodes for a visit to be graded, at most group_size", of="grade.min_episodes"
+    )
+    history_by: str = setting(
+        "versions",
+        'what discounts the history of a prompt: "versions" (updates), "visits" or "kl" (of the policy, nats)',
+        of="history.by", is_head=True,
+    )
+    history_half_life: float | None = setting(
+        None, "after so many of these a prompt's history counts half; None: 11 versions, 1 visit or 0.06 nats",
+        of="history.half_life",
+    )
     selection: str = setting(
         "srl",
         'rule that selects items to revisit (docs/memory.md), or "module:rule"',
@@ -240,7 +252,7 @@ _AT_LEAST = {
     "max_bytes": 1,
     "min_buffer_size": 0,
     "min_recall_interval": 1,
-    "min_graded": 2,
+    "min_graded": 1,
     "candidate_pool": 1,
     "leech_failures": 0,
     "leech_interval": 1,
@@ -277,12 +289,16 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
         yield f"mask_window = {window!r}; expected two numbers"
     elif not 0 < window[0] < 1 < window[1]:
         yield f"mask_window = {window!r}; expected 0 < lower < 1 < upper"
+    half_life = settings.history_half_life
+    if half_life is not None and (not is_number(half_life) or half_life <= 0):
+        yield f"history_half_life = {half_life!r}; expected a number above 0, or None"
     yield from of_switches(settings, ("task_growth", "grade_reuse", "fill_with_not_due"))
 
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
     choices: dict[str, tuple[Any, ...]] = {
         "load_control": tuple(LOAD_CONTROLS),
+        "history_by": tuple(HALF_LIVES),
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),

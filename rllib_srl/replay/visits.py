@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.batch.estimators import EPSILON
+from rllib_srl.batch.posterior import NO_HISTORY, History
 from rllib_srl.types import Group
 
 
@@ -22,6 +23,7 @@ class GroupFacts:
     size: int
     num_success: int
     reward: float  # mean
+    reward_sum: float
     variance: float  # population variance of the rewards: ExIt's score S
     abs_advantage: float  # mean |advantage| of the group rule
     nll: float  # mean -log-prob of the policy's tokens, nats
@@ -43,7 +45,8 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         pass_reward: lowest reward of a success, used where the environment defines none.
     """
     rewards_G = group.rewards_G.astype(np.float64)
-    reward = float(rewards_G.sum() / group.size)
+    reward_sum = float(rewards_G.sum())
+    reward = reward_sum / group.size
     centred_G = rewards_G - reward
     squares = float(centred_G @ centred_G)
     deviation = math.sqrt(squares / (group.size - 1)) if group.size > 1 else 0.0
@@ -54,6 +57,7 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         size=group.size,
         num_success=int(np.count_nonzero(is_success_G)),
         reward=reward,
+        reward_sum=reward_sum,
         # Same threshold as `batch.estimators.has_signal`: rounding errors of equal rewards are no variance.
         variance=squares / group.size if np.ptp(rewards_G) > 1e-8 else 0.0,
         abs_advantage=float(np.abs(centred_G).sum() / group.size / (deviation + EPSILON)),
@@ -83,17 +87,20 @@ class Visit:
     diversity: float = 0.0
     bonus_G: tuple[float, ...] = ()  # factors of the episodes' advantages; () leaves them unchanged
     num_grown: int = 0  # items added from partial histories
+    history: History = NO_HISTORY  # before the call of `add`, discounted for this visit
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON types, for the journal."""
         predicted = None if math.isnan(self.predicted) else self.predicted
-        return {**vars(self), "predicted": predicted, "bonus_G": list(self.bonus_G)}
+        lists = {"bonus_G": list(self.bonus_G), "history": list(self.history)}
+        return {**vars(self), "predicted": predicted, **lists}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
         """Return the visit whose `as_dict` this is."""
         predicted = float("nan") if values["predicted"] is None else values["predicted"]
-        return cls(**{**values, "predicted": predicted, "bonus_G": tuple(values["bonus_G"])})
+        tuples = {"bonus_G": tuple(values["bonus_G"]), "history": History(*values.get("history", ()))}
+        return cls(**{**values, "predicted": predicted, **tuples})
 
 
 def timing_of(now: int, due: float, interval: float) -> str:

@@ -96,6 +96,7 @@ class PlayOptions(TypedDict, total=False):
     num_transcripts: int
     as_groups: bool
     with_answers: bool
+    min_episodes: int
 
 
 class PlayArguments(PlayOptions, total=False):
@@ -223,6 +224,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         as_groups: bool = True,
         revisits: Collection[str] = (),
         with_answers: bool = False,
+        min_episodes: int = 2,
         screen_size: int = 0,
         group_sizes: Mapping[str, int] | None = None,
         **overrides: Any,
@@ -237,6 +239,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             as_groups: False for evaluation: one valid episode is enough, rewards are not settled, and `ref` is None.
             revisits: ids of the groups whose prompts come from the memory.
             with_answers: whether to return the policy's last turns as text.
+            min_episodes: least valid episodes of a group; one with fewer is dropped.
             screen_size: episodes by which each prompt is screened first (`screening`); 0: all are played at once.
             group_sizes: G by group id; None: `group_size` for all.
             overrides: fields of `Sampling`.
@@ -255,7 +258,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
-        how: dict[str, Any] = {"at_least": 2 if as_groups else 1, "keep_turns": self.config.flat().replay_task_growth}
+        at_least, keep_turns = min_episodes if as_groups else 1, self.config.flat().replay_task_growth
+        how: dict[str, Any] = {"at_least": at_least, "keep_turns": keep_turns}
         groups = [
             to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
             for group_id, prompt in prompts.items()

@@ -33,7 +33,7 @@ def refused(config, kind=ValueError) -> str:
 
 def test_a_group_of_one_is_refused(config):
     assert refused(config.training(group_size=1)) == (
-        "SRLConfig is invalid:\n  group_size = 1; expected an integer of at least 2"
+        "SRLConfig is invalid:\n  group_size = 1; expected an integer of at least 2, or advantage = 'posterior'"
     )
 
 

@@ -78,6 +78,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
             config.evaluation(evaluation_pass_k=2, evaluation_iterations=1)
             config.planner(mode="bands", objective="recap", recap_window=2, adapt="both", probe_every=1)
             config.planner(probe_prompts=4)
+            config.replay(history="kl")
         else:
             config.training(loss="bapo", cov_clip_ratio=0.01, kl_coeff=0.01, kl_on_reused="weighted")
             config.training(rollout="screening")

@@ -212,6 +212,7 @@ def test_rlep_adds_successes_to_any_group():
     # 1 0 0 | 1 1: mean .6
     assert as_lists(compared.advantages) == [[0.4, -0.6, -0.6], [0.4, 0.4]]
     assert compare([meta_of([1, 0], "a")], **living, rescue_episodes=1).counts == {
+        "num_groups_unsurprising": 0,
         "num_groups_rescued": 1,
         "num_episodes_rescued": 1,
         "num_episodes_not_positive": 0,

@@ -58,9 +58,9 @@ def test_a_good_group_is_admitted_as_it_is():
     assert reason_of(GOOD) is None
 
 
-def test_a_group_of_one_has_nothing_to_compare():
-    assert reason_of(group_of(VARIED)) is Reason.TOO_FEW
-    assert reason_of(group_of([1], [2])) is None
+def test_a_group_of_one_is_enough_and_an_empty_one_is_not():
+    assert reason_of(group_of(VARIED)) is None
+    assert reason_of(replace(GOOD, rewards_G=np.zeros(0, np.float32))) is Reason.TOO_FEW
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.01])

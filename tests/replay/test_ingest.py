@@ -82,11 +82,11 @@ def nan_logp(group):
 BROKEN = {
     "bad_logp": nan_logp,
     "invalid": lambda group: replace(group, rewards_G=np.array([np.nan, 1, 1, 1], np.float32)),
-    "too_few": lambda group: a_group(0, 3, rewards=(1.0,)),
+    "too_few": lambda group: replace(group, rewards_G=np.array([], np.float32)),
 }
 MORE_BROKEN = {
     "invalid": lambda group: replace(group, offsets=group.offsets[::-1]),
-    "too_few": lambda group: replace(a_group(0, 3, rewards=(1.0,)), rewards_G=np.array([], np.float32)),
+    "bad_logp": lambda group: replace(group, behaviour_logp_N=np.abs(group.behaviour_logp_N)),
 }
 
 

@@ -2,7 +2,7 @@
 
     admit(group, settings, ...) -> Verdict(is_admitted, reason, group)      the first reason that applies, in this order
 
-    too_few          fewer than two episodes: nothing to compare
+    too_few          no episode
     bad_logp         a policy token's log-prob is not finite or above 0 (occurs in foreign and imported groups)
     invalid          another invariant of `Group` is broken
     too_long         an episode has more than `max_episode_tokens` tokens, prompt included
@@ -144,7 +144,7 @@ def admit(
 
 def fault_of(group: Group) -> Reason | None:
     """Return the reason why a group is malformed ("too_few", "bad_logp" or "invalid"), or None."""
-    if group.size < 2:
+    if group.size < 1:
         return Reason.TOO_FEW
     if group.loss_mask_N.dtype != bool:  # an integer mask would index tokens 0 and 1
         return Reason.INVALID

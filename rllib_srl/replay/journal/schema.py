@@ -61,6 +61,7 @@ CREATE TABLE IF NOT EXISTS requests (position INTEGER PRIMARY KEY, name TEXT NOT
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
 
+PADDING = "spare"  # name of the field without a meaning that fills a row
 Row = np.void | bytes  # a record, or its `tobytes`
 
 
@@ -259,7 +260,9 @@ def is_empty(db: Connection) -> bool:
 
 
 def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: np.dtype | None = None) -> Meta:
-    """Return the journal's `meta`; rewrite a journal of schema version 1 first.
+    """Return the journal's `meta`; rewrite a journal of an earlier version first.
+
+    A journal of schema version 1 is rewritten. Item rows that lack fields of `item` get them with the value 0.
 
     Args:
         db: an open journal.
@@ -279,6 +282,9 @@ def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: n
         meta = dict(db.execute(query).fetchall())
     if meta["schema"] != str(SCHEMA_VERSION):
         raise JournalError(f"journal {path} is of schema {meta['schema']}; expected {SCHEMA_VERSION}")
+    if item is not None and _lacks_fields(dtype_from(meta["item"]), item):
+        _add_fields(db, dtype_from(meta["item"]), item)
+        meta["item"] = dtype_text(item)
     stored = dtype_from(meta["item"]), dtype_from(meta["group"])
     faults = []
     for name, found, wanted in zip(("item", "group"), stored, (item, group), strict=True):
@@ -320,6 +326,33 @@ def _rewrite_version_1(db: Connection, path: Path) -> None:
         for statement in [*rename, *TABLES.split(";")[:-1], *_FROM_VERSION_1.split(";")[:-1], *drop]:
             db.execute(statement)
         set_meta(db, "schema", str(SCHEMA_VERSION))
+
+
+def _shared(stored: np.dtype, wanted: np.dtype) -> list[str]:
+    """Return the fields that rows of both dtypes have, padding left out."""
+    ours, theirs = ({name: part[0] for name, part in (dtype.fields or {}).items()} for dtype in (wanted, stored))
+    return [name for name in theirs if name != PADDING and theirs[name] == ours.get(name)]
+
+
+def _lacks_fields(stored: np.dtype, wanted: np.dtype) -> bool:
+    """Return whether `wanted` has all fields of `stored`, with the same types, and more."""
+    num_kept = len(_shared(stored, wanted))
+    names = [[name for name in dtype.names or () if name != PADDING] for dtype in (stored, wanted)]
+    return num_kept == len(names[0]) < len(names[1])
+
+
+def _add_fields(db: Connection, stored: np.dtype, wanted: np.dtype) -> None:
+    """Rewrite the item rows with the fields that they lack, in one transaction; the new fields are 0."""
+    shared = _shared(stored, wanted)
+    with transaction(db):
+        found = db.execute("SELECT slot, row FROM items").fetchall()
+        rows_N = np.zeros(len(found), wanted)
+        old_N = np.frombuffer(b"".join(row for _, row in found), stored)
+        for name in shared:
+            rows_N[name] = old_N[name]
+        new = [(row.tobytes(), slot) for row, (slot, _) in zip(rows_N, found, strict=True)]
+        db.executemany("UPDATE items SET row = ? WHERE slot = ?", new)
+        set_meta(db, "item", dtype_text(wanted))
 
 
 def dtype_text(dtype: np.dtype) -> str:

@@ -1,9 +1,7 @@
 """Define the numpy records of items and groups, their bytes on disk, and the bounds of their values.
 
-    ITEM    152 bytes    key, schedule, last visit, posterior of recall, diversity
+    ITEM    192 bytes    key, schedule, last visit, posterior of recall, diversity, history
     GROUP    72 bytes    item, iteration and weight version of its rollout, statistics for reuse
-
-The header names their `LAYOUT`; rows of another layout are refused.
 """
 
 from __future__ import annotations
@@ -23,12 +21,14 @@ FREE, WAITING, SCHEDULED, LEECH = 0, 1, 2, 3  # status of an item; waiting: stor
 # would hold arbitrary bytes.
 ITEM = np.dtype(
     [("key", "u8"), ("seq", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("due", "f8")]
+    + [("history_sum", "f8"), ("history_count", "f8"), ("history_kl", "f8")]  # see `replay/history.py`
     + [("trained_tokens", "i8"), ("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]
     + [("variance", "f4"), ("nll", "f4"), ("score", "f4"), ("novelty", "f4"), ("centroid", "f4"), ("rarity", "f4")]
-    + [("spread", "f4"), ("diversity", "f4"), ("num_groups", "i4"), ("status", "i1"), ("has_vector", "?")]
-    + [("spare", "V2")],
+    + [("spread", "f4"), ("diversity", "f4")]
+    + [("num_silent", "f4"), ("num_unsolved", "i4"), ("cost", "f4")]  # see `replay/history.py`
+    + [("num_groups", "i4"), ("status", "i1"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V5")],
     align=True,
 )
 GROUP = np.dtype(
@@ -38,10 +38,9 @@ GROUP = np.dtype(
     + [("spare", "V7")],
     align=True,
 )
-LAYOUT = json.dumps([ITEM.descr, GROUP.descr])
 _NEVER_NEGATIVE = (
     *("stability", "interval", "variance", "reps", "lapses", "visits"),
-    *("num_success", "trained_tokens", "num_groups"),
+    *("num_success", "trained_tokens", "num_groups", "history_count", "num_silent", "num_unsolved", "cost"),
 )
 _SETTABLE = {  # by a caller; the store sets the rest
     ITEM: frozenset(ITEM.names or ()) - {"key", "seq", "num_groups", "spare"},
@@ -73,19 +72,14 @@ class Header:
         return replace(self, next_group_seq=self.next_group_seq + 1)
 
     def to_json(self) -> str:
-        """Return the header as JSON, with the layout of the rows."""
-        return json.dumps({"layout": LAYOUT, **vars(self)})
+        """Return the header as JSON."""
+        return json.dumps(vars(self))
 
     @classmethod
     def from_json(cls, text: str) -> Header:
-        """Return the header that `to_json` wrote.
-
-        Raises:
-            ValueError: its rows have another layout.
-        """
+        """Return the header that `to_json` wrote; earlier versions also wrote the layout of the rows."""
         values = json.loads(text)
-        if (layout := values.pop("layout")) != LAYOUT:
-            raise ValueError(f"layout = {layout}; expected {LAYOUT}: the rows are another version's")
+        values.pop("layout", None)
         return cls(**values | {"domains": tuple(values["domains"])})
 
 

@@ -1,0 +1,151 @@
+"""The baseline from history through `algo.train()`: the values that reach the learner, groups of one, and resuming."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.small_memory import check_shards, go, memory_config, weights_of
+from tests.small_worlds import Even
+
+PARAMETERS = {"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.2}
+HISTORY = ("history_sum", "history_count", "num_silent", "num_unsolved", "cost", "is_solved")
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.5, reuse_fraction=0.0)
+    config.environment(env_config={"num_prompts": 12}).replay(history={"by": "versions", "half_life": 2.0})
+    return config.training(advantage=PARAMETERS, group_size=3, num_prompts_per_batch=6)
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Return a function that builds an algorithm with a log directory of its own, and stop all of them afterwards."""
+    built = []
+
+    def of(config, **training):
+        own = config.copy(copy_frozen=False).training(**training)
+        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
+        return built[-1]
+
+    yield of
+    for algo in built:
+        check_shards(algo)
+        algo.stop()
+
+
+def item_rows(algo):
+    buffer = algo.memory._shards[0].buffer
+    rows = buffer.store.items[buffer.store.slots()]
+    return [[int(row["key"]), *(row[name].item() for name in HISTORY)] for row in rows]
+
+
+def check_values(iterations, sizes):
+    """Check history, advantages and metrics against a dictionary of all visits, and return the number of silent ones.
+
+    A batch without any surprise is no update, so the version stays.
+    """
+    visits: dict[str, list[tuple[int, float, int]]] = {}  # key -> version, sum of rewards, episodes
+    means: list[float] = []
+    num_silent = 0
+    for one in iterations:
+        weights = [0.97**k for k in range(len(means))][::-1]
+        mean = float(np.average(means, weights=weights)) if means else 0.5
+        surprises = {}
+        for group in one.played:
+            version, rewards_G = int(group.versions_G2.min()), group.rewards_G.astype(float)
+            past = [(0.5 ** ((version - v) / 2), s, n) for v, s, n in visits.get(group.prompt.key, [])]
+            total, num = sum(rho * s for rho, s, _ in past), sum(rho * n for rho, _, n in past)
+            history = one.visits[group.group_id].history
+            assert history == pytest.approx((total, num, mean))
+            baseline_G = (3 * mean + total + rewards_G.sum() - rewards_G) / (3 + num + len(rewards_G) - 1)
+            surprises[group.group_id] = rewards_G - baseline_G
+        for group in one.played:
+            visit = int(group.versions_G2.min()), float(group.rewards_G.sum()), group.size
+            if one.visits[group.group_id].refused != "ungraded":  # one episode alone makes no item
+                visits.setdefault(group.prompt.key, []).append(visit)
+            means.append(float(group.rewards_G.mean()))
+        rms = max(0.05, float(np.sqrt(np.mean(np.concatenate(list(surprises.values())) ** 2))))
+        expected = {i: a / rms for i, a in surprises.items() if np.abs(a / rms).max() >= 0.2}
+        trained = {group.group_id: advantage_G for _, group, advantage_G in one.trained}
+        assert trained.keys() == expected.keys()
+        for group_id, advantage_G in trained.items():
+            np.testing.assert_allclose(advantage_G, expected[group_id], atol=1e-6)
+        assert {group.size for group in one.played} <= set(sizes)
+        num_silent += sum(np.ptp(group.rewards_G) == 0 for _, group, _ in one.trained)
+        tokens = {group.group_id: int(group.loss_mask_N.sum()) for group in one.played}
+        share = sum(tokens[i] for i in expected) / sum(tokens.values())
+        assert one.result["env_runners"]["live_token_share"] == pytest.approx(share)
+    assert max(map(len, visits.values())) > 1  # prompts did come back
+    num_skipped = sum(len(one.played) - len(one.trained) for one in iterations)
+    assert iterations[-1].result["num_groups_unsurprising"] == num_skipped
+    return num_silent
+
+
+@pytest.mark.slow
+def test_advantages_that_reach_the_learner_are_those_of_the_history(config, build):
+    algo = build(config)
+    before = weights_of(algo)
+    iterations = go(algo, 6)
+    assert check_values(iterations, [3]) > 0  # silent groups were trained on
+    assert not np.array_equal(weights_of(algo), before)
+    replay = iterations[-1].replay
+    assert 0 < replay["surprise_mean"] < 1 and 0 <= replay["reward_calibration_error"] < 1
+    assert any(replay[f"reward_observed_{at}"] >= 0 for at in range(10))
+
+
+@pytest.mark.slow
+def test_groups_of_one_are_played_graded_and_trained_on(config, build):
+    algo = build(config, group_size=1, num_prompts_per_batch=12)
+    before = weights_of(algo)
+    iterations = go(algo, 5)
+    assert check_values(iterations, [1]) == sum(len(one.trained) for one in iterations) > 0
+    assert not np.array_equal(weights_of(algo), before)
+    assert all(visit.grade > 0 for one in iterations for visit in one.visits.values())
+    assert iterations[-1].result["env_runners"]["num_groups_dropped"] == 0
+
+
+class Fragile(Even):
+    """As `Even`, but half of all answers, right or wrong, crash the environment."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Crash, or pay as `Even`."""
+        if action and ord(action[0]) % 4 < 2:
+            raise RuntimeError("fragile")
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_single_episode_that_infrastructure_leaves_is_trained_on(config, build):
+    config.environment("tests.algorithm.test_posterior:Fragile", env_config={"num_prompts": 12})
+    algo = build(config)
+    iterations = go(algo, 5)
+    check_values(iterations, [1, 2, 3])
+    sizes = [group.size for one in iterations for _, group, _ in one.trained]
+    assert 1 in sizes and 2 in sizes
+    num_dropped = sum(one.result["env_runners"]["num_groups_dropped"] for one in iterations)
+    assert num_dropped == 30 - sum(len(one.played) for one in iterations) > 0  # only of those without an episode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["versions", "kl"])
+def test_a_resumed_run_has_the_same_history(config, build, tmp_path, by):
+    config.replay(history=by, reuse_fraction=0.2)
+    algo = build(config)
+    go(algo, 3)
+    algo.save_to_path(tmp_path / "three")
+    straight = go(algo, 3)
+    again = build(config)
+    again.restore_from_path(tmp_path / "three")
+    resumed = go(again, 3)
+    assert item_rows(again) == item_rows(algo)
+    assert np.array_equal(weights_of(again), weights_of(algo))
+    for one, other in zip(straight, resumed, strict=True):
+        assert {i: visit.history for i, visit in one.visits.items()} == {
+            i: visit.history for i, visit in other.visits.items()
+        }
+        assert one.replay["surprise_mean"] == other.replay["surprise_mean"]
+        assert one.replay["reward_calibration_error"] == other.replay["reward_calibration_error"]
+    assert (algo.policy_kl > 0) == (by == "kl") and again.policy_kl == algo.policy_kl
+    assert ("policy_kl" in straight[-1].result["timers"]) == (by == "kl")

@@ -1,0 +1,246 @@
+"""The baseline from history: by hand, its two limits, what is trained on, and what it refuses to be combined with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.batch.advantage_estimator import AdvantageEstimator
+from rllib_srl.batch.calibration import FADE, RewardCalibration
+from rllib_srl.batch.estimators import group_relative
+from rllib_srl.batch.posterior import NO_HISTORY, History, baseline, posterior, predicted
+from rllib_srl.losses import LossSettings
+from tests.batch.test_advantage_estimator import as_lists, meta_of
+
+REWARDS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
+HISTORIES = st.builds(
+    lambda num, mean, domain: History(num * mean, num, domain), st.floats(0, 20), st.floats(0, 1), st.floats(0, 1)
+)
+
+
+# Baseline
+
+
+def test_a_baseline_by_hand():
+    # w0 m = 2 * .25 = .5, s = 3, n = 4: b of the first = (.5 + 3 + 0 + 1) / (2 + 4 + 2) = 4.5 / 8
+    rewards_G = np.array([1.0, 0.0, 1.0])
+    assert baseline(rewards_G, History(3.0, 4.0, 0.25), 2.0).tolist() == [4.5 / 8, 5.5 / 8, 4.5 / 8]
+    assert baseline(np.array([1.0]), History(0.0, 0.0, 0.25), 2.0).tolist() == [0.25]  # a first visit: the domain
+    assert predicted(History(3.0, 4.0, 0.25), 2.0) == 3.5 / 6 and predicted(NO_HISTORY, 0.0) == 0.5
+    with pytest.raises(ValueError, match="without a history has no baseline; expected prior_weight above 0"):
+        baseline(np.array([1.0]), NO_HISTORY, 0.0)
+
+
+@given(rewards=REWARDS, history=HISTORIES, weight=st.floats(0.1, 5), own=st.floats(0, 1))
+def test_no_reward_is_part_of_its_own_baseline(rewards, history, weight, own):
+    rewards_G = np.array(rewards, np.float64)
+    before = baseline(rewards_G, history, weight)
+    rewards_G[0] = own
+    assert baseline(rewards_G, history, weight)[0] == pytest.approx(before[0], abs=1e-12)
+
+
+def test_scales_by_hand():
+    histories = [History(0.0, 0.0, 0.5)] * 2
+    rewards = [np.array([1.0]), np.array([0.0])]
+    assert posterior(rewards, histories, 2.0, "none") == as_lists([np.array([0.5]), np.array([-0.5])])
+    assert posterior(rewards, histories, 2.0) == as_lists([np.array([1.0]), np.array([-1.0])])
+    rewards = [np.array([1.0]), np.array([1.0])]  # r - b: .5 and .25
+    histories = [History(0.0, 0.0, 0.5), History(0.0, 0.0, 0.75)]
+    rms = np.sqrt((0.25 + 0.0625) / 2)
+    assert posterior(rewards, histories, 1.0) == as_lists([np.array([0.5 / rms]), np.array([0.25 / rms])])
+    assert posterior(rewards, histories, 1.0, "centred") == as_lists([np.array([1.0]), np.array([-1.0])])
+    certain = [History(99.99, 100.0, 1.0)] * 2
+    (one, _) = posterior(rewards, certain, 0.0)
+    assert one[0] == pytest.approx(0.0001 / 0.05)  # the floor: what was expected stays small
+    assert posterior([], [], 2.0) == []
+
+
+@given(groups=st.lists(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=8), min_size=1, max_size=6))
+def test_without_history_prior_and_scale_it_is_rloo(groups):
+    rewards = [np.array(one, np.float64) for one in groups]
+    ours = posterior(rewards, [NO_HISTORY] * len(rewards), 0.0, "none")
+    for one, theirs in zip(ours, group_relative(rewards, "leave_one_out"), strict=True):
+        np.testing.assert_allclose(one, theirs, rtol=0, atol=1e-12)
+
+
+@given(
+    batch=st.lists(st.tuples(st.floats(0.5, 12), st.floats(0.5, 12), st.booleans()), min_size=2, max_size=32)
+)
+def test_one_episode_with_the_pseudo_counts_as_history_is_spo(batch):
+    """SPO: v = alpha / (alpha + beta), A = (r - v - mean) / std over the batch."""
+    surprises = np.array([won - alpha / (alpha + beta) for alpha, beta, won in batch])
+    expected = (surprises - surprises.mean()) / max(0.05, surprises.std())
+    histories = [History(alpha, alpha + beta) for alpha, beta, _ in batch]
+    ours = posterior([np.array([float(won)]) for *_, won in batch], histories, 0.0, "centred")
+    np.testing.assert_allclose(np.concatenate(ours), expected, rtol=0, atol=1e-9)
+
+
+# Estimator
+
+
+def estimate(groups, histories, reused=(), kl=None, bonuses=None, **given):
+    estimator = AdvantageEstimator(LossSettings.made(advantage="posterior", **given), 0.9, seed=1)
+    bonuses = bonuses or [()] * len(groups)
+    rewards = estimator.shaped_rewards(groups, now=1)
+    return estimator.estimate(groups, rewards, kl, bonuses, list(reused), {}, histories)
+
+
+FORGOTTEN, KNOWN = History(7.6, 8.0, 0.5), History(8.0, 8.0, 1.0)
+
+
+def test_a_silent_group_trains_if_it_is_a_surprise():
+    groups = [meta_of([0, 0], "forgotten"), meta_of([1, 1], "known"), meta_of([1], "new")]
+    batch = estimate(groups, [FORGOTTEN, KNOWN, NO_HISTORY], surprise_scale="none")
+    # forgotten: b = (1 + 7.6 + 0) / (2 + 8 + 1); known: 1; new: .5, from one episode
+    assert [group.prompt.prompt_id for group in batch.groups] == ["forgotten", "new"]
+    assert as_lists(batch.advantages) == [[-8.6 / 11] * 2, [0.5]]
+    assert as_lists(batch.played) == [[-8.6 / 11] * 2, [0.0] * 2, [0.5]]
+    assert batch.counts["num_groups_unsurprising"] == 1
+
+
+def test_the_least_surprise_is_that_of_the_largest_advantage():
+    groups = [meta_of([1, 0], "a"), meta_of([1, 1], "b")]
+    histories = [NO_HISTORY, History(7.5, 8.0, 1.0)]  # b = (2 + 7.5 + 1) / 11, so r - b = .5 / 11
+    for least, num in ((0.04, 2), (0.05, 1), (2.0, 0)):
+        batch = estimate(groups, histories, surprise_scale="none", min_surprise=least)
+        assert (len(batch.groups), batch.counts["num_groups_unsurprising"]) == (num, 2 - num)
+    certain = [meta_of([1, 1], "b")]
+    assert estimate(certain, [History(8.0, 8.0, 1.0)], min_surprise=0.0).groups == []  # nothing to learn at all
+
+
+def test_a_kl_penalty_changes_advantages_and_not_what_is_trained_on():
+    groups = [meta_of([1, 0], "a"), meta_of([1, 1], "known")]
+    kl = [np.array([0.2, 0.0]), np.array([0.3, 0.3])]
+    batch = estimate(groups, [NO_HISTORY, KNOWN], kl=kl, surprise_scale="none")
+    assert [group.prompt.prompt_id for group in batch.groups] == ["a"]
+    # rewards .8, 0: b = (1 + 0) / 3, (1 + .8) / 3
+    assert as_lists(batch.advantages) == [[0.8 - 1 / 3, -0.6]]
+
+
+def test_shaping_acts_on_the_rewards_and_on_those_of_the_others():
+    group = meta_of([1, 1], lengths=[10, 4])
+    settings = {"longest_answer": 10, "overlong_penalty": 1.0, "overlong_share": 0.5, "surprise_scale": "none"}
+    (advantage_G,) = estimate([group], [NO_HISTORY], **settings).advantages
+    assert advantage_G == pytest.approx([0 - (1 + 1) / 3, 1 - (1 + 0) / 3])  # ten tokens cost 1
+
+
+def test_a_bonus_multiplies_advantages_after_the_choice():
+    groups = [meta_of([1, 0], "a"), meta_of([1, 1], "known")]
+    batch = estimate(groups, [NO_HISTORY, KNOWN], bonuses=[(2.0, 0.5), (9.0, 9.0)], surprise_scale="none")
+    assert as_lists(batch.advantages) == [[2 * (1 - 1 / 3), 0.5 * (0 - 2 / 3)]]
+
+
+def test_reused_groups_are_compared_with_their_own_episodes():
+    played, reused = meta_of([1, 0], "a"), meta_of([1, 0, 0], "b", origin="reuse")
+    batch = estimate([played], [NO_HISTORY], [reused])
+    spread = np.sqrt((1 + 0.25 + 0.25) / 3)
+    assert batch.advantages[1] == pytest.approx(np.array([1, -0.5, -0.5]) / spread)
+    batch = estimate([played], [NO_HISTORY], [reused], reuse_advantage="mean_only")
+    assert batch.advantages[1] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    silent = meta_of([1, 1], "c", origin="reuse")
+    assert len(estimate([played], [NO_HISTORY], [silent]).groups) == 1
+
+
+def test_other_rules_ignore_the_history():
+    groups = [meta_of([1, 0], "a"), meta_of([0, 0], "b")]
+    estimator = AdvantageEstimator(LossSettings.made(), 0.9, seed=1)
+    rewards = estimator.shaped_rewards(groups, 1)
+    without = estimator.estimate(groups, rewards, None, [(), ()], [], {})
+    with_history = estimator.estimate(groups, rewards, None, [(), ()], [], {}, [KNOWN, FORGOTTEN])
+    assert as_lists(with_history.advantages) == [a.tolist() for a in without.advantages]
+    assert with_history.counts["num_groups_unsurprising"] == 0 and estimator.min_episodes == 2
+    assert AdvantageEstimator(LossSettings.made(advantage="posterior"), 0.9, 1).min_episodes == 1
+    assert AdvantageEstimator(LossSettings.made(advantage="posterior", prior_weight=0.0), 0.9, 1).min_episodes == 2
+
+
+# Calibration
+
+
+def test_predictions_are_compared_with_results_by_decile():
+    calibration = RewardCalibration()
+    assert np.isnan(list(calibration.metrics().values())).all()
+    calibration.note([0.12, 0.18, 0.95, 1.2, -0.1], [0.5, 0.0, 1.0, 0.5, 0.0])
+    found = calibration.metrics()
+    assert (found["reward_predicted_1"], found["reward_observed_1"]) == (pytest.approx(0.15), 0.25)
+    assert (found["reward_predicted_9"], found["reward_observed_9"]) == (pytest.approx(1.075), 0.75)
+    assert found["reward_observed_0"] == 0 and np.isnan(found["reward_observed_5"])
+    # |.3 - .5| + |2.15 - 1.5| + |-.1 - 0| over 5 groups
+    assert found["reward_calibration_error"] == pytest.approx((0.2 + 0.65 + 0.1) / 5)
+    calibration.note([0.15], [1.0])
+    assert calibration.metrics()["reward_observed_1"] == pytest.approx((FADE * 0.5 + 1) / (FADE * 2 + 1))
+    again = RewardCalibration()
+    again.set_state(calibration.get_state())
+    assert again.metrics() == pytest.approx(calibration.metrics(), nan_ok=True)
+
+
+def test_an_estimator_notes_predictions_and_keeps_them():
+    groups, histories = [meta_of([1, 0], "a"), meta_of([1, 1], "b")], [FORGOTTEN, NO_HISTORY]
+    estimator = AdvantageEstimator(LossSettings.made(advantage="posterior"), 0.9, seed=1)
+    estimator.estimate(groups, estimator.shaped_rewards(groups, 1), None, [(), ()], [], {}, histories)
+    found = estimator.calibration.metrics()
+    assert (found["reward_predicted_8"], found["reward_observed_8"]) == (pytest.approx(8.6 / 10), 0.5)
+    assert (found["reward_predicted_5"], found["reward_observed_5"]) == (0.5, 1.0)
+    again = AdvantageEstimator(LossSettings.made(advantage="posterior"), 0.9, seed=1)
+    again.set_state(estimator.get_state())
+    assert again.get_state() == estimator.get_state()
+    again.set_state({name: value for name, value in estimator.get_state().items() if name != "calibration"})
+
+
+# Settings
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    config = SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
+    return config.training(advantage="posterior")
+
+
+def test_the_name_alone_and_parameters_are_accepted(config):
+    assert faults_of(config) == []
+    assert (config.loss_settings().prior_weight, config.loss_settings().min_surprise) == (2.0, 0.1)
+    config.training(advantage={"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.0, "scale": "none"})
+    settings = config.loss_settings()
+    assert (settings.prior_weight, settings.min_surprise, settings.surprise_scale) == (3.0, 0.0, "none")
+    assert faults_of(config.training(group_size=1)) == []
+    assert config.replay_settings().min_graded == 1  # a group of one is graded
+    assert config.training(group_size=8).replay_settings().min_graded == 2
+
+
+BAD = [
+    ({"group_size": 0}, "group_size = 0; expected an integer of at least 1"),
+    ({"advantage": {"name": "posterior", "prior_weight": -1}}, "prior_weight = -1; expected a number of at least 0"),
+    ({"advantage": {"name": "posterior", "min_surprise": None}}, "min_surprise = None; expected a number of at least"),
+    ({"advantage": {"name": "posterior", "scale": "std"}}, "scale = 'std'; expected one of 'rms', 'centred', 'none'"),
+    ({"advantage": {"name": "group", "prior_weight": 1}}, "expected it only with advantage = 'posterior', not 'group'"),
+    (
+        {"advantage": {"name": "posterior", "prior_weight": 0}, "group_size": 1},
+        "advantage.prior_weight = 0 with group_size = 1; expected more than 0",
+    ),
+    ({"rescue": "arpo"}, "rescue = 'arpo' with advantage = 'posterior'; expected 'none'"),
+    ({"loss": "dapo"}, "dynamic_sampling_tries = 10 with advantage = 'posterior'; expected 0"),
+    ({"advantage": "group", "reuse_advantage": "posterior"}, "expected it with advantage = 'posterior' only"),
+    ({"advantage": {"name": "posterior", "use_critic": True}}, "use_critic = True"),
+    ({"rollout": "screening"}, "rollout = 'screening' with advantage = 'posterior'; expected one of 'group'"),
+    ({"rollout": "knapsack", "group_size": 1}, "rollout = 'knapsack' with group_size = 1; expected at least 3"),
+    ({"silent_groups": "zvp"}, "silent_groups = 'zvp' with advantage = 'posterior'; expected one of 'group'"),
+    ({"advantage": "group", "group_size": 1}, "group_size = 1; expected an integer of at least 2, or advantage"),
+]
+
+
+@pytest.mark.parametrize("training, message", BAD)
+def test_what_does_not_fit_is_refused_in_one_line(config, training, message):
+    faults = faults_of(config.training(**training))
+    assert len(faults) == 1 and message in faults[0], faults
+
+
+def test_it_needs_a_memory(config):
+    config.replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+    (fault,) = faults_of(config)
+    assert fault == "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
+    config.replay(capacity=100, history="updates")
+    (fault,) = faults_of(config)
+    assert fault == "replay_history = 'updates'; expected one of 'versions', 'visits', 'kl'"

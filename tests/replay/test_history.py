@@ -1,0 +1,353 @@
+"""The history of prompts and domains: by hand, beside a naive twin, after faults, and in earlier journals."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.batch.posterior import NO_HISTORY, History
+from rllib_srl.replay.domain_statistics import DomainStatistics
+from rllib_srl.replay.history import chance_of_silence, discounts
+from rllib_srl.replay.journal.file import JournalError
+from rllib_srl.replay.journal.schema import PADDING, dtype_text
+from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.store.records import ITEM, key_of
+from rllib_srl.replay.visits import Visit, facts_of
+from tests.conftest import ROOT
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything
+
+NEW_FIELDS = (
+    *("history_sum", "history_count", "history_kl"),
+    *("num_silent", "num_unsolved", "cost", "is_solved"),
+)
+
+
+def row_of(buffer, index):
+    return buffer.store.items[buffer.store.slot_of(key_of(a_prompt(index)))]
+
+
+def played(index, now, rewards, version=None, **fields):
+    """Return a group by policy version `version`, the iteration if it is None."""
+    size = len(rewards)
+    versions = np.full((size, 2), now if version is None else version)
+    return a_group(index, now, rewards=rewards, versions_G2=versions, **fields)
+
+
+def add(buffer, now, *groups, **arguments):
+    return [visit.history for visit in buffer.add(list(groups), now, **arguments)]
+
+
+# By hand
+
+
+def test_the_history_of_a_prompt_by_hand():
+    buffer = a_buffer(history_half_life=2.0)
+    assert add(buffer, 1, played(0, 1, (1, 0, 1, 1))) == [History(0.0, 0.0, 0.5)]  # nothing was ever played
+    # two versions later half of 3 of 4 is left; the domain has one group with mean .75
+    assert add(buffer, 3, played(0, 3, (0, 0, 0, 1))) == [History(1.5, 2.0, 0.75)]
+    assert (row_of(buffer, 0)["history_sum"], row_of(buffer, 0)["history_count"]) == (2.5, 6.0)
+    domain = (0.97 * 0.75 + 0.25) / 1.97
+    assert add(buffer, 3, played(0, 3, (1, 1))) == [History(2.5, 6.0, pytest.approx(domain))]  # no version later
+    assert (row_of(buffer, 0)["history_sum"], row_of(buffer, 0)["history_count"]) == (4.5, 8.0)
+
+
+@pytest.mark.parametrize(
+    "by, half_life, versions, kl, rho",
+    [
+        ("versions", 2.0, (3, 7), (0.0, 0.0), 0.25),
+        ("versions", None, (3, 14), (0.0, 0.0), 0.5),
+        ("versions", 2.0, (7, 3), (0.0, 0.0), 1.0),  # by an older policy than the last visit
+        ("visits", None, (3, 7), (0.0, 0.0), 0.5),
+        ("visits", 4.0, (3, 3), (0.0, 0.0), 2**-0.25),
+        ("kl", None, (3, 7), (0.02, 0.08), 0.5),
+        ("kl", 0.5, (3, 7), (0.5, 2.0), 0.125),
+    ],
+)
+def test_what_discounts_a_history(by, half_life, versions, kl, rho):
+    rows = np.zeros(1, ITEM)
+    rows["version"], rows["history_kl"] = versions[0], kl[0]
+    assert discounts(by, half_life, rows, np.array([versions[1]]), kl[1]).tolist() == [pytest.approx(rho, rel=1e-12)]
+    buffer = a_buffer(history_by=by, history_half_life=half_life)
+    add(buffer, 1, played(0, 1, (1, 1), versions[0]), policy_kl=kl[0])
+    (history,) = add(buffer, 9, played(0, 9, (0, 0), versions[1]), policy_kl=kl[1])
+    assert history == (pytest.approx(2 * rho), pytest.approx(2 * rho), 1.0)
+
+
+def test_silence_solutions_and_cost_by_hand():
+    buffer = a_buffer()
+    names = ("num_silent", "num_unsolved", "is_solved")
+    for now, (rewards, expected) in enumerate(
+        [
+            ((0, 0, 0, 0), (1, 0, False)),
+            ((0, 0, 0, 0), (2, 0, False)),
+            ((1, 0, 0, 0), (0, 1, False)),  # signal: no longer silent
+            ((1, 1, 0, 0), (0, 2, False)),
+            ((1, 1, 1, 1), (1, 0, True)),  # solved, and silent
+            ((1, 0, 0, 0), (0, 0, True)),  # for good
+            ((0.5,) * 4, (1, 0, True)),  # equal rewards are silent, whatever they are
+        ],
+        start=1,
+    ):
+        add(buffer, now, played(0, now, rewards))
+        assert tuple(row_of(buffer, 0)[name] for name in names) == expected
+    assert row_of(buffer, 0)["cost"] == 20  # four episodes of five written tokens
+    add(buffer, 8, played(0, 8, (0, 0)))
+    assert row_of(buffer, 0)["cost"] == pytest.approx(20 + (10 - 20) / 8)
+    for now in range(9, 20):
+        add(buffer, now, played(0, now, (0, 0, 0, 0)))
+    assert row_of(buffer, 0)["num_silent"] == 8
+
+
+def test_small_groups_are_weak_evidence():
+    # n = 1, k = 0: P(p < .1) = 1 - .9^2 = .19 and P(p > .9) = .1^2 = .01
+    assert chance_of_silence(0, 1) == pytest.approx(0.2) and chance_of_silence(1, 1) == pytest.approx(0.2)
+    # n = 3, k = 0: 1 - .9^4 + .1^4; n = 2, k = 1: 2 P(Beta(2, 2) < .1) = 2 (3 * .01 - 2 * .001)
+    assert chance_of_silence(0, 3) == pytest.approx(1 - 0.9**4 + 0.1**4)
+    assert chance_of_silence(1, 2) == pytest.approx(0.056)
+    assert chance_of_silence(0, 4) == 1
+    buffer = a_buffer(min_graded=1)
+    for now, is_solved in ((1, False), (2, True), (3, True)):
+        add(buffer, now, played(0, now, (1,)))
+        assert row_of(buffer, 0)["is_solved"] == is_solved  # a small group needs two in a row
+        assert row_of(buffer, 0)["num_silent"] == pytest.approx(0.2 * now)
+
+
+def test_groups_of_one_call_see_the_history_before_it():
+    buffer = a_buffer(history_by="visits", history_half_life=1.0)
+    groups = [played(0, 1, (1, 1)), played(1, 1, (0, 0)), played(0, 1, (0, 1), salt=1)]
+    assert add(buffer, 1, *groups) == [NO_HISTORY] * 3
+    # the first prompt twice: 2 of 2, halved, then 1 of 2
+    assert (row_of(buffer, 0)["history_sum"], row_of(buffer, 0)["history_count"]) == (2.0, 3.0)
+    domain = (0.97**2 * 1 + 0.5) / (1 + 0.97 + 0.97**2)
+    assert add(buffer, 2, played(0, 2, (1, 1)))[0] == History(1.0, 1.5, pytest.approx(domain))
+
+
+def test_refused_and_single_episodes_count_in_the_history():
+    buffer = a_buffer(max_episode_tokens=10)
+    add(buffer, 1, played(0, 1, (1, 0)))
+    long = a_group(0, 2, rewards=(1, 1), num_turns=2)
+    (visit,) = buffer.add([long], 2)
+    assert (visit.refused, visit.history.num_episodes > 0) == ("too_long", True)
+    assert row_of(buffer, 0)["history_count"] == pytest.approx(2 * 0.5 ** (1 / 11) + 2)
+    (visit,) = buffer.add([played(0, 2, (1,))], 2)
+    assert (visit.refused, visit.grade) == ("", 0)  # one episode is no grade, but it is a reward
+    assert row_of(buffer, 0)["history_count"] == pytest.approx(2 * 0.5 ** (1 / 11) + 3)
+    (visit,) = buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
+    assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("too_long", False, 0)
+    sums = buffer.domain_statistics.get_state()["sums"]
+    assert sums["reward_weight"] == pytest.approx(1 + 0.97 + 0.97**2 + 0.97**3)  # four groups, stored or not
+
+
+def test_groups_of_another_policy_change_no_history_of_a_known_item():
+    buffer = a_buffer()
+    add(buffer, 1, played(0, 1, (1, 0)))
+    before = [row_of(buffer, 0)[name] for name in NEW_FIELDS], buffer.domain_statistics.get_state()
+    buffer.add([played(0, 2, (0, 0))], 2, is_played=False)
+    assert ([row_of(buffer, 0)[name] for name in NEW_FIELDS], buffer.domain_statistics.get_state()) == before
+
+
+def test_history_leaves_with_the_item():
+    buffer = a_buffer(capacity=1, eviction="fifo")
+    add(buffer, 1, played(0, 1, (1, 1)))
+    add(buffer, 2, played(1, 2, (1, 1)))
+    assert add(buffer, 3, played(0, 3, (1, 1))) == [History(0.0, 0.0, 1.0)]
+
+
+# Domains
+
+
+def facts(*rewards):
+    return facts_of(a_group(0, rewards=rewards), 0.9)
+
+
+def before(**fields):
+    row = np.zeros(1, ITEM)
+    for name, value in fields.items():
+        row[name] = value
+    return row[0]
+
+
+def test_statistics_of_a_domain_by_hand():
+    domains = DomainStatistics()
+    assert (domains.mean("a"), domains.signal_rate("a"), domains.unsolved_scale("a")) == (0.5, 0.5, 4.0)
+    domains.note("a", facts(1, 0, 0, 0), None, is_solved=False)
+    assert (domains.mean("a"), domains.mean("b")) == (0.25, 0.25)  # an unknown domain is like all of them
+    domains.note("a", facts(0, 0, 0, 0), before(visits=1, group_size=4, num_success=1), is_solved=False)
+    assert domains.mean("a") == pytest.approx(0.97 * 0.25 / 1.97)
+    assert domains.signal_rate("a") == pytest.approx((0.985 + 1) / (1.985 + 2))
+    assert domains.num_unsolved("a") == 1
+    known = {"visits": 1, "group_size": 4, "num_success": 1, "num_unsolved": 9}
+    domains.note("a", facts(1, 1, 1, 1), before(**known), is_solved=True)
+    assert (domains.num_unsolved("a"), domains.unsolved_scale("a")) == (0, (8 + 9) / 3)
+    domains.note("a", facts(1, 0, 1, 1), before(**known, is_solved=True), is_solved=True)
+    assert (domains.num_unsolved("a"), domains.unsolved_scale("a")) == (0, (8 + 9) / 3)  # solved once, for good
+    for _ in range(20):
+        domains.note("b", facts(1, 1, 1, 1), before(visits=1, group_size=4, num_success=4), is_solved=True)
+    assert domains.unsolved_scale("b") == 4.0  # never below
+
+
+def test_the_likeness_of_items_is_the_correlation_of_successive_pass_rates():
+    generator = np.random.default_rng(0)
+    domains, pairs = DomainStatistics(), []
+    for number in range(60):
+        x = int(generator.integers(0, 5))
+        y = int(np.clip(x + generator.integers(-1, 2), 0, 4))
+        pairs.append((x / 4, y / 4))
+        row = before(visits=1, group_size=4, num_success=x)
+        domains.note("a", facts(*[1.0] * y, *[0.0] * (4 - y)), row, is_solved=False)
+        assert math.isnan(domains.icc("a")) == (sum(0.985**k for k in range(number + 1)) < 8)
+    x, y = np.array(pairs).T
+    weight = 0.985 ** np.arange(len(pairs))[::-1]
+    covariance = np.cov(x, y, aweights=weight, ddof=0)
+    assert domains.icc("a") == pytest.approx(covariance[0, 1] / math.sqrt(covariance[0, 0] * covariance[1, 1]))
+    assert math.isnan(domains.icc("never"))
+    for _ in range(600):
+        domains.note("same", facts(1, 0), before(visits=1, group_size=2, num_success=1), is_solved=False)
+    assert math.isnan(domains.icc("same"))  # no spread
+
+
+# A naive twin
+
+KINDS = [(1, 1, 1, 1), (0, 0, 0, 0), (1, 0, 0, 1), (1,), (0,), (0.5, 0.25, 0.5), (1, 1)]
+CALLS = st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS)), min_size=1, max_size=5), max_size=8)
+
+
+@given(calls=CALLS, by=st.sampled_from(["versions", "visits"]))
+@settings(max_examples=40, deadline=None)
+def test_histories_agree_with_a_list_of_all_visits(calls, by):
+    buffer = a_buffer(history_by=by, history_half_life=2.0, min_graded=1, groups_per_item=1)
+    visits: dict[int, list] = {}  # prompt -> (version, rewards) of its visits
+    means: list[float] = []
+
+    def past(index, version):
+        """Return s and n: each reward is halved once for two versions, or two visits, since then."""
+        ages = [
+            (version - then if by == "versions" else len(visits[index]) - nth, rewards)
+            for nth, (then, rewards) in enumerate(visits.get(index, []))
+        ]
+        return (sum(0.5 ** (age / 2) * part for age, rewards in ages for part in (sum(rewards),)),
+                sum(0.5 ** (age / 2) * len(rewards) for age, rewards in ages))  # fmt: skip
+
+    for now, call in enumerate(calls, start=1):
+        groups = [played(index, now, rewards, salt=at) for at, (index, rewards) in enumerate(call)]
+        weight = sum(0.97**k for k in range(len(means)))
+        mean = sum(0.97**k * one for k, one in enumerate(reversed(means))) / weight if means else 0.5
+        expected = [History(*past(index, now), mean) for index, _ in call]
+        for history, one in zip(add(buffer, now, *groups), expected, strict=True):
+            assert history == pytest.approx(one)
+        for index, rewards in call:
+            visits.setdefault(index, []).append((now, rewards))
+            means.append(sum(rewards) / len(rewards))
+    for index, of in visits.items():
+        last, row = of[-1][0], row_of(buffer, index)
+        undiscounted = 1.0 if by == "versions" else 2**0.5  # `past` is that of one visit more
+        sums = [part * undiscounted for part in past(index, last)]
+        assert [row["history_sum"], row["history_count"]] == pytest.approx(sums)
+        groups = [rewards for _, rewards in of]
+        silent, unsolved, is_solved = 0.0, 0, False
+        for nth, rewards in enumerate(groups):
+            right, has_signal = all(r >= 0.9 for r in rewards), len(set(rewards)) > 1
+            before_right = nth > 0 and all(r >= 0.9 for r in groups[nth - 1])
+            is_solved |= right and (len(rewards) >= 4 or before_right)
+            num_success = sum(r >= 0.9 for r in rewards)
+            silent = 0.0 if has_signal else min(8.0, silent + chance_of_silence(num_success, len(rewards)))
+            unsolved = 0 if is_solved else unsolved + has_signal
+        assert (row["num_unsolved"], row["is_solved"]) == (unsolved, is_solved)
+        assert row["num_silent"] == pytest.approx(silent, rel=1e-5)
+    buffer.check_valid()
+    buffer.close()
+
+
+# Durability
+
+
+def test_a_history_is_exact_after_reopening_a_snapshot_and_a_failed_commit(tmp_path):
+    given = {"seed": 3, "run": "r"}
+    with closing(a_buffer(tmp_path / "a", **given)) as buffer:
+        for now in range(1, 9):
+            add(buffer, now, *(played(i, now, ((now * i) % 3 / 3, i % 2, 1 / 7)) for i in range(6)))
+            if now == 5:
+                buffer.snapshot(tmp_path / "copy")
+        state, groups = everything(buffer), [played(i, 9, (1, 0)) for i in range(6)]
+        full = mock.patch.object(buffer.ledger.journal, "commit", side_effect=JournalError("disk full"))
+        with full, pytest.raises(JournalError):
+            buffer.add(groups, 9)
+        assert everything(buffer) == state
+    with closing(a_buffer(tmp_path / "a", **given)) as again:
+        assert everything(again) == state
+        expected = add(again, 9, *groups)
+        again.restore(tmp_path / "copy")
+        for now in range(6, 9):
+            add(again, now, *(played(i, now, ((now * i) % 3 / 3, i % 2, 1 / 7)) for i in range(6)))
+        assert add(again, 9, *groups) == expected
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.replay.test_history import a_buffer, played
+
+buffer = a_buffer(Path(sys.argv[1]), run="r")
+for now in range(1, 6):
+    buffer.add([played(i, now, (now % 2, i % 2, 1 / 3)) for i in range(4)], now)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_loses_no_history(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    whole = a_buffer(run="r")
+    for now in range(1, 6):
+        add(whole, now, *(played(i, now, (now % 2, i % 2, 1 / 3)) for i in range(4)))
+    with closing(a_buffer(tmp_path, run="r")) as again:
+        assert everything(again)["items"] == everything(whole)["items"]
+        assert again.domain_statistics.get_state() == whole.domain_statistics.get_state()
+        assert add(again, 6, played(0, 6, (1, 0))) == add(whole, 6, played(0, 6, (1, 0)))
+
+
+def test_a_repeated_request_answers_with_the_same_history():
+    buffer = a_buffer()
+    add(buffer, 1, played(0, 1, (1, 1)))
+    first = buffer.add([played(0, 2, (1, 0))], 2, request="2.add")
+    assert buffer.add([played(0, 2, (1, 0))], 2, request="2.add") == first
+    old = {name: value for name, value in first[0].as_dict().items() if name != "history"}
+    assert Visit.from_dict(json.loads(json.dumps(old))) == replace(first[0], history=NO_HISTORY)
+
+
+def test_a_journal_of_an_earlier_version_opens_with_empty_histories(tmp_path):
+    with closing(a_buffer(tmp_path, run="r")) as buffer:
+        add(buffer, 1, *(played(i, 1, (1, 0)) for i in range(5)))
+        rows = buffer.store.items[buffer.store.slots()].copy()
+    names = [name for name in ITEM.names if name not in (*NEW_FIELDS, PADDING)]
+    earlier = np.dtype([(name, ITEM[name]) for name in names] + [(PADDING, "V2")], align=True)
+    old_N = np.zeros(len(rows), earlier)
+    for name in names:
+        old_N[name] = rows[name]
+    with closing(sqlite3.connect(tmp_path / JOURNAL)) as db:
+        db.executemany("UPDATE items SET row = ? WHERE slot = ?", [(row.tobytes(), at) for at, row in enumerate(old_N)])
+        db.execute("UPDATE meta SET value = ? WHERE name = 'item'", (dtype_text(earlier),))
+        (header,) = db.execute("SELECT value FROM state WHERE name = 'store'").fetchone()
+        header = json.dumps(json.dumps({"layout": "of then", **json.loads(json.loads(header))}))
+        db.execute("UPDATE state SET value = ? WHERE name = 'store'", (header,))
+        db.execute("DELETE FROM state WHERE name = 'domain_statistics'")
+        db.commit()
+    with closing(a_buffer(tmp_path, run="r")) as buffer:
+        again = buffer.store.items[buffer.store.slots()]
+        for name in names:
+            assert again[name].tolist() == rows[name].tolist(), name
+        assert not any(again[name].any() for name in NEW_FIELDS)
+        assert add(buffer, 2, played(0, 2, (1, 1))) == [NO_HISTORY]
+        buffer.check_valid()
