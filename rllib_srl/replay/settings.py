@@ -22,9 +22,10 @@ from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.load import LOAD_CONTROLS
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.candidates import SETTING_NAMES, SelectionSettings
+from rllib_srl.replay.selection.context import SignalSettings
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
-from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, make_settings
+from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
 
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
 DIVERSITY_ON = ("interval", "draw")
@@ -241,7 +242,8 @@ def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
         return None
     if setting_name == "spacing":
         return {name: row for name, row in table_of(SPACINGS.own[rule]).items() if name != "desired_retention"}
-    return {name: row for name, row in table_of(SelectionSettings).items() if name in SETTINGS_OF[rule]}
+    table = table_of(SignalSettings if rule == "signal" else SelectionSettings)
+    return {name: row for name, row in table.items() if name in SETTINGS_OF[rule]}
 
 
 NOT_CHOSEN = {"grade": ("likelihood",)}  # grades reused groups (`grade_reuse`), not visits
@@ -334,11 +336,18 @@ def _rules(settings: ReplaySettings) -> Iterator[str]:
         yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
         return
     rules = (settings.selection, settings.reuse_selection)
+    if settings.reuse_selection in WHOLE_POOL:
+        yield (
+            f"reuse_selection = {settings.reuse_selection!r}; expected a rule that draws groups: this one draws "
+            "prompts by their history"
+        )
+        return
     if not any(map(SELECTIONS.fault, rules)):
         faults = []
         for name in ("selection_config", "reuse_selection_config"):
+            first, other = rules if name == "selection_config" else rules[::-1]
             try:
-                make_settings(settings.selection, dict(configs.get(name, {})), [settings.reuse_selection])
+                make_settings(first, dict(configs.get(name, {})), [other])
             except (TypeError, ValueError) as error:
                 faults.append(f"{name} = {configs[name]!r}; {error}")
         yield from faults or _weights(settings)

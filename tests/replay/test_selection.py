@@ -43,6 +43,8 @@ def some(num: int, seed: int = 0, **columns) -> Candidates:
         "is_new": rng.random(num) < 0.3,
         "posterior_mean": rng.random(num),
     }
+    later = {"num_silent": rng.integers(0, 9, num), "history_count": (count_N := rng.integers(0, 90, num))}
+    values |= later | {"history_sum": count_N * rng.random(num)}
     return Candidates.of(num, **{**values, **columns})
 
 
@@ -264,6 +266,9 @@ ACTS = {  # setting -> a rule whose draws it changes, and another value
     "exgrpo_sigma": ("exgrpo", 0.1),
     "repo_strategy": ("repo", "recent"),
     "rlep_min_success": ("rlep", 7),
+    "greso_least": ("greso", 1.0),
+    "mopps_target": ("mopps", 0.0),
+    "spo_floor": ("spo", 100.0),
     "signal_floor": ("srl groups", 100.0),
     "age_scale": ("srl groups", 0.1),
 }
@@ -316,7 +321,8 @@ def test_every_setting_has_a_range(name):
 def test_every_rule_names_its_settings():
     assert set(SETTINGS_OF) == set(SELECTIONS)
     for rule, names in SETTINGS_OF.items():
-        make_settings(rule, {name: getattr(DEFAULT, name) for name in names})
+        default = DEFAULT.signal if rule == "signal" else DEFAULT
+        make_settings(rule, {name: getattr(default, name) for name in names})
 
 
 # Bad input

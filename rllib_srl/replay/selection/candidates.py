@@ -12,13 +12,14 @@ Source of `weighted`: Kool et al. 2019, arXiv 1903.06059 section 2.3: the num la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import setting
+from rllib_srl.replay.selection.context import Context, SignalSettings
 
 REPO_STRATEGIES = ("highest", "max_variance", "random", "recent")
 
@@ -51,7 +52,14 @@ class Candidates:
     score: np.ndarray  # ExIt's S
     is_new: np.ndarray  # never revisited; of a group: never reused
     posterior_mean: np.ndarray  # of recall, in [0, 1]
+    num_silent: np.ndarray  # silent groups in a row, at most 8; a small group counts as a fraction
+    num_unsolved: np.ndarray  # groups with signal of an item that was never solved
+    history_sum: np.ndarray  # discounted sum of the rewards of all visits ...
+    history_count: np.ndarray  # ... and their discounted number
+    cost: np.ndarray  # running mean of a group's generated tokens, or any positive unit
+    weight: np.ndarray  # given by the user, 1 by default
     are_groups: bool = False
+    context: Context = field(default_factory=Context)  # what a rule reads beside the columns
 
     def __post_init__(self) -> None:
         """Check the invariant.
@@ -70,8 +78,12 @@ class Candidates:
             raise ValueError("candidates do not fit together: " + "; ".join(faults))
 
     @classmethod
-    def of(cls, num: int, are_groups: bool = False, **columns: Any) -> Candidates:
-        """Build `num` candidates from some columns; others default to 0, recall columns to .5, `seq` to 0, 1, 2, ...
+    def of(
+        cls, num: int, are_groups: bool = False, context: Context | None = None, **columns: Any
+    ) -> Candidates:
+        """Build `num` candidates from some columns; `seq` defaults to 0, 1, 2, ...
+
+        Other columns default to 0, those of recall to .5, cost and weight to 1.
 
         Raises:
             ValueError: unknown columns, or columns that break the class invariant.
@@ -85,25 +97,27 @@ class Candidates:
             if name in columns:
                 filled[name] = np.asarray(columns[name], dtype)
             else:
-                filled[name] = np.full(num, 0.5 if name in _RECALLS else 0, dtype)
+                filled[name] = np.full(num, _DEFAULTS.get(name, 0), dtype)
         if "seq" not in columns:
             filled["seq"] = np.arange(num)
-        return cls(**filled, are_groups=are_groups)
+        return cls(**filled, are_groups=are_groups, context=context or Context())
 
     def take(self, indices: np.ndarray) -> Candidates:
         """Return the candidates at `indices`, in that order."""
-        return Candidates(**{name: getattr(self, name)[indices] for name in COLUMNS}, are_groups=self.are_groups)
+        columns = {name: getattr(self, name)[indices] for name in COLUMNS}
+        return Candidates(**columns, are_groups=self.are_groups, context=self.context)
 
     def __len__(self) -> int:
         """Return N."""
         return len(self.seq)
 
 
-COLUMNS = tuple(column.name for column in fields(Candidates) if column.name != "are_groups")
+COLUMNS = tuple(column.name for column in fields(Candidates) if column.name not in ("are_groups", "context"))
 _INTEGERS: dict[str, Any] = dict.fromkeys(
     ("seq", "domain", "num_success", "group_size", "age", "elapsed", "uses", "lapses", "visits"), np.int64
 ) | {"is_new": np.bool_}
-_RECALLS = ("pass_rate", "reward", "retrievability", "posterior_mean")
+_DEFAULTS: dict[str, float] = dict.fromkeys(("pass_rate", "reward", "retrievability", "posterior_mean"), 0.5)
+_DEFAULTS |= {"cost": 1.0, "weight": 1.0}
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,11 @@ class SelectionSettings:
     exgrpo_sigma: float = setting(1.0, "deviation of the bucket weights, in successes")
     repo_strategy: str = setting("highest", "highest, max_variance, random or recent")
     rlep_min_success: int = setting(2, "successes a candidate must have")
+    greso_least: float = setting(0.01, "least probability that a pass plays a prompt, in (0, 1]")
+    mopps_target: float = setting(0.5, "pass rate that is preferred, in [0, 1]")
+    spo_floor: float = setting(0.05, "added to sqrt(v(1 - v)), above 0")
     reservoir_seed: int = setting(0, "seed of the lottery numbers")
+    signal: SignalSettings = field(default_factory=SignalSettings)  # parameters of the rule `signal`
 
     def __post_init__(self) -> None:
         """Check the invariant.
@@ -151,7 +169,7 @@ class SelectionSettings:
             raise ValueError("; ".join(faults))
 
 
-SETTING_NAMES = tuple(setting.name for setting in fields(SelectionSettings))
+SETTING_NAMES = tuple(setting.name for setting in fields(SelectionSettings) if setting.name != "signal")
 _SHARES = (
     "epsilon_new",
     "leech_share",
@@ -161,8 +179,9 @@ _SHARES = (
     "pier_beta",
     "pool_hard",
     "pool_easy",
+    "mopps_target",
 )
-_POSITIVE = ("signal_floor", "age_scale", "fresh_tau", "exgrpo_sigma")
+_POSITIVE = ("signal_floor", "age_scale", "fresh_tau", "exgrpo_sigma", "spo_floor")
 _COUNTS = ("rlep_min_success", "reservoir_seed")
 
 
@@ -188,6 +207,8 @@ def _fault(name: str, value: Any) -> str:
         return "" if is_finite and 0 <= value <= 1 else "a number in [0, 1]"
     if name in _POSITIVE:
         return "" if is_finite and value > 0 else "a number above 0"
+    if name == "greso_least":
+        return "" if is_finite and 0 < value <= 1 else "a number in (0, 1]"
     if name == "pier_base":
         return "" if is_finite and value > 1 else "a number above 1"
     return "" if is_finite and value >= 0 else "a number of at least 0"

@@ -23,6 +23,7 @@ import numpy as np
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings, first
+from rllib_srl.replay.selection.lottery import lottery
 from rllib_srl.replay.selection.quotas import quotas
 
 Eviction = Callable[[Candidates, int, np.random.Generator, SelectionSettings], np.ndarray]
@@ -49,7 +50,7 @@ def reservoir(
 
     Source: Efraimidis and Spirakis 2006, IPL 97(5), with equal weights.
     """
-    return first(num, generator, _lottery(candidates.seq, settings.reservoir_seed))
+    return first(num, generator, lottery(candidates.seq, settings.reservoir_seed))
 
 
 def lowest_value(
@@ -155,13 +156,3 @@ def replaced_by(score: float, score_N: np.ndarray, generator: np.random.Generato
     """
     lowest = score_N.min(initial=np.inf)
     return int(generator.choice(np.flatnonzero(score_N == lowest))) if score >= lowest and len(score_N) else None
-
-
-def _lottery(seq_N: np.ndarray, seed: int) -> np.ndarray:
-    """Return a pseudo-random number for each `seq`, by SplitMix64 (Steele, Lea and Flood 2014, OOPSLA)."""
-    salt = np.random.SeedSequence([seed]).generate_state(1, np.uint64)[0]
-    z_N = (seq_N.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + salt
-    z_N = (z_N ^ (z_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z_N = (z_N ^ (z_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    lot_N: np.ndarray = z_N ^ (z_N >> np.uint64(31))
-    return lot_N

@@ -9,7 +9,8 @@ baselines. `srl` fills the slots for items in this order:
     1  with probability `epsilon_new` each: a new item
     2  due items, by lateness x learnability x diversity, drawn with a temperature
     3  early items, lowest retrievability first, if there are too few due ones
-No due item starves: above temperature 0 each has a positive probability, and at 0 its lateness grows until it is first.
+No due item starves under `srl`: above temperature 0 each has a positive probability, and at 0 its lateness grows until
+it is first. `signal` and the rules of `pool_rules.py` know no due dates: every item is their candidate (`WHOLE_POOL`).
 
 Sources: Schaul et al. 2016, arXiv 1511.05952 (priorities); arXiv 2601.02648 (p(1 - p) for problems).
 """
@@ -24,7 +25,7 @@ import numpy as np
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.schedule.load import whole
-from rllib_srl.replay.selection import literature
+from rllib_srl.replay.selection import literature, pool_rules
 from rllib_srl.replay.selection.candidates import (
     SETTING_NAMES,
     Candidates,
@@ -34,8 +35,10 @@ from rllib_srl.replay.selection.candidates import (
     safe_log,
     tempered,
 )
+from rllib_srl.replay.selection.context import SIGNAL_NAMES, SignalSettings, signal_faults
 from rllib_srl.replay.selection.literature import Proportional, importance_weights
 from rllib_srl.replay.selection.quotas import quotas
+from rllib_srl.replay.selection.signal import signal
 
 __all__ = [
     "SELECTIONS",
@@ -145,6 +148,7 @@ learnability = Proportional(_learnability)
 
 _OWN: dict[str, Rule] = {
     "srl": srl,
+    "signal": signal,
     "uniform": uniform,
     "fifo": fifo,
     "recent": recent,
@@ -161,12 +165,21 @@ _OWN: dict[str, Rule] = {
     "exgrpo": literature.exgrpo,
     "repo": literature.repo,
     "rlep": literature.rlep,
+    "greso": pool_rules.greso,
+    "mopps": pool_rules.mopps,
+    "spo": pool_rules.spo,
 }
 SELECTIONS: Rules[Rule] = Rules("selection", _OWN)
+
+# Rules of prompts that read each one's history. Every item is a candidate, due or not, and they draw no groups.
+WHOLE_POOL = ("signal", "greso", "mopps", "spo")
+# Rules with which unseen and stored prompts of a finite pool compete (`revisit_fraction = "auto"`).
+POOL_RULES = (*WHOLE_POOL, "fifo", "uniform", "balanced")
 
 COMMON = ("diversity_coeff", "leech_share", "reservoir_seed")  # also read by `select` and eviction
 SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "srl": ("temperature", "epsilon_new", "learnability_coeff", "signal_floor", "age_scale"),
+    "signal": SIGNAL_NAMES,
     "uniform": (),
     "fifo": (),
     "recent": (),
@@ -183,11 +196,16 @@ SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "exgrpo": ("exgrpo_sigma",),
     "repo": ("repo_strategy",),
     "rlep": ("uniform_floor", "rlep_min_success"),
+    "greso": ("greso_least",),
+    "mopps": ("mopps_target",),
+    "spo": ("uniform_floor", "spo_floor"),
 }
 
 
 def make_settings(rule: str, values: Mapping[str, Any], beside: Iterable[str] = ()) -> SelectionSettings:
     """Build the settings of a rule from a dictionary; a name that the rule does not read is an error.
+
+    A name that two rules read with different meanings (`kappa` of signal and of exit) is that of `rule`.
 
     Args:
         rule: a key of `SELECTIONS` or an import path; a user-defined rule may read every setting.
@@ -206,10 +224,14 @@ def make_settings(rule: str, values: Mapping[str, Any], beside: Iterable[str] = 
         for name, value in values.items()
         if name not in read
     ]
-    faults += faults_of({name: value for name, value in values.items() if name in read})
+    reads = {each: SETTINGS_OF.get(each, SETTING_NAMES) for each in rules}
+    reader = {name: next((each for each in rules if name in reads[each]), "") for name in read}
+    of_signal = {name: value for name, value in values.items() if reader.get(name) == "signal"}
+    others = {name: value for name, value in values.items() if name in read and name not in of_signal}
+    faults += signal_faults(of_signal) + faults_of(others)
     if faults:
         raise ValueError("; ".join(faults))
-    return SelectionSettings(**values)
+    return SelectionSettings(**others, signal=SignalSettings(**of_signal))
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,12 @@ class Draws:
         common = {"leech_share": settings.leech_share, "diversity_coeff": coeff}
         common["reservoir_seed"] = settings.reservoir_seed
         of_reuse = settings.reuse_selection_config
-        given = {"items": settings.selection_config}
-        given["groups"] = settings.selection_config if of_reuse is None else of_reuse
+        rules = settings.selection, settings.reuse_selection
+        # Without parameters of its own, the rule of groups reads those that both rules share.
+        of_groups = (rules, settings.selection_config) if of_reuse is None else (rules[::-1], of_reuse)
+        given = {"items": (rules, settings.selection_config), "groups": of_groups}
         self._rule_settings = {
-            kind: make_settings(settings.selection, {**common, **values}, [settings.reuse_selection])
-            for kind, values in given.items()
+            kind: make_settings(one, {**common, **values}, [other]) for kind, ((one, other), values) in given.items()
         }
         self._carries = {"items": Carry(), "groups": Carry(), "planned_items": Carry(), "planned_groups": Carry()}
 

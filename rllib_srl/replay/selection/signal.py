@@ -1,0 +1,211 @@
+"""The rule `signal`: visit again, at growing intervals, what gave no signal, and take the rest in turn.
+
+    priority_i = w_i / cost_i * elapsed_i * S_i * L_i * exp(noise * Gumbel)
+    S_i = (kappa pi_d + 1) / (kappa + 1 + c_i)              chance that the next group has signal
+    L_i = 1 / (1 + max(0, u_i - 2 U) / U)                   chance that training on it leads anywhere
+
+    elapsed  iterations since the last visit; never visited: now + 1, at least one pass (items / slots)
+    c        silent groups in a row, at most 8           u    groups with signal of an item that was never solved
+    pi_d     (M + 1) / (T + 2): share of the domain's groups with signal        U    mean u at the first solution
+    kappa    how alike the items of a domain are         w, cost   given by the user; running mean of generated tokens
+    Estimates: kappa = (1 - ICC) / ICC within [.3, 10] and phi = 1 - ICC, the ICC being the correlation of successive
+    pass rates of the domain's items.
+
+A slot goes to a domain first, by n_d^(1 - phi) * wait_d * pi_d * L_d / cost_d, and then to the item of the highest
+priority in it. The wait counts slots, and is reset after every slot inside a batch. With phi = 0 each item counts and
+domains do not: a slot goes to the item of the highest priority of all.
+
+S is Laplace's rule of succession: with kappa = 0 an item whose groups are silent waits 1, 2, 3, ... passes, and one
+pass after any group with signal. Where S, L, w and cost are equal, the priority is the elapsed time: oldest first.
+
+With the posterior baseline a silent group trains if it is a surprise. S is then the expected squared advantage,
+see `expected_square`, and pi_d is its mean over the domain's candidates. A group of one episode is always silent,
+so there it is used with any baseline.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
+from rllib_srl.replay.selection.context import Context, SignalSettings
+
+MAX_SILENT = 8
+KAPPA_BOUNDS = (0.3, 10.0)  # of an estimate
+
+
+def chance_of_signal(
+    live_N: np.ndarray, num_silent_N: np.ndarray, kappa_N: np.ndarray | float
+) -> np.ndarray:
+    """Return S = (kappa pi + 1) / (kappa + 1 + c).
+
+    Args:
+        live_N: pi, share of the domain's groups with signal, in [0, 1].
+        num_silent_N: c, silent groups in a row; counted up to 8.
+        kappa_N: at least 0.
+    """
+    chance_N: np.ndarray = (kappa_N * live_N + 1) / (kappa_N + 1 + np.minimum(num_silent_N, MAX_SILENT))
+    return chance_N
+
+
+def chance_of_progress(num_unsolved_N: np.ndarray, solved_after_N: np.ndarray | float) -> np.ndarray:
+    """Return L = 1 / (1 + max(0, u - 2 U) / U): 1 up to twice the mean U, then U / (u - U).
+
+    Args:
+        num_unsolved_N: u, at least 0.
+        solved_after_N: U, above 0.
+    """
+    progress_N: np.ndarray = 1 / (1 + np.maximum(0, num_unsolved_N - 2 * solved_after_N) / solved_after_N)
+    return progress_N
+
+
+def expected_square(mean_N: np.ndarray, weight_N: np.ndarray, group_size: int) -> np.ndarray:
+    """Return 4 E[(r_j - b_j)^2] of an episode of the next group, in [0, 1]: the expected squared advantage.
+
+    The prompt's pass rate is p ~ Beta(a, b) with a + b = N0 = w0 + n_i and mean m = a / N0 = (w0 m_d + s_i) / N0.
+    Given p, rewards are independent and 1 with probability p. The baseline b_j = (a + K) / (N0 + n - 1), K the sum of
+    the n - 1 other rewards, is the mean of p given the others; so r_j is 1 with probability b_j, and
+
+        E[(r_j - b_j)^2] = E[b_j (1 - b_j)] = E[alpha beta] / (N0 + n - 1)^2
+
+    where Beta(alpha, beta) is the posterior of p after the others. As E[p (1 - p)] is the same before and after data,
+    E[alpha beta] / ((N0 + n - 1)(N0 + n)) = a b / (N0 (N0 + 1)). Therefore
+
+        E[(r_j - b_j)^2] = m (1 - m) * N0 / (N0 + 1) * (N0 + n) / (N0 + n - 1)
+
+    For n = 1 it is m (1 - m), which includes the surprise of a silent group. The factor 4 makes its largest value 1.
+    Without prior weight and history nothing is known of p, and N0 counts as 1.
+
+    Args:
+        mean_N: m, in [0, 1].
+        weight_N: N0, at least 0.
+        group_size: n, at least 1.
+    """
+    weight_N = np.where(weight_N > 0, weight_N, 1.0)
+    shrunk_N = weight_N / (weight_N + 1) * (weight_N + group_size) / (weight_N + group_size - 1)
+    square_N: np.ndarray = 4 * mean_N * (1 - mean_N) * shrunk_N
+    return square_N
+
+
+def kappas(kappa: float | None, icc_D: np.ndarray) -> np.ndarray:
+    """Return kappa of each domain; None is estimated: (1 - ICC) / ICC within [.3, 10], 1 where the ICC is nan."""
+    if kappa is not None:
+        return np.full(len(icc_D), float(kappa))
+    clipped_D = np.clip(np.where(np.isnan(icc_D), 0.5, icc_D), 1e-9, 1.0)
+    kappa_D: np.ndarray = np.clip((1 - clipped_D) / clipped_D, *KAPPA_BOUNDS)
+    return kappa_D
+
+
+def phis(phi: float | None, icc_D: np.ndarray) -> np.ndarray:
+    """Return phi of each domain; None is estimated: 1 - ICC within [0, 1], .5 where the ICC is nan."""
+    if phi is not None:
+        return np.full(len(icc_D), float(phi))
+    return 1 - np.clip(np.where(np.isnan(icc_D), 0.5, icc_D), 0.0, 1.0)
+
+
+class Factors(NamedTuple):
+    """The factors of a candidate's priority, one entry each."""
+
+    elapsed_N: np.ndarray
+    chance_N: np.ndarray  # S
+    progress_N: np.ndarray  # L
+    priority_N: np.ndarray  # without noise
+
+
+def factors(candidates: Candidates, num: int, settings: SignalSettings) -> Factors:
+    """Return the factors of each candidate's priority in a draw of `num`."""
+    context = candidates.context.of_domains(int(candidates.domain.max(initial=-1)) + 1)
+    domain_N = candidates.domain
+    progress_N = chance_of_progress(candidates.num_unsolved, context.solved_after_D[domain_N])
+    if context.group_size:
+        weight_N = context.prior_weight + candidates.history_count
+        sum_N = context.prior_weight * context.mean_D[domain_N] + candidates.history_sum
+        mean_N = np.where(weight_N > 0, sum_N / np.where(weight_N > 0, weight_N, 1.0), context.mean_D[domain_N])
+        chance_N = expected_square(np.clip(mean_N, 0, 1), weight_N, context.group_size)
+    else:
+        kappa_N = kappas(settings.kappa, context.icc_D)[domain_N]
+        chance_N = chance_of_signal(context.live_D[domain_N], candidates.num_silent, kappa_N)
+    is_unseen_N = candidates.visits == 0
+    elapsed_N = np.where(
+        is_unseen_N, np.maximum(candidates.elapsed, len(candidates) / max(1, num)), candidates.elapsed
+    )
+    priority_N = candidates.weight / candidates.cost * elapsed_N * chance_N * progress_N
+    return Factors(elapsed_N, chance_N, progress_N, priority_N)
+
+
+def signal(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:
+    """Return the candidates of `num` slots, in the order of the slots."""
+    num, own = min(num, len(candidates)), settings.signal
+    if num < 1:
+        return np.empty(0, np.int64)
+    found = factors(candidates, num, own)
+    priority_N = found.priority_N
+    if own.noise:
+        priority_N = priority_N * np.exp(own.noise * generator.gumbel(size=len(candidates)))
+    have_D = np.bincount(candidates.domain)
+    context = candidates.context.of_domains(len(have_D))
+    phi_D = phis(own.phi, context.icc_D)
+    if not phi_D[have_D > 0].any() or np.count_nonzero(have_D) == 1:
+        return highest(priority_N, num, generator, candidates.visits)
+    base_D = domain_base(candidates, context, found.chance_N, phi_D)
+    slots = domain_slots(base_D, context.wait_D, have_D, num, generator)
+    drawn_S = np.empty(num, np.int64)
+    for domain in np.unique(slots).tolist():
+        inside = np.flatnonzero(candidates.domain == domain)
+        at_S = np.flatnonzero(slots == domain)
+        drawn_S[at_S] = inside[highest(priority_N[inside], len(at_S), generator, candidates.visits[inside])]
+    return drawn_S
+
+
+def domain_base(
+    candidates: Candidates, context: Context, chance_N: np.ndarray, phi_D: np.ndarray
+) -> np.ndarray:
+    """Return n_d^(1 - phi) * pi_d * L_d * w_d / cost_d; w_d and cost_d are means over the domain's candidates."""
+    have_D = np.bincount(candidates.domain)
+    weight_D, cost_D = (np.bincount(candidates.domain, column) for column in (candidates.weight, candidates.cost))
+    live_D = np.bincount(candidates.domain, chance_N) / np.maximum(have_D, 1) if context.group_size else context.live_D
+    progress_D = chance_of_progress(context.unsolved_D, context.solved_after_D)
+    base_D: np.ndarray = have_D ** (1 - phi_D) * live_D * progress_D * weight_D / np.where(have_D, cost_D, 1.0)
+    return base_D
+
+
+def domain_slots(
+    base_D: np.ndarray, wait_D: np.ndarray, have_D: np.ndarray, num: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return the domain of each of `num` slots: the largest base * wait each time, ties at random.
+
+    The wait of every domain grows by 1 a slot; that of the domain that got the slot starts again at 1.
+
+    Args:
+        base_D: at least 0.
+        wait_D: slots since the last one, at least 1.
+        have_D: number of candidates; a domain gets no more slots than it has.
+        num: at most the sum of `have_D`.
+    """
+    wait_D, have_D = wait_D.astype(np.float64), have_D.copy()
+    slots = np.empty(num, np.int64)
+    for slot in range(num):
+        value_D = np.where(have_D > 0, base_D * wait_D, -1.0)
+        ties = np.flatnonzero(value_D == value_D.max())
+        slots[slot] = ties[0] if len(ties) == 1 else generator.choice(ties)
+        have_D[slots[slot]] -= 1
+        wait_D += 1
+        wait_D[slots[slot]] = 1
+    return slots
+
+
+def highest(value_N: np.ndarray, num: int, generator: np.random.Generator, visits_N: np.ndarray) -> np.ndarray:
+    """Return the indices of the `num` highest values, highest first; only these few are sorted.
+
+    Ties go to the fewest visits, so that each item is played once before any is played twice, and then by chance.
+    """
+    if num < 1:
+        return np.empty(0, np.int64)
+    least = np.partition(value_N, len(value_N) - num)[len(value_N) - num]
+    above, tied = np.flatnonzero(value_N > least), np.flatnonzero(value_N == least)
+    above = above[np.lexsort((generator.random(len(above)), visits_N[above], -value_N[above]))]
+    key_T, num = visits_N[tied] + generator.random(len(tied)), num - len(above)
+    first_T = np.argpartition(key_T, num - 1)[:num]
+    return np.concatenate([above, tied[first_T[np.argsort(key_T[first_T])]]])
