@@ -34,7 +34,8 @@ _passed: set[str] = set()  # keys of environment checks without error, see `_key
 
 # Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
 MODEL_NAMES = ("model_config", "max_episode_tokens", "prompt_format")
-ENVIRONMENT_NAMES = ("env", "worlds", "mixture", "stream", "seed", "evaluation_", "planner_probe", *MODEL_NAMES[1:])
+ENVIRONMENT_NAMES = ("env", "worlds", "mixture", "prompt_order", "stream", "seed", "evaluation_", "planner_probe")
+ENVIRONMENT_NAMES += MODEL_NAMES[1:]
 
 
 def early_faults(config: Any, known: Sequence[str]) -> list[str]:
@@ -134,6 +135,7 @@ def _key(config: Any, directory: Path | None) -> str:
     return repr(
         (
             *(config.world_configs(), config.world_creators(), config.mixture, config.stream, directory),
+            config.prompt_order,
             *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s),
             *(config.evaluation_interval, config.evaluation_duration),
             *(planner.probe_every, planner.probe_first, planner.probe_prompts),
@@ -177,7 +179,10 @@ def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) 
 def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None) -> str:
     """Return the error message for an environment's prompts, "" if they are valid."""
     try:
-        source = PromptSource({env_id: lambda _: env}, {}, {env_id: 1.0}, config.seed or 0, config.task_stream())
+        creators = {env_id: lambda _: env}
+        source = PromptSource(
+            creators, {}, {env_id: 1.0}, config.seed or 0, config.task_stream(), config.prompt_order
+        )
         prompt = source.first(env_id)
         if config.evaluation_interval and not source.heldout(1):
             return "it has no held-out prompts; expected some, or evaluation_interval = None"

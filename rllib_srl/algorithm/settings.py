@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT = {
     "worlds": Setting(None, "several environments: name -> env_config; None: `env` alone"),
     "mixture": Setting(None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"),
+    "prompt_order": Setting(
+        "mixture",
+        '"mixture" (each environment in passes of its own, drawn by weight) or "epochs" (each prompt of all '
+        "environments once an epoch)",
+    ),
     "stream": Setting(
         None, "domains that change over training, instead of env and worlds (docs/continual.md); None: fixed"
     ),

@@ -101,7 +101,7 @@ class SRL(SavedAlgorithm):
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
-        self.source = PromptSource(*worlds, self.seed, self.config.task_stream())
+        self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         if self.config.evaluation_iterations:
             self.source.iterating([], self.config.evaluation_iterations)
         self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)

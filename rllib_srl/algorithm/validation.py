@@ -19,6 +19,7 @@ from rllib_srl.algorithm.rollout_validation import faults_of_rollout
 from rllib_srl.algorithm.settings import GROUPS
 from rllib_srl.common.foreign_names import in_place_of, nearest
 from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_switches
+from rllib_srl.curriculum.prompts import ORDERS
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.models import check_model_name
@@ -110,6 +111,7 @@ ONE_OF = {
     "prompt_format": ("text", "chat"),
     "compute_dtype": ("auto", "float32", "bfloat16"),
     "optimizer_name": OPTIMIZERS,
+    "prompt_order": ORDERS,
 }
 
 
@@ -118,7 +120,7 @@ def faults_of(config: Any) -> list[str]:
     in_form = dict(_parameters(config))
     lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
     flat, given = config.flat(), config.names_given()
-    own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds)
+    own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
     for check in (*own, _replay, _planner, faults_of_loss, faults_of_rollout):
         lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
     return lines
@@ -347,6 +349,18 @@ def _worlds(config: Any) -> Iterator[str]:
         yield f"mixture = {weights!r}; expected weights of some of {sorted(config.world_configs())}"
     elif any(not is_number(weight) or weight <= 0 for weight in weights.values()):
         yield f"mixture = {weights!r}; expected weights above 0"
+
+
+def _prompt_order(config: Any) -> Iterator[str]:
+    """Yield errors for settings that draw environments, where every prompt is played once an epoch."""
+    if config.prompt_order != "epochs":
+        return
+    if config.stream is not None:
+        yield "prompt_order = 'epochs' with a stream; expected 'mixture': a stream changes the weights of its domains"
+    if config.mixture and len(set(config.mixture.values())) > 1:
+        yield f"prompt_order = 'epochs' with mixture = {config.mixture!r}; expected equal weights, or 'mixture'"
+    if (mode := config.planner_settings().mode) != "off":
+        yield f"prompt_order = 'epochs' with planner_mode = {mode!r}; expected 'mixture', or 'off'"
 
 
 def _stream(config: Any) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Draw fresh prompts on the driver, from a generator whose state is in the checkpoint.
 
     environments -> endless passes over the prompt ids of each -> mixture, stream or plan -> Prompt, Prompt, ...
+    environments -> one pool of all their prompts -> shuffled epochs -> Prompt, Prompt, ...      order = "epochs"
 
 Prompts are never drawn in a runner: an engine's seed call resets Python's global generator there, and
 every run would play the same tasks.
@@ -8,6 +9,7 @@ every run would play the same tasks.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -19,7 +21,10 @@ from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
 
+logger = logging.getLogger(__name__)
 MAX_REFUSED = 100_000  # limit on consecutive prompt ids that a filter rejects
+MAX_POOL = 1_000_000  # prompts of all environments together, for shuffled epochs
+ORDERS = ("mixture", "epochs")
 
 
 class PromptSource:
@@ -35,6 +40,7 @@ class PromptSource:
         mixture: Mapping[str, float],
         seed: int,
         stream: Stream | None = None,
+        order: str = "mixture",
     ) -> None:
         """Construct one instance of each environment, for its prompt ids only.
 
@@ -44,6 +50,11 @@ class PromptSource:
             mixture: environment id -> weight > 0; weights need not sum to 1.
             seed: of the run.
             stream: weights as a function of progress, for the same environment ids; replaces the mixture's weights.
+            order: "mixture" draws an environment by weight and takes its next prompt; "epochs" plays the prompts of
+                all environments once each, in an order of the seed, before any is played again.
+
+        Raises:
+            ValueError: "epochs" with a stream, or with environments whose prompts are not a finite list.
         """
         self._stream = stream
         self._progress = Progress()
@@ -56,15 +67,55 @@ class PromptSource:
         weights = np.array([mixture[env_id] for env_id in self._ids], float)
         self._probabilities: np.ndarray = weights / weights.sum()
         self._seed = seed
+        self._epochs: list[Prompt] | None = None
         self._start()
+        if order == "epochs":
+            self._epochs = self._listed(MAX_POOL)
+            if self._epochs is None:
+                raise ValueError(
+                    "prompt_order = 'epochs'; expected environments with a finite list of prompts, at most "
+                    f"{MAX_POOL:,} in all, and no stream"
+                )
+
+    def pool(self, limit: int) -> list[Prompt] | None:
+        """Return all training prompts in an order of the seed; None for a stream, endless prompts or above `limit`.
+
+        A prompt that an environment lists twice is there once. Nothing is drawn; the prompts' domains count as known.
+
+        Raises:
+            ValueError: there are no prompts.
+        """
+        listed = self._listed(limit)
+        return None if listed is None else self._shuffled(listed, 0)
+
+    def _listed(self, limit: int) -> list[Prompt] | None:
+        """Return all training prompts in an order that does not depend on the seed; None as in `pool`."""
+        if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
+            return None
+        ids: list[tuple[str, str]] = []
+        for env_id in self._ids:
+            ids += [(env_id, str(one)) for one in islice(self._all_ids(env_id, 0), limit + 1 - len(ids))]
+            if len(ids) > limit:
+                return None
+        if not ids:
+            raise ValueError(f"environments {self._ids} have no training prompts; expected some")
+        if twice := len(ids) - len(set(ids)):
+            logger.warning("%d of %d training prompts are listed twice; each is played once", twice, len(ids))
+        return [self._prompt(*one) for one in sorted(set(ids))]
+
+    def _shuffled(self, prompts: list[Prompt], epoch: int) -> list[Prompt]:
+        generator = np.random.default_rng(np.random.SeedSequence([self._seed, sum(b"epochs"), epoch]))
+        return [prompts[at] for at in generator.permutation(len(prompts))]
 
     def draw(self, num_prompts: int, shares: Mapping[str, float] | None = None) -> list[Prompt]:
         """Return the next prompts; an environment whose ids are exhausted starts its next pass.
 
         Args:
             num_prompts: number of prompts.
-            shares: domain -> share, exact in the long run; None draws by the current weights.
+            shares: domain -> share, exact in the long run; None draws by the current weights. Not with "epochs".
         """
+        if self._epochs is not None:
+            return [self._next_of_epoch(self._epochs) for _ in range(num_prompts)]
         if shares is None:
             worlds = self._generator.choice(len(self._ids), size=num_prompts, p=self._weights())
             return [self._next(self._ids[index]) for index in worlds]
@@ -72,6 +123,15 @@ class PromptSource:
         numbers = quotas(num_prompts, weights, dict.fromkeys(weights, num_prompts), self._generator, self._carry)
         self._carry = numbers.carry
         return [self._next(self._ids[index]) for index, num in numbers.num.items() for _ in range(num)]
+
+    def _next_of_epoch(self, prompts: list[Prompt]) -> Prompt:
+        epoch, at = self._epoch
+        self._order = self._order or self._shuffled(prompts, epoch)
+        prompt = self._order[at]
+        self._epoch = (epoch, at + 1)
+        if at + 1 == len(prompts):
+            self._epoch, self._order = (epoch + 1, 0), []
+        return prompt
 
     def first(self, env_id: str) -> Prompt:
         """Return the next training prompt of one environment; it counts as drawn.
@@ -206,6 +266,7 @@ class PromptSource:
             "progress": list(self._progress),
             "domains": {env_id: list(domains) for env_id, domains in self._domains.items()},
             "carry": dict(self._carry),
+            "epoch": list(self._epoch),
         }
 
     @property
@@ -235,6 +296,7 @@ class PromptSource:
         self._progress = Progress(*state["progress"])
         self._domains = {env_id: dict.fromkeys(domains) for env_id, domains in state["domains"].items()}
         self._carry = dict(state["carry"])
+        self._epoch = tuple(state.get("epoch", (0, 0)))  # earlier versions had none
         for env_id in self._ids:
             self._passes[env_id] = state["passes"][env_id]
             self._open(env_id)
@@ -248,6 +310,8 @@ class PromptSource:
         self._drawn = dict.fromkeys(self._ids, 0)
         self._streams: dict[str, Iterator[str]] = {}
         self._progress, self._carry = Progress(), {}
+        self._epoch: tuple[int, ...] = (0, 0)  # number of the epoch, and position in it
+        self._order: list[Prompt] = []  # of the epoch; [] until its first prompt
         # An environment with several domains (`domain_of`) does not list them in advance.
         self._domains = {
             env_id: dict.fromkeys([] if hasattr(env.unwrapped, "domain_of") else [self._domain(env_id, "")])
@@ -257,9 +321,12 @@ class PromptSource:
             self._open(env_id)
 
     def _open(self, env_id: str) -> None:
-        # Each pass has its own seed, so that its order differs.
-        seed = int(np.random.SeedSequence([self._seed, self._passes[env_id]]).generate_state(1)[0])
-        self._streams[env_id] = self._kept(env_id, prompts_of(self._envs[env_id], "train", seed))
+        self._streams[env_id] = self._all_ids(env_id, self._passes[env_id])
+
+    def _all_ids(self, env_id: str, number: int) -> Iterator[str]:
+        """Return the ids of one pass over an environment, in an order of its own."""
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+        return self._kept(env_id, prompts_of(self._envs[env_id], "train", seed))
 
     def _heldout_ids(self, env_id: str) -> Iterator[str]:
         return self._kept(env_id, prompts_of(self._envs[env_id], "heldout", self._seed))

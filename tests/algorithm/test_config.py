@@ -71,6 +71,7 @@ FAULTS = [
     ("num_env_runners", 0, None),
     ("replay_revisit_fraction", 1.5, "replay_revisit_fraction = 1.5; expected a number in [0, 1]"),
     ("replay_reuse_fraction", 1.0, "replay_reuse_fraction = 1.0; expected a number in [0, 1)"),
+    ("prompt_order", "shuffled", "prompt_order = 'shuffled'; expected one of"),
     ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.25); expected both 0"),
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'expanding', 'fixed', 'fsrs'"),
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing_config = {'boxes': 3}; spacing 'fsrs' has no parameters"),

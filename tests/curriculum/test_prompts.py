@@ -12,9 +12,10 @@ from rllib_srl.curriculum.prompts import PromptSource
 from tests.small_worlds import Even, Odd
 
 
-def source(seed=0, mixture=None, **env_configs):
+def source(seed=0, mixture=None, order="mixture", **env_configs):
     mixture = mixture or {"even": 1.0}
-    return PromptSource({"even": Even, "odd": Odd, "seeds": Seeds}, env_configs, mixture, seed)
+    creators = {"even": Even, "odd": Odd, "seeds": Seeds, "twice": Twice}
+    return PromptSource(creators, env_configs, mixture, seed, order=order)
 
 
 class Seeds(gym.Env):
@@ -22,6 +23,13 @@ class Seeds(gym.Env):
 
     def __init__(self, env_config):
         pass
+
+
+class Twice(Even):
+    """Lists every prompt twice."""
+
+    def prompt_ids(self, split, seed):
+        return [*super().prompt_ids(split, seed), *super().prompt_ids(split, seed)]
 
 
 def ids(prompts):
@@ -98,3 +106,50 @@ def test_a_world_without_training_prompts_says_so():
 
 def test_the_worlds_own_generator_is_only_read_as_far_as_needed():
     assert ids(source().draw(3)) == list(islice(ids(source().draw(10)), 3))
+
+
+# --- epochs, and the pool ---------------------------------------------------------------------------
+
+
+WORLDS = {"mixture": {"even": 1, "odd": 1}, "even": {"num_prompts": 5}, "odd": {"num_prompts": 2}}
+
+
+def test_an_epoch_plays_each_prompt_of_all_worlds_once_and_the_next_in_another_order():
+    epochs = source(3, order="epochs", **WORLDS)
+    first, second = ids(epochs.draw(7)), ids(epochs.draw(7))
+    every = {f"even {n}" for n in range(0, 10, 2)} | {"odd 0", "odd 2"}
+    assert len(set(first)) == 7 and set(first) == set(second) == every and first != second
+    assert ids(source(4, order="epochs", **WORLDS).draw(7)) != first
+    pieces = source(3, order="epochs", **WORLDS)
+    assert [one for size in (3, 1, 10) for one in ids(pieces.draw(size))] == first + second
+
+
+@pytest.mark.parametrize("num_before", [0, 4, 7, 16])
+def test_epochs_go_on_exactly_from_a_state(num_before):
+    one = source(3, order="epochs", **WORLDS)
+    one.draw(num_before)
+    state, want = one.get_state(), one.draw(20)
+    for other in (source(3, order="epochs", **WORLDS), source(9, order="epochs", **WORLDS), one):
+        other.set_state(state)
+        assert other.draw(20) == want
+
+
+def test_epochs_need_a_finite_list():
+    with pytest.raises(ValueError, match="prompt_order = 'epochs'; expected environments with a finite list"):
+        source(mixture={"even": 1, "seeds": 1}, order="epochs")
+
+
+def test_the_pool_is_every_prompt_in_an_order_of_the_seed_and_draws_nothing():
+    one = source(3, **WORLDS)
+    state = one.get_state()
+    pool = one.pool(7)
+    assert len({prompt.key for prompt in pool}) == 7 and one.get_state() == state
+    assert pool == source(3, **WORLDS).pool(100) != source(4, **WORLDS).pool(100)
+    assert one.pool(6) is None and source(mixture={"seeds": 1}).pool(10**6) is None
+
+
+def test_prompts_listed_twice_are_in_the_pool_once(caplog):
+    assert len(source(mixture={"twice": 1}, twice={"num_prompts": 4}).pool(100)) == 4
+    assert "4 of 8 training prompts are listed twice; each is played once" in caplog.text
+    with pytest.raises(ValueError, match=r"environments \['even'\] have no training prompts; expected some"):
+        source(even={"num_prompts": 0}).pool(10)
