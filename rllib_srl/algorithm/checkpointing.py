@@ -29,6 +29,7 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.curriculum.controller import Controller
+from rllib_srl.curriculum.filling import StreamFiller
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
 from rllib_srl.learner.learner_group import Learners
@@ -57,6 +58,7 @@ class SavedAlgorithm(Algorithm):
     advantage_estimator: AdvantageEstimator
     reference_clock: ReferenceClock
     controller: Controller
+    filler: StreamFiller
     report: Report
     learners: Learners
     weight_sync: WeightSync
@@ -85,7 +87,7 @@ class SavedAlgorithm(Algorithm):
         own["memory"], own["comparison"] = self.memory.get_state(), self.advantage_estimator.get_state()
         own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
-        own["planning"] = self.controller.get_state()
+        own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
             self._gather_learners()
             own["snapshot"] = str(Path(self.logdir) / "replay" / f"state_{uuid.uuid4().hex[:12]}")
@@ -110,6 +112,7 @@ class SavedAlgorithm(Algorithm):
             self.advantage_estimator.set_state(state["srl"]["comparison"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
+            self.filler.set_state(state["srl"].get("filling", {}))  # earlier versions had none
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:

@@ -132,7 +132,7 @@ class Report:
             **shares_of(memory.counts),
             **visit_counts(visits.values()),
             **age_counts(reused, now),
-            "revisit_share_intended": memory.settings.revisit_fraction,
+            "revisit_share_intended": memory.revisit_fraction,
             "reuse_share_intended": memory.settings.reuse_fraction,
             "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
             "grade_mean": float(np.mean(grades)) if grades else float("nan"),

@@ -45,7 +45,9 @@ from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
+from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
+from rllib_srl.curriculum.filling import make_filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -111,7 +113,9 @@ class SRL(SavedAlgorithm):
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
-        fractions = (self.config.replay_revisit_fraction, self.config.replay_reuse_fraction)
+        self.filler = make_filler(self.source, self.memory, self.config.num_prompts_per_batch)
+        self.filler.start()
+        fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(
             self.config.planner_settings(), self.seed, fractions, self.source, self.metrics
         )
@@ -165,13 +169,12 @@ class SRL(SavedAlgorithm):
         now = self.iteration + 1
         with self._timed("plan"):
             plan = self.controller.begin(now, self.config.evaluation_duration, self._play_probes)
-            self.memory.set_fractions(plan.revisit_fraction, plan.reuse_fraction)
-            revisits = self.memory.due(self.config.num_prompts_per_batch, now, plan.stored)
-            fresh = self.source.draw(self.config.num_prompts_per_batch - len(revisits), plan.fresh)
-            prompts = augmented(self, revisits + fresh, now)
+            filled = self.filler.fill(self.config.num_prompts_per_batch, now, plan)
+            prompts = augmented(self, filled.prompts, now)
         with self._timed("rollout"):
-            batches = self._play_training(prompts, num_revisits=len(revisits))  # asynchronous rollouts: an iterator
-            batches += self._resampled(batches, len(prompts), plan.fresh)
+            # asynchronous rollouts: an iterator
+            batches = self._play_training(prompts, num_revisits=filled.num_revisits)
+            batches += self._resampled(batches, len(prompts), now, plan)
             groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
@@ -188,6 +191,7 @@ class SRL(SavedAlgorithm):
         with self._timed("look_back"):
             if is_updated:
                 self._look_back(groups, reused, now)
+            self.filler.observe(groups, {group.group_id for group in batch.groups})
             ended = self.controller.end(plan, groups, bool(reused), is_updated, self.config.replay_pass_reward, now)
             call_finished(self, groups, reused, ended, now)
         self.report.iteration(now, batches, groups, batch.played)
@@ -306,9 +310,9 @@ class SRL(SavedAlgorithm):
                     failure = error.failure
 
     def _resampled(
-        self, batches: Sequence[RunnerBatch], num_played: int, shares: Mapping[str, float] | None
+        self, batches: Sequence[RunnerBatch], num_played: int, now: int, plan: Plan
     ) -> list[RunnerBatch]:
-        """Dynamic sampling: play fresh prompts until `num_prompts_per_batch` groups have signal.
+        """Dynamic sampling: play further prompts until `num_prompts_per_batch` groups have signal.
 
         At most `dynamic_sampling_tries` rounds.
         """
@@ -319,9 +323,11 @@ class SRL(SavedAlgorithm):
             missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
             if missing <= 0:
                 break
-            fresh = self.source.draw(missing, shares)
-            more += self._play_training(fresh, stream=f"train again {attempt}", first_slot=num_slots)
-            num_slots += missing
+            filled, stream = self.filler.more(missing, now, plan), f"train again {attempt}"
+            more += self._play_training(
+                filled.prompts, stream=stream, num_revisits=filled.num_revisits, first_slot=num_slots
+            )
+            num_slots += len(filled.prompts)
         self.report.count("num_prompts_resampled", num_slots - num_played)
         return more
 

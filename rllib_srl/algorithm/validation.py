@@ -24,7 +24,7 @@ from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
-from rllib_srl.replay.settings import parameters_of
+from rllib_srl.replay.settings import AUTO, parameters_of
 from rllib_srl.storage.local_paths import local_path
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
@@ -359,6 +359,8 @@ def _prompt_order(config: Any) -> Iterator[str]:
         yield "prompt_order = 'epochs' with a stream; expected 'mixture': a stream changes the weights of its domains"
     if config.mixture and len(set(config.mixture.values())) > 1:
         yield f"prompt_order = 'epochs' with mixture = {config.mixture!r}; expected equal weights, or 'mixture'"
+    if config.replay_revisit_fraction == AUTO:
+        yield "prompt_order = 'epochs' with replay_revisit_fraction = 'auto'; expected one of them: both order a pool"
     if (mode := config.planner_settings().mode) != "off":
         yield f"prompt_order = 'epochs' with planner_mode = {mode!r}; expected 'mixture', or 'off'"
 
@@ -395,6 +397,11 @@ def _planner(config: Any) -> Iterator[str]:
     settings = config.planner_settings()
     yield from (faults := settings.faults(prefix="planner_"))
     yield from _fractions(config, settings) if not faults else ()
+    if config.replay_revisit_fraction == AUTO and "revisit" in settings.adapted:
+        yield (
+            f"replay_revisit_fraction = 'auto' with planner_adapt = {settings.adapt!r}; expected a number, or 'reuse' "
+            "or 'none': only one of them can move the fraction"
+        )
     if settings.adapt != "none" and config.replay_capacity == 0:
         yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
     if settings.mode != "off" and config.replay_domain_quotas is not None:

@@ -35,7 +35,7 @@ from rllib_srl.replay.pass_rates import estimates
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.load import Share, reuse_share
 from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.settings import ReplaySettings, users_rules
+from rllib_srl.replay.settings import AUTO, ReplaySettings, users_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
 
@@ -67,8 +67,11 @@ class ReplayClient:
             journals: paths of the shards' journals.
         """
         self._journals = journals
-        self.settings, self._shards, self._is_local = settings, list(shards), is_local
-        self._revisits, self._reuses = Share(settings.revisit_fraction), reuse_share(settings.reuse_fraction)
+        self.is_auto = settings.revisit_fraction == AUTO
+        self.settings = replace(settings, revisit_fraction=settings.first_revisit_fraction)  # from now on a number
+        self._shards, self._is_local = list(shards), is_local
+        self._revisits = Share(settings.first_revisit_fraction)
+        self._reuses = reuse_share(settings.reuse_fraction)
         self._rules: Any = None
         self.num_items = 0
         self.num_restarts = 0
@@ -117,6 +120,11 @@ class ReplayClient:
         memory._call(memory._on_all(Call.of(ReplayBufferActor.check_started)), "starting", timeout_s)
         return memory
 
+    @property
+    def revisit_fraction(self) -> float:
+        """Return the revisit fraction in use, which "auto" and a planner change."""
+        return self.settings.first_revisit_fraction
+
     # --- an iteration ----------------------------------------------------------------------------
 
     def due(self, num_prompts: int, now: int, shares: DomainShares | None = None) -> list[Prompt]:
@@ -128,7 +136,7 @@ class ReplayClient:
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._revisits.owed(num_prompts)
-        room = self.settings.revisit_fraction * num_prompts / len(self._shards)
+        room = self.revisit_fraction * num_prompts / len(self._shards)
 
         def due(part: int, request: str, without: Collection[str]) -> Call[list[Prompt]]:
             return Call.of(ReplayBufferActor.due, part, now, request, room, without, shares)
@@ -175,7 +183,7 @@ class ReplayClient:
     def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
         """Change the replay fractions from now on; None leaves one unchanged. Carried remainders are kept."""
         settings = self.settings
-        if revisit is not None and revisit != settings.revisit_fraction:
+        if revisit is not None and revisit != self.revisit_fraction:
             self._revisits = self._revisits.carried_into(Share(revisit))
         if reuse is not None and reuse != settings.reuse_fraction:
             self._reuses = self._reuses.carried_into(reuse_share(reuse))

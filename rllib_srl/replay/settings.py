@@ -27,6 +27,8 @@ from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
 from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
 
+AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool (`curriculum/filling.py`)
+AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
 DIVERSITY_ON = ("interval", "draw")
 
@@ -35,7 +37,11 @@ DIVERSITY_ON = ("interval", "draw")
 class ReplaySettings:
     """Settings of the memory. Invariant: plain values only, so that they can be sent to any process."""
 
-    revisit_fraction: float = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]")
+    revisit_fraction: float | str = setting(
+        0.25,
+        'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted, and in a finite pool of prompts no '
+        "share: unseen and stored ones compete (docs/memory.md)",
+    )
     reuse_fraction: float = setting(0.25, "share of trained groups drawn from the memory, in [0, 1)")
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory")
     groups_per_item: int = setting(2, "number of newest groups kept per item")
@@ -184,6 +190,11 @@ class ReplaySettings:
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds")
 
     @property
+    def first_revisit_fraction(self) -> float:
+        """Return the revisit fraction of the first iteration, a number also for "auto"."""
+        return AUTO_START if isinstance(self.revisit_fraction, str) else self.revisit_fraction
+
+    @property
     def is_on(self) -> bool:
         """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
@@ -266,7 +277,7 @@ _AT_LEAST = {
     "num_shards": 1,
 }
 _WITHIN: dict[str, tuple[float, float, str]] = {
-    "revisit_fraction": (0, 1, "a number in [0, 1]"),
+    "revisit_fraction": (0, 1, "a number in [0, 1], or 'auto'"),
     "reuse_fraction": (0, 1 - 1e-9, "a number in [0, 1)"),
     "desired_retention": (1e-9, 1 - 1e-9, "a number in (0, 1)"),
     "iterations_per_day": (1e-9, math.inf, "a number above 0"),
@@ -283,7 +294,8 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
 
 def _ranges(settings: ReplaySettings) -> Iterator[str]:
     yield from of_integers(settings, _AT_LEAST)
-    yield from of_ranges(settings, _WITHIN)
+    not_numbers = ("revisit_fraction",) if settings.revisit_fraction == AUTO else ()
+    yield from of_ranges(settings, {name: row for name, row in _WITHIN.items() if name not in not_numbers})
     admission = {name: getattr(settings, name) for name in SHARED}
     yield from AdmissionSettings(**admission).faults()
     window = settings.mask_window

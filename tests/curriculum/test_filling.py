@@ -1,0 +1,92 @@
+"""How a batch is filled: the share that adapts in a stream, by hand, and its state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_srl.curriculum.filling import AUTO_BOUNDS, LiveBalance, StreamFiller
+from rllib_srl.curriculum.planner import Plan
+from rllib_srl.types import GroupMeta, Prompt
+
+
+def meta(number: int, origin: str) -> GroupMeta:
+    zeros = np.zeros(2)
+    return GroupMeta(f"1.{number}", Prompt("w", str(number)), zeros, zeros, zeros, zeros, (), 0, origin, None)
+
+
+def observed(balance: LiveBalance, num: dict[str, int], live: dict[str, int]) -> float:
+    """Observe `num` groups of each kind, the first `live` of them trained on; return the fraction."""
+    groups = [meta(10 * at + i, origin) for at, origin in enumerate(num) for i in range(num[origin])]
+    trained = {f"1.{10 * at + i}" for at, origin in enumerate(num) for i in range(live[origin])}
+    balance.observe(groups, trained)
+    return balance.fraction
+
+
+def test_the_share_falls_while_revisits_teach_less_and_rises_while_they_teach_more():
+    balance = LiveBalance()
+    even = {"fresh": 4, "revisit": 4}
+    assert observed(balance, even, {"fresh": 4, "revisit": 0}) == 0.25  # 4 groups of each kind are too few
+    # a step is .05 * (.5 - .05) = .0225
+    assert observed(balance, {"fresh": 8, "revisit": 8}, {"fresh": 8, "revisit": 0}) == pytest.approx(0.2275)
+    for _ in range(20):
+        observed(balance, {"fresh": 8, "revisit": 1}, {"fresh": 8, "revisit": 0})
+    assert balance.fraction == AUTO_BOUNDS[0]
+    for _ in range(200):
+        observed(balance, even, {"fresh": 0, "revisit": 4})
+    assert balance.fraction == AUTO_BOUNDS[1]
+
+
+def test_equal_shares_leave_the_fraction():
+    balance = LiveBalance()
+    for _ in range(9):
+        assert observed(balance, {"fresh": 8, "revisit": 8}, {"fresh": 0, "revisit": 0}) == 0.25
+    for _ in range(9):  # interleaved equally, so the faded shares are equal
+        for origin in ("fresh", "revisit"):
+            groups = [meta(i, origin) for i in range(3)]
+            balance.observe(groups, {"1.0"})
+    assert balance.live_share("fresh") == pytest.approx(balance.live_share("revisit"))
+
+
+def test_the_faded_share_by_hand():
+    balance = LiveBalance()
+    balance.observe([meta(0, "fresh"), meta(1, "fresh")], {"1.0"})
+    assert balance.live_share("fresh") == pytest.approx(0.985 / 1.985)
+    assert balance.live_share("revisit") == 0.0
+
+
+class Source:
+    """Returns numbered prompts."""
+
+    def draw(self, num, shares=None):
+        return [Prompt("w", f"fresh {i}") for i in range(num)]
+
+
+class Memory:
+    """Notes the fraction and returns two revisits."""
+
+    def set_fractions(self, revisit, reuse):
+        self.fractions = (revisit, reuse)
+
+    def due(self, num, now, shares):
+        return [Prompt("w", "old 0"), Prompt("w", "old 1")]
+
+
+def test_a_filler_sets_its_fraction_and_fills_up_with_fresh_prompts():
+    memory = Memory()
+    adapted = StreamFiller(Source(), memory, LiveBalance())
+    batch = adapted.fill(5, 3, Plan(reuse_fraction=0.1))
+    assert memory.fractions == (0.25, 0.1) and batch.num_revisits == 2
+    assert [prompt.prompt_id for prompt in batch.prompts] == ["old 0", "old 1", "fresh 0", "fresh 1", "fresh 2"]
+    fixed = StreamFiller(Source(), memory, None)
+    fixed.fill(5, 3, Plan(revisit_fraction=0.4))
+    assert memory.fractions == (0.4, None) and fixed.get_state() == {}
+
+
+def test_a_balance_goes_on_from_its_state():
+    one, other = LiveBalance(), LiveBalance()
+    for _ in range(5):
+        observed(one, {"fresh": 8, "revisit": 8}, {"fresh": 6, "revisit": 1})
+    other.set_state(one.get_state())
+    both = [observed(each, {"fresh": 3, "revisit": 2}, {"fresh": 1, "revisit": 2}) for each in (one, other)]
+    assert both[0] == both[1] < 0.25 and one.get_state() == other.get_state()
