@@ -156,7 +156,7 @@ RENAMED_VALUES = {f"replay_{name}": values for name, values in REPLAY_VALUES.ite
 _NEW = (
     *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
-    *("zvp_coeff", "screen_size", "smallest_group", "largest_group"),
+    *("zvp_coeff", "screen_size", "smallest_group", "largest_group", "planner_sec_rate"),
 )
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
 

@@ -192,7 +192,8 @@ class SRL(SavedAlgorithm):
             if is_updated:
                 self._look_back(groups, reused, now)
             self.filler.observe(groups, {group.group_id for group in batch.groups})
-            ended = self.controller.end(plan, groups, bool(reused), is_updated, self.config.replay_pass_reward, now)
+            outcome = (groups, batch.played, bool(reused), is_updated)
+            ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
             call_finished(self, groups, reused, ended, now)
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)

@@ -404,7 +404,7 @@ def _planner(config: Any) -> Iterator[str]:
         )
     if settings.adapt != "none" and config.replay_capacity == 0:
         yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
-    if settings.mode != "off" and config.replay_domain_quotas is not None:
+    if settings.mode not in ("off", "sec") and config.replay_domain_quotas is not None:
         yield (
             f"replay_domain_quotas = {config.replay_domain_quotas!r}; expected None with planner_mode = "
             f"{settings.mode!r}, which sets the quotas"

@@ -74,6 +74,7 @@ class Controller:
         self,
         plan: Plan,
         groups: Sequence[GroupMeta],
+        advantages: Sequence[np.ndarray],
         has_reused: bool,
         is_updated: bool,
         pass_reward: float,
@@ -84,6 +85,7 @@ class Controller:
         Args:
             plan: the plan that `begin` returned.
             groups: the played groups.
+            advantages: of the episodes of each.
             has_reused: whether stored groups were trained on as well.
             is_updated: whether the learner changed its weights.
             pass_reward: the lowest reward of a pass, unless the environment defines its own.
@@ -93,7 +95,7 @@ class Controller:
             The domains of a stream that ended with this iteration.
         """
         if self.settings.is_on:
-            self.planner.observe(results_of(groups, pass_reward), now)
+            self.planner.observe(results_of(groups, pass_reward, advantages), now)
             ess = self._learned("reuse/ess") if is_updated and has_reused else math.nan
             signal = self._learned(self.settings.plasticity_signal) if is_updated else math.nan
             self.planner.adapt(now, ess, signal)
@@ -149,12 +151,15 @@ class Controller:
             self._metrics.log_value((PLANNER_RESULTS, *name.split("/", 1)), value, reduce="mean", window=1)
 
 
-def results_of(groups: Sequence[GroupMeta], pass_reward: float) -> dict[str, list[Result]]:
+def results_of(
+    groups: Sequence[GroupMeta], pass_reward: float, advantages: Sequence[np.ndarray]
+) -> dict[str, list[Result]]:
     """Return the results of the groups of each domain; `is_success_G` decides which episodes pass."""
     results: dict[str, list[Result]] = {}
-    for group in groups:
+    for group, advantage_G in zip(groups, advantages, strict=True):
         passed = float(np.mean(group.is_success_G(pass_reward)))
-        results.setdefault(group.prompt.domain, []).append(Result(passed, float(np.mean(group.rewards_G))))
+        result = Result(passed, float(np.mean(group.rewards_G)), float(np.mean(np.abs(advantage_G))))
+        results.setdefault(group.prompt.domain, []).append(result)
     return results
 
 

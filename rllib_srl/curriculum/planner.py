@@ -45,6 +45,19 @@ Loss weights by progress (`recap_weights`): domains with slow or unstable progre
 3. At the published T = 5 weights stay within about 0.93 to 1.2.
 
 Source: Dynamic objective reweighting (RECAP) 2025, arXiv 2510.21978; github.com/VietHoang1512/recap.
+
+Shares by a bandit over domains (`mode = "sec"`): fresh prompts go where advantages are large.
+
+    r = mean |advantage| of the domain's played episodes in an iteration
+    Q' = Q + rate (r - Q)                              TD(0), Q = 0 at first
+    share = floor + (1 - K floor) softmax(Q / temperature + log weight)
+
+1. The source draws the domain of each prompt; here the shares are exact in the long run.
+2. The weight is that of the mixture; equal weights, the default, are the source's.
+3. Revisits count in r as well. They are drawn by the memory's own rule, except in a finite pool without a revisit
+   fraction, where the shares divide the whole batch.
+
+Source: Self-evolving curriculum (SEC), Chen et al. 2025, arXiv 2505.14970.
 """
 
 from __future__ import annotations
@@ -187,10 +200,11 @@ def scaled_softmax(score_K: np.ndarray, temperature: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one group: pass rate of its episodes and mean reward. Invariant: both in [0, 1]."""
+    """The result of one group. Invariant: `pass_rate` and `reward` are in [0, 1]."""
 
     pass_rate: float
-    reward: float
+    reward: float  # mean
+    abs_advantage: float = 0.0  # mean over its episodes
 
 
 @dataclass(frozen=True)
@@ -217,6 +231,7 @@ class Domain:
     due: int | None = None
     gap: float = 1.0
     losses: list[float] = field(default_factory=list)
+    value: float = 0.0  # Q of the bandit, `mode = "sec"`
 
     @property
     def lost(self) -> float:
@@ -281,6 +296,8 @@ class Planner:
         active = [name for name, weight in mixture.items() if weight > 0]
         fresh = self.shares(active, now, [mixture[name] for name in active])
         known = list(self.domains)
+        if settings.mode == "sec":
+            return Plan(dict(zip(active, fresh, strict=True)), None, *self._fractions(), self.weights())
         stored = self.shares(known, now, None)
         only = None
         if settings.single_every and now % settings.single_every == 0:
@@ -310,6 +327,9 @@ class Planner:
             is_forgotten = weights is None and settings.rehearse == "forgotten"
             need_K = np.array([row.lost for row in rows]) if is_forgotten else 1 - acc_K
             score_K = settings.sharpness * need_K + log_K
+        elif settings.mode == "sec":
+            value_K = np.array([row.value for row in rows])
+            score_K = value_K / settings.temperature + (0.0 if weights is None else np.log(base_K))
         else:
             since_K = np.array([now - row.last_seen for row in rows])
             score_K = (
@@ -335,9 +355,11 @@ class Planner:
         """Update the statistics with the results of the groups played in iteration `now`, by domain."""
         self._meet(now, dict.fromkeys(results, 1.0))
         for name, groups in results.items():
-            domain, rate = self.domains[name], self.settings.ema_rate
+            domain, rate, value_rate = self.domains[name], self.settings.ema_rate, self.settings.sec_rate
             for result in groups:
                 domain.acc, domain.variance = averaged(domain.acc, domain.variance, result.pass_rate, rate)
+            reward = float(np.mean([result.abs_advantage for result in groups]))
+            domain.value += value_rate * (reward - domain.value)
             domain.num_groups += len(groups)
             domain.last_seen = now
             loss = 1.0 - float(np.mean([result.reward for result in groups]))
@@ -380,6 +402,8 @@ class Planner:
             values |= {f"acc_ema/{name}": domain.acc, f"last_seen/{name}": domain.last_seen}
             if domain.recall is not None:
                 values[f"recall/{name}"] = domain.recall
+            if self.settings.mode == "sec":
+                values[f"bandit_value/{name}"] = domain.value
         return values | {f"loss_weight/{name}": weight for name, weight in self.weights().items()}
 
     # --- checkpoints ----------------------------------------------------------------------------

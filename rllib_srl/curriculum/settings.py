@@ -16,7 +16,7 @@ from typing import Any
 from rllib_srl.common.setting_checks import are_numbers, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import setting, table_of
 
-MODES = ("off", "bands", "softmax")
+MODES = ("off", "bands", "softmax", "sec")
 OBJECTIVES = ("uniform", "recap")
 REHEARSED = ("failing", "forgotten")
 ADAPTED = ("none", "revisit", "reuse", "both")
@@ -28,7 +28,7 @@ class PlannerSettings:
 
     mode: str = setting(
         "off",
-        'shares of domains: "bands" (by accuracy band), "softmax" (by failure rate) or "off"',
+        'shares of domains: "bands" (by accuracy band), "softmax" (by failure rate), "sec" (bandit) or "off"',
         of="mode.name", is_head=True,
     )
     acc_init: float = setting(0.5, "initial accuracy of a domain, in [0, 1]", of="mode.acc_init", rules="bands softmax")
@@ -59,7 +59,12 @@ class PlannerSettings:
         of="mode.uncertainty_coeff", rules="bands",
     )
     temperature: float = setting(
-        1.0, "temperature of the softmax over priorities, > 0", of="mode.temperature", rules="bands"
+        1.0, "temperature of the softmax over priorities, > 0", of="mode.temperature", rules="bands sec"
+    )
+    sec_rate: float = setting(
+        0.5,
+        "weight of an iteration's mean |advantage| in the value of its domain, in (0, 1]",
+        of="mode.rate", rules="sec",
     )
     sharpness: float = setting(
         3.0, "share ~ exp(sharpness * (1 - accuracy)) of a domain", of="mode.sharpness", rules="softmax"
@@ -69,8 +74,8 @@ class PlannerSettings:
     )
     floor: float | None = setting(
         None,
-        "minimum share of each domain; None: 0.02 with bands, 0.001 with softmax",
-        of="mode.floor", rules="bands softmax",
+        "minimum share of each domain; None: 0.02 with bands, 0.001 with softmax, 0 with sec",
+        of="mode.floor", rules="bands softmax sec",
     )
     single_every: int = setting(
         10, "every n-th iteration plays one domain only; 0: never", of="mode.single_every", rules="bands softmax"
@@ -154,7 +159,7 @@ class PlannerSettings:
         """Return the minimum share of each domain."""
         if self.floor is not None:
             return self.floor
-        return 0.02 if self.mode == "bands" else 0.001
+        return {"bands": 0.02, "sec": 0.0}.get(self.mode, 0.001)
 
     def faults(self, prefix: str = "") -> list[str]:
         """Validate the settings; return error messages "name = value; expected ...", [] if there are none."""
@@ -175,6 +180,7 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "uncertainty_coeff": (0, math.inf, "a number of at least 0"),
     "temperature": (1e-3, math.inf, "a number of at least 0.001"),
     "sharpness": (0, 100, "a number from 0 to 100"),
+    "sec_rate": (1e-9, 1, "a number in (0, 1]"),
     "floor": (0, 1, "a number in [0, 1], or None"),
     "recap_temperature": (1e-3, math.inf, "a number of at least 0.001"),
     "recap_mix": (0, 1, "a number in [0, 1]"),
@@ -188,16 +194,27 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
 # What must be on for a setting to act.
 _ACTS: dict[str, tuple[Callable[[PlannerSettings], bool], str]] = {
     **dict.fromkeys(
-        ("band_weights", "staleness_coeff", "staleness_horizon", "uncertainty_coeff", "temperature"),
+        ("band_weights", "staleness_coeff", "staleness_horizon", "uncertainty_coeff"),
         (lambda s: s.mode == "bands", "mode = 'bands'"),
     ),
-    **dict.fromkeys(("floor", "single_every", "item_bands"), (lambda s: s.mode != "off", "mode other than 'off'")),
+    "temperature": (lambda s: s.mode in ("bands", "sec"), "mode = 'bands' or 'sec'"),
+    "sec_rate": (lambda s: s.mode == "sec", "mode = 'sec'"),
+    "floor": (lambda s: s.mode != "off", "mode other than 'off'"),
+    **dict.fromkeys(
+        ("single_every", "item_bands"), (lambda s: s.mode in ("bands", "softmax"), "mode = 'bands' or 'softmax'")
+    ),
     **dict.fromkeys(("sharpness", "rehearse"), (lambda s: s.mode == "softmax", "mode = 'softmax'")),
     **dict.fromkeys(
         ("probe_first", "ema_rate"),
-        (lambda s: s.mode != "off" or s.adapt != "none", "mode other than 'off' or adapt other than 'none'"),
+        (
+            lambda s: s.mode in ("bands", "softmax") or s.adapt != "none",
+            "mode = 'bands' or 'softmax', or adapt other than 'none'",
+        ),
     ),
-    "acc_init": (lambda s: s.mode != "off" and not s.probe_first, "mode other than 'off' and probe_first = False"),
+    "acc_init": (
+        lambda s: s.mode in ("bands", "softmax") and not s.probe_first,
+        "mode = 'bands' or 'softmax', and probe_first = False",
+    ),
     "band_bounds": (lambda s: s.mode == "bands" or _has_item_bands(s), "mode = 'bands' or item_bands"),
     **dict.fromkeys(
         ("recap_window", "recap_temperature", "recap_mix"), (lambda s: s.objective == "recap", "objective = 'recap'")
@@ -217,7 +234,7 @@ _ACTS: dict[str, tuple[Callable[[PlannerSettings], bool], str]] = {
 
 
 def _has_item_bands(settings: PlannerSettings) -> bool:
-    return settings.mode != "off" and settings.item_bands is not None
+    return settings.mode in ("bands", "softmax") and settings.item_bands is not None
 
 
 def _types(settings: PlannerSettings) -> Iterator[str]:

@@ -253,17 +253,18 @@ def trace(**settings) -> list:
         made.append((due, plans.plan(now, mixture)))
         played = [name for name in SPANS if mixture[name] or now % 5 == 0]
         earned = {name: float(generator.uniform(*SPANS[name])) for name in played}
-        plans.observe({name: [Result(value, value)] for name, value in earned.items()}, now)
+        plans.observe({name: [Result(value, value, value)] for name, value in earned.items()}, now)
         plans.adapt(now, ess=0.3, signal=1.0 / now)
     return made
 
 
 SPANS = {"a": (0.3, 0.9), "b": (0.0, 0.5), "c": (0.8, 1.0)}
-BANDS, SOFT = {"mode": "bands"}, {"mode": "softmax"}
+BANDS, SOFT, SEC = {"mode": "bands"}, {"mode": "softmax"}, {"mode": "sec"}
 RECAP = {"objective": "recap", "recap_window": 4}
 ADAPT = {"adapt": "both", "forgetting_threshold": 0.01, "ema_rate": 0.5}
 CHANGES = {
-    "mode": [({}, "bands"), (BANDS, "softmax")],
+    "mode": [({}, "bands"), (BANDS, "softmax"), ({}, "sec")],
+    "sec_rate": [(SEC, 0.9)],
     "acc_init": [(BANDS, 0.9)],
     "probe_first": [(BANDS, True), (ADAPT, True)],
     "ema_rate": [(BANDS, 0.5), (SOFT, 0.5)],
@@ -273,10 +274,10 @@ CHANGES = {
     "staleness_coeff": [(BANDS, 0.5)],
     "staleness_horizon": [(BANDS, 5)],
     "uncertainty_coeff": [(BANDS, 0.9)],
-    "temperature": [(BANDS, 0.2)],
+    "temperature": [(BANDS, 0.2), (SEC, 0.2)],
     "sharpness": [(SOFT, 6.0)],
     "rehearse": [(SOFT, "forgotten")],
-    "floor": [(BANDS, 0.1), (SOFT, 0.1)],
+    "floor": [(BANDS, 0.1), (SOFT, 0.1), (SEC, 0.1)],
     "single_every": [(BANDS, 3), (SOFT, 0)],
     "objective": [({}, "recap")],
     "recap_window": [(RECAP, 8)],
@@ -310,7 +311,8 @@ def test_every_setting_acts(name, base, value):
 
 
 @pytest.mark.parametrize(
-    "settings", [BANDS, {**SOFT, "single_every": 3}, {**RECAP, **ADAPT, "plasticity_signal": "x", "probe_every": 2}]
+    "settings",
+    [BANDS, SEC, {**SOFT, "single_every": 3}, {**RECAP, **ADAPT, "plasticity_signal": "x", "probe_every": 2}],
 )
 def test_a_state_goes_on_exactly(settings):
     one, mixture = planner(**settings), {"a": 0.5, "b": 0.5}
@@ -321,7 +323,7 @@ def test_a_state_goes_on_exactly(settings):
             for name in (due := plans.due_probes(now, mixture)):
                 plans.probed(name, float(generator.uniform()), now)
             made.append((due, plans.plan(now, mixture)))
-            plans.observe({name: [Result(float(generator.uniform()), 0.5)] for name in mixture}, now)
+            plans.observe({name: [Result(float(generator.uniform()), 0.5, now % 3)] for name in mixture}, now)
             plans.adapt(now, signal=1 / now)
         return made
 
@@ -356,7 +358,7 @@ def test_all_faults_are_told_at_once():
         "planner_band_bounds",
         "planner_fraction_bounds",
     ]
-    assert "planner_mode = 'band'; expected one of 'off', 'bands', 'softmax'" in told
+    assert "planner_mode = 'band'; expected one of 'off', 'bands', 'softmax', 'sec'" in told
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"mode", "objective", "adapt", "probe_every"}))
@@ -393,6 +395,23 @@ def test_validate_reports_the_planner(random_llama_dir, tmp_path):
     assert any(line.startswith("replay_domain_quotas = 'equal'; expected None") for line in faults_of(config))
     with pytest.raises(TypeError, match=r"planner\(\) got .*\n  modus; .*did you mean mode\?"):
         config.planner(modus="bands")
+
+
+def test_a_bandit_gives_shares_by_the_mean_absolute_advantage():
+    """Q' = Q + .5 (r - Q): a: 0, .4, .6, b: 0, 0, .1; shares softmax(Q / .2)."""
+    plans = planner(mode="sec", temperature=0.2)
+    mixture = {"a": 0.5, "b": 0.5}
+    assert plans.plan(1, mixture).fresh == {"a": 0.5, "b": 0.5}
+    plans.observe({"a": [Result(0.5, 0.5, 0.9), Result(0.5, 0.5, 0.7)], "b": [Result(1, 1, 0.0)]}, 1)
+    plan = plans.plan(2, mixture)
+    assert plan.stored is None and plan.fresh["a"] == pytest.approx(1 / (1 + np.exp(-0.4 / 0.2)))
+    plans.observe({"a": [Result(0.5, 0.5, 0.8)], "b": [Result(1, 1, 0.2)]}, 2)
+    assert plans.gauges()["bandit_value/a"] == pytest.approx(0.6)
+    assert plans.plan(3, mixture).fresh["b"] == pytest.approx(1 / (1 + np.exp(0.5 / 0.2)))
+    # a domain that was not played keeps its value; weights of a mixture multiply the shares
+    plans.observe({"a": [Result(0.5, 0.5, 0.6)]}, 3)
+    shares = plans.plan(4, {"a": 0.25, "b": 0.75}).fresh
+    assert shares["b"] / shares["a"] == pytest.approx(3 * np.exp(-0.5 / 0.2))
 
 
 # --- the real path ----------------------------------------------------------------------------------
@@ -438,6 +457,15 @@ def test_shares_reach_the_prompts(config):
     told = results[-1]["planner"]
     assert told["share_realised"] == {"even": 0.875, "odd": 0.125} and told["acc_ema"]["odd"] == 1.0
     assert told["share_intended"]["odd"] == pytest.approx(0.125, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_bandit_moves_fresh_prompts_to_the_domain_with_advantages(config):
+    # Odd is paid for everything: no advantage; Even has some in every iteration.
+    config.planner(mode={"name": "sec", "temperature": 0.05, "rate": 1.0})
+    rows, results = train(config, 4)
+    assert all(fresh == {"even": 8} for fresh, _ in rows[1:])
+    assert results[-1]["planner"]["bandit_value"]["odd"] == 0.0 < 0.3 < results[-1]["planner"]["bandit_value"]["even"]
 
 
 @pytest.mark.slow
