@@ -29,7 +29,7 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.curriculum.controller import Controller
-from rllib_srl.curriculum.filling import StreamFiller
+from rllib_srl.curriculum.filling import Filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
 from rllib_srl.learner.learner_group import Learners
@@ -58,7 +58,7 @@ class SavedAlgorithm(Algorithm):
     advantage_estimator: AdvantageEstimator
     reference_clock: ReferenceClock
     controller: Controller
-    filler: StreamFiller
+    filler: Filler
     report: Report
     learners: Learners
     weight_sync: WeightSync
@@ -160,6 +160,7 @@ class SavedAlgorithm(Algorithm):
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_orphan_groups", self.memory.restore(directory))
+        self.filler.start()
 
     def restore_from_path(
         self, path: Any, *args: Any, component: str | None = None, trust: bool = False, **kwargs: Any

@@ -113,7 +113,7 @@ class SRL(SavedAlgorithm):
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
-        self.filler = make_filler(self.source, self.memory, self.config.num_prompts_per_batch)
+        self.filler = make_filler(self.source, self.memory, self.config.num_prompts_per_batch, worlds[2])
         self.filler.start()
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(

@@ -10,16 +10,21 @@ A pool is finite if there is no stream, every environment lists its prompts, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
-from rllib_srl.replay.settings import AUTO_START
+from rllib_srl.replay.selection.rules import POOL_RULES, SELECTIONS
+from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.settings import AUTO_START, ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
 
+logger = logging.getLogger(__name__)
+BAND_BOUNDS = (0.4, 0.8)  # of shares that do not divide items by band, so it does not matter
 FADE = 0.985  # a group: about 67 groups count
 AUTO_BOUNDS = (0.05, 0.5)  # lowest and highest revisit fraction of "auto" in an endless stream
 AUTO_STEP = 0.05  # of an iteration, as a share of the range between the bounds
@@ -114,13 +119,82 @@ class StreamFiller:
             self._balance.set_state(state)
 
 
-def make_filler(source: PromptSource, memory: ReplayClient | NoMemory, num_prompts: int) -> StreamFiller:
+class PoolFiller:
+    """Fills batches from a finite pool whose prompts are all items of the memory. Invariant: it has no state."""
+
+    def __init__(self, memory: ReplayClient, pool: Sequence[Prompt]) -> None:
+        """Draw from `memory`, in which `start` adds the prompts of `pool`."""
+        self._memory, self._pool = memory, pool
+
+    def start(self) -> None:
+        """Add the prompts that are not in the memory yet: all of them, or after a restore those that are new."""
+        num_new = self._memory.enrol(self._pool, 0)
+        logger.info("a finite pool of %d prompts, %d of them new to the memory", len(self._pool), num_new)
+
+    def fill(self, num: int, now: int, plan: Plan) -> Batch:
+        """Return the `num` prompts of iteration `now`; a plan's shares divide them among domains."""
+        self._memory.set_fractions(None, plan.reuse_fraction)
+        return self.more(num, now, plan)
+
+    def more(self, num: int, now: int, plan: Plan) -> Batch:
+        """Return `num` prompts that this iteration has not drawn yet; fewer if the pool has no more."""
+        shares = plan.stored
+        if shares is None and plan.fresh is not None:
+            shares = DomainShares(plan.fresh, {}, None, BAND_BOUNDS)
+        return Batch(*self._memory.from_pool(num, now, shares))
+
+    def observe(self, groups: Sequence[GroupMeta], trained: Collection[str]) -> None:
+        """Do nothing: the memory has seen the groups."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return {}."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+Filler = StreamFiller | PoolFiller
+
+
+def make_filler(
+    source: PromptSource, memory: ReplayClient | NoMemory, num_prompts: int, mixture: Mapping[str, float]
+) -> Filler:
     """Return the filler for the memory's settings.
 
     Args:
         source: of fresh prompts.
         memory: the run's memory; its `revisit_fraction` decides.
         num_prompts: of a batch.
+        mixture: environment id -> weight among fresh prompts.
+
+    Raises:
+        ValueError: a finite pool with settings that do not fit it, all at once.
     """
-    is_auto = isinstance(memory, ReplayClient) and memory.is_auto
-    return StreamFiller(source, memory, LiveBalance() if is_auto else None)
+    if not isinstance(memory, ReplayClient) or not memory.is_auto:
+        return StreamFiller(source, memory, None)
+    pool = source.pool(memory.settings.capacity)
+    if pool is None:
+        return StreamFiller(source, memory, LiveBalance())
+    if faults := list(_faults_of_pool(memory.settings, pool, num_prompts, mixture)):
+        raise ValueError("replay_revisit_fraction = 'auto' with a finite pool: " + "; ".join(faults))
+    return PoolFiller(memory, pool)
+
+
+def _faults_of_pool(
+    settings: ReplaySettings, pool: Sequence[Prompt], num_prompts: int, mixture: Mapping[str, float]
+) -> Iterator[str]:
+    if settings.selection in SELECTIONS.own and settings.selection not in POOL_RULES:
+        listed = ", ".join(POOL_RULES)
+        yield f"replay_selection = {settings.selection!r}; expected a rule for prompts never played too: {listed}"
+    if (least := num_prompts * settings.min_recall_interval) > len(pool):
+        yield (
+            f"a pool of {len(pool)} prompts; expected at least num_prompts_per_batch * replay_min_recall_interval = "
+            f"{least}, because a batch has each prompt once"
+        )
+    if len(set(mixture.values())) > 1:
+        yield f"mixture = {dict(mixture)!r}; expected equal weights, or replay_selection = {{'weights': ...}} by domain"
+    if settings.domains != "all":
+        yield f"replay_domains = {settings.domains!r}; expected 'all'"
+    if settings.task_growth:
+        yield "replay_task_growth = True; expected False: histories would take the place of prompts"

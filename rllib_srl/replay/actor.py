@@ -128,6 +128,19 @@ class ReplayBufferActor:
         self._busy_s += time.perf_counter() - begin
         return prompts
 
+    def enrol(self, prompts: Sequence[Prompt], now: int, request: str = "") -> int:
+        """Add items for prompts that were never played; see `SRLReplayBuffer.enrol`."""
+        return self.buffer.enrol(prompts, now, request)
+
+    def from_pool(
+        self, num: int, now: int, request: str = "", shares: DomainShares | None = None
+    ) -> tuple[list[Prompt], int]:
+        """Draw prompts of a finite pool; see `SRLReplayBuffer.from_pool`."""
+        begin = time.perf_counter()
+        drawn = self.buffer.from_pool(num, now, request, shares)
+        self._busy_s += time.perf_counter() - begin
+        return drawn
+
     def sample(
         self,
         num_items: int | None = None,

@@ -40,11 +40,13 @@ from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.schedule.review_log import RECENT, Reviews
 from rllib_srl.replay.selection.growth import revisited
+from rllib_srl.replay.selection.pool import Surprise
+from rllib_srl.replay.selection.rules import WHOLE_POOL
 from rllib_srl.replay.selection.sampler import Draws, drawn_in
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import Header
+from rllib_srl.replay.store.records import Header, key_of
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, Prompt
 
@@ -70,6 +72,7 @@ class SRLReplayBuffer:
         decode: Callable[[Sequence[int]], str] | None = None,
         max_prompt_tokens: int | None = None,
         temperature: float = 1.0,
+        surprise: Surprise | None = None,
         **kwargs: Any,
     ) -> None:
         """Open the buffer and load its journal.
@@ -84,6 +87,7 @@ class SRLReplayBuffer:
             decode: token ids -> text, in place of that tokenizer.
             max_prompt_tokens: longest history that becomes an item, in tokens; None: no limit.
             temperature: sampling temperature of the groups, written to the review log.
+            surprise: group size and prior weight, where a group trains by its surprise (`selection/pool.py`).
             kwargs: fields of `ReplaySettings`.
 
         Raises:
@@ -94,6 +98,7 @@ class SRLReplayBuffer:
         if not self.settings.is_on:
             raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
         self._seed, self._model_dir, self._temperature = seed, model_dir, temperature
+        self._surprise = surprise
         self._settings_dict = self.settings.as_dict()
         self.ingestion = Ingestion(self.settings, model_dir, decode, max_prompt_tokens)
         self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
@@ -124,8 +129,8 @@ class SRLReplayBuffer:
         )
         self.recall = Recall(settings, self.store)
         self.recall.rebuild()
-        self.draws = Draws(settings, self.store, self.recall)
         self.domain_statistics = DomainStatistics()
+        self.draws = Draws(settings, self.store, self.recall, self.domain_statistics, self._surprise)
         self.orphans = Orphans(settings, stored)
         self.tracker = DiversityTracker(settings, self._model_dir, self._seed)
         self.tracker.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
@@ -205,21 +210,89 @@ class SRLReplayBuffer:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
             self.recall.slots = float(num if slots is None else slots)
-            domains = self.draws.domains(shares)
-            self.counts["num_admitted"] += self.recall.admit(now, domains, wanted=self.draws.entry_filter)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
-            drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
-            missing = num - len(drawn) if self.settings.fill_with_not_due else 0
-            if missing and (forced := self.recall.admit(now, domains, missing, self.draws.entry_filter)):
-                self.counts["num_admitted"] += forced
-                drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
-            prompts = [self._asked(int(slot)) for slot in drawn]
+            drawn = self._due_slots(num, now, taken, shares)
+            prompts = self._drawn_prompts(drawn, now, change)
+            if self.settings.selection in WHOLE_POOL and len(drawn):
+                self.store.update_many(drawn, last_drawn=now)
             self.counts["num_revisits"] += len(prompts)
-            change.answer = [
-                {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
-                for prompt, slot in zip(prompts, drawn, strict=True)
-            ]
         return prompts
+
+    def _due_slots(self, num: int, now: int, taken: Sequence[int], shares: DomainShares | None) -> np.ndarray:
+        """Draw items to revisit, after scheduling waiting ones that fit or are needed to fill the slots."""
+        generator = self.generators["revisit"]
+        if self.settings.selection in WHOLE_POOL:
+            return self.draws.items(num, now, generator, taken, shares)
+        domains = self.draws.domains(shares)
+        self.counts["num_admitted"] += self.recall.admit(now, domains, wanted=self.draws.entry_filter)
+        drawn = self.draws.items(num, now, generator, taken, shares)
+        missing = num - len(drawn) if self.settings.fill_with_not_due else 0
+        if missing and (forced := self.recall.admit(now, domains, missing, self.draws.entry_filter)):
+            self.counts["num_admitted"] += forced
+            drawn = self.draws.items(num, now, generator, taken, shares)
+        return drawn
+
+    def _drawn_prompts(self, slots: np.ndarray, now: int, change: Change) -> list[Prompt]:
+        """Return the prompts of drawn items, and write them with the reasons of the draw to the journal."""
+        prompts = [self._asked(int(slot)) for slot in slots]
+        change.answer = [
+            {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
+            for prompt, slot in zip(prompts, slots, strict=True)
+        ]
+        return prompts
+
+    def enrol(self, prompts: Sequence[Prompt], now: int, request: str = "") -> int:
+        """Add items for prompts that were never played, in this order; return how many are new.
+
+        Args:
+            prompts: of the pool; those that are items already stay as they are.
+            now: the training iteration.
+            request: name of the call.
+
+        Raises:
+            ValueError: the memory has no room for all of them; nothing was added.
+        """
+        answer: int | None = self._answered(request)
+        if answer is not None:
+            return answer
+        new = {key: prompt for prompt in prompts if self.store.slot_of(key := key_of(prompt)) is None}
+        if len(self.store) + len(new) > self.settings.capacity:
+            raise ValueError(
+                f"replay_capacity = {self.settings.capacity} with {len(self.store)} stored prompts and {len(new)} new "
+                f"ones of the pool; expected at least {len(self.store) + len(new)}"
+            )
+        with self._transaction(request) as change:
+            for key, prompt in new.items():
+                change.new_slots.add(self.store.add_item(key, prompt, prompt.domain, now))
+            self.counts["num_enrolled"] += len(new)
+            change.answer = len(new)
+        return len(new)
+
+    def from_pool(
+        self, num: int, now: int, request: str = "", shares: DomainShares | None = None
+    ) -> tuple[list[Prompt], int]:
+        """Draw `num` items of a finite pool, visited or not, by the priority of the selection rule.
+
+        Args:
+            num: prompts wanted; fewer only if fewer have rested for `min_recall_interval`.
+            now: the training iteration.
+            request: name of the call.
+            shares: domain shares of a planner; None: `domain_quotas` applies.
+
+        Returns:
+            The prompts, visited ones first, and the number of visited ones.
+        """
+        if (answer := self._answered(request)) is None:
+            with self._transaction(request) as change:
+                self.recall.slots = float(num)
+                slots_N = self.draws.from_pool(num, now, self.generators["revisit"], shares)
+                slots_N = slots_N[np.argsort(self.store.items["visits"][slots_N] == 0, kind="stable")]
+                self._drawn_prompts(slots_N, now, change)
+                if len(slots_N):
+                    self.store.update_many(slots_N, last_drawn=now)
+                answer = change.answer
+                self.counts["num_revisits"] += sum(drawn["why"]["visits"] > 0 for drawn in answer)
+        return [prompt_of(drawn["prompt"]) for drawn in answer], sum(drawn["why"]["visits"] > 0 for drawn in answer)
 
     def sample(
         self,

@@ -21,6 +21,7 @@ COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
     *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
+    "num_enrolled",
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over", "num_orphans_played"),
 )
 
@@ -102,4 +103,11 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
         "novelty": round(float(row["novelty"]), 4),
         "diversity": round(float(row["diversity"]), 4),
         "is_leech": bool(row["status"] == LEECH),
+        **_factors(buffer, slot),
     }
+
+
+def _factors(buffer: SRLReplayBuffer, slot: int) -> dict[str, Any]:
+    """Return the factors of the item's priority in the last draw by `signal`, {} after a draw by another rule."""
+    found = buffer.draws.reasons.get(slot)
+    return {} if found is None else {"signal": {name: round(value, 6) for name, value in found.items()}}

@@ -70,6 +70,7 @@ class ReplayClient:
         self.is_auto = settings.revisit_fraction == AUTO
         self.settings = replace(settings, revisit_fraction=settings.first_revisit_fraction)  # from now on a number
         self._shards, self._is_local = list(shards), is_local
+        self._has_pool = False
         self._revisits = Share(settings.first_revisit_fraction)
         self._reuses = reuse_share(settings.reuse_fraction)
         self._rules: Any = None
@@ -122,8 +123,8 @@ class ReplayClient:
 
     @property
     def revisit_fraction(self) -> float:
-        """Return the revisit fraction in use, which "auto" and a planner change."""
-        return self.settings.first_revisit_fraction
+        """Return the revisit fraction in use, which "auto" and a planner change; nan for a finite pool."""
+        return float("nan") if self._has_pool else self.settings.first_revisit_fraction
 
     # --- an iteration ----------------------------------------------------------------------------
 
@@ -145,10 +146,37 @@ class ReplayClient:
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
         if now % TIDY_EVERY == 0:
-            tidy = Call.of(ReplayBufferActor.tidy)
-            for shard in self._shards:
-                tidy.run(shard) if self._is_local else tidy.submit(shard)
+            self._tidy()
         return prompts
+
+    def enrol(self, prompts: Sequence[Prompt], now: int) -> int:
+        """Make every prompt of a finite pool an item, and draw by `from_pool` from now on; return how many are new.
+
+        Raises:
+            ValueError: the memory has no room, or several shards: each would walk through a part of the pool alone.
+        """
+        if len(self._shards) > 1:
+            raise ValueError(f"replay_num_shards = {len(self._shards)} with a finite pool of prompts; expected 1")
+        self._has_pool = True
+        call = Call.of(ReplayBufferActor.enrol, list(prompts), now, self._request(now, "enrol"))
+        return self._call({0: call}, "adding the pool")[0]
+
+    def from_pool(self, num: int, now: int, shares: DomainShares | None = None) -> tuple[list[Prompt], int]:
+        """Draw `num` prompts of the pool, visited ones first, and their number; see `SRLReplayBuffer.from_pool`.
+
+        Slots without an available prompt are counted in `num_revisits_short`.
+        """
+        call = Call.of(ReplayBufferActor.from_pool, num, now, self._request(now, "due"), shares)
+        prompts, num_revisits = self._call({0: call}, "drawing")[0]
+        self.counts["num_revisits_short"] += num - len(prompts)
+        if now % TIDY_EVERY == 0:
+            self._tidy()
+        return prompts, num_revisits
+
+    def _tidy(self) -> None:
+        tidy = Call.of(ReplayBufferActor.tidy)
+        for shard in self._shards:
+            tidy.run(shard) if self._is_local else tidy.submit(shard)
 
     def add(self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0) -> dict[str, Visit]:
         """Store and grade played groups; return the visits by group id. `policy_kl` as in `SRLReplayBuffer.add`."""

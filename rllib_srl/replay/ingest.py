@@ -268,7 +268,7 @@ class Ingestion:
         fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
         before_N = rows_at(buffer.store.items, slots)
         rho_N = self._discounts(before_N, fields["version"], policy_kl)
-        fields |= after_visit(before_N, facts, rho_N, policy_kl)
+        fields |= {**after_visit(before_N, facts, rho_N, policy_kl), "last_drawn": np.full(len(slots), now)}
         graded = buffer.recall.visit(
             slots,
             facts,

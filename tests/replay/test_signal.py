@@ -69,16 +69,16 @@ def test_the_priority_by_hand():
         cost=[1, 1, 2, 1],
         weight=[1, 1, 4, 1],
     )
-    found = factors(candidates, 2, of().signal)
-    np.testing.assert_allclose(found.chance_N, [0.5, 0.75, 0.75, 0.75])
-    np.testing.assert_allclose(found.progress_N, [1, 0.5, 1, 1])
-    np.testing.assert_allclose(found.priority_N, [5, 3.75, 9, 8.25])
+    found = factors(candidates, 4 / 2, of().signal)
+    np.testing.assert_allclose(found.chance, [0.5, 0.75, 0.75, 0.75])
+    np.testing.assert_allclose(found.progress, [1, 0.5, 1, 1])
+    np.testing.assert_allclose(found.priority, [5, 3.75, 9, 8.25])
     assert signal(candidates, 3, rng(), of()).tolist() == [2, 3, 0]
 
 
 def test_an_unseen_item_has_waited_for_a_pass():
     candidates = Candidates.of(50, elapsed=[2] * 50, visits=[0] + [1] * 49)
-    assert factors(candidates, 5, of().signal).elapsed_N.tolist() == [10] + [2] * 49
+    assert factors(candidates, 50 / 5, of().signal).elapsed.tolist() == [10] + [2] * 49
 
 
 def test_slots_of_domains_by_hand():
@@ -153,10 +153,10 @@ def test_with_the_posterior_baseline_uncertain_items_come_first():
     candidates = Candidates.of(
         3, elapsed=[4] * 3, visits=[1] * 3, history_sum=[9, 5, 0], history_count=[10, 10, 0], context=context
     )
-    found = factors(candidates, 1, of().signal)
-    np.testing.assert_allclose(found.chance_N, [4 * 10 / 12 * 2 / 12, 1, 1])
+    found = factors(candidates, 1.0, of().signal)
+    np.testing.assert_allclose(found.chance, [4 * 10 / 12 * 2 / 12, 1, 1])
     silent = Candidates.of(1, num_silent=[8], elapsed=[4], visits=[1], context=context)
-    np.testing.assert_allclose(factors(silent, 1, of().signal).chance_N, [1])  # silence is no reason to wait
+    np.testing.assert_allclose(factors(silent, 1.0, of().signal).chance, [1])  # silence is no reason to wait
 
 
 # --- a twin, and laws -----------------------------------------------------------------------------

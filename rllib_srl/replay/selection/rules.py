@@ -173,6 +173,7 @@ SELECTIONS: Rules[Rule] = Rules("selection", _OWN)
 
 # Rules of prompts that read each one's history. Every item is a candidate, due or not, and they draw no groups.
 WHOLE_POOL = ("signal", "greso", "mopps", "spo")
+READ_HISTORY = ("mopps", "spo")  # read the discounted rewards of each item
 # Rules with which unseen and stored prompts of a finite pool compete (`revisit_fraction = "auto"`).
 POOL_RULES = (*WHOLE_POOL, "fifo", "uniform", "balanced")
 

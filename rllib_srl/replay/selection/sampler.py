@@ -13,12 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rllib_srl.replay.domain_statistics import DomainStatistics
+from rllib_srl.replay.history import discounts
 from rllib_srl.replay.schedule.recall import Recall, overdue_by_recall
 from rllib_srl.replay.selection.candidates import Candidates
 from rllib_srl.replay.selection.eviction import evict
+from rllib_srl.replay.selection.pool import COLUMNS as POOL_COLUMNS
+from rllib_srl.replay.selection.pool import HISTORY, SlotClock, Surprise, context_of, pool_candidates
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
-from rllib_srl.replay.selection.rules import Carry, importance, make_settings, select
-from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.selection.rules import READ_HISTORY, WHOLE_POOL, Carry, importance, make_settings, select
+from rllib_srl.replay.selection.shares import NUM_BANDS, DomainShares
+from rllib_srl.replay.selection.signal import factors
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import LEECH, WAITING, rows_at
@@ -46,9 +51,27 @@ class Draws:
     takes all candidates without any rounding, so it leaves the carry unchanged.
     """
 
-    def __init__(self, settings: ReplaySettings, store: ItemStore, recall: Recall) -> None:
-        """Draw from `store` by the rules of `settings`."""
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        store: ItemStore,
+        recall: Recall,
+        statistics: DomainStatistics,
+        surprise: Surprise | None = None,
+    ) -> None:
+        """Draw from `store` by the rules of `settings`.
+
+        Args:
+            settings: of the memory.
+            store: the items.
+            recall: their schedule.
+            statistics: of the domains.
+            surprise: as in `pool.context_of`.
+        """
         self._settings, self._store, self._recall = settings, store, recall
+        self._statistics, self._surprise = statistics, surprise
+        self._clock = SlotClock()
+        self.reasons: dict[int, dict[str, float]] = {}  # slot -> factors of its priority, in the last draw by `signal`
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
         coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
@@ -83,6 +106,8 @@ class Draws:
         """
         store, settings = self._store, self._settings
         domains = self.domains(shares)
+        if settings.selection in WHOLE_POOL:
+            return self._of_all(num, now, generator, without, shares)
 
         def pooled(size: int) -> np.ndarray:
             found = store.pool(now, size, generator, domains, settings.min_recall_interval)
@@ -101,6 +126,65 @@ class Draws:
         selected = self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares)
         slots_K: np.ndarray = pool[selected.indices]
         return slots_K
+
+    def from_pool(
+        self, num: int, now: int, generator: np.random.Generator, shares: DomainShares | None = None
+    ) -> np.ndarray:
+        """Return the slots of `num` items to play, visited or not: all that have rested are candidates of the rule.
+
+        Args:
+            num: items wanted.
+            now: the training iteration.
+            generator: of this draw.
+            shares: domain shares in place of `domain_quotas`.
+        """
+        return self._of_all(num, now, generator, (), shares)
+
+    def _of_all(
+        self,
+        num: int,
+        now: int,
+        generator: np.random.Generator,
+        without: Sequence[int],
+        shares: DomainShares | None,
+    ) -> np.ndarray:
+        store, settings = self._store, self._settings
+        self.reasons = {}
+        slots_N = store.rested(now, self.domains(shares), settings.min_recall_interval)
+        slots_N = self._wanted_items(slots_N[~np.isin(slots_N, np.array(without, np.int64))], now)
+        if not len(slots_N) or num < 1:
+            return np.empty(0, np.int64)
+        candidates = self.all_candidates(slots_N, now)
+        drawn = self._select(settings.selection, "items", candidates, num, generator, shares=shares).indices
+        if settings.selection == "signal":
+            length, own = len(candidates) / min(num, len(candidates)), self._rule_settings["items"].signal
+            found = factors(candidates.take(drawn), length, own)
+            for n, slot in enumerate(slots_N[drawn].tolist()):
+                self.reasons[slot] = {name: float(column_K[n]) for name, column_K in found._asdict().items()}
+            self._clock.advance(candidates.domain[drawn].tolist())
+        return slots_N[drawn]
+
+    def all_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
+        """Build the candidates of the rules that read the history of every item; their recall is left out."""
+        store, settings = self._store, self._settings
+        columns = store.columns_of(slots_N, POOL_COLUMNS)
+        if settings.selection in READ_HISTORY or self._surprise:
+            columns |= self._history(slots_N)
+        context = context_of(self._statistics, store.domains, self._clock, self._surprise)
+        return pool_candidates(columns, now, context, store.domains, self._rule_settings["items"].signal.weights)
+
+    def _history(self, slots_N: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the history of items as the newest policy that visited any finds it."""
+        settings, columns = self._settings, self._store.columns_of(slots_N, (*HISTORY, "version"))
+        rows_N = np.zeros(len(slots_N), [("version", "i4"), ("history_kl", "f8")])
+        rows_N["version"] = columns["version"]
+        kl = 0.0
+        if settings.history_by == "kl":
+            rows_N["history_kl"] = self._store.items["history_kl"][slots_N]
+            kl = float(rows_N["history_kl"].max())
+        version_N = np.full(len(slots_N), float(columns["version"].max()))
+        rho_N = discounts(settings.history_by, settings.history_half_life, rows_N, version_N, kl)
+        return {name: rho_N * columns[name] for name in HISTORY}
 
     def groups(
         self,
@@ -250,18 +334,21 @@ class Draws:
         return bool(self._filter(entry.prompt.domain, entry))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the carried fractions of slots, as JSON types."""
-        return {
+        """Return the carried fractions of slots, and the clock of slots if the rule reads it, as JSON types."""
+        carries = {
             name: {"leeches": carry.leeches, "domains": [[int(d), float(c)] for d, c in carry.domains.items()]}
             for name, carry in self._carries.items()
         }
+        return {**carries, "clock": self._clock.get_state()} if self._settings.selection == "signal" else carries
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._carries |= {
             name: Carry(carry["leeches"], {int(d): float(c) for d, c in carry["domains"]})
             for name, carry in state.items()
+            if name != "clock"
         }
+        self._clock.set_state(state.get("clock", {}))
 
     def _select(
         self,
@@ -278,7 +365,9 @@ class Draws:
         if shares is not None:
             columns = (candidates.domain, candidates.pass_rate)
             class_N, weights = shares.divided(self._store.domains, *columns, num)
-            candidates, carried = replace(candidates, domain=class_N), f"planned_{carried}"
+            context = candidates.context.divided(len(self._store.domains), NUM_BANDS)
+            candidates = replace(candidates, domain=class_N, context=context)
+            carried = f"planned_{carried}"
         carry = self._carries[carried]
         chosen = select(rule, candidates, num, generator, settings, weights, is_leech_N, carry)
         if len(chosen.indices) == num:

@@ -108,14 +108,22 @@ def phis(phi: float | None, icc_D: np.ndarray) -> np.ndarray:
 class Factors(NamedTuple):
     """The factors of a candidate's priority, one entry each."""
 
-    elapsed_N: np.ndarray
-    chance_N: np.ndarray  # S
-    progress_N: np.ndarray  # L
-    priority_N: np.ndarray  # without noise
+    weight: np.ndarray  # w
+    cost: np.ndarray
+    elapsed: np.ndarray
+    chance: np.ndarray  # S
+    progress: np.ndarray  # L
+    priority: np.ndarray  # without noise
 
 
-def factors(candidates: Candidates, num: int, settings: SignalSettings) -> Factors:
-    """Return the factors of each candidate's priority in a draw of `num`."""
+def factors(candidates: Candidates, pass_length: float, settings: SignalSettings) -> Factors:
+    """Return the factors of each candidate's priority.
+
+    Args:
+        candidates: with their context.
+        pass_length: iterations in which every item could be played once: items / slots.
+        settings: of the rule.
+    """
     context = candidates.context.of_domains(int(candidates.domain.max(initial=-1)) + 1)
     domain_N = candidates.domain
     progress_N = chance_of_progress(candidates.num_unsolved, context.solved_after_D[domain_N])
@@ -127,12 +135,10 @@ def factors(candidates: Candidates, num: int, settings: SignalSettings) -> Facto
     else:
         kappa_N = kappas(settings.kappa, context.icc_D)[domain_N]
         chance_N = chance_of_signal(context.live_D[domain_N], candidates.num_silent, kappa_N)
-    is_unseen_N = candidates.visits == 0
-    elapsed_N = np.where(
-        is_unseen_N, np.maximum(candidates.elapsed, len(candidates) / max(1, num)), candidates.elapsed
-    )
+    first_N = np.maximum(candidates.elapsed, pass_length)
+    elapsed_N = np.where(candidates.visits == 0, first_N, candidates.elapsed)
     priority_N = candidates.weight / candidates.cost * elapsed_N * chance_N * progress_N
-    return Factors(elapsed_N, chance_N, progress_N, priority_N)
+    return Factors(candidates.weight, candidates.cost, elapsed_N, chance_N, progress_N, priority_N)
 
 
 def signal(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:
@@ -140,8 +146,8 @@ def signal(candidates: Candidates, num: int, generator: np.random.Generator, set
     num, own = min(num, len(candidates)), settings.signal
     if num < 1:
         return np.empty(0, np.int64)
-    found = factors(candidates, num, own)
-    priority_N = found.priority_N
+    found = factors(candidates, len(candidates) / num, own)
+    priority_N = found.priority
     if own.noise:
         priority_N = priority_N * np.exp(own.noise * generator.gumbel(size=len(candidates)))
     have_D = np.bincount(candidates.domain)
@@ -149,7 +155,7 @@ def signal(candidates: Candidates, num: int, generator: np.random.Generator, set
     phi_D = phis(own.phi, context.icc_D)
     if not phi_D[have_D > 0].any() or np.count_nonzero(have_D) == 1:
         return highest(priority_N, num, generator, candidates.visits)
-    base_D = domain_base(candidates, context, found.chance_N, phi_D)
+    base_D = domain_base(candidates, context, found.chance, phi_D)
     slots = domain_slots(base_D, context.wait_D, have_D, num, generator)
     drawn_S = np.empty(num, np.int64)
     for domain in np.unique(slots).tolist():

@@ -42,7 +42,11 @@ from rllib_srl.replay.store.records import (
 from rllib_srl.replay.store.tables import Table
 from rllib_srl.types import Prompt
 
-_ITEM_FILTERS = ("seq", "status", "domain", "due", "last_review", "created")
+_ITEM_FILTERS = (
+    *("seq", "status", "domain", "due", "last_review", "created"),
+    # read of every item by the rules of `selection/pool.py`
+    *("last_drawn", "visits", "num_silent", "num_unsolved", "cost"),
+)
 _GROUP_FILTERS = ("seq", "slot", "born", "uses", "variance", "num_bytes")
 
 Domains = Collection[int] | None  # by number; None: all
@@ -311,6 +315,32 @@ class ItemStore:
     def waiting(self, max_num: int, domains: Domains = None) -> np.ndarray:
         """Return the slots of at most `max_num` waiting items, oldest first."""
         return self._earliest(max_num, "created", (self._items.columns["status"] == WAITING) & self._is_in(domains))
+
+    def rested(self, now: int, domains: Domains = None, min_recall_interval: int = 1) -> np.ndarray:
+        """Return the slots of all items, of any status, that were last drawn at least so many iterations ago.
+
+        Args:
+            now: iteration.
+            domains: by number; None takes all.
+            min_recall_interval: iterations, at least 1.
+        """
+        columns = self._items.columns
+        last_N = np.where(columns["visits"] > 0, np.maximum(columns["last_drawn"], columns["last_review"]), 0)
+        last_N = np.maximum(last_N, columns["last_drawn"])
+        is_rested_N = (columns["status"] != FREE) & ((last_N == 0) | (last_N <= now - min_recall_interval))
+        if domains is not None:
+            is_rested_N &= self._is_in(domains)
+        return np.flatnonzero(is_rested_N)
+
+    def columns_of(self, slots_N: np.ndarray, names: Collection[str]) -> dict[str, np.ndarray]:
+        """Return fields of items by name; those that filters read come fastest.
+
+        Args:
+            slots_N: in use.
+            names: of fields.
+        """
+        columns = self._items.columns
+        return {name: columns[name][slots_N] if name in columns else self.items[name][slots_N] for name in names}
 
     def any_items(self, max_num: int, generator: Generator) -> np.ndarray:
         """Return a uniform sample of the slots of items of any status; all if there are at most `max_num`."""

@@ -28,7 +28,8 @@ ITEM = np.dtype(
     + [("variance", "f4"), ("nll", "f4"), ("score", "f4"), ("novelty", "f4"), ("centroid", "f4"), ("rarity", "f4")]
     + [("spread", "f4"), ("diversity", "f4")]
     + [("num_silent", "f4"), ("num_unsolved", "i4"), ("cost", "f4")]  # see `replay/history.py`
-    + [("num_groups", "i4"), ("status", "i1"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V5")],
+    + [("last_drawn", "i4")]  # iteration of the last draw or visit; 0: never
+    + [("num_groups", "i4"), ("status", "i1"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V1")],
     align=True,
 )
 GROUP = np.dtype(

@@ -1,0 +1,207 @@
+"""A pool of prompts in the buffer: all are items from the start, and rules that read every item's history draw them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.selection.pool import SlotClock, context_of, pool_candidates
+from rllib_srl.replay.selection.signal import factors
+from rllib_srl.types import Prompt
+from tests.small_buffer import a_group
+
+MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0, 0.0), (1.0,) * 4, (0.0,) * 4
+
+
+def pool(num: int, domain: str = "sums", first: int = 0) -> list[Prompt]:
+    return [Prompt("world", f"p{number}", domain=domain) for number in range(first, first + num)]
+
+
+def a_buffer(directory=None, selection="signal", seed=0, **settings) -> SRLReplayBuffer:
+    config = settings.pop("selection_config", {"noise": 0.0} if selection == "signal" else {})
+    given = {"capacity": 500, "on_secret": "keep", "degenerate_share": None, "diversity_coeff": 0.0, **settings}
+    return SRLReplayBuffer(
+        directory=directory, seed=seed, selection=selection, selection_config=config, embedding="ngram", **given
+    )
+
+
+def number_of(prompt: Prompt) -> int:
+    return int(prompt.prompt_id[1:])
+
+
+def play(buffer, num, now, rewards=lambda number, now: MIXED):
+    """Draw `num` prompts of the pool, play them, and return their numbers and how many were visited before."""
+    prompts, num_revisits = buffer.from_pool(num, now)
+    numbers = [number_of(prompt) for prompt in prompts]
+    buffer.add([a_group(number, rewards(number, now), now) for number in numbers], now)
+    return numbers, num_revisits
+
+
+@pytest.mark.parametrize("selection", ["signal", "greso"])
+def test_no_prompt_is_played_twice_before_every_one_was_played_once(tmp_path, selection):
+    buffer = a_buffer(tmp_path, selection)
+    assert buffer.enrol(pool(23), 0) == 23
+    counts, played = Counter(dict.fromkeys(range(23), 0)), []
+    for now in range(1, 24):
+        numbers, num_revisits = play(buffer, 4, now)
+        unseen = [number for number in numbers if counts[number] == 0]
+        assert len(set(numbers)) == 4 and num_revisits == 4 - len(unseen) and numbers[num_revisits:] == unseen
+        counts.update(numbers)
+        played += numbers
+        assert max(counts.values()) - min(counts.values()) <= 1
+    assert set(counts.values()) == {4} and played[:23] != sorted(played[:23])
+    buffer.check_valid()
+    buffer.close()
+
+
+def test_the_order_is_the_seeds(tmp_path):
+    orders = []
+    for at, seed in enumerate((0, 0, 1)):
+        buffer = a_buffer(tmp_path / str(at), seed=seed)
+        buffer.enrol(pool(23), 0)
+        orders.append([number for now in range(1, 8) for number in play(buffer, 4, now)[0]])
+        buffer.close()
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_a_restart_goes_on_exactly(tmp_path):
+    whole = a_buffer(tmp_path / "whole", selection_config={}, diversity_coeff=0.5)
+    parts = a_buffer(tmp_path / "parts", selection_config={}, diversity_coeff=0.5)
+    prompts = pool(20) + pool(9, "words", 20)
+    drawn = {"whole": [], "parts": []}
+
+    def rewards(number, now):
+        return (MIXED, RIGHT, WRONG)[(number + now // 3) % 3]
+
+    for buffer in (whole, parts):
+        buffer.enrol(prompts, 0)
+    for now in range(1, 15):
+        drawn["whole"].append(play(whole, 4, now, rewards))
+        if now == 8:
+            parts.close()
+            parts = a_buffer(tmp_path / "parts", selection_config={}, diversity_coeff=0.5)
+            assert parts.enrol(prompts, 0) == 0
+        drawn["parts"].append(play(parts, 4, now, rewards))
+    assert drawn["whole"] == drawn["parts"]
+    for buffer in (whole, parts):
+        buffer.check_valid()
+        buffer.close()
+
+
+def test_what_gives_no_signal_waits_and_comes_back_after_one_that_does():
+    """kappa 0, one domain, all solved once: an item that is always silent waits 1, 2, 3, ... passes of the others."""
+    buffer = a_buffer(selection_config={"noise": 0.0, "kappa": 0.0})
+    buffer.enrol(pool(12), 0)
+    visits = {number: [] for number in range(12)}
+    for now in range(1, 121):
+        for number in play(buffer, 3, now, lambda number, now: RIGHT if number < 6 or now <= 4 else MIXED)[0]:
+            visits[number].append(now)
+    mixed = np.mean([len(visits[number]) for number in range(6, 12)])
+    silent = np.mean([len(visits[number]) for number in range(6)])
+    assert silent < mixed / 3
+    gaps = np.diff(visits[0])
+    assert (np.diff(gaps) >= -1).all() and gaps[-1] > 2 * gaps[0]
+    buffer.close()
+
+
+def test_the_candidates_of_a_pool_by_hand():
+    buffer = a_buffer(selection_config={"noise": 0.0, "weights": {"sums": 3.0}})
+    buffer.enrol(pool(4), 0)
+    play(buffer, 2, 1, lambda number, now: MIXED if number == 1 else RIGHT)
+    slots = buffer.store.slots()
+    candidates = buffer.draws.all_candidates(slots, 5)
+    visited = buffer.store.items["visits"][slots] > 0
+    assert candidates.elapsed[visited].tolist() == [4, 4] and candidates.elapsed[~visited].tolist() == [6, 6]
+    assert candidates.weight.tolist() == [3.0] * 4
+    assert candidates.cost.tolist() == [4.0] * 4  # four tokens a group; the others have their domain's mean
+    silent = {int(slot): float(value) for slot, value in zip(slots, candidates.num_silent, strict=True)}
+    for slot in slots[visited]:
+        number = number_of(buffer.store.prompt_of(int(slot)))
+        assert silent[int(slot)] == (0.0 if number == 1 else 1.0)
+    live = candidates.context.live_D[0]
+    num_mixed = sum(number_of(buffer.store.prompt_of(int(slot))) == 1 for slot in slots[visited])
+    assert live == pytest.approx((num_mixed * (0.985 if num_mixed else 1) + 1) / (1.985 + 2), abs=0.01)
+    found = factors(candidates, 1.0, buffer.draws._rule_settings["items"].signal)
+    np.testing.assert_allclose(found.chance, (live + 1) / (2 + candidates.num_silent))
+    buffer.close()
+
+
+def test_a_draw_is_explained_in_its_factors():
+    buffer = a_buffer()
+    buffer.enrol(pool(4), 0)
+    buffer.from_pool(2, 3, "3.due")
+    (first, _) = buffer._answered("3.due")
+    assert first["why"]["signal"] == {
+        "weight": 1.0, "cost": 1.0, "elapsed": 4.0, "chance": 0.75, "progress": 1.0, "priority": 3.0
+    }  # fmt: skip
+    buffer.close()
+
+
+def test_a_prompt_whose_play_failed_waits_for_its_turn():
+    buffer = a_buffer()
+    buffer.enrol(pool(6), 0)
+    failed, _ = buffer.from_pool(2, 1)  # nothing is added: infrastructure lost both groups
+    drawn = [play(buffer, 2, now)[0] for now in (2, 3)]
+    assert not {number_of(prompt) for prompt in failed} & {number for numbers in drawn for number in numbers}
+    assert set(play(buffer, 2, 4)[0]) == {number_of(prompt) for prompt in failed}
+    buffer.close()
+
+
+def test_a_second_draw_in_an_iteration_is_of_other_prompts_and_a_repeated_one_the_same():
+    buffer = a_buffer()
+    buffer.enrol(pool(5), 0)
+    first, second = buffer.from_pool(3, 1, "1.due"), buffer.from_pool(3, 1, "1.due.2")
+    assert buffer.from_pool(3, 1, "1.due") == first
+    assert len(second[0]) == 2 and not {p.key for p in first[0]} & {p.key for p in second[0]}
+    buffer.close()
+
+
+@pytest.mark.parametrize("selection", ["signal", "greso", "mopps", "spo"])
+def test_rules_of_the_whole_pool_draw_revisits_whatever_the_schedule(selection):
+    """In a stream they draw among all stored items, waiting or not, due or not."""
+    buffer = a_buffer(selection=selection)
+    buffer.add([a_group(number, MIXED, 1) for number in range(8)], 1)
+    keys = {prompt.key for prompt in buffer.due(8, 2)}
+    assert len(keys) == 8 and buffer.due(8, 2) == []  # drawn now: at rest until the next iteration
+    assert len(buffer.due(8, 3)) == 8
+    buffer.check_valid()
+    buffer.close()
+
+
+def test_mopps_and_spo_read_the_discounted_history():
+    buffer = a_buffer(selection="mopps", history_by="visits", history_half_life=1.0)
+    buffer.add([a_group(0, RIGHT, 1)], 1)
+    buffer.add([a_group(0, MIXED, 2)], 2)
+    candidates = buffer.draws.all_candidates(buffer.store.slots(), 3)
+    assert (candidates.history_sum[0], candidates.history_count[0]) == (0.5 * (0.5 * 4 + 2), 0.5 * (0.5 * 4 + 4))
+    buffer.close()
+
+
+def test_a_pool_larger_than_the_memory_is_refused():
+    buffer = a_buffer(capacity=3)
+    with pytest.raises(ValueError, match="replay_capacity = 3 with 0 stored prompts and 4 new ones of the pool"):
+        buffer.enrol(pool(4), 0)
+    assert len(buffer) == 0 and buffer.enrol([*pool(2), *pool(2)], 0) == 2
+    buffer.close()
+
+
+def test_a_clock_counts_slots_by_domain():
+    clock = SlotClock()
+    assert clock.waits(2).tolist() == [1, 1] and clock.first_wait == 1
+    clock.advance([1, 0, 1])
+    assert clock.waits(3).tolist() == [2, 1, 4] and clock.first_wait == 4
+    other = SlotClock()
+    other.set_state(clock.get_state())
+    assert other.waits(3).tolist() == [2, 1, 4]
+
+
+def test_costs_that_are_unknown_are_those_of_the_domain_or_of_all():
+    columns = {name: np.zeros(4, int) for name in ("last_drawn", "last_review", "visits", "num_silent", "num_unsolved")}
+    columns |= {"seq": np.arange(4), "domain": np.array([0, 0, 1, 0]), "cost": np.array([4.0, 8.0, 0.0, 0.0])}
+    from rllib_srl.replay.domain_statistics import DomainStatistics
+
+    context = context_of(DomainStatistics(), ["a", "b"], SlotClock(), None)
+    assert pool_candidates(columns, 1, context, ["a", "b"], {}).cost.tolist() == [4, 8, 6, 6]
