@@ -57,6 +57,7 @@ from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.knapsack import group_sizes
@@ -139,9 +140,17 @@ class SRL(SavedAlgorithm):
             model_dir=model_dir,
             max_prompt_tokens=self.config.max_episode_tokens - 2 * self.config.max_turn_tokens,
             temperature=self.config.temperature,
+            surprise=self._surprise(),
             is_local=self.config.num_env_runners == 0,
             timeout_s=self.config.start_timeout_s,
         )
+
+    def _surprise(self) -> Surprise | None:
+        """Return group size and prior weight where groups without spread train by their surprise, else None."""
+        loss = self.config.loss_settings()
+        if loss.advantage != "posterior" and self.config.group_size > 1:
+            return None
+        return Surprise(self.config.group_size, loss.prior_weight)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s

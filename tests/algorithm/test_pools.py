@@ -1,4 +1,4 @@
-"""A finite pool and adaptive shares on the real path: visits by value, resumed exactly, and settings that do not fit."""
+"""A finite pool and adaptive shares on the real path: visits by value, exact resumes, and settings that do not fit."""
 
 from __future__ import annotations
 
@@ -86,6 +86,27 @@ def test_silent_prompts_are_visited_less_often(config, build):
     (one,) = go(algo, 1)
     keys = {int(group.prompt.key, 16) for group in one.played}
     assert sorted((priority(row) for row in rows if int(row["key"]) in keys), reverse=True) == pytest.approx(best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 3])
+def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantage(config, build, size):
+    """4 m (1 - m) N0 / (N0 + 1) (N0 + n) / (N0 + n - 1) of the rows' histories, for every draw of an iteration."""
+    config.training(advantage={"name": "posterior", "prior_weight": 3.0}, group_size=size)
+    config.replay(grade={"min_episodes": 1}, history={"by": "versions", "half_life": 1e9})
+    algo = build(config)
+    go(algo, 5)
+    buffer = algo.memory._shards[0].buffer
+    rows = {int(row["key"]): row.copy() for row in buffer.store.items[buffer.store.slots()]}
+    mean = buffer.domain_statistics.mean("even")
+    go(algo, 1)
+    assert len(buffer.draws.reasons) == 4
+    for slot, told in buffer.draws.reasons.items():
+        row = rows[int(buffer.store.items["key"][slot])]
+        weight = 3.0 + row["history_count"]
+        m = (3.0 * mean + row["history_sum"]) / weight
+        want = 4 * m * (1 - m) * weight / (weight + 1) * (weight + size) / (weight + size - 1)
+        assert told["chance"] == pytest.approx(want)
 
 
 @pytest.mark.slow

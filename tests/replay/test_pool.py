@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.domain_statistics import DomainStatistics
+from rllib_srl.replay.journal.reader import readings
 from rllib_srl.replay.selection.pool import SlotClock, context_of, pool_candidates
 from rllib_srl.replay.selection.signal import factors
+from rllib_srl.replay.tools.explain import find, why
 from rllib_srl.types import Prompt
 from tests.small_buffer import a_group
 
@@ -201,7 +204,57 @@ def test_a_clock_counts_slots_by_domain():
 def test_costs_that_are_unknown_are_those_of_the_domain_or_of_all():
     columns = {name: np.zeros(4, int) for name in ("last_drawn", "last_review", "visits", "num_silent", "num_unsolved")}
     columns |= {"seq": np.arange(4), "domain": np.array([0, 0, 1, 0]), "cost": np.array([4.0, 8.0, 0.0, 0.0])}
-    from rllib_srl.replay.domain_statistics import DomainStatistics
-
     context = context_of(DomainStatistics(), ["a", "b"], SlotClock(), None)
     assert pool_candidates(columns, 1, context, ["a", "b"], {}).cost.tolist() == [4, 8, 6, 6]
+
+
+# --- why ------------------------------------------------------------------------------------------
+
+
+def explained(buffer, name: str) -> list[str]:
+    with readings(buffer.ledger.journal.path) as read:
+        return why(find(read, name), 9)
+
+
+def test_why_explains_draws_and_the_next_one_in_the_terms_of_the_rule(tmp_path):
+    buffer = a_buffer(tmp_path)
+    buffer.enrol(pool(4), 0)
+    prompts, _ = buffer.from_pool(2, 1, "1.due")
+    first, second = (number_of(prompt) for prompt in prompts)
+    buffer.add([a_group(first, MIXED, 1), a_group(second, RIGHT, 1)], 1, "1.add")
+    # pi = (.985 or 1 + 1) / (1.985 + 2); a silent group after one with signal: M = .985
+    live = (0.985 + 1) / (1.985 + 2)
+    drawn, coming = explained(buffer, f"p{second}")
+    assert drawn == (
+        "drawn for iteration 1: never played before, priority 1.5 = weight 1 / cost 1 * 2 iterations * chance of signal "
+        "0.75 * chance of progress 1.00, rule signal"
+    )
+    value, mixed = (live + 1) / 3 / 4, (live + 1) / 2 / 4
+    unseen = 3 * mixed
+    assert coming == (
+        f"may be drawn for iteration 2: priority {value:.3g} = weight 1 / cost 4 * 1 iteration * chance of signal "
+        f"{value * 4:.2f} * chance of progress 1.00; number 4 of 4 items and 4 of 4 of its domain; 2 slots an "
+        "iteration, rule signal"
+    )
+    other = next(number for number in range(4) if number not in (first, second))
+    (line,) = explained(buffer, f"p{other}")
+    assert line.startswith(f"may be drawn for iteration 2: never played, priority {unseen:.3g} = ")
+    assert "number 1 of 4 items" in line
+    buffer.close()
+
+
+def test_why_explains_the_published_rules_by_the_history(tmp_path):
+    buffer = a_buffer(tmp_path, "greso", min_recall_interval=3)
+    buffer.enrol(pool(4), 0)
+    play(buffer, 2, 1, lambda number, now: RIGHT)
+    slot = int(np.flatnonzero(buffer.store.items["visits"])[0])
+    assert explained(buffer, buffer.store.prompt_of(slot).prompt_id)[-1] == (
+        "not drawn for iteration 2: rests until iteration 4 (min_recall_interval)"
+    )
+    play(buffer, 2, 2, lambda number, now: RIGHT)
+    buffer.enrol(pool(1, first=9), 3)
+    assert explained(buffer, "p9")[-1] == (
+        "may be drawn for iteration 4: never drawn, 0 silent groups in a row, rewards 0 of 0 in its history; 2 slots "
+        "an iteration, rule greso"
+    )
+    buffer.close()

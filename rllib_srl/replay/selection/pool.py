@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.replay.domain_statistics import DomainStatistics
+from rllib_srl.replay.history import discounts
 from rllib_srl.replay.selection.candidates import Candidates
 from rllib_srl.replay.selection.context import Context
 
 COLUMNS = ("seq", "domain", "last_drawn", "last_review", "visits", "num_silent", "num_unsolved", "cost")
 HISTORY = ("history_sum", "history_count")
+DISCOUNTED_BY = ("version", "history_kl")  # columns that tell how old a history is
 
 
 class Surprise(NamedTuple):
@@ -117,6 +119,22 @@ def pool_candidates(
         weight=weight_D[domain_N] if weights else np.ones(len(domain_N)),
         **given,
     )
+
+
+def discounted(columns: Mapping[str, np.ndarray], by: str, half_life: float | None) -> dict[str, np.ndarray]:
+    """Return the columns of `HISTORY` as the newest policy that has visited any of the items finds them.
+
+    Args:
+        columns: those of `HISTORY` and of `DISCOUNTED_BY`, by name; one entry an item.
+        by: setting `history_by`.
+        half_life: setting `history_half_life`.
+    """
+    rows_N = np.zeros(len(columns["version"]), [("version", "i4"), ("history_kl", "f8")])
+    for name in DISCOUNTED_BY:
+        rows_N[name] = columns[name]
+    newest_N = np.full(len(rows_N), float(rows_N["version"].max(initial=0)))
+    rho_N = discounts(by, half_life, rows_N, newest_N, float(rows_N["history_kl"].max(initial=0.0)))
+    return {name: rho_N * columns[name] for name in HISTORY}
 
 
 def _filled_costs(cost_N: np.ndarray, domain_N: np.ndarray) -> np.ndarray:

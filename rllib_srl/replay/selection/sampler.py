@@ -14,12 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.history import discounts
 from rllib_srl.replay.schedule.recall import Recall, overdue_by_recall
 from rllib_srl.replay.selection.candidates import Candidates
 from rllib_srl.replay.selection.eviction import evict
 from rllib_srl.replay.selection.pool import COLUMNS as POOL_COLUMNS
-from rllib_srl.replay.selection.pool import HISTORY, SlotClock, Surprise, context_of, pool_candidates
+from rllib_srl.replay.selection.pool import (
+    DISCOUNTED_BY,
+    HISTORY,
+    SlotClock,
+    Surprise,
+    context_of,
+    discounted,
+    pool_candidates,
+)
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
 from rllib_srl.replay.selection.rules import READ_HISTORY, WHOLE_POOL, Carry, importance, make_settings, select
 from rllib_srl.replay.selection.shares import NUM_BANDS, DomainShares
@@ -169,22 +176,10 @@ class Draws:
         store, settings = self._store, self._settings
         columns = store.columns_of(slots_N, POOL_COLUMNS)
         if settings.selection in READ_HISTORY or self._surprise:
-            columns |= self._history(slots_N)
+            history = store.columns_of(slots_N, (*HISTORY, *DISCOUNTED_BY))
+            columns |= discounted(history, settings.history_by, settings.history_half_life)
         context = context_of(self._statistics, store.domains, self._clock, self._surprise)
         return pool_candidates(columns, now, context, store.domains, self._rule_settings["items"].signal.weights)
-
-    def _history(self, slots_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the history of items as the newest policy that visited any finds it."""
-        settings, columns = self._settings, self._store.columns_of(slots_N, (*HISTORY, "version"))
-        rows_N = np.zeros(len(slots_N), [("version", "i4"), ("history_kl", "f8")])
-        rows_N["version"] = columns["version"]
-        kl = 0.0
-        if settings.history_by == "kl":
-            rows_N["history_kl"] = self._store.items["history_kl"][slots_N]
-            kl = float(rows_N["history_kl"].max())
-        version_N = np.full(len(slots_N), float(columns["version"].max()))
-        rho_N = discounts(settings.history_by, settings.history_half_life, rows_N, version_N, kl)
-        return {name: rho_N * columns[name] for name in HISTORY}
 
     def groups(
         self,
@@ -339,14 +334,17 @@ class Draws:
             name: {"leeches": carry.leeches, "domains": [[int(d), float(c)] for d, c in carry.domains.items()]}
             for name, carry in self._carries.items()
         }
-        return {**carries, "clock": self._clock.get_state()} if self._settings.selection == "signal" else carries
+        if self._settings.selection != "signal":
+            return carries
+        surprise = list(self._surprise) if self._surprise else None  # for readers of the journal
+        return {**carries, "clock": self._clock.get_state(), "surprise": surprise}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._carries |= {
             name: Carry(carry["leeches"], {int(d): float(c) for d, c in carry["domains"]})
             for name, carry in state.items()
-            if name != "clock"
+            if name in self._carries
         }
         self._clock.set_state(state.get("clock", {}))
 

@@ -16,8 +16,21 @@ import numpy as np
 
 from rllib_srl.replay.admission.secrets import Detector, Span, redact, token_spans
 from rllib_srl.replay.diversity.measures import interval_factor
+from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.journal.reader import Reading
+from rllib_srl.replay.selection.pool import COLUMNS as POOL_COLUMNS
+from rllib_srl.replay.selection.pool import (
+    DISCOUNTED_BY,
+    HISTORY,
+    SlotClock,
+    Surprise,
+    context_of,
+    discounted,
+    pool_candidates,
+)
+from rllib_srl.replay.selection.rules import WHOLE_POOL, make_settings
 from rllib_srl.replay.selection.sampler import drawn_in
+from rllib_srl.replay.selection.signal import Factors, factors
 from rllib_srl.replay.store.records import LEECH, SCHEDULED, WAITING
 from rllib_srl.types import Group, Prompt
 
@@ -163,6 +176,9 @@ def facts_in_words(facts: Mapping[str, Any]) -> str:
     """Return the result of `buffer_metrics.facts_of_item` at a draw as part of a sentence."""
     recall, factor = facts["recall"], facts.get("domain_factor", 1.0)  # older journals have no domain_factor
     early = " (drawn for its domain's lapses)" if facts.get("is_due_by_domain") else " (drawn early)"
+    if "signal" in facts:
+        first = "never played before" if not facts["visits"] else f"visit {facts['visits'] + 1}"
+        return f"{first}, {priority_in_words(facts['signal'])}"
     parts = [
         *(["a leech, tested again"] if facts["is_leech"] else []),
         lateness(facts["late"]) + (early if facts["late"] < 0 else ""),
@@ -174,9 +190,61 @@ def facts_in_words(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def priority_in_words(factors: Mapping[str, float]) -> str:
+    """Return the factors of a priority by `signal` (`selection/signal.py`) as an equation."""
+    return (
+        f"priority {factors['priority']:.3g} = weight {factors['weight']:.3g} / cost {factors['cost']:.3g} * "
+        f"{counted(factors['elapsed'], 'iteration')} * chance of signal {factors['chance']:.2f} * chance of progress "
+        f"{factors['progress']:.2f}"
+    )
+
+
+def _next_of_pool(item: Found) -> str:
+    """Return a sentence about the next draw by a rule to which every item is a candidate."""
+    row, settings, coming = item.row, item.reading.settings, item.reading.now + 1
+    last = max(int(row["last_drawn"]), int(row["last_review"]) if row["visits"] else 0)
+    if last and (rests := last + settings.min_recall_interval) > coming:
+        return f"not drawn for iteration {coming}: rests until iteration {rests} (min_recall_interval)"
+    rule = f"{_slots(item.reading)} slots an iteration, rule {settings.selection}"
+    if settings.selection != "signal":
+        silent = counted(float(row["num_silent"]), "silent group")
+        past = f"rewards {_figure(row['history_sum'])} of {_figure(row['history_count'])} in its history"
+        since = f"last drawn {counted(coming - last, 'iteration')} before" if last else "never drawn"
+        return f"may be drawn for iteration {coming}: {since}, {silent} in a row, {past}; {rule}"
+    found, domain_N = _factors_of_all(item.reading)
+    priority, is_here_N = found.priority[item.at], domain_N == domain_N[item.at]
+    rank, here = (int(np.count_nonzero(one > priority)) + 1 for one in (found.priority, found.priority[is_here_N]))
+    factors = {name: float(column_N[item.at]) for name, column_N in found._asdict().items()}
+    first = "" if last else "never played, "
+    return (
+        f"may be drawn for iteration {coming}: {first}{priority_in_words(factors)}; number {rank} of {len(domain_N)} "
+        f"items and {here} of {int(is_here_N.sum())} of its domain; {rule}"
+    )
+
+
+def _factors_of_all(reading: Reading) -> tuple[Factors, np.ndarray]:
+    """Return the factors of all items' priorities for the next iteration, and the number of their domain."""
+    settings, state, rows = reading.settings, reading.stored.state, reading.stored.items
+    names = reading.header.domains
+    statistics, clock, drawing = DomainStatistics(), SlotClock(), state.get("draws", {})
+    statistics.set_state(state.get("domain_statistics", {}))
+    clock.set_state(drawing.get("clock", {}))
+    surprise = Surprise(*drawing["surprise"]) if drawing.get("surprise") else None
+    own = make_settings("signal", settings.selection_config, [settings.reuse_selection]).signal
+    columns = {name: rows[name] for name in (*POOL_COLUMNS, *HISTORY, *DISCOUNTED_BY)}
+    columns |= discounted(columns, settings.history_by, settings.history_half_life)
+    context = context_of(statistics, names, clock, surprise)
+    candidates = pool_candidates(columns, reading.now + 1, context, names, own.weights)
+    slots = max(1.0, float(state.get("slots", 0.0)))
+    return factors(candidates, max(1.0, len(rows) / slots), own), candidates.domain
+
+
 def next_draw(item: Found) -> str:
     """Return a sentence about the next draw: that the item may be drawn, or why it will not be."""
-    row, settings, now = item.row, item.reading.settings, item.reading.now
+    settings = item.reading.settings
+    if settings.selection in WHOLE_POOL or item.reading.stored.state.get("counts", {}).get("num_enrolled"):
+        return _next_of_pool(item)
+    row, now = item.row, item.reading.now
     coming, recall = now + 1, item.recall
     rests = int(row["last_review"]) + settings.min_recall_interval
     expected = "" if np.isnan(recall) else f", predicted recall {recall:.2f} now"
