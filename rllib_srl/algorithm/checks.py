@@ -34,8 +34,10 @@ _passed: set[str] = set()  # keys of environment checks without error, see `_key
 
 # Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
 MODEL_NAMES = ("model_config", "max_episode_tokens", "prompt_format")
-ENVIRONMENT_NAMES = ("env", "worlds", "mixture", "prompt_order", "stream", "seed", "evaluation_", "planner_probe")
-ENVIRONMENT_NAMES += MODEL_NAMES[1:]
+ENVIRONMENT_NAMES = (
+    *("env", "worlds", "mixture", "prompt_order", "stream", "seed", "evaluation_", "planner_probe"),
+    *MODEL_NAMES[1:],
+)
 
 
 def early_faults(config: Any, known: Sequence[str]) -> list[str]:

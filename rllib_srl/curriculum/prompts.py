@@ -68,6 +68,8 @@ class PromptSource:
         self._probabilities: np.ndarray = weights / weights.sum()
         self._seed = seed
         self._epochs: list[Prompt] | None = None
+        self._epoch: tuple[int, ...] = (0, 0)  # number of the epoch, and position in it
+        self._order: list[Prompt] = []  # of the epoch; [] until its first prompt
         self._start()
         if order == "epochs":
             self._epochs = self._listed(MAX_POOL)
@@ -310,8 +312,7 @@ class PromptSource:
         self._drawn = dict.fromkeys(self._ids, 0)
         self._streams: dict[str, Iterator[str]] = {}
         self._progress, self._carry = Progress(), {}
-        self._epoch: tuple[int, ...] = (0, 0)  # number of the epoch, and position in it
-        self._order: list[Prompt] = []  # of the epoch; [] until its first prompt
+        self._epoch, self._order = (0, 0), []
         # An environment with several domains (`domain_of`) does not list them in advance.
         self._domains = {
             env_id: dict.fromkeys([] if hasattr(env.unwrapped, "domain_of") else [self._domain(env_id, "")])

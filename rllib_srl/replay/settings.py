@@ -388,6 +388,8 @@ def _weights(settings: ReplaySettings) -> Iterator[str]:
 
 def _together(settings: ReplaySettings) -> Iterator[str]:
     fractions = (settings.revisit_fraction, settings.reuse_fraction)
+    if settings.selection in WHOLE_POOL and not settings.fill_with_not_due:
+        yield f"fill_with_not_due = False; expected True with selection = {settings.selection!r}, without due dates"
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
     if settings.embedding == "policy" and "episodic" in settings.diversity_parts:

@@ -226,8 +226,8 @@ def test_why_explains_draws_and_the_next_one_in_the_terms_of_the_rule(tmp_path):
     live = (0.985 + 1) / (1.985 + 2)
     drawn, coming = explained(buffer, f"p{second}")
     assert drawn == (
-        "drawn for iteration 1: never played before, priority 1.5 = weight 1 / cost 1 * 2 iterations * chance of signal "
-        "0.75 * chance of progress 1.00, rule signal"
+        "drawn for iteration 1: never played before, priority 1.5 = weight 1 / cost 1 * 2 iterations * chance of "
+        "signal 0.75 * chance of progress 1.00, rule signal"
     )
     value, mixed = (live + 1) / 3 / 4, (live + 1) / 2 / 4
     unseen = 3 * mixed

@@ -84,10 +84,12 @@ class Context:
             known_D = getattr(self, name)[:num]
             return np.concatenate([known_D, np.full(num - len(known_D), defaults[name])])
 
-        return replace(self, **{name: padded(name) for name in defaults})
+        arrays: dict[str, Any] = {name: padded(name) for name in defaults}
+        return replace(self, **arrays)
 
     def divided(self, num_domains: int, num_parts: int) -> Context:
         """Return the context of candidates whose `num_domains` domains are split into `num_parts` classes each."""
         whole = self.of_domains(num_domains)
         names = ("live_D", "mean_D", "unsolved_D", "solved_after_D", "icc_D", "wait_D")
-        return replace(whole, **{name: np.repeat(getattr(whole, name), num_parts) for name in names})
+        arrays: dict[str, Any] = {name: np.repeat(getattr(whole, name), num_parts) for name in names}
+        return replace(whole, **arrays)

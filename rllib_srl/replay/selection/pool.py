@@ -19,7 +19,7 @@ from rllib_srl.replay.selection.context import Context
 
 COLUMNS = ("seq", "domain", "last_drawn", "last_review", "visits", "num_silent", "num_unsolved", "cost")
 HISTORY = ("history_sum", "history_count")
-DISCOUNTED_BY = ("version", "history_kl")  # columns that tell how old a history is
+DISCOUNTED_BY = {"versions": ("version",), "kl": ("history_kl",), "visits": ()}  # columns that tell a history's age
 
 
 class Surprise(NamedTuple):
@@ -125,12 +125,12 @@ def discounted(columns: Mapping[str, np.ndarray], by: str, half_life: float | No
     """Return the columns of `HISTORY` as the newest policy that has visited any of the items finds them.
 
     Args:
-        columns: those of `HISTORY` and of `DISCOUNTED_BY`, by name; one entry an item.
+        columns: those of `HISTORY` and of `DISCOUNTED_BY[by]`, by name; one entry an item.
         by: setting `history_by`.
         half_life: setting `history_half_life`.
     """
-    rows_N = np.zeros(len(columns["version"]), [("version", "i4"), ("history_kl", "f8")])
-    for name in DISCOUNTED_BY:
+    rows_N = np.zeros(len(columns["history_sum"]), [("version", "i4"), ("history_kl", "f8")])
+    for name in DISCOUNTED_BY[by]:
         rows_N[name] = columns[name]
     newest_N = np.full(len(rows_N), float(rows_N["version"].max(initial=0)))
     rho_N = discounts(by, half_life, rows_N, newest_N, float(rows_N["history_kl"].max(initial=0.0)))
@@ -143,6 +143,9 @@ def _filled_costs(cost_N: np.ndarray, domain_N: np.ndarray) -> np.ndarray:
         return cost_N
     if not is_known_N.any():
         return np.ones(len(cost_N))
-    num_D = np.bincount(domain_N, is_known_N)
-    mean_D = np.where(num_D > 0, np.bincount(domain_N, cost_N) / np.maximum(num_D, 1), cost_N[is_known_N].mean())
-    return np.where(is_known_N, cost_N, mean_D[domain_N])
+    num_D = np.bincount(domain_N[is_known_N], minlength=int(domain_N.max()) + 1)
+    sum_D = np.bincount(domain_N, cost_N)
+    mean_D = np.where(num_D > 0, sum_D / np.maximum(num_D, 1), sum_D.sum() / num_D.sum())
+    filled_N = cost_N.copy()
+    filled_N[~is_known_N] = mean_D[domain_N[~is_known_N]]
+    return filled_N

@@ -158,7 +158,8 @@ class Draws:
         store, settings = self._store, self._settings
         self.reasons = {}
         slots_N = store.rested(now, self.domains(shares), settings.min_recall_interval)
-        slots_N = self._wanted_items(slots_N[~np.isin(slots_N, np.array(without, np.int64))], now)
+        slots_N = slots_N[~np.isin(slots_N, np.array(without, np.int64))] if len(without) else slots_N
+        slots_N = self._wanted_items(slots_N, now)
         if not len(slots_N) or num < 1:
             return np.empty(0, np.int64)
         candidates = self.all_candidates(slots_N, now)
@@ -169,14 +170,15 @@ class Draws:
             for n, slot in enumerate(slots_N[drawn].tolist()):
                 self.reasons[slot] = {name: float(column_K[n]) for name, column_K in found._asdict().items()}
             self._clock.advance(candidates.domain[drawn].tolist())
-        return slots_N[drawn]
+        drawn_K: np.ndarray = slots_N[drawn]
+        return drawn_K
 
     def all_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of the rules that read the history of every item; their recall is left out."""
         store, settings = self._store, self._settings
         columns = store.columns_of(slots_N, POOL_COLUMNS)
         if settings.selection in READ_HISTORY or self._surprise:
-            history = store.columns_of(slots_N, (*HISTORY, *DISCOUNTED_BY))
+            history = store.columns_of(slots_N, (*HISTORY, *DISCOUNTED_BY[settings.history_by]))
             columns |= discounted(history, settings.history_by, settings.history_half_life)
         context = context_of(self._statistics, store.domains, self._clock, self._surprise)
         return pool_candidates(columns, now, context, store.domains, self._rule_settings["items"].signal.weights)

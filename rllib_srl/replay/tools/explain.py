@@ -231,7 +231,7 @@ def _factors_of_all(reading: Reading) -> tuple[Factors, np.ndarray]:
     clock.set_state(drawing.get("clock", {}))
     surprise = Surprise(*drawing["surprise"]) if drawing.get("surprise") else None
     own = make_settings("signal", settings.selection_config, [settings.reuse_selection]).signal
-    columns = {name: rows[name] for name in (*POOL_COLUMNS, *HISTORY, *DISCOUNTED_BY)}
+    columns = {name: rows[name] for name in (*POOL_COLUMNS, *HISTORY, *DISCOUNTED_BY[settings.history_by])}
     columns |= discounted(columns, settings.history_by, settings.history_half_life)
     context = context_of(statistics, names, clock, surprise)
     candidates = pool_candidates(columns, reading.now + 1, context, names, own.weights)
