@@ -10,7 +10,7 @@ import pytest
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.journal.reader import readings
-from rllib_srl.replay.selection.pool import SlotClock, context_of, pool_candidates
+from rllib_srl.replay.selection.pool import SlotClock, context_of, discounted, pool_candidates
 from rllib_srl.replay.selection.signal import factors
 from rllib_srl.replay.tools.explain import find, why
 from rllib_srl.types import Prompt
@@ -181,6 +181,20 @@ def test_mopps_and_spo_read_the_discounted_history():
     candidates = buffer.draws.all_candidates(buffer.store.slots(), 3)
     assert (candidates.history_sum[0], candidates.history_count[0]) == (0.5 * (0.5 * 4 + 2), 0.5 * (0.5 * 4 + 4))
     buffer.close()
+
+
+@pytest.mark.parametrize("by", ["versions", "visits", "kl"])
+@pytest.mark.parametrize("num_versions", [3, 1000])
+def test_histories_are_discounted_to_the_newest_policy(by, num_versions):
+    generator = np.random.default_rng(0)
+    columns = {"version": generator.integers(1, num_versions, 50), "history_kl": generator.random(50)}
+    columns |= {"history_sum": generator.random(50), "history_count": 1 + generator.random(50)}
+    age = {"versions": columns["version"].max() - columns["version"], "visits": 1}.get(
+        by, columns["history_kl"].max() - columns["history_kl"]
+    )
+    found = discounted(columns, by, 2.0)
+    for name in ("history_sum", "history_count"):
+        np.testing.assert_allclose(found[name], 0.5 ** (age / 2.0) * columns[name])
 
 
 def test_a_pool_larger_than_the_memory_is_refused():

@@ -129,12 +129,25 @@ def discounted(columns: Mapping[str, np.ndarray], by: str, half_life: float | No
         by: setting `history_by`.
         half_life: setting `history_half_life`.
     """
-    rows_N = np.zeros(len(columns["history_sum"]), [("version", "i4"), ("history_kl", "f8")])
-    for name in DISCOUNTED_BY[by]:
-        rows_N[name] = columns[name]
-    newest_N = np.full(len(rows_N), float(rows_N["version"].max(initial=0)))
-    rho_N = discounts(by, half_life, rows_N, newest_N, float(rows_N["history_kl"].max(initial=0.0)))
+    ages_N = [columns[name] for name in DISCOUNTED_BY[by]]
+    newest = [float(age_N.max(initial=0)) for age_N in ages_N]
+    version, kl = (newest[0] if by == name else 0.0 for name in ("versions", "kl"))
+    if by == "versions" and (span := int(version - ages_N[0].min()) + 1) < len(ages_N[0]):
+        # Few versions: one power each, not one an item.
+        rho_T = discounts(by, half_life, _aged(by, version - np.arange(span)), np.full(span, version), kl)
+        rho_N = rho_T[int(version) - ages_N[0]]
+    else:
+        rows_N = _aged(by, ages_N[0] if ages_N else np.zeros(len(columns["history_sum"])))
+        rho_N = discounts(by, half_life, rows_N, np.full(len(rows_N), version), kl)
     return {name: rho_N * columns[name] for name in HISTORY}
+
+
+def _aged(by: str, age_N: np.ndarray) -> np.ndarray:
+    """Return rows with only the columns that `discounts` reads."""
+    rows_N = np.zeros(len(age_N), [("version", "i4"), ("history_kl", "f8")])
+    for name in DISCOUNTED_BY[by]:
+        rows_N[name] = age_N
+    return rows_N
 
 
 def _filled_costs(cost_N: np.ndarray, domain_N: np.ndarray) -> np.ndarray:

@@ -83,9 +83,11 @@ def expected_square(mean_N: np.ndarray, weight_N: np.ndarray, group_size: int) -
         weight_N: N0, at least 0.
         group_size: n, at least 1.
     """
-    weight_N = np.where(weight_N > 0, weight_N, 1.0)
-    shrunk_N = weight_N / (weight_N + 1) * (weight_N + group_size) / (weight_N + group_size - 1)
-    square_N: np.ndarray = 4 * mean_N * (1 - mean_N) * shrunk_N
+    if not weight_N.all():
+        weight_N = np.where(weight_N > 0, weight_N, 1.0)
+    square_N: np.ndarray = 4 * mean_N * (1 - mean_N)
+    square_N *= weight_N / (weight_N + 1)
+    square_N *= 1 + 1 / (weight_N + group_size - 1)
     return square_N
 
 
@@ -129,9 +131,10 @@ def factors(candidates: Candidates, pass_length: float, settings: SignalSettings
     progress_N = chance_of_progress(candidates.num_unsolved, context.solved_after_D[domain_N])
     if context.group_size:
         weight_N = context.prior_weight + candidates.history_count
-        sum_N = context.prior_weight * context.mean_D[domain_N] + candidates.history_sum
-        mean_N = np.where(weight_N > 0, sum_N / np.where(weight_N > 0, weight_N, 1.0), context.mean_D[domain_N])
-        chance_N = expected_square(np.clip(mean_N, 0, 1), weight_N, context.group_size)
+        prior_N = context.mean_D[domain_N]
+        sum_N = context.prior_weight * prior_N + candidates.history_sum
+        mean_N = np.divide(sum_N, weight_N, out=prior_N, where=weight_N > 0)
+        chance_N = expected_square(np.clip(mean_N, 0, 1, out=mean_N), weight_N, context.group_size)
     else:
         kappa_N = kappas(settings.kappa, context.icc_D)[domain_N]
         chance_N = chance_of_signal(context.live_D[domain_N], candidates.num_silent, kappa_N)
@@ -211,8 +214,12 @@ def highest(value_N: np.ndarray, num: int, generator: np.random.Generator, visit
     """
     if num < 1:
         return np.empty(0, np.int64)
-    least = value_N.max() if num == 1 else np.partition(value_N, len(value_N) - num)[len(value_N) - num]
-    above, tied = np.flatnonzero(value_N > least), np.flatnonzero(value_N == least)
+    is_one = num == 1
+    least = value_N.max() if is_one else np.partition(value_N, len(value_N) - num)[len(value_N) - num]
+    tied = np.flatnonzero(value_N == least)
+    if is_one and len(tied) == 1:
+        return tied
+    above = np.flatnonzero(value_N > least)
     above = above[np.lexsort((generator.random(len(above)), visits_N[above], -value_N[above]))]
     key_T, num = visits_N[tied] + generator.random(len(tied)), num - len(above)
     first_T = np.argpartition(key_T, num - 1)[:num]
