@@ -89,6 +89,24 @@ def test_silent_prompts_are_visited_less_often(config, build):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rule", ["greso", "mopps", "spo"])
+def test_published_rules_draw_from_the_pool(config, build, rule):
+    """A third batch of greso ends the first pass; the others draw again by the history that the buffer keeps."""
+    algo = build(config.replay(selection=rule).environment(env_config={"num_prompts": 10, "pay": 1.0}))
+    batches = played(go(algo, 3))
+    assert all(len(set(batch)) == 4 for batch in batches)
+    buffer = algo.memory._shards[0].buffer
+    candidates = buffer.draws.all_candidates(buffer.store.slots(), 4)
+    visits = Counter(name for batch in batches for name in batch)
+    if rule == "greso":
+        assert len(visits) == 10
+    names = [buffer.store.prompt_of(slot).prompt_id for slot in buffer.store.slots().tolist()]
+    assert candidates.num_silent.tolist() == [visits[name] for name in names]  # every group is paid the same
+    is_right = candidates.history_sum == candidates.history_count
+    assert is_right.all() and (rule == "greso" or (candidates.history_count > 0).sum() == len(visits))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantage(config, build, size):
     """4 m (1 - m) N0 / (N0 + 1) (N0 + n) / (N0 + n - 1) of the rows' histories, for every draw of an iteration."""
@@ -110,8 +128,9 @@ def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantag
 
 
 @pytest.mark.slow
-def test_a_pool_goes_on_exactly_from_a_checkpoint(config, build, tmp_path):
-    config.replay(selection="signal", reuse_fraction=0.25)
+@pytest.mark.parametrize("capacity", [1000, 8])  # 8: less than the pool, so the share adapts
+def test_a_run_goes_on_exactly_from_a_checkpoint(config, build, tmp_path, capacity):
+    config.replay(selection="signal", reuse_fraction=0.25, capacity=capacity)
     whole = build(config)
     go(whole, 4)
     path = whole.save_to_path(str(tmp_path / "saved"))
