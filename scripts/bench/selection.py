@@ -3,8 +3,8 @@
     python -m scripts.bench.selection                 a memory of 65,536 items in 16 domains, 16 slots
     python -m scripts.bench.selection --items 2000    a quick look
 
-Rules draw in turns from the same rows, without the journal. With it goes what history and baseline add to an iteration
-(`scripts/bench/history.py`), measured in the same run: rule and baseline together have one bound.
+Rules draw in turns from the same rows, without the journal; times are those of the processor. What history and baseline
+add to an iteration (`scripts/bench/history.py`) is measured in the same run: rule and baseline together have one bound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import SCHEDULED
 from rllib_srl.types import Prompt
 from scripts.bench import history
-from scripts.bench.common import verdict
+from scripts.bench.common import add_output, verdict, write
 from scripts.bench.history import ITERATION_S, MOST
 
 NOW, NUM_SLOTS, NUM_DOMAINS = 1000, 16, 16
@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--items", type=int, default=65_536)
     parser.add_argument("--draws", type=int, default=40)
+    add_output(parser)
     arguments = parser.parse_args(argv)
     for name in ("items", "draws"):
         if getattr(arguments, name) < 1:
@@ -107,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rllib_srl_bench_") as directory:
         added_ms = history.measure(Path(directory) / "memory", arguments.items, arguments.draws).added
     print(summary(times, added_ms, arguments.items))
+    write(arguments, "selection", {**times, "history and baseline": added_ms})
     worst = max(median(times[side]) for side in SIDES[1:3])
     return int((worst + added_ms) / 1e3 / ITERATION_S > MOST)
 

@@ -106,6 +106,8 @@ def pool_candidates(
     domain_N = columns["domain"].astype(np.int64)
     weight_D = np.array([float(weights.get(name, 1.0)) for name in domains])
     given: dict[str, Any] = {name: columns[name] for name in HISTORY if name in columns}
+    if weights:
+        given["weight"] = weight_D[domain_N]
     return Candidates.of(
         len(domain_N),
         context=context,
@@ -116,7 +118,6 @@ def pool_candidates(
         num_silent=columns["num_silent"],
         num_unsolved=columns["num_unsolved"],
         cost=_filled_costs(columns["cost"].astype(np.float64), domain_N),
-        weight=weight_D[domain_N] if weights else np.ones(len(domain_N)),
         **given,
     )
 

@@ -163,8 +163,10 @@ def signal(candidates: Candidates, num: int, generator: np.random.Generator, set
     base_D = domain_base(candidates, context, found.chance, phi_D)
     slots = domain_slots(base_D, context.wait_D, have_D, num, generator)
     drawn_S = np.empty(num, np.int64)
+    grouped = np.argsort(candidates.domain.astype(np.uint16 if len(have_D) < 1 << 16 else np.int64), kind="stable")
+    ends_D = np.cumsum(have_D)
     for domain in np.unique(slots).tolist():
-        inside = np.flatnonzero(candidates.domain == domain)
+        inside = grouped[ends_D[domain] - have_D[domain] : ends_D[domain]]
         at_S = np.flatnonzero(slots == domain)
         drawn_S[at_S] = inside[highest(priority_N[inside], len(at_S), generator, candidates.visits[inside])]
     return drawn_S
