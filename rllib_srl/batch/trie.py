@@ -96,6 +96,33 @@ class Trie:
         """Return the explicit mask, bool [T, T], for checks and for kernels without sparse masks."""
         return self.sees(slice(0, len(self)), slice(0, len(self)), window)
 
+    def blocks(self, size: int, window: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return which square blocks of the mask must be computed, and which of these need no mask, bool [N, N] each.
+
+        Computed from the ends and depths of each block in O(T + N^2), without the [T, T] mask. N = T / `size`, rounded
+        up; a block that reaches beyond row T needs its mask. The second array is exact. The first is exact without a
+        window; with one it may contain blocks without a visible pair, which cost time but change no result.
+
+        Args:
+            size: rows, and keys, of a block; at least 2.
+            window: number of depths a token attends to, itself included; None means all.
+        """
+        starts_N = np.arange(0, len(self), size)
+        if not len(starts_N):
+            return np.zeros((0, 0), bool), np.zeros((0, 0), bool)
+        block_N = np.arange(len(starts_N))
+        stops_N = starts_N + size
+        is_below_NN, is_diagonal_NN = block_N[:, None] > block_N[None], block_N[:, None] == block_N[None]
+        # Row i > j sees key j up to the end of j: the first row of a block decides "some", its last row "all".
+        last_end_N, first_end_N = (f.reduceat(self.end_T, starts_N) for f in (np.maximum, np.minimum))
+        some_NN = is_diagonal_NN | (is_below_NN & (last_end_N[None] > starts_N[:, None]))
+        all_NN = is_below_NN & (first_end_N[None] >= stops_N[:, None])
+        if window is not None:
+            deepest_N, flattest_N = (f.reduceat(self.depth_T, starts_N) for f in (np.maximum, np.minimum))
+            some_NN &= is_diagonal_NN | (flattest_N[:, None] - deepest_N[None] < window)
+            all_NN &= deepest_N[:, None] - flattest_N[None] < window
+        return some_NN, all_NN
+
     def cover(self, window: int | None = None) -> Cover:
         """Return squares and rectangles that contain each visible (row, key) pair exactly once.
 

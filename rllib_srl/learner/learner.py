@@ -42,6 +42,7 @@ from rllib_srl.learner.rl_module import CausalLMModule, episode_means
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharing_check import is_sharing_exact
 from rllib_srl.learner.training_state import TrainingState
+from rllib_srl.learner.trie_attention import num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
 from rllib_srl.losses import entropy_shaped
 
@@ -457,6 +458,8 @@ class GRPOTorchLearner(TorchLearner):
         for name, value in stats.items():
             self._log(name, value)
         self._log("is_prefix_sharing", float(self.can_share_prefixes))
+        if self._device.type == "cuda":
+            self._log("num_attention_graphs", num_graphs())
 
     def _log(self, name: str, value: float) -> None:
         # Already equal on all learners, so RLlib's mean over learners does not change it.

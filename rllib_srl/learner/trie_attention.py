@@ -15,15 +15,17 @@ Source: Dao et al. 2022 (FlashAttention), arXiv 2205.14135, appendix B (merging 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from rllib_srl.batch.trie import Cover, Rectangle, Squares, Trie
 
 NAME = "srl_trie"  # name of the attention function in transformers' registry
 HIDDEN = -1e30  # added to masked scores; finite, so that a fully masked row of a rectangle merges with weight 0
+BLOCK = 128  # rows and keys of one block of flex-attention's masks; torch's default
+MAX_GRAPHS = 64  # of flex-attention in one process; a model needs about 6: gradients or not, by dtype and window
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -227,18 +229,83 @@ def mask_mod(trie: Trie, window: int | None, device: torch.device | str) -> Call
 
 
 def block_mask(trie: Trie, window: int | None, device: torch.device | str) -> Any:
-    """Return the BlockMask of a trie: the blocks of rows and keys that flex-attention computes."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """Return the BlockMask of a trie: the blocks of rows and keys that flex-attention computes.
 
-    num_tokens = len(trie)
-    return create_block_mask(mask_mod(trie, window, device), None, None, num_tokens, num_tokens, device=str(device))
+    torch's `create_block_mask` would evaluate all T^2 pairs: 8 GB at 32k tokens. `Trie.blocks` needs T / 128 squared.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some_NN, all_NN = trie.blocks(BLOCK, window)
+    return BlockMask.from_kv_blocks(
+        *_listed(some_NN & ~all_NN, device),
+        *_listed(all_NN, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod(trie, window, device),
+        seq_lengths=(len(trie), len(trie)),
+    )
 
 
-@lru_cache(maxsize=1)
-def _compiled_flex() -> Callable[..., torch.Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _listed(is_chosen_NN: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of chosen blocks in each row, int32 [1, 1, N], and their columns first, int32 [1, 1, N, N]."""
+    columns_NN = np.argsort(~is_chosen_NN, axis=1, kind="stable").astype(np.int32)
+    number_N = is_chosen_NN.sum(1).astype(np.int32)
+    return torch.from_numpy(number_N).to(device)[None, None], torch.from_numpy(columns_NN).to(device)[None, None]
 
-    return torch.compile(flex_attention, dynamic=True)  # lengths differ from one micro-batch to the next
+
+class CompiledFlex:
+    """flex-attention, compiled; calls in training and without gradients, of every dtype, share one limit of graphs.
+
+    Invariant: it never runs uncompiled. Beyond torch's default limit of 8 graphs it would, with a [H, T, T] tensor of
+    scores and one warning. Here a graph above `limit` raises.
+    """
+
+    def __init__(self, limit: int = MAX_GRAPHS, backend: str = "inductor") -> None:
+        """Set the maximum number of graphs and torch's compiler backend."""
+        self._limit, self._backend_name = limit, backend
+        self.num_graphs = 0
+        self._compiled: Callable[..., torch.Tensor] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the output of `flex_attention` for its arguments.
+
+        Raises:
+            RuntimeError: the arguments need more graphs than the limit.
+        """
+        from torch._dynamo.exc import FailOnRecompileLimitHit
+
+        if self._compiled is None:
+            self._compiled = self._compile()
+        try:
+            return self._compiled(*args, **kwargs)
+        except FailOnRecompileLimitHit as error:
+            raise RuntimeError(
+                f"flex-attention needs more than {self._limit} compiled graphs; set prefix_sharing = False, and report "
+                "the model: each micro-batch would otherwise need a [heads, tokens, tokens] tensor"
+            ) from error
+
+    def _compile(self) -> Callable[..., torch.Tensor]:
+        from torch._dynamo.backends.registry import lookup_backend
+        from torch.nn.attention.flex_attention import flex_attention
+
+        backend: Any = lookup_backend(self._backend_name)
+
+        def counted(graph: Any, inputs: Any) -> Any:
+            self.num_graphs += 1
+            return backend(graph, inputs)
+
+        # `dynamic`: lengths differ from one micro-batch to the next. `fullgraph` makes the limit an error.
+        compiled: Callable[..., torch.Tensor] = torch.compile(
+            flex_attention, dynamic=True, fullgraph=True, backend=counted, recompile_limit=self._limit
+        )
+        return compiled
+
+
+compiled_flex = CompiledFlex()
+
+
+def num_graphs() -> int:
+    """Return how many graphs of flex-attention this process has compiled; 0 on a CPU."""
+    return compiled_flex.num_graphs
 
 
 def _flex(
@@ -248,6 +315,4 @@ def _flex(
     if place not in trie.block_masks:
         trie.block_masks[place] = block_mask(trie, window, query.device)
     is_shared = query.shape[1] != key.shape[1]
-    return _compiled_flex()(
-        query, key, value, block_mask=trie.block_masks[place], scale=scaling, enable_gqa=is_shared
-    )
+    return compiled_flex(query, key, value, block_mask=trie.block_masks[place], scale=scaling, enable_gqa=is_shared)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rllib_srl.batch.layout import trie_layout
 from rllib_srl.batch.trie import Trie
 from rllib_srl.learner import trie_attention
 from rllib_srl.learner.rl_module import token_logps
-from rllib_srl.learner.trie_attention import attention, block_mask, mask_mod, register
+from rllib_srl.learner.trie_attention import CompiledFlex, attention, block_mask, mask_mod, register
 
 STREAMS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9)
 WINDOW = 40  # of the families that slide; streams are longer
@@ -104,20 +105,129 @@ def test_flex_attention_sees_the_explicit_mask(streams, window):
     np.testing.assert_array_equal(seen.numpy(), naive_mask(trie.depth_T, window))
 
 
-@pytest.mark.slow
-def test_flex_attention_computes_what_the_parts_do():
-    """The GPU's function without its compiler, forward only: the kernel itself needs a GPU."""
-    from torch.nn.attention.flex_attention import flex_attention
+def dense_blocks(mask_TT, size):
+    """Return from the whole mask which blocks have a visible pair, and which have only visible pairs."""
+    num = -(-len(mask_TT) // size)
+    padded = np.zeros((num * size, num * size), bool)
+    padded[: len(mask_TT), : len(mask_TT)] = mask_TT
+    cut = padded.reshape(num, size, num, size)
+    return cut.any((1, 3)), cut.all((1, 3))
 
-    trie = trie_layout(family_streams()).trie
+
+@settings(max_examples=60)
+@given(STREAMS, st.sampled_from([None, 1, 2, 4]), st.sampled_from([2, 3, 5]))
+def test_blocks_are_those_of_the_explicit_mask(streams, window, size):
+    trie = trie_layout([np.array(s, np.int32) for s in streams]).trie
+    some, whole = trie.blocks(size, window)
+    expected = dense_blocks(naive_mask(trie.depth_T, window), size)
+    np.testing.assert_array_equal(whole, expected[1])
+    if window is None:
+        np.testing.assert_array_equal(some, expected[0])
+    assert (some >= expected[0]).all() and (some >= whole).all()
+    assert not np.triu(some, 1).any()
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_the_block_mask_is_the_one_that_torch_finds_by_trying_every_pair(window):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    streams = [np.concatenate([np.full(700, n), np.arange(300 + 37 * m)]).astype(np.int32)
+               for n in range(3) for m in range(4)]  # fmt: skip
+    trie = trie_layout(streams).trie
+    own = block_mask(trie, window, "cpu")
+    theirs = create_block_mask(mask_mod(trie, window, "cpu"), None, None, len(trie), len(trie), device="cpu")
+    assert own.shape == theirs.shape == (1, 1, len(trie), len(trie))
+    assert own.BLOCK_SIZE == theirs.BLOCK_SIZE
+    assert torch.equal(own.full_kv_num_blocks, theirs.full_kv_num_blocks)
+    assert own.full_kv_num_blocks.sum() > 10
+    if window is None:  # the same lists, forward and backward
+        for name in ("kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+            assert torch.equal(getattr(own, name), getattr(theirs, name)), name
+        for name in ("kv_indices", "full_kv_indices", "q_indices", "full_q_indices"):
+            assert torch.equal(getattr(own, name), getattr(theirs, name)), name
+        assert torch.equal(own.to_dense(), theirs.to_dense())
+    else:
+        missing = theirs.to_dense().bool() & ~own.to_dense().bool()
+        assert not missing.any() and own.sparsity() > 50
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that torch computes, in bytes."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(one, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, one.untyped_storage().nbytes())
+        return out
+
+
+def test_the_block_mask_of_65536_tokens_needs_less_than_4_mib():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    trie = Trie.of(np.tile(np.arange(2048), 32))
+    with Largest() as largest:
+        mask = block_mask(trie, None, "cpu")
+    assert mask.kv_num_blocks.shape == (1, 1, 512)
+    assert largest.num_bytes < 4 * 2**20  # 32 GB before: 7.5 bytes for each pair of tokens
+    with Largest() as dense:  # the measure sees what torch's own function needs
+        create_block_mask(mask_mod(trie, None, "cpu"), None, None, 4096, 4096, device="cpu")
+    assert dense.num_bytes >= 4096**2
+
+
+def flex_inputs(length, dtype=torch.float32):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, heads, len(trie), 16) for heads in (4, 2, 2))
-    for window in (None, WINDOW):
+    return [torch.randn(1, heads, length, 16, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_compiled_flex_attention_has_the_gradient_of_the_parts(monkeypatch, window):
+    """The function that a GPU compiles, on torch's dense reference kernel, forward and backward.
+
+    torch refuses gradients on a CPU because inductor has no kernel there; its reference has one. The generated GPU
+    kernel itself needs a GPU: scripts/gpu_check.sh compares it.
+    """
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    flex = CompiledFlex(backend="aot_eager")
+    trie = trie_layout(family_streams()).trie
+    mask = block_mask(trie, window, "cpu")
+    own, theirs = flex_inputs(len(trie)), flex_inputs(len(trie))
+    out, _ = attention(None, *own, None, scaling=0.3, sliding_window=window, trie=trie)
+    flexed = flex(*theirs, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(out, flexed, atol=2e-6, rtol=1e-5)
+    weight = torch.randn(out.shape)
+    (out * weight).sum().backward()
+    (flexed * weight).sum().backward()
+    for a, b in zip(own, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_lengths_share_graphs_and_too_many_graphs_raise():
+    flex = CompiledFlex(limit=4, backend="aot_eager")
+
+    def run(length, window, dtype=torch.float32):
+        trie = Trie.of(np.tile(np.arange(length), 3))
         mask = block_mask(trie, window, "cpu")
         with torch.no_grad():
-            flex = flex_attention(q, k, v, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
-        own, _ = attention(None, q, k, v, None, scaling=0.3, sliding_window=window, trie=trie)
-        torch.testing.assert_close(own, flex, atol=2e-6, rtol=1e-5)
+            q, k, v = (one.detach() for one in flex_inputs(len(trie), dtype))
+            return flex(q, k, v, block_mask=mask, scale=0.3, enable_gqa=True)
+
+    for length in (200, 300, 411, 1003):
+        run(length, None)
+    first = flex.num_graphs
+    assert first <= 2  # every length shares them
+    for window in (40, 70):
+        run(300, window)
+    kinds = [(dtype, window) for dtype in (torch.bfloat16, torch.float64, torch.float16) for window in (None, 40)]
+    with pytest.raises(RuntimeError, match="more than 4 compiled graphs; set prefix_sharing = False"):
+        [run(300, window, dtype) for dtype, window in kinds]
+    assert flex.num_graphs <= 5
 
 
 def family_streams():
