@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch import version
+
 from rllib_srl.common.environments import lacks
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -72,6 +74,11 @@ def _of_packages(config: Any) -> Iterator[str]:
         yield (
             "engine = 'vllm'; expected the package vllm (pip install 'rllib_srl[cpu]', on GPUs 'rllib_srl[gpu]'), "
             "or engine = 'transformers'"
+        )
+    if config.engine == "vllm" and version.cuda is not None and not config.num_gpus_per_env_runner:
+        yield (
+            f"num_gpus_per_env_runner = {config.num_gpus_per_env_runner!r} with engine = 'vllm' built for GPUs; "
+            "expected above 0, engine = 'transformers', or the CPU packages: bash scripts/setup.sh --set cpu"
         )
     settings = config.replay_settings()
     if not settings.is_on:

@@ -23,7 +23,15 @@ from ray.tune.registry import register_trainable as _register_trainable
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings, reward_settings
-from rllib_srl.algorithm.resources import best_dtype, engine_threads
+from rllib_srl.algorithm.resources import (
+    ALONE,
+    BESIDE_LEARNER,
+    PlacementError,
+    best_dtype,
+    engine_threads,
+    gpu_shares,
+    num_gpus_here,
+)
 from rllib_srl.algorithm.settings import (
     ALIASES,
     ENV_RUNNERS,
@@ -44,7 +52,7 @@ from rllib_srl.algorithm.settings import (
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.setting_checks import is_integer
+from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
@@ -76,6 +84,7 @@ class SRLConfig(AlgorithmConfig):
         self._model_config = {"model": "smollm2-135m"}
         self.env_runner_cls = LLMEnvRunner
         self.num_env_runners = 1
+        self.num_gpus_per_env_runner = self.num_gpus_per_learner = None  # chosen by `validate`
         self.lr = 1e-6
         self.grad_clip = 1.0
         self.gamma = 1.0  # rewards of an episode are summed, never discounted
@@ -263,11 +272,37 @@ class SRLConfig(AlgorithmConfig):
         """
         if not self.in_evaluation:
             self.create_local_env_runner = self.num_env_runners == 0
-            faults = faults_of(self)
+            faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
             self._settle()
         super().validate()
+
+    def _choose_gpus(self) -> list[str]:
+        """Set the GPUs of each process that the user has left open; return error messages.
+
+        A learner on a GPU gets a process of its own, because Ray reserves no GPU for the main process: it would give
+        the learner's card to an engine, too.
+        """
+        counts, size = (self.num_env_runners, self.num_learners), self.flat().engine_tensor_parallel_size
+        if not all(isinstance(number, int) for number in (*counts, size)):
+            return []  # `faults_of` reports it
+        given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
+        try:
+            shares = gpu_shares(num_gpus_here() if None in given else 0, *counts, size, given)
+        except PlacementError as error:
+            self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
+            return [str(error)]
+        self.num_gpus_per_env_runner, self.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
+        self.colocate = self.colocate or shares.is_colocated
+        if is_number(shares.per_learner) and shares.per_learner > 0 and counts[1] == 0 and counts[0] > 0:
+            self.num_learners = 1
+        if None in given and (shares.per_env_runner or shares.per_learner):
+            beside = ", colocated" if self.colocate else ""
+            logger.info(
+                "GPUs: %g per env runner, %g per learner%s", shares.per_env_runner, shares.per_learner, beside
+            )
+        return []
 
     def _settle(self) -> None:
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
@@ -277,6 +312,9 @@ class SRLConfig(AlgorithmConfig):
         if flat.engine_num_threads is None:
             num_threads = engine_threads(self.num_env_runners * flat.engine_tensor_parallel_size)
             self.engine = {**GROUPS["engine"].given(self.engine), "num_threads": num_threads}
+        if flat.engine_memory_utilization is None:
+            share = BESIDE_LEARNER if 0 < self.num_gpus_per_env_runner < 1 else ALONE
+            self.engine = {**GROUPS["engine"].given(self.engine), "memory_utilization": share}
         if flat.engine == "auto":
             name = "vllm" if find_spec("vllm") else "transformers"
             self.engine = {**GROUPS["engine"].given(self.engine), "name": name}
@@ -345,13 +383,14 @@ class SRLConfig(AlgorithmConfig):
             "max_num_seqs": flat.engine_max_num_seqs,
         }
         if flat.engine == "transformers":
-            return common
+            return common | {"device": "cuda" if self.num_gpus_per_env_runner else "cpu"}
         return common | {
             "tensor_parallel_size": flat.engine_tensor_parallel_size,
             "memory_utilization": flat.engine_memory_utilization,
             "kv_cache_gib": flat.engine_kv_cache_gib,
             "weight_transfer": self.weight_transfer,
             "num_threads": None if self.num_gpus_per_env_runner else flat.engine_num_threads,
+            "can_sleep": self.colocate,
         }
 
     def get_default_learner_class(self) -> type:

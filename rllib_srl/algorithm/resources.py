@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
 import torch
+
+Given = tuple[float | None, float | None]  # GPUs per env runner and per learner
 
 BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 
@@ -52,6 +55,66 @@ def engine_threads(num_engines: int) -> int:
     if given.isdecimal() and int(given) > 0:
         return int(given)
     return max(1, (os.cpu_count() or 1) // max(1, num_engines))
+
+
+ENGINE_SHARE, LEARNER_SHARE = 0.6, 0.4  # of one card; above a half, so that Ray packs no two engines onto one card
+ALONE, BESIDE_LEARNER = 0.9, 0.45  # share of a card's memory that an engine reserves
+
+
+@dataclass(frozen=True)
+class GpuShares:
+    """GPUs of each process. Invariant: `is_colocated` if an engine and a learner have shares of one card."""
+
+    per_env_runner: float = 0
+    per_learner: float = 0
+    is_colocated: bool = False
+
+
+def gpu_shares(
+    num_gpus: float, num_env_runners: int, num_learners: int, tensor_parallel_size: int = 1, given: Given = (None, None)
+) -> GpuShares:
+    """Return how many GPUs each env runner and each learner gets.
+
+    Enough cards: whole ones for each process. One card for each pair of engine and learner: 0.6 and 0.4 of it. Shares
+    that the user gave stay, and the other side gets what is left: whole cards, or none.
+
+    Args:
+        num_gpus: cards of the cluster, or of this machine.
+        num_env_runners: 0 counts as 1, the main process.
+        num_learners: likewise.
+        tensor_parallel_size: cards of one engine.
+        given: shares per env runner and per learner; None: to be chosen.
+
+    Raises:
+        PlacementError: there are cards, but too few for the number of processes.
+    """
+    runners, learners, cards = max(1, num_env_runners), max(1, num_learners), int(num_gpus)
+    own, theirs = given
+    if own is not None and theirs is not None:
+        return GpuShares(own, theirs)
+    if not cards:
+        return GpuShares(own or 0, theirs or 0)
+    if own is not None:
+        return GpuShares(own, 1 if cards - own * runners >= learners else 0)
+    if theirs is not None:
+        size = tensor_parallel_size
+        return GpuShares(size if cards - theirs * learners >= size * runners else 0, theirs)
+    if cards >= runners * tensor_parallel_size + learners:
+        return GpuShares(tensor_parallel_size, 1)
+    if tensor_parallel_size == 1 and cards >= max(runners, learners):
+        return GpuShares(ENGINE_SHARE, LEARNER_SHARE, is_colocated=True)
+    raise PlacementError(
+        f"num_env_runners = {num_env_runners}, num_learners = {num_learners} with {cards} GPUs; expected at most one "
+        f"of each per GPU (engine.tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
+        "num_gpus_per_learner"
+    )
+
+
+def num_gpus_here() -> float:
+    """Return the GPUs of the Ray cluster, or of this machine if Ray is not running."""
+    if ray.is_initialized():
+        return float(ray.cluster_resources().get("GPU", 0))
+    return float(torch.cuda.device_count())
 
 
 ROUNDING = 1e-6  # tolerance for sums of fractional CPUs

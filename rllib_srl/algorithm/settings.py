@@ -47,7 +47,9 @@ ENV_RUNNERS = {
         1, "GPUs over which one engine splits the model", "engine.tensor_parallel_size"
     ),
     "engine_memory_utilization": Setting(
-        0.9, "vLLM on a GPU: share of GPU memory to reserve, in (0, 1]", "engine.memory_utilization"
+        None,
+        "vLLM on a GPU: share of the GPU's memory to reserve, in (0, 1]; None: 0.9, or 0.45 beside a learner",
+        "engine.memory_utilization",
     ),
     "engine_kv_cache_gib": Setting(1.0, "vLLM on a CPU: size of the KV cache, GiB", "engine.kv_cache_gib"),
     "engine_max_num_seqs": Setting(

@@ -195,8 +195,12 @@ def _numbers(config: Any) -> Iterator[str]:
         if not is_number(getattr(config, name)) or getattr(config, name) <= 0:
             yield f"{name} = {getattr(config, name)!r}; expected a number above 0"
     utilization = config.engine_memory_utilization
-    if not is_number(utilization) or not 0 < utilization <= 1:
-        yield f"engine_memory_utilization = {utilization!r}; expected a number in (0, 1]"
+    if utilization is not None and (not is_number(utilization) or not 0 < utilization <= 1):
+        yield f"engine_memory_utilization = {utilization!r}; expected a number in (0, 1], or None"
+    for name in ("num_gpus_per_env_runner", "num_gpus_per_learner"):
+        number = getattr(config, name)
+        if number is not None and (not is_number(number) or number < 0 or (number > 1 and number != int(number))):
+            yield f"{name} = {number!r}; expected a share below 1, a whole number, or None"
     if not is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
         yield f"temperature = {config.temperature!r}; expected a number from 0.01 to 100"
     if config.grad_clip is not None and (not is_number(config.grad_clip) or config.grad_clip <= 0):
@@ -242,7 +246,7 @@ def _pairs(config: Any) -> Iterator[str]:
 
 
 def _fitting(config: Any) -> Iterator[str]:
-    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner):
+    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner or 0):
         yield fault
     names = config.lora_targets
     if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
@@ -280,23 +284,56 @@ def _fitting(config: Any) -> Iterator[str]:
 
 
 def _placement(config: Any) -> Iterator[str]:
-    num_gpus = config.num_gpus_per_env_runner
+    num_gpus, learner_gpus = (config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0)
+    if not (is_number(num_gpus) and is_number(learner_gpus)):
+        return  # `_numbers` reports it
     has_engine_gpu = num_gpus > 0
     if config.num_env_runners == 0 and config.num_learners != 0:
         yield f"num_env_runners = 0 (all in one process); expected num_learners = 0, not {config.num_learners}"
-    if config.weight_transfer != "object_store" and not (has_engine_gpu and config.num_gpus_per_learner > 0):
-        yield f"weight_transfer = {config.weight_transfer!r}; expected 'object_store' without GPUs on both sides"
-    if config.engine == "transformers" and config.weight_transfer != "object_store":
-        yield f"weight_transfer = {config.weight_transfer!r}; expected 'object_store' with engine = 'transformers'"
+    yield from _transfer(config, num_gpus, learner_gpus)
+    if learner_gpus > 1:
+        yield f"num_gpus_per_learner = {learner_gpus:g}; expected at most 1: raise num_learners, with fsdp = True"
     if num_gpus >= 1 and config.engine_tensor_parallel_size != num_gpus:
         yield (
             f"engine_tensor_parallel_size = {config.engine_tensor_parallel_size}; expected "
             f"num_gpus_per_env_runner = {num_gpus:g}"
         )
-    if config.colocate and has_engine_gpu and num_gpus + config.num_gpus_per_learner > 1:
+    if config.colocate and has_engine_gpu and num_gpus + learner_gpus > 1:
+        yield f"colocate = True with {num_gpus:g} + {learner_gpus:g} GPUs; expected fractions that sum to at most 1"
+    is_several = is_integer(config.num_env_runners, 2) or is_integer(config.num_learners, 2)
+    if config.colocate and has_engine_gpu and is_several and max(num_gpus, learner_gpus) <= 0.5:
         yield (
-            f"colocate = True with {num_gpus:g} + {config.num_gpus_per_learner:g} GPUs; "
-            "expected fractions that sum to at most 1"
+            f"colocate = True with {num_gpus:g} + {learner_gpus:g} GPUs; expected one of the two above 0.5, such as "
+            "0.6 + 0.4: Ray would place two engines, or two learners, on one GPU"
+        )
+
+
+def _transfer(config: Any, num_gpus: float, learner_gpus: float) -> Iterator[str]:
+    """Yield what the transport between GPUs cannot do; checked here, because it would hang or fail in a run."""
+    kind = config.weight_transfer
+    if kind == "object_store":
+        return
+    shown = f"weight_transfer = {kind!r}"
+    if not (num_gpus > 0 and learner_gpus > 0):
+        yield f"{shown}; expected 'object_store' without GPUs on both sides"
+    if config.engine == "transformers":
+        yield f"{shown}; expected 'object_store' with engine = 'transformers'"
+    if config.num_env_runners == 0:
+        yield f"{shown} with num_env_runners = 0; expected 'object_store': engine and learner share one process"
+    shares_card = bool(config.colocate) or 0 < num_gpus < 1 or 0 < learner_gpus < 1
+    if kind == "nccl" and shares_card:
+        yield (
+            f"{shown} with num_gpus_per_env_runner = {num_gpus:g}, num_gpus_per_learner = {learner_gpus:g}; expected "
+            "whole GPUs, or 'ipc': NCCL refuses two processes on one GPU"
+        )
+    if kind != "ipc":
+        return
+    if is_integer(config.num_learners, 2):
+        yield f"{shown} with num_learners = {config.num_learners}; expected 1, or 'object_store' or 'nccl'"
+    if num_gpus > 0 and learner_gpus > 0 and (not shares_card or is_integer(config.num_env_runners, 2)):
+        yield (
+            f"{shown} with num_env_runners = {config.num_env_runners} and {num_gpus:g} + {learner_gpus:g} GPUs; "
+            "expected one engine and one learner on one GPU, such as 0.6 + 0.4: memory of another GPU cannot be mapped"
         )
 
 

@@ -53,6 +53,7 @@ def start_vllm(
     max_num_seqs: int,
     weight_transfer: str,
     num_threads: int | None,
+    can_sleep: bool,
 ) -> tuple[Any, bool]:
     """Start vLLM in this process; return its `LLMEngine` and whether it runs on a CPU.
 
@@ -76,7 +77,7 @@ def start_vllm(
     is_cpu = bool(current_platform.is_cpu())
     if is_cpu and weight_transfer != "object_store":
         raise ValueError(f"weight_transfer = {weight_transfer!r}; expected 'object_store' without a GPU")
-    place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": True}
+    place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": can_sleep}
     if is_cpu:
         place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": 32, "enforce_eager": True}
     if tensor_parallel_size > 1:
@@ -201,6 +202,7 @@ class VLLMEngine:
         max_num_seqs: int = 256,
         weight_transfer: str = "object_store",
         num_threads: int | None = None,
+        can_sleep: bool = False,
     ) -> None:
         """Start vLLM.
 
@@ -215,6 +217,7 @@ class VLLMEngine:
             max_num_seqs: maximum number of concurrent requests; the others wait.
             weight_transfer: "object_store" (`load_weights`), or "nccl" or "ipc" (`receive`; GPU only).
             num_threads: torch's threads in this process; None leaves them unchanged.
+            can_sleep: on a GPU, whether `sleep` will be called; its allocator serves one engine per process.
 
         Raises:
             ValueError: if the directory or a setting is invalid.
@@ -225,6 +228,7 @@ class VLLMEngine:
             raise ValueError(f"weight_transfer = {weight_transfer!r}; expected one of {', '.join(TRANSFERS)}")
         self.context_length, self.version, self.is_paused = context_length, 0, False
         self._dtype, self._transfer, self._tensor_parallel_size = dtype, weight_transfer, tensor_parallel_size
+        self._can_sleep = can_sleep
         self._is_asleep, self._broken = False, ""
         self._finished: list[Turn] = []  # turns that ended during `score`, for the next `step`
         self._running: set[str] = set()
@@ -243,6 +247,7 @@ class VLLMEngine:
             max_num_seqs=max_num_seqs,
             weight_transfer=weight_transfer,
             num_threads=num_threads,
+            can_sleep=can_sleep,
         )
         # On a GPU or with several workers, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
@@ -372,6 +377,8 @@ class VLLMEngine:
         self._check_usable("sleep")
         if self.num_running():
             raise EngineError(f"sleep was called with {self.num_running()} requests running; finish or abort them")
+        if not (self._is_cpu or self._can_sleep):
+            raise EngineError("sleep was called on an engine that was started with can_sleep = False")
         self._llm.reset_prefix_cache()
         if not self._is_cpu:
             self._llm.sleep(level=1)

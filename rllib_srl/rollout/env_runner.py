@@ -160,6 +160,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._fault = error
 
     def _start(self) -> None:
+        if self.worker_index and not self.config.num_gpus_per_env_runner:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # since 2.60 Ray leaves all GPUs visible to actors that have none
         self._model_dir = local_model(self.config.model_config["model"])
         self.engine = make_engine(**self.config.engine_settings(self._model_dir))
         self.tokenizer = load_tokenizer(self._model_dir)

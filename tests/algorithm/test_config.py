@@ -254,6 +254,7 @@ def test_the_engine_gets_its_settings(config):
         "kv_cache_gib": 0.5,
         "weight_transfer": "object_store",
         "num_threads": 3,
+        "can_sleep": False,
     }
     assert set(settings) - {"kind"} <= set(inspect.signature(VLLMEngine.__init__).parameters)
 

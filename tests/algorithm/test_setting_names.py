@@ -17,6 +17,7 @@ from rllib_srl.cli.shared.settings import SettingsError, build_config, read_valu
 VALUES = {
     "advantage": "mean_only",
     "engine_num_threads": 3,
+    "engine_memory_utilization": 0.4,
     "lora_alpha": 8.0,
     "lora_targets": ("q_proj",),
     "cispo_bounds": (0.5, 4.0),

@@ -1,0 +1,221 @@
+"""GPUs of each process: the shares chosen, where Ray puts them, and the combinations that are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm import config as config_module
+from rllib_srl.algorithm.resources import GpuShares, PlacementError, gpu_shares
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.rollout.env_runner import LLMEnvRunner
+
+COLOCATED = GpuShares(0.6, 0.4, is_colocated=True)
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "runners", "learners", "expected"),
+    [
+        (0, 4, 2, GpuShares(0, 0)),
+        (1, 1, 0, COLOCATED),
+        (1, 0, 0, COLOCATED),
+        (2, 1, 1, GpuShares(1, 1)),
+        (2, 2, 2, COLOCATED),
+        (3, 2, 1, GpuShares(1, 1)),
+        (8, 4, 4, GpuShares(1, 1)),
+        (4, 4, 2, COLOCATED),
+    ],
+)
+def test_cards_are_split_or_shared_in_pairs(num_gpus, runners, learners, expected):
+    assert gpu_shares(num_gpus, runners, learners) == expected
+
+
+def test_given_shares_stay_and_the_other_side_gets_what_is_left():
+    assert gpu_shares(2, 1, 1, given=(1, None)) == GpuShares(1, 1)
+    assert gpu_shares(1, 1, 1, given=(1, None)) == GpuShares(1, 0)
+    assert gpu_shares(4, 1, 2, 2, given=(None, 1)) == GpuShares(2, 1)
+    assert gpu_shares(8, 1, 1, given=(0.3, 0)) == GpuShares(0.3, 0)
+    assert gpu_shares(4, 1, 2, tensor_parallel_size=2) == GpuShares(2, 1)
+
+
+def test_more_processes_than_cards_are_refused_in_one_line():
+    with pytest.raises(PlacementError) as caught:
+        gpu_shares(2, 3, 1)
+    assert str(caught.value) == (
+        "num_env_runners = 3, num_learners = 1 with 2 GPUs; expected at most one of each per GPU "
+        "(engine.tensor_parallel_size = 1), or num_gpus_per_env_runner and num_gpus_per_learner"
+    )
+
+
+def settled(config, monkeypatch, num_gpus):
+    """Validate as on a machine with cards and packages for them."""
+    monkeypatch.setattr(config_module, "num_gpus_here", lambda: float(num_gpus))
+    config.validate()
+    return config
+
+
+def test_without_a_card_nothing_changes(config, monkeypatch):
+    settled(config, monkeypatch, 0)
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (0, 0, 0)
+    assert not config.colocate
+
+
+def test_one_card_is_colocated_by_default(config, monkeypatch):
+    settled(config, monkeypatch, 1)
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
+    assert config.colocate and config.num_learners == 1  # a process of its own: Ray gives the main process no card
+    assert config.flat().engine_memory_utilization == 0.45 and config.compute_dtype == "bfloat16"
+
+
+def test_two_cards_are_split_and_an_engine_may_fill_its_own(config, monkeypatch):
+    settled(config, monkeypatch, 2)
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (1, 1, 1)
+    assert not config.colocate and config.flat().engine_memory_utilization == 0.9
+
+
+def test_the_number_format_is_that_of_the_devices(config, monkeypatch):
+    monkeypatch.setattr(config_module, "best_dtype", lambda num: "bfloat16" if num else "float32")
+    config.env_runners(num_gpus_per_env_runner=1).learners(num_gpus_per_learner=0)
+    assert settled(config, monkeypatch, 2).compute_dtype == "float32"  # the learner is on the CPU
+
+
+def test_too_many_processes_are_one_fault_among_others(config, monkeypatch):
+    config.env_runners(num_env_runners=5).training(group_size=1)
+    with pytest.raises(ValueError, match="group_size = 1") as caught:
+        settled(config, monkeypatch, 2)
+    assert "num_env_runners = 5, num_learners = 0 with 2 GPUs; expected at most one of each" in str(caught.value)
+
+
+REFUSED = [
+    ({"weight_transfer": "ipc", "num_learners": 2, "num_gpus": (0.6, 0.4), "num_env_runners": 1},
+     "'ipc' with num_learners = 2; expected 1, or 'object_store' or 'nccl'"),
+    ({"weight_transfer": "ipc", "num_learners": 1, "num_gpus": (1, 1)},
+     "expected one engine and one learner on one GPU, such as 0.6 + 0.4"),
+    ({"weight_transfer": "ipc", "num_learners": 1, "num_env_runners": 2, "num_gpus": (0.6, 0.4)},
+     "num_env_runners = 2 and 0.6 + 0.4 GPUs; expected one engine and one learner on one GPU"),
+    ({"weight_transfer": "nccl", "num_env_runners": 0, "num_learners": 0, "num_gpus": (1, 1)},
+     "'nccl' with num_env_runners = 0; expected 'object_store': engine and learner share one process"),
+    ({"weight_transfer": "ipc", "num_env_runners": 0, "num_learners": 0, "num_gpus": (0.6, 0.4)},
+     "'ipc' with num_env_runners = 0; expected 'object_store'"),
+    ({"weight_transfer": "nccl", "num_learners": 1, "num_gpus": (0.6, 0.4)},
+     "expected whole GPUs, or 'ipc': NCCL refuses two processes on one GPU"),
+    ({"colocate": True, "num_env_runners": 2, "num_learners": 2, "num_gpus": (0.5, 0.5)},
+     "expected one of the two above 0.5, such as 0.6 + 0.4: Ray would place two engines, or two learners, on one GPU"),
+    ({"num_gpus": (1, 2)}, "num_gpus_per_learner = 2; expected at most 1: raise num_learners, with fsdp = True"),
+    ({"num_gpus": (1.5, 1)}, "num_gpus_per_env_runner = 1.5; expected a share below 1, a whole number, or None"),
+    ({"num_gpus": (1, "one")}, "num_gpus_per_learner = 'one'; expected a share below 1"),
+]  # fmt: skip
+ACCEPTED = [
+    {"weight_transfer": "ipc", "num_learners": 1, "num_gpus": (0.6, 0.4), "colocate": True},
+    {"weight_transfer": "nccl", "num_learners": 2, "num_env_runners": 2, "num_gpus": (1, 1)},
+    {"colocate": True, "num_env_runners": 2, "num_learners": 2, "num_gpus": (0.6, 0.4)},
+    {"colocate": True, "num_env_runners": 1, "num_learners": 1, "num_gpus": (0.5, 0.5)},
+]
+
+
+def with_gpus(config, settings):
+    runner, learner = settings["num_gpus"]
+    rest = {name: value for name, value in settings.items() if name != "num_gpus"}
+    return config.update_from_dict({**rest, "num_gpus_per_env_runner": runner, "num_gpus_per_learner": learner})
+
+
+@pytest.mark.parametrize(("settings", "expected"), REFUSED)
+def test_what_would_hang_or_fail_on_gpus_is_refused_before(config, settings, expected):
+    assert any(expected in line for line in faults_of(with_gpus(config, settings)))
+
+
+@pytest.mark.parametrize("settings", ACCEPTED)
+def test_what_works_on_gpus_is_accepted(config, settings):
+    assert faults_of(with_gpus(config, settings)) == []
+
+
+def test_vllm_built_for_gpus_needs_one(config, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    config.env_runners(engine="vllm")
+    with pytest.raises(ValueError, match="num_gpus_per_env_runner = 0 with engine = 'vllm' built for GPUs; expected"):
+        settled(config, monkeypatch, 0)
+
+
+def test_a_runner_without_a_card_does_not_see_one(config, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    seen = []
+    monkeypatch.setattr(
+        "rllib_srl.rollout.env_runner.local_model", lambda name: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    )
+    for shares, index in (((0, 0), 1), ((0.6, 0.4), 1), ((0, 0), 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        own = with_gpus(config.copy(copy_frozen=False), {"num_gpus": shares})
+        LLMEnvRunner(config=own, worker_index=index)
+    assert seen == ["", "0,1", "0,1"]  # the main process may hold a learner on a GPU
+
+
+# In a process of its own: other tests share this process's Ray, which has no GPUs.
+PLACES = """
+import json, sys, time, ray
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.srl import SRL
+
+ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def card(self):
+        return ray.get_gpu_ids()[0]
+
+def cards(shares):
+    actors = [Actor.options(num_gpus=share).remote() for share in shares]
+    found = ray.get([actor.card.remote() for actor in actors], timeout=60)
+    [ray.kill(actor) for actor in actors]
+    while ray.available_resources().get("GPU") != 2:  # the next actors find both cards free
+        time.sleep(0.1)
+    return found
+
+def bundles(runners, learners):
+    config = SRLConfig().environment("compare").rl_module(model_config={"model": sys.argv[1]})
+    config.env_runners(num_env_runners=runners).learners(num_learners=learners)
+    return [bundle.get("GPU", 0) for bundle in SRL.default_resource_request(config).bundles]
+
+print(json.dumps({
+    "chosen": cards([0.6, 0.6, 0.4, 0.4]), "halves": cards([0.5, 0.5, 0.5, 0.5]),
+    "default": bundles(1, 0), "pairs": bundles(2, 2),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def places(random_llama_dir):
+    """Return what a Ray that believes in two cards does with the shares."""
+    run = subprocess.run(
+        [sys.executable, "-c", PLACES, str(random_llama_dir)], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_ray_places_an_engine_and_a_learner_on_each_card(places):
+    engine_1, engine_2, learner_1, learner_2 = places["chosen"]
+    assert {engine_1, engine_2} == {learner_1, learner_2} == {0, 1}
+
+
+@pytest.mark.slow
+def test_ray_would_pack_half_shares_onto_one_card(places):
+    """The reason why colocated shares of one half are refused with several engines."""
+    assert places["halves"][0] == places["halves"][1]
+
+
+@pytest.mark.slow
+def test_the_cluster_reserves_every_card_that_a_run_takes(places):
+    """The learner has a bundle of its own: a learner in the main process would use a card that Ray gives to others."""
+    assert places["default"] == [0, 1, 1]
+    assert places["pairs"] == [0, 0.6, 0.6, 0.4, 0.4]
