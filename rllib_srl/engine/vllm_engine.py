@@ -14,16 +14,22 @@ Traps (vLLM 0.32) and the remedies used here:
 5. It replaces `torch.set_num_threads` by a no-op: the number of threads is set before the import.
 6. Blocks of the default 128 tokens never share shorter prompts: the block size is 32 on a CPU.
 7. The default log-prob mode ignores the temperature: `processed_logprobs` are those of the sampling distribution.
-8. Its shutdown destroys process-wide state that the other engines in the process still need: see `stop_vllm`.
+8. On a GPU it draws an unseeded request's seed from numpy's generator in the worker, and `torch.manual_seed` has no
+   effect on samples: each request gets a seed of its own there (`request_seed`).
+9. On a GPU attention in float32 runs in Triton, which rounds to TF32 (10 bits) by default: it is set to IEEE.
+10. Its shutdown destroys process-wide state that the other engines in the process still need: see `stop_vllm`.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from copy import copy
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +69,7 @@ def start_vllm(
         ValueError: if `weight_transfer` needs GPUs and there are none.
         EngineError: if vLLM is not installed or does not start.
     """
-    _prepare_process(num_threads)
+    _prepare_process(num_threads, dtype)
     try:
         from vllm import EngineArgs
         from vllm.config import WeightTransferConfig
@@ -154,10 +160,25 @@ def score_params() -> Any:
     )
 
 
-def _prepare_process(num_threads: int | None) -> None:
+def request_seed(seed: int, request_id: str, use: int) -> int:
+    """Return the seed of one request's samples, in [0, 2^63): equal arguments give equal seeds on every machine.
+
+    Args:
+        seed: of the engine's last `reseed`.
+        request_id: of the request.
+        use: number of earlier requests with this id since then.
+    """
+    digest = blake2b(f"{seed}/{use}/{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _prepare_process(num_threads: int | None, dtype: str) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is stepped in this process
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two engines would be bound to the same core
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if dtype == "float32":  # exact products; read when Triton compiles a kernel, also by the workers
+        os.environ["TRITON_F32_DEFAULT"] = "ieee"
+        os.environ["VLLM_FLOAT32_MATMUL_PRECISION"] = "highest"
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)  # for the workers of tensor parallelism
         torch.set_num_threads(num_threads)
@@ -249,7 +270,7 @@ class VLLMEngine:
             num_threads=num_threads,
             can_sleep=can_sleep,
         )
-        # On a GPU or with several workers, sampling uses the workers' own generators.
+        # On a GPU each request has a seed; with several workers on a CPU, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
         self._llm.set_weight_version("0")
         self.reseed(seed)
@@ -257,7 +278,7 @@ class VLLMEngine:
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn; see `Engine.submit`."""
         self._check_usable("submit")
-        self._add(request_id, token_ids, turn_params(sampling))
+        self._add(request_id, token_ids, self._seeded(request_id, turn_params(sampling)))
         self._running.add(request_id)
 
     def step(self) -> list[Turn]:
@@ -321,8 +342,8 @@ class VLLMEngine:
                 f"load_weights was called with weight_transfer = {self._transfer!r}; expected 'object_store'"
             )
         verify(bundle, self._expected, self._dtype)
-        with vllm_transfer.offer(bundle, is_one_process=self._tensor_parallel_size == 1) as update_info:
-            self.receive(update_info, bundle.version)
+        with closing(vllm_transfer.offers(bundle, is_one_process=self._tensor_parallel_size == 1)) as update_infos:
+            self._receive(update_infos, bundle.version)
 
     def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Connect to the trainer ("nccl", "ipc"): `init_info` is that of vLLM's backend. Not tested without GPUs."""
@@ -338,10 +359,14 @@ class VLLMEngine:
         Raises:
             WeightSyncError: if vLLM fails; the engine then refuses all further calls.
         """
+        self._receive([update_info], version)
+
+    def _receive(self, update_infos: Iterable[dict[str, Any]], version: int) -> None:
         self._check_usable("receive")
         try:
             self._llm.collective_rpc("start_weight_update")
-            self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
+            for update_info in update_infos:
+                self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
             self._llm.collective_rpc("finish_weight_update")
             # Running requests are preempted and prefilled again: their keys and values are of the old weights.
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
@@ -366,7 +391,8 @@ class VLLMEngine:
     def reseed(self, seed: int) -> None:
         """Restart sampling: equal submissions and steps from here on give equal tokens."""
         self._rng_state = torch.Generator().manual_seed(seed).get_state()
-        if not self._owns_generator:
+        self._seed, self._uses = seed, Counter[str]()
+        if self._is_cpu and not self._owns_generator:
             self._llm.collective_rpc("reseed", args=(seed,))
 
     def sleep(self) -> None:
@@ -404,6 +430,15 @@ class VLLMEngine:
             stop_vllm(self._llm)
         self._llm, self._broken = None, "the engine is closed"
         self._running, self._finished = set(), []
+
+    def _seeded(self, request_id: str, params: Any) -> Any:
+        """Return the parameters with the request's own seed; unchanged on a CPU, where vLLM fails with one."""
+        if self._is_cpu:
+            return params
+        params = copy(params)
+        params.seed = request_seed(self._seed, request_id, self._uses[request_id])
+        self._uses[request_id] += 1
+        return params
 
     def _add(self, request_id: str, token_ids: Sequence[int], params: Any) -> None:
         from vllm.inputs import tokens_input

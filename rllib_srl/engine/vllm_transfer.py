@@ -2,8 +2,9 @@
 
     start_weight_update() -> update_weights({"handle"}) -> finish_weight_update()      vLLM's own three calls
                                         |
-    offer(bundle) -> handle ------------+      one process: the bundle itself, by reference
-                                               several workers: a name of POSIX shared memory
+    offers(bundle) -> handles ----------+      one process: the bundle itself, by reference
+                                               several workers: one small block of POSIX shared memory, filled again
+                                               for each part of the bundle, one update call per part
 
 vLLM's own backends move data between CUDA devices only. Importing this module imports vLLM.
 
@@ -18,9 +19,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import shared_memory
 from typing import Any
 
@@ -63,13 +63,25 @@ class BundleUpdateInfo(WeightTransferUpdateInfo):
     specs: list[TensorSpec] | None = None
 
 
-@contextmanager
-def offer(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, Any]]:
-    """Make `bundle` accessible to the workers; yield the update info with its handle.
+PART_BYTES = 256 * 2**20  # of shared memory for several workers; a larger tensor gets a block of its own size
+
+
+def parts_of(bundle: WeightBundle, num_bytes: int = PART_BYTES) -> list[list[TensorSpec]]:
+    """Return the tensors of a bundle in order, in parts of at most `num_bytes` of its buffer or of one tensor."""
+    parts: list[list[TensorSpec]] = []
+    for spec in bundle.tensors:
+        if not parts or spec.offset + spec.num_bytes - parts[-1][0].offset > num_bytes:
+            parts.append([])
+        parts[-1].append(spec)
+    return parts
+
+
+def offers(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, Any]]:
+    """Make a bundle accessible to the workers; yield the update info of each part, which is valid until the next one.
 
     Args:
         bundle: verified.
-        is_one_process: whether the only worker runs in this process; otherwise the bytes are copied to shared memory.
+        is_one_process: whether the only worker runs in this process; otherwise parts are copied to shared memory.
     """
     if is_one_process:
         handle = f"bundle-{next(_handles)}"
@@ -79,10 +91,15 @@ def offer(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, A
         finally:
             del _offered[handle]
         return
-    block = shared_memory.SharedMemory(create=True, size=max(1, bundle.buffer.nbytes))
+    parts = parts_of(bundle)
+    sizes = [part[-1].offset + part[-1].num_bytes - part[0].offset for part in parts]
+    block = shared_memory.SharedMemory(create=True, size=max([1, *sizes]))
     try:
-        np.ndarray(bundle.buffer.nbytes, np.uint8, block.buf)[:] = bundle.buffer
-        yield {"handle": block.name, "version": bundle.version, "specs": list(bundle.tensors)}
+        for part, size in zip(parts, sizes, strict=True):
+            start = part[0].offset
+            np.ndarray(size, np.uint8, block.buf)[:] = bundle.buffer[start : start + size]
+            specs = [replace(spec, offset=spec.offset - start) for spec in part]
+            yield {"handle": block.name, "version": bundle.version, "specs": specs}
     finally:
         block.close()
         block.unlink()
@@ -111,14 +128,14 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: BundleUpdateInfo) -> None:
-        """Load every tensor of the bundle."""
+        """Load every tensor of the bundle, or of one part of it."""
         if update_info.specs is None:
             self.model.load_weights(unpack(_offered[update_info.handle]))
             return
         block = shared_memory.SharedMemory(update_info.handle)
         try:
-            # Copied, because the layerwise reload may keep a tensor until finish, after the block was unlinked.
-            buffer = np.ndarray(block.size, np.uint8, block.buf).copy()
+            # Copied, because the layerwise reload keeps the tensors of a layer until it is complete, in a later part.
+            buffer = np.ndarray(block.size, np.uint8, block.buf)[: _end(update_info.specs)].copy()
         finally:
             block.close()
         self.model.load_weights(unpack(WeightBundle(update_info.version, tuple(update_info.specs), buffer)))
@@ -171,6 +188,10 @@ class WorkerExtension:
     def reseed(self, seed: int) -> None:
         """Reseed the generators that this worker samples from."""
         torch.manual_seed(seed)
+
+
+def _end(specs: Sequence[TensorSpec]) -> int:
+    return max((spec.offset + spec.num_bytes for spec in specs), default=0)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
