@@ -202,13 +202,13 @@ def faults_of(algo: Any, result: Mapping[str, Any]) -> list[str]:
         faults.append(f"{result['replay']['num_groups_lost']:g} groups were lost on the way to the memory")
     if learnt["reuse/num_tokens"] and not learnt["reuse/gradient_norm"] > 0:
         faults.append("reused groups have no gradient")
-    prints = [algo.runners.fingerprint(runner_id, BACK_S) for runner_id in algo.runners.ids]
+    prints = list(algo.runners.fingerprint(algo.runners.ids, BACK_S).values())
     if any(one != prints[0] for one in prints):
         faults.append("the engines hold different weights")
     gap, lost = algo.weight_sync.sync(algo.version)
     if lost or gap is None or not gap.mean < CANARY:
         faults.append(f"the engines do not compute with version {algo.version}: {gap}, lost {sorted(lost)}")
-    elif [algo.runners.fingerprint(runner_id, BACK_S) for runner_id in algo.runners.ids] != prints:
+    elif list(algo.runners.fingerprint(algo.runners.ids, BACK_S).values()) != prints:
         faults.append(f"the engines did not hold version {algo.version}")
     return faults
 

@@ -15,7 +15,7 @@ covers the whole policy, however the engine computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,34 +181,83 @@ def self_test(
         WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold
             perturbed weights: do not play with it.
     """
-    before, learner, print_before = score_engine(), score_learner(0.0), fingerprint()
-    start = CanaryGap.between(before, learner)
-    check_canary(start, healthy, dtype, version)
-    healthy = healthy or start
+    (report,) = self_tests(
+        lambda: {0: score_engine()},
+        score_learner,
+        load,
+        lambda: {0: fingerprint()},
+        dtype=dtype,
+        version=version,
+        healthy=healthy,
+    ).values()
+    return report
+
+
+def self_tests(
+    score_engines: Callable[[], Mapping[int, Sequence[np.ndarray]]],
+    score_learner: Callable[[float], Sequence[np.ndarray]],
+    load: Callable[[float], None],
+    fingerprints: Callable[[], Mapping[int, Fingerprint]],
+    *,
+    dtype: str,
+    version: int,
+    healthy: CanaryGap | None = None,
+) -> dict[int, SelfTestReport]:
+    """Run `self_test` on several engines together, so that each set of weights is sent once.
+
+    Args:
+        score_engines: the scores of all engines, by id.
+        score_learner: as for `self_test`.
+        load: sends the learner's weights at a scale to all engines.
+        fingerprints: the fingerprints of all engines, by id.
+        dtype: as for `self_test`.
+        version: as for `self_test`.
+        healthy: the gap at version 0; None: that of the first engine, measured here.
+
+    Raises:
+        WeightSyncError: as for `self_test`; with several engines the message names one that failed.
+    """
+    before, learner, prints = score_engines(), score_learner(0.0), fingerprints()
+    starts = {i: CanaryGap.between(before[i], learner) for i in before}
+
+    def failed(engine: int, message: str, tensors: Sequence[str] = ()) -> WeightSyncError:
+        where = f"engine {engine}: " if len(before) > 1 else ""
+        return WeightSyncError(f"{where}self-test: {message}", version, tensors)
+
+    for start in starts.values():
+        check_canary(start, healthy, dtype, version)
+        healthy = healthy or start
+    if healthy is None:
+        return {}
 
     for scale in SELF_TEST_SCALES:
         load(scale)
-        after = score_engine()
-        move = CanaryGap.between(after, before)
-        if move.mean >= SELF_TEST_MOVE * healthy.mean:
+        after = score_engines()
+        moves = {i: CanaryGap.between(after[i], before[i]) for i in before}
+        if all(move.mean >= SELF_TEST_MOVE * healthy.mean for move in moves.values()):
             break
-    if stale := unmoved(print_before, fingerprint()):
-        raise WeightSyncError("self-test: parts of the engine kept their old weights", version, stale)
-    if not move.mean >= SELF_TEST_MOVE * healthy.mean:
-        raise WeightSyncError(
-            f"self-test: perturbing the weights by {scale:g} changed the engine's log-probs by {move}; expected a mean "
-            f"of at least {SELF_TEST_MOVE:g} x the initial {healthy.mean:.2g}",
-            version,
-        )
-    follow = CanaryGap.between(after, score_learner(scale))
-    if not (follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= SELF_TEST_BF16_GROWTH * healthy.mean):
-        raise WeightSyncError(
-            f"self-test: with perturbed weights, engine and learner differ by {follow}", version
-        )
+    prints_after, learner_after = fingerprints(), score_learner(scale)
+    follows = {i: CanaryGap.between(after[i], learner_after) for i in before}
+    for i, move in moves.items():
+        if stale := unmoved(prints[i], prints_after[i]):
+            raise failed(i, "parts of the engine kept their old weights", stale)
+        if not move.mean >= SELF_TEST_MOVE * healthy.mean:
+            raise failed(
+                i,
+                f"perturbing the weights by {scale:g} changed the engine's log-probs by {move}; expected a mean "
+                f"of at least {SELF_TEST_MOVE:g} x the initial {healthy.mean:.2g}",
+            )
+        follow = follows[i]
+        limit = SELF_TEST_BF16_GROWTH * healthy.mean
+        if not (follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= limit):
+            raise failed(i, f"with perturbed weights, engine and learner differ by {follow}")
 
     load(0.0)
-    if misplaced := moved(print_before, fingerprint()):
-        raise WeightSyncError("self-test: the original weights were not restored exactly", version, misplaced)
-    restored = CanaryGap.between(score_engine(), learner)
-    check_canary(restored, healthy, dtype, version)
-    return SelfTestReport(healthy, follow, move, restored, scale)
+    prints_restored = fingerprints()
+    for i in before:
+        if misplaced := moved(prints[i], prints_restored[i]):
+            raise failed(i, "the original weights were not restored exactly", misplaced)
+    ends = {i: CanaryGap.between(scored, learner) for i, scored in score_engines().items()}
+    for end in ends.values():
+        check_canary(end, healthy, dtype, version)
+    return {i: SelfTestReport(healthy, follows[i], moves[i], ends[i], scale) for i in before}

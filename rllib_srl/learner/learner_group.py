@@ -119,7 +119,7 @@ class Learners:
 
     def score_at(self, sequences: list[list[int]], scale: float, timeout_s: float) -> list[np.ndarray]:
         """Return the canary log-probs of learner 0; see `WeightSender.score_at`."""
-        return self._run([Call.of(GRPOTorchLearner.score_at, sequences, scale)], timeout_s, "scoring the canary")[0]
+        return self._gathered(Call.of(GRPOTorchLearner.score_at, sequences, scale), timeout_s, "scoring the canary")
 
     def export(self, directory: str, timeout_s: float) -> None:
         """Write model and tokenizer; see `model_setup.export`."""

@@ -2,7 +2,7 @@
 
     runners.play_groups({id: arguments}, version, timeout_s)  ->  (id, RunnerBatch or Failure) in order of arrival
     runners.load_weights(ids, ..., timeout_s)                 ->  {id: Loaded or Failure}
-    runners.score(id, sequences, timeout_s)                   ->  the result, or RunnerFailure
+    runners.score(ids, sequences, timeout_s)                  ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
 """
 
@@ -85,23 +85,25 @@ class RunnerGroup:
         """Compare the canary with the learner's; see `LLMEnvRunner.compare`."""
         return self._same(ids, Call.of(LLMEnvRunner.compare, learner_logps, sequences), timeout_s)
 
-    def score(self, runner_id: int, sequences: Sequence[Sequence[int]], timeout_s: float) -> list[np.ndarray]:
-        """Return one engine's log-probs of the canary.
+    def score(
+        self, ids: Iterable[int], sequences: Sequence[Sequence[int]], timeout_s: float
+    ) -> dict[int, list[np.ndarray]]:
+        """Return the log-probs of the canary of each engine.
 
         Raises:
-            RunnerFailure: the runner died or timed out.
+            RunnerFailure: a runner died or timed out.
         """
-        call = Call.of(LLMEnvRunner.score, sequences)
-        return self._all({runner_id: call}, timeout_s, "testing weights (score)")[runner_id]
+        calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.score, sequences))
+        return self._all(calls, timeout_s, "testing weights (score)")
 
-    def fingerprint(self, runner_id: int, timeout_s: float) -> Fingerprint:
-        """Return one engine's digests; see `LLMEnvRunner.fingerprint`.
+    def fingerprint(self, ids: Iterable[int], timeout_s: float) -> dict[int, Fingerprint]:
+        """Return the digests of each engine; see `LLMEnvRunner.fingerprint`.
 
         Raises:
-            RunnerFailure: the runner died or timed out.
+            RunnerFailure: a runner died or timed out.
         """
-        call = Call.of(LLMEnvRunner.fingerprint)
-        return self._all({runner_id: call}, timeout_s, "testing weights (fingerprint)")[runner_id]
+        calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.fingerprint))
+        return self._all(calls, timeout_s, "testing weights (fingerprint)")
 
     def sleep(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
         """Free the engines' memory for a learner on the same GPU; return the runners that died or timed out."""

@@ -50,8 +50,10 @@ class ObjectStoreTransport:
         return self._runners.load_weights(ids, sent.ref, sent.logps, self._sequences, self._timeout_s)
 
     def logps(self, version: int, scale: float) -> list[np.ndarray]:
-        """Return the learner's log-probs of the canary."""
-        return self._bundle(version, scale).logps
+        """Return the learner's log-probs of the canary; weights that were not sent are scored without packing them."""
+        if (version, scale) in self._sent:
+            return self._sent[version, scale].logps
+        return self._learners.score_at(self._sequences, scale, self._timeout_s)
 
     def forget(self) -> None:
         """Free the bundle in the object store."""

@@ -133,8 +133,8 @@ def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
     assert well.load_weights.calls == [(("bundle", ["logps"], [[1]], 9.0), {})]
     assert runners.sleep([1, 2], 5.0) == {2: DIED} and runners.sleep([1], 5.0) == {}
     for call, what in (
-        (lambda: runners.score(2, [[1]], 6.0), r"testing weights \(score\)"),
-        (lambda: runners.fingerprint(2, 6.0), r"testing weights \(fingerprint\)"),
+        (lambda: runners.score([2], [[1]], 6.0), r"testing weights \(score\)"),
+        (lambda: runners.fingerprint([2], 6.0), r"testing weights \(fingerprint\)"),
         (lambda: runners.check_started(6.0), "starting"),
     ):
         with pytest.raises(RunnerFailure, match=rf"^runner 2 died \(killed\) while {what}$"):
