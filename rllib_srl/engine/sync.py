@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,18 +91,46 @@ def pack(
         dtype: floating-point tensors are cast to it; an engine refuses weights of another dtype than its own.
         memory: the buffer of an earlier bundle; overwritten if its size matches: allocation costs more than packing.
     """
-    target, specs, sources = torch_dtype(dtype), [], []
-    offset, seen = 0, set()
+    kept: list[tuple[str, torch.Tensor]] = []
+    seen = set()
     for name, tensor in named_tensors:
         source = tensor.detach()
         place = (source.device, source.data_ptr(), source.shape, source.stride())
-        if source.numel() and place in seen:
-            continue
+        if not source.numel() or place not in seen:
+            kept.append((name, source))
         seen.add(place)
-        kind = target if source.is_floating_point() else source.dtype
-        num_bytes = source.numel() * kind.itemsize
-        specs.append((name, str(kind).removeprefix("torch."), tuple(source.shape), offset, num_bytes))
-        sources.append(source)
+    layout = [(name, source.shape, source.dtype) for name, source in kept]
+    return pack_stream(layout, kept, version, dtype, memory)
+
+
+Layout = Sequence[tuple[str, Sequence[int], torch.dtype]]  # name, shape and dtype of each tensor
+
+
+def pack_stream(
+    layout: Layout,
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    version: int,
+    dtype: str,
+    memory: np.ndarray | None = None,
+) -> WeightBundle:
+    """Pack tensors that exist one at a time, such as gathered shards: at most four are held at once.
+
+    Args:
+        layout: of the tensors, in their order.
+        named_tensors: no two of them share memory.
+        version: as for `pack`.
+        dtype: as for `pack`.
+        memory: as for `pack`.
+
+    Raises:
+        ValueError: the tensors are not those of the layout.
+    """
+    target, specs = torch_dtype(dtype), []
+    offset = 0
+    for name, shape, own in layout:
+        kind = target if own.is_floating_point else own
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        specs.append((name, str(kind).removeprefix("torch."), tuple(shape), offset, num_bytes))
         offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     buffer = memory if memory is not None and memory.size == offset else np.empty(offset, np.uint8)
     raw = torch.from_numpy(buffer)
@@ -113,8 +141,16 @@ def pack(
         buffer[end : end + -end % ALIGNMENT] = 0  # equal weights give equal buffers
         return TensorSpec(*spec, checksum=xxhash.xxh3_64_intdigest(buffer[start:end]))
 
+    filled: list[Future[TensorSpec]] = []
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        return WeightBundle(version, tuple(pool.map(fill, specs, sources)), buffer)
+        for spec, (name, tensor) in zip(specs, named_tensors, strict=True):
+            if name != spec[0] or tuple(tensor.shape) != spec[2]:
+                raise ValueError(f"tensor {name!r} {tuple(tensor.shape)}; expected {spec[0]!r} {spec[2]}")
+            if len(filled) >= _NUM_THREADS:
+                filled[-_NUM_THREADS].result()  # the oldest that may be unfinished
+            filled.append(pool.submit(fill, spec, tensor.detach()))
+            del tensor
+    return WeightBundle(version, tuple(one.result() for one in filled), buffer)
 
 
 def verify(bundle: WeightBundle, expected: Mapping[str, Sequence[int]] | None = None, dtype: str | None = None) -> None:

@@ -98,17 +98,27 @@ def has_adapters(model: torch.nn.Module) -> bool:
 
 
 def merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, weight) of the policy with adapters merged, under the names of the model without adapters."""
+    """Yield (name, weight) of the policy with adapters merged, under the names of the model without adapters.
+
+    One merged weight exists at a time.
+    """
+    for name, parameter, layer in _unwrapped(model):
+        if layer is None:
+            yield name, parameter
+        else:
+            yield name, parameter.detach() + layer.get_delta_weight(_ADAPTER)
+
+
+def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, Any]]:
+    """Yield name without adapters, parameter, and the adapted layer whose weight it is; None for any other."""
     layers = dict(_layers(model))
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(".")
         if owner.endswith(_BASE):
             owner = owner.removesuffix(_BASE)
-            layer = layers[owner]
-            delta = layer.get_delta_weight(_ADAPTER) if kind == "weight" else 0.0
-            yield f"{owner}.{kind}", parameter.detach() + delta
+            yield f"{owner}.{kind}", parameter, layers[owner] if kind == "weight" else None
         elif not any(name.startswith(f"{layer}.") for layer in _parents(owner, layers)):
-            yield name, parameter
+            yield name, parameter, None
 
 
 @contextmanager
@@ -145,6 +155,11 @@ def policy_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     return merged(model) if has_adapters(model) else whole(model.named_parameters())
 
 
+def weights_layout(model: torch.nn.Module) -> list[tuple[str, torch.Size, torch.dtype]]:
+    """Return name, whole shape and dtype of what `policy_weights` yields, without merging or gathering."""
+    return [(name, parameter.shape, parameter.dtype) for name, parameter, _ in _unwrapped(model)]
+
+
 def export(policy: CausalLMModule, directory: str, is_first: bool) -> None:
     """Write model and tokenizer as a Hugging Face directory; with FSDP2 call it on every learner.
 
@@ -153,7 +168,10 @@ def export(policy: CausalLMModule, directory: str, is_first: bool) -> None:
         directory: where to write.
         is_first: whether this learner writes.
     """
-    weights = {name: tensor.detach() for name, tensor in policy_weights(policy.model)}
+    weights = {}
+    for name, tensor in policy_weights(policy.model):  # every learner takes part in gathering; one keeps the result
+        if is_first:
+            weights[name] = tensor.detach().cpu()
     if is_first:
         policy.model.save_pretrained(directory, state_dict=weights)
         load_tokenizer(local_model(policy.model_config["model"])).save_pretrained(directory)

@@ -62,8 +62,11 @@ class CausalLMModule(TorchRLModule):
         Args:
             keeps: whether this learner keeps them, because `get_state` will be called on it.
         """
-        found = {name: tensor.cpu() for name, tensor in whole(self.saved_parameters())}
-        self.gathered = {name: tensor.float().numpy() for name, tensor in found.items()} if keeps else None
+        found = {}
+        for name, tensor in whole(self.saved_parameters()):
+            if keeps:
+                found[name] = tensor.cpu().float().numpy()
+        self.gathered = found if keeps else None
 
     def leave_to_shards(self) -> None:
         """Make `get_state` return a marker for weights in the checkpoint's shards, until the next update."""

@@ -54,7 +54,8 @@ class TrainingState:
         if not self._is_sharded:
             return
         self._policy.gather(self._is_first)
-        self._gathered = {name: whole_optimizer_state(one.state_dict()) for name, one in self._optimizers.items()}
+        states = {name: one.state_dict() for name, one in self._optimizers.items()}
+        self._gathered = {name: whole_optimizer_state(state, self._is_first) for name, state in states.items()}
 
     def leave_to_shards(self) -> None:
         """Exclude weights and optimiser from `get_state`, because `save_shards` writes them."""

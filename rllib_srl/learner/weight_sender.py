@@ -18,10 +18,10 @@ import ray
 import torch
 
 from rllib_srl.engine.canary import perturbed
-from rllib_srl.engine.sync import WeightBundle, pack
+from rllib_srl.engine.sync import WeightBundle, pack_stream
 from rllib_srl.engine.vllm_trainer import open_trainer
 from rllib_srl.learner.fsdp.sharding import local
-from rllib_srl.learner.model_setup import policy_weights
+from rllib_srl.learner.model_setup import policy_weights, weights_layout
 
 SELF_TEST_SEED = 7
 
@@ -77,7 +77,7 @@ class WeightSender:
             times = [time.perf_counter()]
             bundle = self._pack(version)
             times.append(time.perf_counter())
-            ref = ray.put(bundle) if self._is_first else None
+            ref = ray.put(bundle) if bundle is not None else None
             times.append(time.perf_counter())
             logps = self._score(sequences)
             times.append(time.perf_counter())
@@ -109,8 +109,14 @@ class WeightSender:
             self._trainer.send_weights()
             return self._score(sequences)
 
-    def _pack(self, version: int) -> WeightBundle:
-        bundle = pack(policy_weights(self._model), version, self._compute_dtype, self._buffer)
+    def _pack(self, version: int) -> WeightBundle | None:
+        """Return the bundle of all weights, None on a learner that only takes part in gathering them."""
+        weights = policy_weights(self._model)
+        if not self._is_first:
+            for _ in weights:
+                pass
+            return None
+        bundle = pack_stream(weights_layout(self._model), weights, version, self._compute_dtype, self._buffer)
         self._buffer = bundle.buffer
         return bundle
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from rllib_srl.engine import (
     verify,
 )
 from rllib_srl.engine.fingerprint import digests, moved, unmoved
+from rllib_srl.engine.sync import pack_stream
 from tests.engine.small_llama import make_byte_tokenizer
 
 
@@ -205,3 +207,33 @@ def test_a_fingerprint_shows_one_stale_block() -> None:
     other[16:32] = matrix[16:32]
     assert unmoved(before, {"m": digests(other)}) == ["m"]
     assert (unmoved(before, before), moved(before, before)) == (["m"], [])
+
+
+def test_a_stream_of_tensors_gives_the_same_bundle_and_holds_few_at_once():
+    tensors = {f"w{i}": torch.arange(4096.0) + i for i in range(40)}
+    held: set[int] = set()
+    most = 0
+
+    def gathered():
+        nonlocal most
+        for name, tensor in tensors.items():
+            one = tensor.clone()  # as a shard that was gathered for this step only
+            held.add(id(one))
+            weakref.finalize(one, held.discard, id(one))
+            most = max(most, len(held))
+            yield name, one
+            del one
+
+    layout = [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+    streamed = pack_stream(layout, gathered(), version=4, dtype="bfloat16")
+    together = pack(tensors.items(), version=4, dtype="bfloat16")
+    assert streamed.tensors == together.tensors and np.array_equal(streamed.buffer, together.buffer)
+    assert most <= 7  # of 40: at most four in the threads, one that is yielded, and what the threads still release
+
+
+def test_a_stream_that_does_not_fit_its_layout_is_refused():
+    layout = [("a", (2, 3), torch.float32), ("b", (1,), torch.float32)]
+    with pytest.raises(ValueError, match=r"tensor 'b' \(1,\); expected 'a' \(2, 3\)"):
+        pack_stream(layout, [("b", torch.ones(1)), ("a", torch.ones(2, 3))], 0, "float32")
+    with pytest.raises(ValueError, match="shorter"):
+        pack_stream(layout, [("a", torch.ones(2, 3))], 0, "float32")

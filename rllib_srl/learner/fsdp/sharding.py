@@ -97,9 +97,19 @@ def assign(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
         parameter.copy_(_like(parameter, value.to(parameter.device)))
 
 
-def whole_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimiser's `state_dict()` with its tensors gathered; a collective."""
-    entries = {index: dict(whole(iter(entry.items()))) for index, entry in state["state"].items()}
+def whole_optimizer_state(state: Mapping[str, Any], keeps: bool = True) -> dict[str, Any]:
+    """Return an optimiser's `state_dict()` with its tensors gathered, in host memory; a collective.
+
+    Args:
+        state: of this learner.
+        keeps: False on a learner that only takes part in gathering; its entries are empty.
+    """
+    entries: dict[Any, dict[str, Any]] = {}
+    for index, entry in state["state"].items():
+        entries[index] = {}
+        for name, value in whole(iter(entry.items())):
+            if keeps:
+                entries[index][name] = value.cpu() if isinstance(value, torch.Tensor) else value
     return {**state, "state": entries}
 
 
