@@ -61,6 +61,13 @@ ENGINE_SHARE, LEARNER_SHARE = 0.6, 0.4  # of one card; above a half, so that Ray
 ALONE, BESIDE_LEARNER = 0.9, 0.45  # share of a card's memory that an engine reserves
 
 
+def card_bytes_here() -> float | None:
+    """Return the memory of this machine's smallest GPU in bytes; None without one."""
+    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    return float(min(sizes)) if sizes else None
+
+
+
 @dataclass(frozen=True)
 class GpuShares:
     """GPUs of each process. Invariant: `is_colocated` if an engine and a learner have shares of one card."""

@@ -35,8 +35,9 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.evaluation import evaluate
+from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
-from rllib_srl.algorithm.resources import check_cluster_holds
+from rllib_srl.algorithm.resources import card_bytes_here, check_cluster_holds
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.layout import balanced_shards
@@ -98,6 +99,7 @@ class SRL(SavedAlgorithm):
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         starting.info("preparing the model")
         model_dir = local_model(self.config.model_config["model"])  # once, before runners and learners start
+        check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
         starting.info("starting engine and learner")
         super().setup(config)
         self.version = 0

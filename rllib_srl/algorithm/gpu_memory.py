@@ -1,0 +1,298 @@
+"""Estimate the GPU memory of engines and learners, and refuse a run that does not fit before anything starts.
+
+    learner   weights, gradients, optimiser, bf16 copies, activations of one micro-batch, reference, reserve
+    engine    weights, activations of vLLM's profile run, KV cache of at least one episode, within its reserved share
+
+    who has the card            what must fit
+    a learner                   the learner at its update
+    an engine                   the engine's need, within engine.memory_utilization of the card
+    both (`colocate`)           learner at its update + what a sleeping engine keeps;
+                                learner without optimiser, twice its weights (the self-test) + the engine's share
+
+Parameters are counted exactly for models with Llama's layers (tests compare them with meta tensors). Activations are
+counted per layer as autograd keeps them in bfloat16. No figure was measured on a GPU; `RESERVE` covers what is not
+counted: CUDA's context, libraries' workspaces and fragmentation.
+
+Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4 (activations per layer; gated MLPs and no scores here).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rllib_srl.algorithm.resources import PlacementError, gpu_shares
+
+GIB = 2**30
+RESERVE = 2 * GIB  # of each process on a GPU
+ASLEEP = 1 * GIB  # what a sleeping engine keeps: CUDA's context and graphs
+FREE = 0.03  # share of a card that is never counted on
+PROFILED_TOKENS = 8192  # tokens of one step of vLLM's profile run, at its default
+HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/head.py; two live at once
+OPTIMIZER_BYTES = {"adamw": 8.0, "sgd": 0.0, "adamw_8bit": 2.02, "paged_adamw": 0.0, "paged_adamw_8bit": 0.0}
+READ = (  # settings that an estimate depends on
+    *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
+    *("engine_max_num_seqs", "max_episode_tokens", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
+    *("lora_rank", "activation_checkpointing", "loss_settings"),
+)
+CARDS = (24, 40, 80, 141)  # GiB, of the table
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a causal language model with Llama's layers.
+
+    Invariant: `num_parameters` counts tied weights once.
+    """
+
+    num_layers: int
+    hidden: int
+    inner: int
+    num_heads: int
+    num_kv_heads: int
+    vocab: int
+    is_tied: bool
+    head_dim: int
+
+    @staticmethod
+    def of(directory: Path) -> ModelShape | None:
+        """Return the shape that a model's config.json describes, None if it lacks a size that is needed."""
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config") or config
+        names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        if any(not isinstance(config.get(name), int) for name in names) or "num_experts" in config:
+            return None
+        layers, hidden, inner, heads, vocab = (config[name] for name in names)
+        kv_heads = config.get("num_key_value_heads") or heads
+        is_tied, head_dim = bool(config.get("tie_word_embeddings", False)), config.get("head_dim") or hidden // heads
+        return ModelShape(layers, hidden, inner, heads, kv_heads, vocab, is_tied, head_dim)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer."""
+        attention = 2 * self.hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * self.hidden * self.inner + 2 * self.hidden
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model."""
+        tables = (1 if self.is_tied else 2) * self.vocab * self.hidden
+        return tables + self.num_layers * self.layer_parameters + self.hidden
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of adapters on all linear layers of the decoder layers."""
+        queries, keys = self.head_dim * self.num_heads, self.head_dim * self.num_kv_heads
+        attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
+        return self.num_layers * rank * (attention + 3 * (self.hidden + self.inner))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values of one token in bfloat16."""
+        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def layer_activation_bytes(self) -> int:
+        """Bytes per token that autograd keeps for one decoder layer in bfloat16: residuals and norms are fp32."""
+        attention = 2 * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return attention + 26 * self.hidden + 4 * 2 * self.inner
+
+
+SHAPES = {
+    "0.1B": ModelShape(30, 576, 1536, 9, 3, 49152, True, 64),  # SmolLM2-135M
+    "0.5B": ModelShape(24, 896, 4864, 14, 2, 151936, True, 64),  # Qwen2.5-0.5B
+    "1.5B": ModelShape(28, 1536, 8960, 12, 2, 151936, True, 128),  # Qwen2.5-1.5B
+    "3B": ModelShape(36, 2048, 11008, 16, 2, 151936, True, 128),  # Qwen2.5-3B
+    "8B": ModelShape(32, 4096, 14336, 32, 8, 128256, False, 128),  # Llama-3.1-8B
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that one process needs on its card, by part."""
+
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * GIB)
+        return f"{self.total / GIB:.1f} GiB ({shown})"
+
+
+def learner_need(shape: ModelShape, config: Any) -> Need:
+    """Return what one learner needs at its update.
+
+    Args:
+        shape: of the model.
+        config: the settings with flat names (`SRLConfig.flat`).
+    """
+    num, learners = shape.num_parameters, max(1, config.num_learners)
+    parts = learners if config.fsdp else 1
+    trained = shape.adapter_parameters(config.lora_rank) if config.lora_rank else num
+    is_bf16 = config.compute_dtype != "float32"
+    kept_layers = 1 if config.activation_checkpointing else shape.num_layers
+    per_token = kept_layers * shape.layer_activation_bytes * (1 if is_bf16 else 1.6)
+    inputs = 4 * shape.hidden * shape.num_layers if config.activation_checkpointing else 0
+    copies = 2.0 * num if is_bf16 else 0.0
+    largest = max(shape.layer_parameters, shape.vocab * shape.hidden)  # of the units that FSDP gathers
+    if config.lora_rank and config.activation_checkpointing:
+        copies /= shape.num_layers  # autocast caches the copies of trained weights only
+    return Need(
+        {
+            "weights": 4 * (num + (trained if config.lora_rank else 0)) / parts,
+            "gradients": 4 * trained / parts * (2 if learners > 1 else 1),  # their sum over learners is a second copy
+            "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
+            "bf16 copies": copies,
+            "gathered layers": 2 * 4.0 * largest if config.fsdp else 0.0,
+            "reference": 4.0 * num if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
+            "activations": config.micro_batch_tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
+            "reserve": RESERVE,
+        }
+    )
+
+
+def engine_need(shape: ModelShape, config: Any) -> Need:
+    """Return what one engine needs at least on each of its cards; the rest of its share becomes KV cache."""
+    size, width = max(1, config.engine_tensor_parallel_size), 4 if config.compute_dtype == "float32" else 2
+    tokens = max(PROFILED_TOKENS, config.engine_max_num_seqs)
+    profile = tokens * width * (2 * shape.hidden + 2 * shape.inner / size)
+    return Need(
+        {
+            "weights": width * shape.num_parameters / size,
+            "activations": profile + 4 * config.engine_max_num_seqs * shape.vocab,
+            "KV cache": shape.kv_bytes * config.max_episode_tokens / min(size, shape.num_kv_heads) * width / 2,
+            "reserve": RESERVE,
+        }
+    )
+
+
+def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator[str]:
+    """Yield what does not fit onto cards of a size; each line says what to change.
+
+    Args:
+        shape: of the model.
+        config: the settings with flat names, after `validate`.
+        card_bytes: memory of each card.
+    """
+    usable, card = card_bytes * (1 - FREE), f"a GPU of {card_bytes / GIB:.0f} GiB"
+    learner, engine = learner_need(shape, config), engine_need(shape, config)
+    utilization = config.engine_memory_utilization
+    if utilization is None:
+        utilization = 0.45 if config.colocate else 0.9
+    has_learner, has_engine = bool(config.num_gpus_per_learner), bool(config.num_gpus_per_env_runner)
+    if has_engine and engine.total > utilization * card_bytes:
+        yield (
+            f"an engine needs {engine} within engine.memory_utilization = {utilization:g} of {card}; expected a higher "
+            "share, a lower max_episode_tokens, or a larger engine.tensor_parallel_size"
+        )
+    if not has_learner:
+        return
+    is_shared = has_engine and config.num_gpus_per_learner < 1 and config.num_gpus_per_env_runner < 1
+    beside = (ASLEEP if config.colocate else utilization * card_bytes) if is_shared else 0.0
+    if learner.total + beside > usable:
+        whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
+        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config)}"
+    awake = 2 * learner.parts["weights"] + RESERVE + utilization * card_bytes
+    if is_shared and awake > usable:
+        yield (
+            f"learner and engine need {awake / GIB:.1f} GiB together when weights are tested on {card}; expected "
+            "engine.memory_utilization lower, or a GPU for each"
+        )
+
+
+def _remedy(config: Any) -> str:
+    steps = []
+    if not config.activation_checkpointing:
+        steps.append("activation_checkpointing = True")
+    if not config.lora_rank:
+        steps.append("lora = 16")
+        steps.append(f"fsdp = True with num_learners above {max(1, config.num_learners)}")
+    if config.micro_batch_tokens > 1024:
+        steps.append(f"micro_batch_tokens below {config.micro_batch_tokens}")
+    return ", ".join(steps[:-1]) + f" or {steps[-1]}" if len(steps) > 1 else (steps or ["a smaller model"])[0]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train a model on a number of equal cards, and what does not fit; [] if it fits."""
+
+    name: str
+    num_gpus: int
+    learner: Need
+    faults: list[str]
+
+
+def variant(
+    shape: ModelShape, config: Any, name: str, num_gpus: int, card_bytes: float, **changes: Any
+) -> Variant:
+    """Return a variant of the settings on a machine of `num_gpus` cards, placed as `validate` places it.
+
+    Args:
+        shape: of the model.
+        config: the settings with flat names.
+        name: of the variant.
+        num_gpus: cards.
+        card_bytes: memory of each card.
+        changes: settings that differ, by flat names.
+    """
+    own = SimpleNamespace(**{setting: getattr(config, setting) for setting in READ} | changes)
+    shares = gpu_shares(num_gpus, own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size)
+    own.num_gpus_per_env_runner, own.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
+    own.colocate = shares.is_colocated
+    return Variant(name, num_gpus, learner_need(shape, own), list(memory_faults(shape, own, card_bytes)))
+
+
+def variants(shape: ModelShape, config: Any, num_gpus: int, card_bytes: float) -> list[Variant]:
+    """Return full training, adapters and, with three cards or more, FSDP, on one engine and the other cards."""
+    found = [
+        variant(shape, config, "full", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=0, num_learners=1),
+        variant(shape, config, "lora = 16", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=16, num_learners=1),
+    ]
+    if num_gpus > 2:
+        sharded = {"fsdp": True, "lora_rank": 0, "num_learners": num_gpus - 1}
+        found.append(variant(shape, config, f"fsdp over {num_gpus - 1}", num_gpus, card_bytes, **sharded))
+    return found
+
+
+def table(config: Any) -> list[str]:
+    """Return the Markdown table of docs/gpu.md: what fits, by model size and card."""
+    lines = [
+        "| model | card | one card, shared: full | LoRA | two cards: full | LoRA | FSDP: learners' cards, at least |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for size, shape in SHAPES.items():
+        for gib in CARDS:
+            cells = []
+            for num_gpus in (1, 2):
+                for one in variants(shape, config, num_gpus, gib * GIB):
+                    cells.append(f"{'no' if one.faults else 'yes'}, {one.learner.total / GIB:.0f}")
+            cells.append(_least_fsdp(shape, config, gib * GIB))
+            lines.append(f"| {size} | {gib} GiB | {' | '.join(cells)} |")
+    return lines
+
+
+def _least_fsdp(shape: ModelShape, config: Any, card_bytes: float) -> str:
+    for num in (2, 4, 8, 16, 32):
+        one = variants(shape, config, num + 1, card_bytes)[-1]
+        if not one.faults:
+            return f"{num}, {one.learner.total / GIB:.0f} each"
+    return "none up to 32"
+
+
+def check_memory(shape: ModelShape | None, config: Any, card_bytes: float | None) -> None:
+    """Refuse a run that does not fit; does nothing without GPUs or without `check_resources`.
+
+    Raises:
+        PlacementError: the lines of `memory_faults`.
+    """
+    if shape is None or card_bytes is None or not config.check_resources:
+        return
+    if faults := list(memory_faults(shape, config, card_bytes)):
+        raise PlacementError("\n  ".join(faults))
