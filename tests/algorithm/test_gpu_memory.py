@@ -94,7 +94,7 @@ def test_parts_of_a_learner_by_hand():
     assert (sharded["weights"], sharded["optimiser"]) == (num / 2, num)
     assert sharded["gradients"] == num  # and their sum
     lora = learner_need(shape, flat(lora=16)).parts
-    assert lora["gradients"] == 4 * shape.adapter_parameters(16) and lora["optimiser"] == 8 * shape.adapter_parameters(16)
+    assert (lora["gradients"], lora["optimiser"]) == tuple(n * shape.adapter_parameters(16) for n in (4, 8))
     assert learner_need(shape, flat(optimizer_name="sgd")).parts["optimiser"] == 0
     assert learner_need(shape, flat(loss="grpo", kl_coeff=0.1)).parts["reference"] == 4 * num
     plain, saved = (learner_need(shape, flat(activation_checkpointing=on)).parts["activations"] for on in (False, True))

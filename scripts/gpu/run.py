@@ -1,0 +1,101 @@
+"""Train a few iterations with the GPUs placed as asked: seconds of each part, canary gap, peak memory of the learner.
+
+    python -m scripts.gpu.run --model tiny                                              the defaults of this machine
+    python -m scripts.gpu.run --model tiny --shares 0.6 0.4 --colocate --transfer ipc
+    python -m scripts.gpu.run --random 1.5B --iterations 3 [--lora]                     random weights
+
+`--short` trains a tiny random model with the Transformers engine on the CPU, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.gpu_memory import SHAPES, ModelShape
+from scripts.gpu.random_model import write_random_model
+
+SHORT = ModelShape(2, 64, 128, 4, 2, 4096, True, 16)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Train a few iterations on GPUs.")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--random", choices=SHAPES, help="a model of this size with random weights")
+    parser.add_argument("--shares", nargs=2, type=float, metavar=("ENGINE", "LEARNER"), help="GPUs of each process")
+    parser.add_argument("--transfer", default="object_store")
+    parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N learners")
+    parser.add_argument("--iterations", type=int, default=2)
+    for name in ("--colocate", "--lora", "--short"):
+        parser.add_argument(name, action="store_true")
+    return parser.parse_args(argv)
+
+
+def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
+    """Return the settings of the run."""
+    model: str | Path = args.model
+    if args.short or args.random:
+        shape = SHORT if args.short else SHAPES[args.random]
+        model = write_random_model(shape, directory / "model", has_weights=True)
+    config = (
+        SRLConfig()
+        .environment("tests.small_worlds:Even")  # rewards for any text, so that random weights learn
+        .rl_module(model_config={"model": str(model)})
+        .env_runners(max_turn_tokens=8, max_episode_tokens=256)
+        .training(num_prompts_per_batch=4 if args.short else 16, group_size=4, lr=1e-5, checkpoint_every=0)
+        .training(log_directory=str(directory / "run"), activation_checkpointing=bool(args.random))
+        .replay(revisit_fraction=0.0, reuse_fraction=0.0, capacity=0)
+        .debugging(seed=1)
+    )
+    if args.short:
+        return config.env_runners(engine="transformers", num_env_runners=0)
+    if args.shares:
+        config.env_runners(num_gpus_per_env_runner=args.shares[0]).learners(num_gpus_per_learner=args.shares[1])
+        config.learners(num_learners=max(1, args.fsdp))
+    config.env_runners(weight_transfer=args.transfer)
+    return config.training(fsdp=bool(args.fsdp), lora=16 if args.lora else 0).env_runners(colocate=args.colocate)
+
+
+def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of an iteration: every timer, the canary and counts that show that something was learned."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, one in value.items():
+                walk(f"{prefix}/{name}" if prefix else str(name), one)
+        elif isinstance(value, int | float):
+            flat[prefix] = value
+
+    walk("", {name: result.get(name, {}) for name in ("timers", "env_runners", "learners", "sync")})
+    return {name: round(value, 5) for name, value in flat.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; return the exit status."""
+    import ray
+    import torch
+
+    args = parse(argv)
+    ray.init(include_dashboard=False, log_to_driver=True, num_gpus=0 if args.short else torch.cuda.device_count())
+    with tempfile.TemporaryDirectory() as directory:
+        config = config_of(args, Path(directory))
+        algo = config.build_algo()
+        placed = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate", "compute_dtype")
+        print(json.dumps({name: getattr(algo.config, name) for name in placed}), flush=True)
+        for number in range(1 if args.short else args.iterations):
+            print(json.dumps({"iteration": number + 1, **figures_of(algo.train())}), flush=True)
+        algo.stop()
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

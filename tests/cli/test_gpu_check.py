@@ -1,0 +1,94 @@
+"""`scripts/gpu_check.sh`: what it says without a GPU, its results, and its programs in their short form on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.gpu import check
+from scripts.gpu import learner as learner_checks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gpu_check(*args, out=None):
+    env = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    where = ["--out", str(out)] if out else []
+    return subprocess.run(
+        ["bash", str(ROOT / "scripts/gpu_check.sh"), *args, *where],
+        capture_output=True, text=True, env=env, timeout=500, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_gpu_it_says_so_and_fails(tmp_path):
+    run = gpu_check(out=tmp_path / "results")
+    assert run.returncode == 3
+    assert run.stdout.startswith("error: no GPU: torch finds none on this machine") and "nothing was run" in run.stdout
+    assert not (tmp_path / "results").exists()
+
+
+def test_steps_are_listed_in_order_and_unknown_ones_refused(capsys):
+    assert check.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(check.STEPS)
+    assert lines[1].startswith("exact            1 GPU  python -m scripts.gpu.learner exact")
+    with pytest.raises(SystemExit):
+        check.main(["--only", "nothing"])
+    assert check.LIMIT_S < 600
+
+
+def test_a_step_keeps_its_result_its_output_and_its_time(tmp_path):
+    good = check.Step("good", "json.tool", ("--help",))
+    line = check.run(good, tmp_path, is_short=False)
+    assert (line["step"], line["passed"], line["status"]) == ("good", True, 0) and line["seconds"] < 60
+    assert "usage" in (tmp_path / "good.log").read_text()
+    bad = check.run(check.Step("bad", "no_such_module"), tmp_path, is_short=False)
+    assert not bad["passed"] and bad["status"] == 1
+    slow = check.run(check.Step("slow", "http.server", ("0",)), tmp_path, is_short=False, limit_s=1.0)
+    assert not slow["passed"] and slow["seconds"] < 60
+
+
+def test_figures_are_the_lines_of_json():
+    assert check.figures_of('noise\n{"a": 1}\n{broken}\n{"b": [2]}\nend') == [{"a": 1}, {"b": [2]}]
+
+
+def test_a_step_that_needs_more_gpus_is_skipped_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(check, "num_gpus_here", lambda: 1)
+    assert check.main(["--only", "nccl", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "results.jsonl").read_text()) == {
+        "step": "nccl", "skipped": "needs 2 GPUs, here are 1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["exact", "mask", "speed"])
+def test_the_learners_checks_run_on_a_cpu(what, capsys):
+    assert learner_checks.main([what, "--short"]) == 0
+    head, *figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert head["device"] == "cpu" and figures
+    if what == "exact":
+        assert [one["dtype"] for one in figures] == ["float32", "bfloat16"]
+        assert figures[0]["max_logp_gap"] < 1e-4 and 0 <= figures[0]["gradient_gap"] < 1e-4
+
+
+def test_the_check_of_exactness_finds_a_wrong_kernel(monkeypatch, capsys):
+    scores = learner_checks.scores
+
+    def wrong(model, sequences, device, shares, dtype):
+        logp, num = scores(model, sequences, device, shares, dtype)
+        return logp * (1.01 if shares else 1.0), num
+
+    monkeypatch.setattr(learner_checks, "scores", wrong)
+    assert learner_checks.main(["exact", "--short"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [step for step in check.STEPS if step.has_short], ids=lambda step: step.name)
+def test_each_program_runs_in_its_short_form(step, tmp_path):
+    line = check.run(step, tmp_path, is_short=True, limit_s=300)
+    assert line["passed"], (tmp_path / f"{step.name}.log").read_text()[-3000:]
+    assert line["figures"]
