@@ -36,7 +36,9 @@ def start_engine(random_llama_dir: Path) -> Iterator[StartEngine]:
 
     def start(kind: str, dtype: str) -> Engine:
         if (kind, dtype) not in engines:
-            settings = {"kv_cache_gib": 0.125, "num_threads": 1} if kind == "vllm" else {}
+            # On a GPU the engines of both number formats share one card, and sleep.
+            on_gpu = {"memory_utilization": 0.2, "can_sleep": True}
+            settings = {"kv_cache_gib": 0.125, "num_threads": 1, **on_gpu} if kind == "vllm" else {}
             engines[kind, dtype] = make_engine(
                 kind, random_llama_dir, dtype=dtype, seed=0, context_length=CONTEXT_LENGTH, max_num_seqs=64, **settings
             )
