@@ -70,6 +70,10 @@ class SRLConfig(AlgorithmConfig):
     compute_dtype: str
     env_config: dict[str, Any]
     engine: Any  # a name, or a dictionary of parameters
+    num_gpus_per_env_runner: Any  # None until `validate` chooses, as is the next
+    num_gpus_per_learner: Any
+    num_learners: Any
+    colocate: Any
     _aliases: dict[str, dict[str, tuple[str, Any]]]  # setting -> parameter ("": all of it) -> former name and its value
 
     def __init__(self, algo_class: type | None = None) -> None:

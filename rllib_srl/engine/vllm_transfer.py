@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import shared_memory
 from typing import Any
@@ -76,7 +76,7 @@ def parts_of(bundle: WeightBundle, num_bytes: int = PART_BYTES) -> list[list[Ten
     return parts
 
 
-def offers(bundle: WeightBundle, *, is_one_process: bool) -> Iterator[dict[str, Any]]:
+def offers(bundle: WeightBundle, *, is_one_process: bool) -> Generator[dict[str, Any]]:
     """Make a bundle accessible to the workers; yield the update info of each part, which is valid until the next one.
 
     Args:

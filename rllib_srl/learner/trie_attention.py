@@ -294,9 +294,8 @@ class CompiledFlex:
             return backend(graph, inputs)
 
         # `dynamic`: lengths differ from one micro-batch to the next. `fullgraph` makes the limit an error.
-        compiled: Callable[..., torch.Tensor] = torch.compile(
-            flex_attention, dynamic=True, fullgraph=True, backend=counted, recompile_limit=self._limit
-        )
+        options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "recompile_limit": self._limit}
+        compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, backend=counted, **options)
         return compiled
 
 

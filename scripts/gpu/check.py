@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,15 @@ class Sampler:
         """Start to sample every half second."""
         self._rows: list[tuple[float, float]] = []
         query = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "500")
-        try:
+        self._process: subprocess.Popen[str] | None = None
+        if shutil.which("nvidia-smi"):
             self._process = subprocess.Popen(
                 ["nvidia-smi", *query], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
-        except FileNotFoundError:
-            self._process = None
-            return
-        threading.Thread(target=self._read, daemon=True).start()
+            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
-    def _read(self) -> None:
-        for line in self._process.stdout:
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
             try:
                 used, memory = line.split(",")
                 self._rows.append((float(used), float(memory)))

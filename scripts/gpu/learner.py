@@ -22,6 +22,7 @@ import torch
 from rllib_srl.algorithm.gpu_memory import SHAPES, ModelShape
 from rllib_srl.batch.layout import bare_episode, micro_batch
 from rllib_srl.learner.rl_module import autocast, token_logps
+from rllib_srl.learner.scoring import as_tensors
 from rllib_srl.learner.trie_attention import block_mask, num_graphs, register
 
 LIMIT = 1e-3  # nats, and relative L2 of the gradient, in float32
@@ -63,18 +64,8 @@ def scores(model: Any, sequences: list[list[int]], device: str, shares: bool, dt
     """Return the log-probs of all tokens, with gradients, and the number of computed tokens."""
     one = micro_batch([bare_episode(ids, index) for index, ids in enumerate(sequences)], shares)
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-    batch = {
-        "token_ids": tensor(one.layout.token_ids_RT), "position_ids": tensor(one.layout.position_ids_RT),
-        "predictor": tensor(one.predictor_N), "target": tensor(one.target_N), "trie": one.layout.trie,
-        "temperature": 1.0,
-    }  # fmt: skip
-    if one.layout.attention_mask is not None:
-        batch["attention_mask"] = tensor(one.layout.attention_mask)
     with autocast(torch.device(device), dtype):
-        return token_logps(model, batch)["logp"], one.layout.num_tokens
+        return token_logps(model, as_tensors(one, torch.device(device), 1.0))["logp"], one["token_ids"].size
 
 
 def exact(device: str, is_short: bool) -> int:
@@ -103,7 +94,8 @@ def mask(device: str, is_short: bool) -> int:
     """Measure the block mask: seconds and the largest allocation."""
     for num_tokens in (2048,) if is_short else (4096, 16384, 32768, 65536):
         sequences = streams(num_tokens, 1000, 0)
-        trie = micro_batch([bare_episode(ids, i) for i, ids in enumerate(sequences)], True).layout.trie
+        trie = micro_batch([bare_episode(ids, i) for i, ids in enumerate(sequences)], True)["trie"]
+        assert trie is not None
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()

@@ -44,7 +44,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
     if args.short or args.random:
         shape = SHORT if args.short else SHAPES[args.random]
         model = write_random_model(shape, directory / "model", has_weights=True)
-    config = (
+    config: SRLConfig = (
         SRLConfig()
         .environment("tests.small_worlds:Even")  # rewards for any text, so that random weights learn
         .rl_module(model_config={"model": str(model)})
@@ -55,12 +55,14 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         .debugging(seed=1)
     )
     if args.short:
-        return config.env_runners(engine="transformers", num_env_runners=0)
+        config.env_runners(engine="transformers", num_env_runners=0)
+        return config
     if args.shares:
         config.env_runners(num_gpus_per_env_runner=args.shares[0]).learners(num_gpus_per_learner=args.shares[1])
         config.learners(num_learners=max(1, args.fsdp))
-    config.env_runners(weight_transfer=args.transfer)
-    return config.training(fsdp=bool(args.fsdp), lora=16 if args.lora else 0).env_runners(colocate=args.colocate)
+    config.env_runners(weight_transfer=args.transfer, colocate=args.colocate)
+    config.training(fsdp=bool(args.fsdp), lora=16 if args.lora else 0)
+    return config
 
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
