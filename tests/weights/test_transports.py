@@ -98,4 +98,30 @@ def test_vllm_knows_the_settings_we_send(ray_here):
     """The fields are those of the installed vLLM; a renamed one fails here and not on a cluster."""
     assert trainer_info("ipc", 2, "127.0.0.1").backend == "ipc"
     info = trainer_info("nccl", 3, "127.0.0.1")
-    assert (info.backend, info.world_size, info.rank, info.packed) == ("nccl", 3, 0, False)
+    assert (info.backend, info.world_size, info.rank, info.packed) == ("nccl", 3, 0, True)
+
+
+@pytest.mark.engine
+def test_packed_weights_are_one_update_of_every_runner(monkeypatch, ray_here):
+    """vLLM's own trainer with our client and source; only the broadcast itself is replaced."""
+    from vllm.distributed.weight_transfer import nccl_engine
+    from vllm.distributed.weight_transfer.base import ParamMeta
+
+    sent = []
+
+    def broadcast(iterator, group, src, post_iter_func, buffer_size_bytes, num_buffers):
+        sent.extend((name, tensor.dtype) for name, tensor in iterator)
+
+    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", broadcast)
+    runners, model = [runner(), runner()], torch.nn.Linear(3, 2)
+    client = RunnersClient(runners, tensor_parallel_size=1, timeout_s=10)
+    client.version = 4
+    source = CastSource(model, torch.bfloat16, ParamMeta)
+    trainer = nccl_engine.NCCLTrainerWeightTransferEngine(
+        client=client, source=source, packed=trainer_info("nccl", 3, "127.0.0.1").packed
+    )
+    trainer.model_update_group = object()
+    trainer.send_weights()
+    assert sent == [("weight", torch.bfloat16), ("bias", torch.bfloat16)]
+    info = {"names": ["weight", "bias"], "dtype_names": ["bfloat16"] * 2, "shapes": [[2, 3], [2]]}
+    assert [one.receive_weights.calls for one in runners] == [[(info, 4)]] * 2
