@@ -19,6 +19,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -84,9 +85,21 @@ class Findings:
         self.to_look_at.append("".join([text, *(f"\n    {each}" for each in examples[:NUM_EXAMPLES])]))
 
 
+@contextmanager
+def without_warnings_of_rows() -> Iterator[None]:
+    """Silence the environments' warnings about rows, which `rows` reports."""
+    logger = logging.getLogger("rllib_srl.envs")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@without_warnings_of_rows()
 def check_data(arguments: argparse.Namespace) -> int:
     """Check and print; return the exit status."""
-    logging.getLogger("rllib_srl.envs").setLevel(logging.ERROR)  # rows that are left out are reported here
     given = given_settings(arguments)
     if given.get("env") != OWN_DATA:
         raise SettingsError("nothing to check; expected --data FILE, or --env question_file with its --env_config")

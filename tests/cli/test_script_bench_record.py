@@ -67,4 +67,4 @@ def test_without_a_file_the_line_goes_to_the_documentation() -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_every_program_offers_it(program: Path) -> None:
     source = program.read_text()
-    assert "bench.add_output(parser)" in source and f'bench.write(arguments, "{program.stem}", ' in source
+    assert "add_output(parser)" in source and f'write(arguments, "{program.stem}", ' in source
