@@ -25,6 +25,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_srl.algorithm.silent_groups import SilentGroups
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.posterior import predicted
@@ -70,6 +71,7 @@ class Report:
         self._detector = DETECTORS.named(secret_detector)
         self._writer: EventFile | None = None
         self._num_silent = 0  # batches without any reward
+        self._silent_groups = SilentGroups()
 
     @property
     def writer(self) -> EventFile:
@@ -163,6 +165,18 @@ class Report:
         values = {"surprise_mean": float(np.concatenate(surprises).mean()), **estimator.calibration.metrics()}
         for name, value in values.items():
             self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
+
+    def pool(self, groups: Sequence[GroupMeta], pass_reward: float, is_chosen: bool) -> None:
+        """Warn once if choosing among the run's prompts can gain little; see `silent_groups.py`.
+
+        Args:
+            groups: the played groups.
+            pass_reward: the lowest reward of a success, unless the environment defines its own.
+            is_chosen: whether a rule chooses prompts by their history.
+        """
+        self._silent_groups.count(groups, pass_reward)
+        if line := self._silent_groups.warning(is_chosen):
+            self.warn(line)
 
     def rollout(self, groups: Sequence[GroupMeta], num_screened_out: int, num_not_played: int) -> None:
         """Log how the episodes of an iteration are distributed over its prompts; only if prompts differ in that.

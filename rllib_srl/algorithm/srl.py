@@ -209,6 +209,7 @@ class SRL(SavedAlgorithm):
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
+        self.report.pool(groups, self.config.replay_pass_reward, self.config.replay_settings().chooses_by_history)
         if (settings := self.config.flat()).rollout != "full":
             self.report.rollout(groups, len(screened_out), settings.group_size - settings.screen_size)
 

@@ -1,5 +1,6 @@
-"""Plot a memory: forgetting curves of the spacing rule, single items, calibration and intervals.
+"""Plot a memory: the history of its prompts, forgetting curves of the spacing rule, calibration and intervals.
 
+visits of each prompt, and its mean reward by history    | prompts by groups without signal in a row
 forgetting curves of the rule, with observed pass rates  | a few items: predicted recall and observed pass rate
 predicted against observed recall (calibration)          | intervals of the items in the schedule
 """
@@ -14,6 +15,7 @@ import numpy as np
 
 from rllib_srl.cli.episodes import printable
 from rllib_srl.common.statistics import wilson_interval
+from rllib_srl.replay.history import MAX_SILENT
 from rllib_srl.replay.journal.reader import Reading
 from rllib_srl.replay.schedule.calibration import ReviewLog, calibration_curve, report
 from rllib_srl.replay.schedule.refit import whole_log
@@ -21,7 +23,7 @@ from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
 from rllib_srl.replay.store.records import SCHEDULED, WAITING
 from rllib_srl.replay.tools.explain import all_items
 
-WIDTH, HEIGHT = 12.0, 8.4  # inches
+WIDTH, HEIGHT = 12.0, 12.0  # inches
 NUM_ITEMS = 4  # items with a curve of their own
 NUM_CURVES = 3  # forgetting curves of the rule, after 1, 2, ... Good reviews
 GOOD = 3
@@ -50,21 +52,74 @@ def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
     log, scale = whole_log(shards), shards[0].settings.iterations_per_day
     layout: Any = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
     figure = pyplot.figure(figsize=(WIDTH, HEIGHT), layout=layout)
-    parts: Any = figure.subfigures(2, 2)
-    (upper_left, upper_right), (lower_left, lower_right) = parts
-    _curves(upper_left, shards[0].rule, log, scale)
-    _items(upper_right, shards, log, scale)
+    parts: Any = figure.subfigures(3, 2)
+    (upper_left, upper_right), (middle_left, middle_right), (lower_left, lower_right) = parts
+    rows = np.concatenate([shard.stored.items for shard in shards])
+    _history(upper_left.subplots(), rows)
+    _silence(upper_right.subplots(), rows)
+    _curves(middle_left, shards[0].rule, log, scale)
+    _items(middle_right, shards, log, scale)
     axes, beside = lower_left.subplots(1, 2, width_ratios=(3, 1.7))
     _calibration(axes, beside, log)
-    _intervals(lower_right.subplots(), shards)
-    num, rule = sum(len(shard.stored.items) for shard in shards), shards[0].rule
+    _intervals(lower_right.subplots(), rows)
+    rule = shards[0].rule
     figure.suptitle(
-        f"memory of {num} items after iteration {shards[0].now}: {len(log)} reviews, spacing rule {rule.name}, "
+        f"memory of {len(rows)} items after iteration {shards[0].now}: {len(log)} reviews, spacing rule {rule.name}, "
         f"due at a predicted recall of {rule.desired_retention:g}"
     )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path
+
+
+# --- the history of prompts -----------------------------------------------------------------------
+
+
+def reward_points(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return visits, mean discounted reward, and whether the last group was silent, of each item with a history."""
+    known = rows[rows["history_count"] > 0]
+    return known["visits"], known["history_sum"] / known["history_count"], known["num_silent"] > 0
+
+
+def silent_counts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many visited items had 0, 1, ... 8 silent groups in a row: those solved once, those never solved."""
+    visited = rows[rows["visits"] > 0]
+    in_a_row_N, num = np.rint(visited["num_silent"]).astype(np.int64), int(MAX_SILENT) + 1
+    is_solved_N = visited["is_solved"]
+    return np.bincount(in_a_row_N[is_solved_N], minlength=num), np.bincount(in_a_row_N[~is_solved_N], minlength=num)
+
+
+def _history(axes: Any, rows: np.ndarray) -> None:
+    visits_N, reward_N, is_silent_N = reward_points(rows)
+    unseen = len(rows) - len(visits_N)
+    axes.set_title("each prompt: visits, and mean reward of its history", fontsize="medium")
+    axes.set(xlabel=f"visits\n(not shown: {unseen} prompts without a history)", ylabel="mean reward")
+    if not len(visits_N):
+        _say_nothing(axes, "no prompt has a history yet")
+        return
+    for is_wanted_N, colour, label in (
+        (~is_silent_N, "tab:blue", "last group with signal"),
+        (is_silent_N, "tab:orange", "last group silent"),
+    ):
+        label = f"{label}: {np.count_nonzero(is_wanted_N)}"
+        axes.plot(visits_N[is_wanted_N], reward_N[is_wanted_N], "o", color=colour, markersize=4, alpha=0.5, label=label)
+    axes.set_ylim(-0.03, 1.03)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="x-small")
+
+
+def _silence(axes: Any, rows: np.ndarray) -> None:
+    solved_C, unsolved_C = silent_counts(rows)
+    axes.set_title("groups without signal in a row", fontsize="medium")
+    axes.set(xlabel="groups in a row (8: eight or more)", ylabel="prompts")
+    if not solved_C.sum() + unsolved_C.sum():
+        _say_nothing(axes, "no prompt has been played yet")
+        return
+    number_C = np.arange(len(solved_C))
+    axes.bar(number_C, solved_C, color="tab:green", label=f"solved once: {solved_C.sum()}")
+    axes.bar(number_C, unsolved_C, bottom=solved_C, color="tab:red", label=f"never solved: {unsolved_C.sum()}")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="x-small")
 
 
 # --- the rule -------------------------------------------------------------------------------------
@@ -199,8 +254,7 @@ def _calibration(axes: Any, beside: Any, log: ReviewLog) -> None:
     beside.text(0, 0.02, text, transform=beside.transAxes, fontsize="small", va="bottom")
 
 
-def _intervals(axes: Any, shards: Sequence[Reading]) -> None:
-    rows = np.concatenate([shard.stored.items for shard in shards])
+def _intervals(axes: Any, rows: np.ndarray) -> None:
     planned = rows[rows["status"] == SCHEDULED]
     interval_N = np.maximum(1e-2, planned["due"] - planned["last_review"])
     axes.set_title("intervals of scheduled items", fontsize="medium")

@@ -199,6 +199,11 @@ class ReplaySettings:
         """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
 
+    @property
+    def chooses_by_history(self) -> bool:
+        """Return whether a rule that reads each prompt's history chooses prompts."""
+        return self.is_on and self.selection in WHOLE_POOL
+
     def faults(self, prefix: str = "") -> list[str]:
         """Return all validation errors, each as "name = value; expected ..."; [] if there are none."""
         return [f"{prefix}{line}" for check in (_ranges, _choices, _parts, _rules, _together) for line in check(self)]

@@ -90,6 +90,44 @@ def test_a_resumed_run_does_not_begin_again(tmp_path, caplog):
     assert reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING, first=2) == []
 
 
+def warned_of(tmp_path, caplog, *parts, is_chosen=False):
+    """Report groups of (number, rewards); return the warnings about the pool."""
+    report = Report(MetricsLogger(root=True), tmp_path)
+    with caplog.at_level(logging.WARNING, "rllib_srl"):
+        for num, rewards in parts:
+            groups = [GroupMeta.of(a_group(1, rewards=rewards), None)] * num
+            report.pool(groups, 0.9, is_chosen)
+    return [record.getMessage() for record in caplog.records]
+
+
+RIGHT, MIXED = (1.0, 1.0), (1.0, 0.0)
+
+
+def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, caplog):
+    warnings = warned_of(tmp_path, caplog, (192, RIGHT), (32, MIXED), (32, NOTHING), (500, RIGHT))
+    assert [line.split(" GRPO")[0] for line in warnings] == [
+        "88% of the first 256 groups had equal rewards (75% all right, 12% all wrong)."
+    ]
+    assert "use harder prompts" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_chosen", "told"),
+    [
+        ([(255, NOTHING)], False, None),  # too few groups yet
+        ([(255, NOTHING), (1, MIXED)], False, "use easier prompts"),
+        ([(191, RIGHT), (65, MIXED)], True, None),  # 74.6 %
+        ([(25, RIGHT), (231, MIXED)], True, "only 10% of the first 256 groups had equal rewards: choosing"),
+        ([(25, RIGHT), (231, MIXED)], False, None),  # no rule chooses by history
+        ([(26, RIGHT), (230, MIXED)], True, None),  # 10.2 %
+        ([(300, (1.0,)), (255, NOTHING)], False, None),  # groups of one cannot differ
+    ],
+)
+def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, is_chosen, told):
+    warnings = warned_of(tmp_path, caplog, *parts, is_chosen=is_chosen)
+    assert len(warnings) == (told is not None) and (told is None or told in warnings[0])
+
+
 def test_the_share_that_could_not_be_parsed_is_told():
     played = {"stop_reason/terminated": 6.0, "stop_reason/unparsable": 3.0, "stop_reason/env_crashed": 1.0}
     result = {"env_runners": {**played, "num_episodes_lost": 1.0, "num_unparsed": 3.0, "other": 9.0}}

@@ -22,6 +22,7 @@ from rllib_srl.replay.journal.reader import copied, reading
 from rllib_srl.replay.schedule.calibration import ReviewLog
 from rllib_srl.replay.schedule.spacing import make_spacing
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store.records import ITEM
 from rllib_srl.replay.tools.export import import_groups
 from rllib_srl.replay.tools.verify import verify
 from tests.small_buffer import a_group, by_hand, cells, said
@@ -286,3 +287,15 @@ def test_points_of_the_plot_by_hand() -> None:
     assert points == [(1.0, 0.5), (2.5, 0.75)]
     points = [point[:2] for point in buffer_plots.calibration_points(log)]
     np.testing.assert_allclose(points, [((2 * 0.55 + 4 * 0.52) / 6, 0.5), (0.98, 1.0)])
+
+
+def test_history_and_silence_of_the_plot_by_hand() -> None:
+    rows = np.zeros(5, ITEM)
+    rows["visits"] = [0, 1, 2, 9, 3]
+    rows["history_count"], rows["history_sum"] = [0, 8, 4, 16, 2], [0, 2, 4, 0, 1]
+    rows["num_silent"], rows["is_solved"] = [0, 0, 1, 8, 0.6], [False, False, True, False, True]
+    visits_N, reward_N, is_silent_N = buffer_plots.reward_points(rows)
+    assert visits_N.tolist() == [1, 2, 9, 3] and reward_N.tolist() == [0.25, 1.0, 0.0, 0.5]
+    assert is_silent_N.tolist() == [False, True, True, True]
+    solved_C, unsolved_C = buffer_plots.silent_counts(rows)
+    assert solved_C.tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0] and unsolved_C.tolist() == [1, 0, 0, 0, 0, 0, 0, 0, 1]

@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rllib_srl.replay.history import MAX_SILENT
 from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
 from rllib_srl.replay.selection.context import Context, SignalSettings
 
-MAX_SILENT = 8
 KAPPA_BOUNDS = (0.3, 10.0)  # of an estimate
 
 
