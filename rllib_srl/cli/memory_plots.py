@@ -101,11 +101,14 @@ def _history(axes: Any, rows: np.ndarray) -> None:
         (~is_silent_N, "tab:blue", "last group with signal"),
         (is_silent_N, "tab:orange", "last group silent"),
     ):
-        label = f"{label}: {np.count_nonzero(is_wanted_N)}"
-        axes.plot(visits_N[is_wanted_N], reward_N[is_wanted_N], "o", color=colour, markersize=4, alpha=0.5, label=label)
-    axes.set_ylim(-0.03, 1.03)
+        dots = np.column_stack([visits_N[is_wanted_N], np.round(reward_N[is_wanted_N], 2)])
+        dot_K2, count_K = np.unique(dots, axis=0, return_counts=True)
+        area_K, label = 6 + 400 * count_K / len(visits_N), f"{label}: {len(dots)}"  # several prompts may share a dot
+        axes.scatter(*dot_K2.T, area_K, color=colour, alpha=0.5, linewidths=0, label=label)
+    axes.set_ylim(-0.05, 1.07)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize="x-small")
+    for handle in axes.legend(fontsize="x-small").legend_handles:
+        handle.set_sizes([20])
 
 
 def _silence(axes: Any, rows: np.ndarray) -> None:
@@ -116,8 +119,8 @@ def _silence(axes: Any, rows: np.ndarray) -> None:
         _say_nothing(axes, "no prompt has been played yet")
         return
     number_C = np.arange(len(solved_C))
-    axes.bar(number_C, solved_C, color="tab:green", label=f"solved once: {solved_C.sum()}")
-    axes.bar(number_C, unsolved_C, bottom=solved_C, color="tab:red", label=f"never solved: {unsolved_C.sum()}")
+    axes.bar(number_C, solved_C, color="tab:green", label=f"all right once: {solved_C.sum()}")
+    axes.bar(number_C, unsolved_C, bottom=solved_C, color="tab:red", label=f"not yet: {unsolved_C.sum()}")
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="x-small")
 
