@@ -25,6 +25,7 @@ from ray.rllib.core import (
 from ray.tune import Checkpoint
 from ray.tune.result import SHOULD_CHECKPOINT
 
+from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
@@ -32,8 +33,11 @@ from rllib_srl.curriculum.controller import Controller
 from rllib_srl.curriculum.filling import Filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
+from rllib_srl.learner.fsdp.sharded_state import load_sharded
 from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.model_setup import add_adapters, export
 from rllib_srl.learner.reference import ReferenceClock
+from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.storage import checkpoints
@@ -254,11 +258,51 @@ class SavedAlgorithm(Algorithm):
             FileExistsError: the directory exists and is not empty.
         """
         target = Path(directory).absolute()
-        if target.exists() and any(target.iterdir()):
-            raise FileExistsError(f"export directory {target} is not empty; expected a new one")
+        refuse_not_empty(target)
         with writing(target):
             self.learners.export(str(target), self.config.sync_timeout_s)
         return target
+
+
+def export_checkpoint(path: str | Path, config: SRLConfig, directory: str | Path) -> dict[str, Any]:
+    """Write the model of a checkpoint as a Hugging Face directory, fp32; no pickle is opened, and Ray does not start.
+
+    Args:
+        path: a checkpoint written by `save_to_path`, of any user; with `fsdp`, all shards lie in it.
+        config: the run's model and `lora`; its other settings are not read.
+        directory: new or empty.
+
+    Returns:
+        The `about` entry of the checkpoint's manifest.
+
+    Raises:
+        CheckpointError: a file of the checkpoint is missing, damaged or unlisted.
+        FileExistsError: the directory is not empty.
+        ValueError: the weights belong to another model.
+    """
+    place, target = Path(path).absolute(), Path(directory).absolute()
+    refuse_not_empty(target)
+    about = checkpoints.verify_sealed(place)
+    policy, flat = CausalLMModule(model_config=config.model_config), config.flat()
+    if flat.lora_rank:
+        add_adapters(policy.model, flat.lora_rank, flat.lora_alpha, flat.lora_targets, seed=0)
+    if about.get("has_learner_shards"):
+        load_sharded(place / SHARDS, dict(policy.saved_parameters()), {})
+    else:
+        policy.set_state(read_weights(place / MODULE / WEIGHTS))
+    with writing(target):
+        export(policy, str(target), is_first=True)
+    return about
+
+
+def refuse_not_empty(directory: Path) -> None:
+    """Check that an export directory is new or empty.
+
+    Raises:
+        FileExistsError: it is not empty, or a file.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise FileExistsError(f"export directory {directory} is not empty; expected a new one")
 
 
 def _verified(path: Path, key_file: str | Path | None, trust: bool) -> dict[str, Any]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
     "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),
+    "export": Command("write a trained model with a model card, and upload it", starts_ray=True),
     "doctor": Command("show this machine's resources, and which ways to train a model fit onto its GPUs"),
     "tokens": Command("check a chat template against token-exact training", starts_ray=True),
 }

@@ -76,7 +76,7 @@ class Upgrade:
         """
         self._order, self._past, self._prompts, self._ledger = order, past, prompts, ledger
         self._progress, self._verbose, self._trust = progress, verbose, trust
-        self._start = starting_model(order, order.out / START, progress, verbose)
+        self._start = starting_model(order, order.out / START, progress)
         self._good, self._first = past.good, first_checkpoint(order)
         # Answers of the starting model by domain, on the prompts of the checks and of the last gates.
         self._before: dict[str, Answers] = {} if self._good is None else read_before(order.out)

@@ -140,7 +140,7 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
     assert differ == {"what"} and figures[0]["iteration"] == 2
     arguments = upgrade.parse([str(copied), "--on", "lookup", "--keep", "compare"])
     with showing_progress(1) as progress:
-        model = starting_model(read_order(arguments), tmp_path / "start", progress, verbose=False)
+        model = starting_model(read_order(arguments), tmp_path / "start", progress)
     exported, stored = load_file(model / "model.safetensors"), read_weights(checkpoint / MODULE / WEIGHTS)
     assert all(np.array_equal(stored[f"model.{name}"], array) for name, array in exported.items())
     before = names_in(copied)

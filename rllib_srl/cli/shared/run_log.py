@@ -89,6 +89,13 @@ class RunLog:
             self._writer.close()
 
 
+def read_metrics(directory: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's metrics.jsonl, [] without one; a line that a kill has cut short is left out."""
+    path = directory / METRICS
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
 def numbers_of(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yield (name, number) for every finite number in a nested result."""
     for name, value in result.items():

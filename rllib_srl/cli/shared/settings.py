@@ -500,6 +500,11 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
         raise SettingsError(str(error)) from None
 
 
+def model_config_of(values: Mapping[str, Any]) -> SRLConfig:
+    """Return a config with only those settings of a run that shape the tensors of its model."""
+    return build_config({name: values[name] for name in ("model", "lora") if name in values})
+
+
 def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:
     """Set settings by name, and return `config`."""
     own = [setting.name for setting in SCRIPTS_OWN]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +11,12 @@ from typing import Any
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
+from rllib_srl.algorithm.checkpointing import export_checkpoint
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
-from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.cli.shared.settings import model_config_of
 from rllib_srl.cli.shared.stopping import StopRequest
 from rllib_srl.cli.upgrading.order import Order
 from rllib_srl.engine.models import local_model
@@ -123,7 +123,7 @@ class Attempt:
         self.algo.restore_from_path(str(checkpoint), trust=self._trust)
 
 
-def starting_model(order: Order, target: Path, progress: Progress, verbose: bool) -> Path:
+def starting_model(order: Order, target: Path, progress: Progress) -> Path:
     """Return the directory of the model to upgrade; the model of a checkpoint is exported to `target`, once."""
     if order.checkpoint is None:
         return local_model(order.what)
@@ -132,15 +132,5 @@ def starting_model(order: Order, target: Path, progress: Progress, verbose: bool
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     progress.begin(f"writing the model of {order.checkpoint.name} ...")
-    with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
-        earlier = runs.settings_of(order.checkpoint)
-        config = build_config({**earlier, "log_directory": scratch, "checkpoint_every": 0})
-        config.validate()
-        with hushed_stderr(verbose):
-            algo = config.build_algo()
-        try:
-            algo.restore_weights(order.checkpoint)
-            exported: Path = algo.export_to_huggingface(unfinished)
-            return exported.rename(target)
-        finally:
-            algo.stop()
+    export_checkpoint(order.checkpoint, model_config_of(runs.settings_of(order.checkpoint)), unfinished)
+    return unfinished.rename(target)

@@ -95,7 +95,7 @@ def earlier(directory: Path) -> tuple[Order, Past]:
     if not path.is_file():
         raise RunError(f"--resume {directory} has no {LEDGER}; expected the directory of an upgrade")
     try:
-        lines = [json.loads(line) for line in _whole_lines(path)]
+        lines = read_ledger(path)
         order = _order(lines, directory)
         past = Past.of(order, lines)
     except (ValueError, LookupError, TypeError) as error:
@@ -104,6 +104,15 @@ def earlier(directory: Path) -> tuple[Order, Past]:
     if (directory / MODEL).exists():
         raise RunError(f"--resume {directory} is finished: {directory / MODEL} is its model; start another with --out")
     return order, past
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a ledger.
+
+    Raises:
+        ValueError: a line is not JSON.
+    """
+    return [json.loads(line) for line in _whole_lines(path)]
 
 
 def write_before(directory: Path, answers: Mapping[str, Answers]) -> None:

@@ -1,0 +1,134 @@
+"""Write a trained model to a Hugging Face directory, with a model card.
+
+    srl export results/first models/first                  the newest checkpoint of a run
+    srl export results/first/checkpoint_000010 models/ten
+    srl export results/better models/better                the model of an upgrade
+    srl evaluate results/first --json accuracy.json
+    srl export results/first models/first --results accuracy.json --push me/first
+
+OUT has the weights (fp32, adapters merged), the tokenizer and README.md: base model, data, settings, results with
+intervals, forgetting and versions. Read the card before you share it. No pickle is opened, and neither Ray nor an
+engine starts. --push uploads OUT; a new repository is private unless --public is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.run_log import numbers_of, read_metrics
+from rllib_srl.cli.shared.settings import model_config_of
+from rllib_srl.cli.sharing.hub import Hub
+from rllib_srl.cli.sharing.model_card import CARD, Facts, card, evaluations_of
+from rllib_srl.cli.upgrading.ledger import LEDGER, MODEL, read_ledger
+from rllib_srl.storage.checkpoints import PREFIX
+from rllib_srl.storage.disk import writing
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    text = "the directory of a run or an upgrade, or a checkpoint"
+    parser.add_argument("run", type=local_directory, metavar="RUN", help=text)
+    parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
+    text = "results for the card, instead of the run's own evaluations: the file of srl evaluate RUN --json FILE"
+    parser.add_argument("--results", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--push", metavar="REPO", help="upload OUT to this repository (owner/name) on the hub")
+    parser.add_argument("--public", action="store_true", help="with --push: make a new repository public")
+    parser.add_argument("--verbose", action="store_true", help="show the output of transformers")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    arguments = parser.parse_args(argv)
+    if arguments.public and not arguments.push:
+        parser.error("--public; expected --push REPO beside it")
+    return arguments
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the directory, and upload it if asked; return the exit status."""
+    out = arguments.out.absolute()
+    refuse_not_empty(out)  # this and the hub's check come before any work
+    hub = Hub(arguments.push) if arguments.push else None
+    if (arguments.run / LEDGER).is_file():
+        facts = export_upgrade(arguments.run, arguments.results, out)
+    else:
+        facts = export_run(runs.find_checkpoint(arguments.run), arguments.results, out)
+    with writing(out):
+        (out / CARD).write_text(card(out.name, facts), encoding="utf-8")
+    print(f"model       {out}")
+    print(f"model card  {out / CARD}")
+    if hub:
+        print(f"uploaded    {hub.push(out, arguments.public)}")
+    return 0
+
+
+def export_run(checkpoint: Path, results: Path | None, out: Path) -> Facts:
+    """Write the model of a checkpoint to `out`; return the facts of its run.
+
+    Raises:
+        RunError: the run has no settings file, or `results` belong to something else.
+    """
+    settings = runs.settings_of(checkpoint, trust=True)  # code that they name is not run here
+    if not settings:
+        raise runs.RunError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+    measured = results_in(results, checkpoint) if results else None
+    about = export_checkpoint(checkpoint, model_config_of(settings), out)
+    last = int(about.get("iteration", 0))
+    evaluations = evaluations_of(read_metrics(checkpoint.parent), last)
+    return Facts(settings["model"], last, settings, [*evaluations, (last, measured)] if measured else evaluations)
+
+
+def export_upgrade(run: Path, results: Path | None, out: Path) -> Facts:
+    """Copy the model of an upgrade to `out`; return the facts of its ledger.
+
+    Raises:
+        RunError: the upgrade has not finished or kept the starting model, or `results` are given.
+    """
+    lines = {line["kind"]: line for line in read_ledger(run / LEDGER)}  # the last one of each kind
+    if results:
+        raise runs.RunError(f"--results {results} beside an upgrade; its gates are the results: leave it out")
+    if "result" not in lines:
+        raise runs.RunError(f"{run} is an upgrade that has not finished; continue it: srl upgrade --resume {run}")
+    if not lines["result"]["is_upgraded"]:
+        raise runs.RunError(f"{run} kept its starting model, {lines['start']['model']}; no new model to export")
+    with writing(out):
+        shutil.copytree(run / MODEL, out, dirs_exist_ok=True)
+    start = lines["start"]
+    worlds = {world["domain"]: {world["world"]: world["env_config"]} for world in (start["new"], *start["old"])}
+    iteration = int(Path(lines["result"]["checkpoint"]).name.removeprefix(PREFIX))
+    settings = {**start["values"], "worlds": worlds}
+    return Facts(start["model"], iteration, settings, (), lines["confirm"]["changes"], start["new"]["domain"])
+
+
+def results_in(path: Path, checkpoint: Path) -> dict[str, float]:
+    """Return the metrics of a file of `srl evaluate --json`, under the names of metrics.jsonl.
+
+    Raises:
+        RunError: the file cannot be read, or its results are not those of `checkpoint`.
+    """
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        what, numbers = figures["what"], dict(numbers_of({"evaluation": figures}))
+        numbers["evaluation/accuracy"]  # raises if the file is of something else
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        message = f"--results {path} cannot be read ({why}); expected a file of srl evaluate --json"
+        raise runs.RunError(message) from error
+    if Path(what).name != checkpoint.name:
+        raise runs.RunError(f"--results {path} has the results of {what}; expected those of {checkpoint}")
+    return numbers
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: export(arguments), arguments.debug)

@@ -1,0 +1,1 @@
+"""Models and results for other people: model cards and uploads."""

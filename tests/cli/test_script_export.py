@@ -1,0 +1,297 @@
+"""srl export: weights, model card and upload, on checkpoints made by hand and on a real run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub import constants
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rllib_srl.algorithm.checkpointing import MODULE
+from rllib_srl.cli import evaluate, export
+from rllib_srl.cli.sharing.hub import Hub, PushError
+from rllib_srl.cli.sharing.model_card import Facts, card, hub_name, publishable
+from rllib_srl.engine.models import local_model
+from rllib_srl.learner.fsdp.sharded_files import SHARDS, write_index, write_shard
+from rllib_srl.learner.model_setup import add_adapters, merged
+from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.storage.checkpoints import seal
+from rllib_srl.storage.weight_file import WEIGHTS, write_weights
+
+
+def evaluation(iteration: int, accuracy: float, **domains: float) -> dict[str, float]:
+    numbers = {"accuracy": accuracy, "accuracy_low": accuracy - 0.1, "accuracy_high": accuracy + 0.1}
+    numbers |= {"num_prompts": 64.0, "num_lost": 1.0}
+    numbers |= {f"by_domain/{name}/accuracy": value for name, value in domains.items()}
+    return {"iteration": iteration, **{f"evaluation/{name}": value for name, value in numbers.items()}}
+
+
+def run_of(directory: Path, policy: CausalLMModule, **settings: Any) -> Path:
+    """Write the run of a policy: settings, metrics and one checkpoint of iteration 3."""
+    place = directory / "checkpoint_000003"
+    (place / MODULE).mkdir(parents=True)
+    write_weights(place / MODULE / WEIGHTS, policy.get_state())
+    seal(place, {"iteration": 3, "version": 3})
+    values = {"model": "tiny", "env": "compare", "env_config": {"num_shots": 0}, "lr": 1e-4, **settings}
+    (directory / "settings.yaml").write_text(yaml.safe_dump(values))
+    lines = [evaluation(1, 0.7, a=0.9, b=0.5), {"iteration": 2, "lr": 1e-4}, evaluation(3, 0.8, a=0.75, b=0.85)]
+    lines.append(evaluation(4, 0.1, a=0.1, b=0.1))  # later than the checkpoint
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (directory / "metrics.jsonl").write_text(text + '{"iteration": 5, "evalu')  # a kill cut the last line short
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    policy = CausalLMModule(model_config={"model": "tiny"})
+    for parameter in policy.parameters():
+        parameter.data += 0.25
+    return run_of(tmp_path_factory.mktemp("export") / "run", policy)
+
+
+def said_by(argv: list[Any], capsys: pytest.CaptureFixture) -> str:
+    assert export.main(list(map(str, argv))) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return str(line)
+
+
+def test_an_export_is_the_checkpoints_weights_with_tokenizer_and_card(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    assert export.main([str(run), str(out), "--debug"]) == 0
+    exported = load_file(out / "model.safetensors")
+    stored = load_file(run / "checkpoint_000003" / MODULE / WEIGHTS)
+    assert exported and all(np.array_equal(array, stored[f"model.{name}"]) for name, array in exported.items())
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert AutoTokenizer.from_pretrained(out)("1")["input_ids"] and model.config.model_type == "llama"
+    text = (out / "README.md").read_text()
+    assert text.startswith("---\nlibrary_name: transformers\n") and "\n# mine\n" in text
+    assert "Trained with rllib_srl (GRPO with experience replay) for 3 iterations." in text
+    assert "env: compare\nenv_config:\n  num_shots: 0\n" in text and "\nlr: 0.0001\n" in text
+    assert "group_size" not in text  # a default
+    assert "Greedy answers to 63 held-out prompts:" in text and "| all | 0.800 | [0.700, 0.900] |" in text
+    assert "| a | 0.900 | 0.750 | 0.150 |" in text and "| b | 0.850 | 0.850 | 0.000 |" in text
+    assert "torch 2." in text and "rllib_srl " in text
+
+
+def test_adapters_are_merged(tmp_path: Path) -> None:
+    policy = CausalLMModule(model_config={"model": "tiny"})
+    add_adapters(policy.model, 2, 8.0, ["q_proj"], seed=1)
+    for _, parameter in policy.saved_parameters():
+        parameter.data += 0.5
+    lora = {"rank": 2, "alpha": 8.0, "targets": ["q_proj"]}
+    out = tmp_path / "out"
+    assert export.main([str(run_of(tmp_path / "run", policy, lora=lora)), str(out), "--debug"]) == 0
+    exported = load_file(out / "model.safetensors")
+    expected = {name: tensor.detach().numpy() for name, tensor in merged(policy.model)}
+    base = load_file(local_model("tiny") / "model.safetensors")
+    changed = {name for name in exported if not np.array_equal(exported[name], base[name])}
+    assert changed == {name for name in exported if "q_proj" in name} != set()
+    assert all(np.array_equal(exported[name], expected[name]) for name in exported)
+
+
+def test_weights_in_the_learners_shards_are_put_together(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    policy = CausalLMModule(model_config={"model": "tiny"})
+    place = run_of(run, policy) / "checkpoint_000003"
+    (place / MODULE / WEIGHTS).unlink()
+    weights = {f"weights/{name}": one.detach() - 0.5 for name, one in policy.saved_parameters()}
+    for rank in range(2):  # the second learner has the larger part
+        rows = {n: one[: len(one) // 3] if rank == 0 else one[len(one) // 3 :] for n, one in weights.items()}
+        write_shard(place / SHARDS, rank, rows)
+    write_index(place / SHARDS, 2, {name: one.shape for name, one in weights.items()}, {})
+    seal(place, {"iteration": 3, "has_learner_shards": True})
+    assert export.main([str(run), str(out), "--debug"]) == 0
+    exported = load_file(out / "model.safetensors")
+    assert all(np.array_equal(one, weights[f"weights/model.{name}"].numpy()) for name, one in exported.items())
+    (place / SHARDS / "shard_00001.safetensors").unlink()
+    assert export.main([str(run), str(tmp_path / "damaged")]) == 1 and not (tmp_path / "damaged").exists()
+
+
+def test_what_cannot_be_exported_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out, wrong = tmp_path / "out", tmp_path / "wrong.json"
+    assert "is not empty; expected a new one" in said_by([run, run], capsys)
+    assert "none does not exist; expected a checkpoint, or " in said_by([tmp_path / "none", out], capsys)
+    wrong.write_text("[]")
+    assert "wrong.json cannot be read (TypeError: " in said_by([run, out, "--results", wrong], capsys)
+    wrong.write_text('{"what": "results/other/checkpoint_000009", "accuracy": 0.5}')
+    line = said_by([run, out, "--results", wrong], capsys)
+    assert "has the results of results/other/checkpoint_000009; expected those of" in line
+    upgrade = tmp_path / "upgrade"
+    upgrade.mkdir()
+    (upgrade / "ledger.jsonl").write_text('{"kind": "start", "model": "tiny"}\n')
+    assert "has not finished; continue it: srl upgrade --resume" in said_by([upgrade, out], capsys)
+    with (upgrade / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"kind": "result", "is_upgraded": false}\n')
+    assert "kept its starting model, tiny; no new model to export" in said_by([upgrade, out], capsys)
+    assert not out.exists()
+    with pytest.raises(SystemExit):
+        export.parse([str(run), str(out), "--public"])
+    assert "--public; expected --push REPO beside it" in capsys.readouterr().err
+
+
+def test_a_model_of_an_upgrade_shows_its_gates(tmp_path: Path) -> None:
+    directory, out = tmp_path / "better", tmp_path / "out"
+    (directory / "model").mkdir(parents=True)
+    (directory / "model" / "config.json").write_text("{}")
+    worlds = [{"world": name, "domain": name, "env_config": {}} for name in ("lookup", "compare")]
+    change = {"num": 100, "before": 0.5, "after": 0.75, "change": 0.25, "low": 0.125, "high": 0.375}
+    names = {"what": "results/first", "model": "smollm2-135m", "new": worlds[0], "old": worlds[1:]}
+    lines = [
+        {"kind": "start", **names, "values": {"lr": 3e-5}},
+        {"kind": "confirm", "changes": {"lookup": change, "compare": {**change, "change": -0.01}}},
+        {"kind": "result", "is_upgraded": True, "checkpoint": "/x/checkpoints/checkpoint_000040"},
+    ]
+    (directory / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert export.main([str(directory), str(out), "--debug"]) == 0
+    text = (out / "README.md").read_text()
+    assert (out / "config.json").read_text() == "{}" and "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in text
+    assert "| lookup (new) | 100 | 0.500 | 0.750 | +0.250 [+0.125, +0.375] |" in text and "for 40 iterations" in text
+    assert "| compare (kept) | 100 |" in text and "no evaluation" not in text
+
+
+def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:
+    numbers = evaluation(5, 0.5)
+    older = card("x", Facts("tiny", 9, {}, [(5, numbers)]))
+    assert "63 held-out prompts, measured at iteration 5:" in older and "## Forgetting" not in older
+    assert "This run has no evaluation on held-out prompts." in card("x", Facts("tiny", 1, {}))
+
+
+def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
+    values = {"path": "/data/me/secret/my.jsonl", "reward": ["~/f.py:g"], "note": "key AKIAIOSFODNN7EXAMPLE"}
+    assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}
+    text = card("x", Facts("/data/me/model", 1, {"env_config": values, "seal_key_file": "/data/me/key"}))
+    assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
+
+
+def test_hub_names(tmp_path: Path) -> None:
+    assert hub_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert [hub_name(name) for name in ("tiny", "./a", "/a/b", "~/b", str(tmp_path), "a/b/c")] == [""] * 6
+
+
+# --- the hub --------------------------------------------------------------------------------------
+
+
+class Server(ThreadingHTTPServer):
+    """The part of the hub's HTTP interface that an upload uses. `status`: of all answers but whoami's."""
+
+    requests: list[tuple[str, dict[str, Any]]]
+    files: dict[str, bytes]
+    status = 200
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *words: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        is_known = self.headers["Authorization"] == "Bearer hf_right"
+        if self.path == "/api/whoami-v2":
+            self.answer(200 if is_known else 401, {"name": "me"} if is_known else {"error": "Invalid token"})
+        else:
+            self.answer(404, {"error": "unknown"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        lines = [json.loads(line) for line in body.splitlines()]
+        if self.server.status != 200:
+            self.answer(self.server.status, {"error": "You have no right to this"})
+        elif self.path == "/api/repos/create":
+            self.server.requests.append((self.path, lines[0]))
+            self.answer(200, {"url": f"http://{self.headers['Host']}/me/first"})
+        elif self.path.endswith("/preupload/main"):
+            how = {"uploadMode": "regular", "shouldIgnore": False}
+            self.answer(200, {"files": [{"path": file["path"], **how} for file in lines[0]["files"]]})
+        elif self.path.endswith("/commit/main"):
+            values = [line["value"] for line in lines if line["key"] == "file"]
+            self.server.files |= {value["path"]: base64.b64decode(value["content"]) for value in values}
+            url = f"http://{self.headers['Host']}/me/first/commit/1"
+            self.answer(200, {"success": True, "commitUrl": url, "commitOid": "1"})
+        else:
+            self.answer(200, {})
+
+    def answer(self, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.requests, server.files = [], {}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield server
+        server.shutdown()
+
+
+def test_a_push_uploads_every_file_to_a_private_repository(
+    run: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    assert export.main([str(run), str(out), "--push", "me/first", "--debug"]) == 0
+    assert f"uploaded    {constants.ENDPOINT}/me/first" in capsys.readouterr().out
+    assert server.files == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(server.files)
+    ((_, created),) = server.requests
+    assert (created["name"], created["organization"], created["visibility"]) == ("first", "me", "private")
+
+
+def test_a_push_that_cannot_work_is_refused_before_the_export(
+    run: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    assert "--push a b; expected owner/name (" in said_by([run, out, "--push", "a b"], capsys)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert "expected a valid token: run `hf auth login`" in said_by([run, out, "--push", "me/first"], capsys)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert "needs a token: run `hf auth login`, or set HF_TOKEN" in said_by([run, out, "--push", "me/first"], capsys)
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "the hub cannot be reached (" in said_by([run, out, "--push", "me/first"], capsys)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in said_by([run, out, "--push", "me/first"], capsys)
+    assert not out.exists()
+
+
+def test_a_failed_upload_says_how_to_repeat_it(server: Server, tmp_path: Path) -> None:
+    hub = Hub("me/first")
+    server.status = 403
+    with pytest.raises(PushError, match="expected a token with write access") as caught:
+        hub.push(tmp_path, is_public=True)
+    assert caught.value.__notes__ == [f"the model is in {tmp_path}; upload it with: hf upload me/first {tmp_path}"]
+
+
+@pytest.mark.slow
+def test_a_real_run_is_exported_with_the_results_of_srl_evaluate(trained: Path, tmp_path: Path) -> None:
+    report, out = tmp_path / "accuracy.json", tmp_path / "out"
+    assert evaluate.main([str(trained), "--evaluation_duration", "16", "--json", str(report), "--debug"]) == 0
+    assert export.main([str(trained), str(out), "--results", str(report), "--debug"]) == 0
+    text, figures = (out / "README.md").read_text(), json.loads(report.read_text())
+    assert "Greedy answers to 16 held-out prompts:" in text and f"| all | {figures['accuracy']:.3f} |" in text
+    stored = load_file(trained / "checkpoint_000002" / MODULE / WEIGHTS)
+    assert all(np.array_equal(a, stored[f"model.{name}"]) for name, a in load_file(out / "model.safetensors").items())
