@@ -17,12 +17,13 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
-from rllib_srl.cli.shared.display import showing_progress, table, with_interval
+from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.settings import (
     Parser,
     SettingsError,
@@ -90,35 +91,51 @@ def checkpoint_named(what: str) -> Path | None:
 
 def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:
     """Evaluate and return all metrics; leave no files behind."""
+    with (
+        showing_progress(1, sys.stderr if is_silent else None) as progress,
+        started(values, checkpoint, verbose, progress) as algo,
+    ):
+        config = algo.config
+        progress.begin(f"playing {config.evaluation_duration} held-out prompts ...")
+        results = algo.evaluate()
+        prompts = algo.source.heldout(config.evaluation_duration)
+        found = baselines.baselines(config, prompts, algo.seed)
+        return {
+            "what": str(checkpoint or values["model"]),
+            "iteration": algo.iteration,
+            "worlds": list(config.world_configs()),
+            "dtype": config.compute_dtype,
+            "pass_k": config.evaluation_pass_k,
+            "iterations": config.evaluation_iterations,
+            "baselines": baselines.as_json(found),
+            **{name: value for name, value in results.items() if name != "env_runners"},
+            "reward": results["env_runners"]["episode_return_mean"],
+        }
+
+
+@contextmanager
+def started(
+    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, progress: Progress
+) -> Iterator[Any]:
+    """Start an algorithm to evaluate a checkpoint's weights; None: those of the model. Leave no files behind.
+
+    Raises:
+        SettingsError: the settings have faults; nothing was started.
+    """
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         config = build_config({**values, "log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1})
         check(config)
-        with showing_progress(1, sys.stderr if is_silent else None) as progress:
-            progress.begin("starting Ray ...")
-            start_ray(verbose)
-            with hushed_stderr(verbose):
-                algo = config.build_algo()
-            try:
-                if checkpoint:
-                    algo.restore_weights(checkpoint)
-                progress.begin(f"playing {config.evaluation_duration} held-out prompts ...")
-                results = algo.evaluate()
-                prompts = algo.source.heldout(config.evaluation_duration)
-                found = baselines.baselines(config, prompts, algo.seed)
-                return {
-                    "what": str(checkpoint or values["model"]),
-                    "iteration": algo.iteration,
-                    "worlds": list(config.world_configs()),
-                    "dtype": algo.config.compute_dtype,
-                    "pass_k": config.evaluation_pass_k,
-                    "iterations": config.evaluation_iterations,
-                    "baselines": baselines.as_json(found),
-                    **{name: value for name, value in results.items() if name != "env_runners"},
-                    "reward": results["env_runners"]["episode_return_mean"],
-                }
-            finally:
-                progress.end()
-                algo.stop()
+        progress.begin("starting Ray ...")
+        start_ray(verbose)
+        with hushed_stderr(verbose):
+            algo = config.build_algo()
+        try:
+            if checkpoint:
+                algo.restore_weights(checkpoint)
+            yield algo
+        finally:
+            progress.end()
+            algo.stop()
 
 
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "quickstart": Command("train SmolLM2-135M on a CPU and show what it learned", starts_ray=True),
     "train": Command("train a model, or resume a run", starts_ray=True),
     "evaluate": Command("measure the accuracy of a model or a checkpoint on held-out prompts", starts_ray=True),
+    "compare": Command("compare two runs or models on the same held-out prompts", starts_ray=True),
     "tune": Command("run a study or a hyperparameter search", starts_ray=True),
     "report": Command("write the report page of a study"),
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
@@ -37,7 +38,7 @@ COMMANDS = {
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
     "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),
-    "export": Command("write a trained model with a model card, and upload it", starts_ray=True),
+    "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
     "doctor": Command("show this machine's resources, and which ways to train a model fit onto its GPUs"),
     "tokens": Command("check a chat template against token-exact training", starts_ray=True),
 }

@@ -1,0 +1,312 @@
+"""Compare two checkpoints, runs or models on the same held-out prompts.
+
+    srl compare results/first results/second --evaluation_duration 500
+    srl compare smollm2-135m results/first                       before and after
+    srl compare results/first results/second --flips 20 --json compared.json
+
+Both answer each prompt once, greedily. Prints the paired difference of their accuracy, B - A, with its 95 % interval
+(Tango's score interval), by domain if there are several, and the prompts that only one of them got right. Each side
+keeps the settings of its run. Those that define the prompts must be equal, or be given; seed and evaluation_duration
+are A's unless given. A model without a run takes the other side's settings. Intervals of domains are not corrected for
+their number: of 20 of them, one excludes 0 by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.evaluate import checkpoint_named, started
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.display import Progress, showing_progress, table
+from rllib_srl.cli.shared.settings import (
+    Parser,
+    SettingsError,
+    add_settings,
+    all_settings,
+    build_config,
+    check,
+    given_settings,
+    with_underscores,
+)
+from rllib_srl.storage.checkpoints import verify_sealed
+from rllib_srl.studies.gates import Change, paired_change
+
+# Settings that both sides share: which prompts there are, and how long an episode may be.
+EQUAL = ("env", "env_config", "worlds", "stream", "max_turns", "max_turn_tokens", "max_episode_tokens")
+FIRSTS = ("seed", "evaluation_duration")  # A's, unless they are given
+SEED = 0  # of two models without a run
+CONFIDENCE = 0.95
+LONGEST = 60  # characters of a text in the list of flipped prompts
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two models with its settings. Invariant: those in `EQUAL` and `FIRSTS` are the other side's, too."""
+
+    what: str
+    checkpoint: Path | None  # None: `what` is a model
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A greedy episode of one held-out prompt; `turns` are those of its transcript."""
+
+    env_id: str
+    prompt_id: str
+    domain: str
+    is_right: bool
+    turns: Sequence[Mapping[str, str]]
+
+    def first(self, role: str) -> str:
+        """Return the first turn of "environment" or "policy" on one line, "" if there is none."""
+        return next((_on_one_line(turn["text"]) for turn in self.turns if turn["role"] == role), "")
+
+    def last(self, role: str) -> str:
+        """Return the last turn of "environment" or "policy" on one line, "" if there is none."""
+        return next((_on_one_line(turn["text"]) for turn in reversed(self.turns) if turn["role"] == role), "")
+
+
+@dataclass(frozen=True)
+class Played:
+    """The answers of one side by the key of the prompt, without those that infrastructure ended."""
+
+    answers: Mapping[str, Answer]
+    num_asked: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both sides' answers to the same prompts. Invariant: `first` and `second` have the same keys, at least one."""
+
+    first: Mapping[str, Answer]
+    second: Mapping[str, Answer]
+    num_failed: int  # prompts that infrastructure ended on at least one side
+
+    @classmethod
+    def of(cls, first: Played, second: Played) -> Comparison:
+        """Return the comparison on the prompts that both sides answered.
+
+        Raises:
+            ValueError: there is none.
+        """
+        both = sorted(first.answers.keys() & second.answers.keys(), key=lambda key: (first.answers[key].prompt_id, key))
+        if not both:
+            raise ValueError(f"none of {first.num_asked} held-out prompts was answered by both sides; see the warnings")
+        one, two = ({key: side.answers[key] for key in both} for side in (first, second))
+        return cls(one, two, first.num_asked - len(both))
+
+    @property
+    def total(self) -> Change:
+        """Return the paired change from A to B over all prompts."""
+        return self._change(self.first)
+
+    @property
+    def by_domain(self) -> dict[str, Change]:
+        """Return the paired change of each domain."""
+        keys_of: dict[str, list[str]] = defaultdict(list)
+        for key, answer in self.first.items():
+            keys_of[answer.domain].append(key)
+        return {domain: self._change(keys) for domain, keys in sorted(keys_of.items())}
+
+    @property
+    def flipped(self) -> dict[tuple[str, str], list[str]]:
+        """Return the keys of the prompts that one side alone got right, by domain and that side, "A" or "B"."""
+        found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for key, answer in self.first.items():
+            if answer.is_right != self.second[key].is_right:
+                found[answer.domain, "A" if answer.is_right else "B"].append(key)
+        return dict(sorted(found.items()))
+
+    def _change(self, keys: Iterable[str]) -> Change:
+        first, second = ({key: side[key].is_right for key in keys} for side in (self.first, self.second))
+        return paired_change(first, second, CONFIDENCE)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        usage="%(prog)s A B [--flips N] [--json FILE] [--SETTING VALUE ...]",
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name in ("A", "B"):
+        parser.add_argument(name.lower(), metavar=name, help="a checkpoint, a run's directory, or a model")
+    text = "flipped prompts shown per domain and direction (default: 5)"
+    parser.add_argument("--flips", type=int, default=5, metavar="N", help=text)
+    text = 'write everything to FILE as JSON, all flipped prompts included; "-": print only the JSON'
+    parser.add_argument("--json", type=Path, metavar="FILE", help=text)
+    text = "use the reward functions that the settings of someone else's run name; they are code"
+    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser, without=("iterations", "grace_s", "model"))
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
+    if arguments.flips < 0:
+        parser.error(f"--flips = {arguments.flips}; expected at least 0")
+    return arguments
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Play both sides and print their difference."""
+    sides = sides_of((arguments.a, arguments.b), given_settings(arguments), arguments.trust_checkpoint)
+    is_silent = arguments.json == Path("-")
+    with showing_progress(1, sys.stderr if is_silent else None) as progress:
+        found = Comparison.of(*(played_by(side, arguments.verbose, progress) for side in sides))
+    text = json.dumps(as_json(sides, found), indent=1)
+    if is_silent:
+        print(text)
+        return 0
+    for name, side in zip("AB", sides, strict=True):
+        print(f"{name}  {side.checkpoint or side.what}")
+    print(*lines_of(found, arguments.flips), sep="\n")
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+# --- both sides -----------------------------------------------------------------------------------
+
+
+def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[Side]:
+    """Return both sides with their settings, validated; nothing is started.
+
+    Raises:
+        SettingsError: the settings have faults, or differ where they must be equal.
+        CheckpointError: a checkpoint is missing or damaged.
+    """
+    checkpoints = [checkpoint_named(name) for name in names]
+    for sealed in filter(None, checkpoints):
+        verify_sealed(sealed)
+    earlier = [runs.settings_of(c, trust, given.get("seal_key_file")) if c else {} for c in checkpoints]
+    for checkpoint, values in zip(checkpoints, earlier, strict=True):
+        if checkpoint and not values:
+            raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+    own = [
+        values if checkpoint else {**without_adapters(other), "model": name}
+        for name, checkpoint, values, other in zip(names, checkpoints, earlier, reversed(earlier), strict=True)
+    ]
+    refuse_different(own, given)
+    common = {"seed": SEED, **{name: own[0][name] for name in FIRSTS if name in own[0]}}
+    sides = [
+        Side(name, checkpoint, {**values, **common, **given})
+        for name, checkpoint, values in zip(names, checkpoints, own, strict=True)
+    ]
+    for side in sides:
+        check(build_config(side.values))
+    return sides
+
+
+def without_adapters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run for a model that was not trained in it."""
+    return {name: value for name, value in values.items() if name != "lora"}
+
+
+def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
+    """Check that both sides get the same prompts.
+
+    Raises:
+        SettingsError: a setting of `EQUAL` differs and is not given; the message lists all.
+    """
+    defaults = {name: all_settings()[name].default for name in EQUAL}
+    pairs = {name: [values.get(name, defaults[name]) for values in own] for name in EQUAL if name not in given}
+    lines = [f"  {name} = {a!r} in A, {b!r} in B" for name, (a, b) in pairs.items() if a != b]
+    if lines:
+        raise SettingsError("A and B differ in settings that must be equal; give each as a flag:\n" + "\n".join(lines))
+
+
+def played_by(side: Side, verbose: bool, progress: Progress) -> Played:
+    """Play the held-out prompts greedily."""
+    with started(side.values, side.checkpoint, verbose, progress) as algo:
+        prompts = algo.source.heldout(algo.config.evaluation_duration)
+        progress.begin(f"{side.what}: playing {len(prompts)} held-out prompts ...")
+        greedy = {"group_size": 1, "temperature": 0.0, "as_groups": False, "num_transcripts": len(prompts)}
+        batches = list(algo.play(prompts, "greedy", **greedy))
+    turns = {(line["env_id"], line["prompt_id"]): line["turns"] for batch in batches for line in batch.transcripts}
+    answers = {}
+    for group in (group for batch in batches for group in batch.groups):
+        prompt = group.prompt
+        name = (prompt.env_id, prompt.prompt_id)
+        answers[prompt.key] = Answer(*name, prompt.domain, bool(group.is_right_G()[0]), turns.get(name, ()))
+    return Played(answers, len(prompts))
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def lines_of(found: Comparison, num_flips: int) -> Iterator[str]:
+    """Yield the table, what the interval shows, and at most `num_flips` prompts per domain and direction."""
+    domains = found.by_domain if len(found.by_domain) > 1 else {}
+    rows = [row_of("all", found.total), *(row_of(f"  {name}", change) for name, change in domains.items())]
+    yield table([["", "A", "B", "B - A, 95 % interval", "only A right", "only B right", "prompts"], *rows])
+    if found.num_failed:
+        yield f"{found.num_failed} prompts failed on one side or both, not counted"
+    yield verdict_of(found.total)
+    for (domain, side), keys in found.flipped.items() if num_flips else ():
+        yield f"{domain}: only {side} is right ({len(keys)})"
+        for key in keys[:num_flips]:
+            first, second = found.first[key], found.second[key]
+            yield f"  {first.first('environment')[-LONGEST:]}"
+            yield f"    A  {first.last('policy')[:LONGEST]}"
+            yield f"    B  {second.last('policy')[:LONGEST]}"
+        if len(keys) > num_flips:
+            yield f"  ... and {len(keys) - num_flips} more (--flips, --json)"
+
+
+def row_of(name: str, change: Change) -> list[str]:
+    """Return a row of the table."""
+    difference = f"{change.change:+.3f}  [{change.low:+.3f}, {change.high:+.3f}]"
+    counts = [str(num) for num in (change.num_lost, change.num_gained, change.num)]
+    return [name, f"{change.before:.3f}", f"{change.after:.3f}", difference, *counts]
+
+
+def verdict_of(change: Change) -> str:
+    """Return what the interval of all prompts shows."""
+    if change.low > 0 or change.high < 0:
+        return f"{'B' if change.change > 0 else 'A'} is better: the interval excludes 0"
+    return "no difference is shown: the interval contains 0"
+
+
+def as_json(sides: Sequence[Side], found: Comparison) -> dict[str, Any]:
+    """Return everything as JSON types, with the transcripts of all flipped prompts."""
+    names = [str(side.checkpoint or side.what) for side in sides]
+    return {
+        "a": names[0],
+        "b": names[1],
+        "confidence": CONFIDENCE,
+        "num_failed": found.num_failed,
+        "total": _fields(found.total),
+        "by_domain": {domain: _fields(change) for domain, change in found.by_domain.items()},
+        "flipped": [
+            {"domain": domain, "right": right, **_transcripts(found.first[key], found.second[key])}
+            for (domain, right), keys in found.flipped.items()
+            for key in keys
+        ],
+    }
+
+
+def _on_one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+def _transcripts(first: Answer, second: Answer) -> dict[str, Any]:
+    return {"env_id": first.env_id, "prompt_id": first.prompt_id, "a": list(first.turns), "b": list(second.turns)}
+
+
+def _fields(change: Change) -> dict[str, Any]:
+    return {"change": change.change, **asdict(change)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: compare(arguments), arguments.debug)

@@ -1,0 +1,115 @@
+"""srl compare: the paired difference and the flipped prompts, by hand and on a real run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rllib_srl.cli import compare
+from rllib_srl.cli.compare import Answer, Comparison, Played, lines_of, refuse_different, sides_of
+from rllib_srl.cli.shared.settings import SettingsError
+from rllib_srl.studies.gates import paired_interval
+
+
+def played(is_right: dict[str, bool], num_asked: int = 12, text: str = "7") -> Played:
+    """Return answers to prompts named "a1": domain "a", prompt 1."""
+    found = {}
+    for name, right in is_right.items():
+        turns = [{"role": "environment", "text": f"Question {name}\nAnswer:"}, {"role": "policy", "text": f" {text}\n"}]
+        turns.append({"role": "environment", "text": "Thank you."})
+        found[name] = Answer("env", name, name[0], right, turns)
+    return Played(found, num_asked)
+
+
+def both() -> Comparison:
+    first = {"a1": True, "a2": True, "a3": False, "a4": True, "b1": False, "b2": False, "b3": True}
+    second = {"a1": False, "a2": True, "a3": False, "a4": False, "b1": True, "b2": False, "b4": True}
+    return Comparison.of(played(first, 9, "old"), played(second, 9, "new\x1b[31m"))
+
+
+def test_only_prompts_that_both_answered_count() -> None:
+    found = both()
+    assert list(found.first) == list(found.second) == ["a1", "a2", "a3", "a4", "b1", "b2"]
+    assert found.num_failed == 3  # of 9: b3, b4 and one that nobody answered
+    total = found.total
+    assert (total.num, total.num_lost, total.num_gained, total.before, total.after) == (6, 2, 1, 3 / 6, 2 / 6)
+    assert total.change == pytest.approx(-1 / 6) and (total.low, total.high) == paired_interval(6, 2, 1, 0.95)
+    assert {domain: change.change for domain, change in found.by_domain.items()} == {"a": -0.5, "b": 0.5}
+    assert found.flipped == {("a", "A"): ["a1", "a4"], ("b", "B"): ["b1"]}
+
+
+def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts() -> None:
+    text = "\n".join(lines_of(both(), 1))
+    assert "3 prompts failed on one side or both, not counted" in text
+    assert "no difference is shown: the interval contains 0" in text
+    assert "a: only A is right (2)\n  Question a1 Answer:\n    A  old\n    B  new\\x1b[31m\n  ... and 1 more" in text
+    assert "only" not in "\n".join(lines_of(both(), 0)).partition("contains 0")[2]
+    names = [f"a{at}" for at in range(40)]
+    better = Comparison.of(played(dict.fromkeys(names, False), 40), played(dict.fromkeys(names, True), 40))
+    assert "B is better: the interval excludes 0" in list(lines_of(better, 0))
+    worse = Comparison.of(played(dict.fromkeys(names, True), 40), played(dict.fromkeys(names, False), 40))
+    assert "A is better: the interval excludes 0" in list(lines_of(worse, 0))
+
+
+def test_nothing_in_common_is_an_error() -> None:
+    with pytest.raises(ValueError, match="none of 12 held-out prompts was answered by both sides"):
+        Comparison.of(played({"a1": True}), played({"a2": True}))
+
+
+def test_settings_of_the_prompts_must_be_equal_or_given() -> None:
+    own = [{"env": "compare", "lr": 1.0, "max_turns": 4}, {"env": "lookup", "lr": 2.0}]
+    with pytest.raises(SettingsError) as caught:
+        refuse_different(own, {})
+    lines = str(caught.value).splitlines()
+    assert lines[1:] == ["  env = 'compare' in A, 'lookup' in B", "  max_turns = 4 in A, 8 in B"]
+    refuse_different(own, {"env": "compare", "max_turns": 8})
+
+
+def test_two_models_share_a_seed_and_need_an_environment(tmp_path: Path) -> None:
+    given = {"env": "compare", "engine": "transformers", "num_env_runners": 0, "max_episode_tokens": 256}
+    first, second = sides_of(("tiny", "tiny"), given | {"max_turn_tokens": 8}, trust=False)
+    assert first.values == second.values and first.values["seed"] == compare.SEED
+    with pytest.raises(SettingsError, match="env"):
+        sides_of(("tiny", "tiny"), {}, trust=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tiny", "tiny", "--flips", "-1"], "--flips = -1; expected at least 0"),
+        (["tiny"], "the following arguments are required: B"),
+        (["./nowhere", "tiny", "--env", "compare"], "model directory ./nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    try:
+        status = compare.main(argv)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status in (1, 2) and message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_is_compared_with_its_start(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    report = tmp_path / "compared.json"
+    flags = ["--evaluation_duration", "24", "--json", str(report), "--debug"]
+    assert compare.main(["tiny", str(trained), *flags]) == 0
+    shown, figures = capsys.readouterr().out, json.loads(report.read_text())
+    assert "B - A, 95 % interval" in shown and f"B  {trained / 'checkpoint_000002'}" in shown
+    total = figures["total"]
+    assert (total["num"], figures["num_failed"]) == (24, 0)
+    assert len(figures["flipped"]) == total["num_lost"] + total["num_gained"]
+    assert total["low"] <= total["change"] <= total["high"]
+    other = Path(shutil.copytree(trained, tmp_path / "other"))
+    values = yaml.safe_load((other / "settings.yaml").read_text())
+    (other / "settings.yaml").write_text(yaml.safe_dump(values | {"seed": 99, "lr": 1.0}))
+    assert compare.main([str(trained), str(other), "--evaluation_duration", "24", "--json", "-", "--debug"]) == 0
+    same = json.loads(capsys.readouterr().out)
+    assert same["total"]["change"] == 0 and same["flipped"] == [] and same["total"]["num"] == 24
+    (other / "settings.yaml").write_text(yaml.safe_dump(values | {"env_config": {"num_shots": 2}}))
+    assert compare.main([str(trained), str(other)]) == 1
+    assert "env_config = {'num_shots': 0} in A, {'num_shots': 2} in B" in capsys.readouterr().err
