@@ -34,6 +34,7 @@ COMMANDS = {
     "tune": Command("run a study or a hyperparameter search", starts_ray=True),
     "report": Command("write the report page of a study"),
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
+    "contamination": Command("find training questions that repeat evaluation questions", starts_ray=True),
     "play": Command("play an environment in the terminal"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
