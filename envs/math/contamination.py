@@ -36,6 +36,7 @@ from rllib_srl.envs.math.grading import numbers_in, plain
 from rllib_srl.envs.math.question_rows import Problem
 
 METHODS = ("hash", "reordered", "ngram", "embedding")
+WITHOUT_ENCODER = METHODS[:3]
 NGRAM = 8  # tokens
 LEAST_TOKENS = 4  # of a text that may be contained in another
 CONTAINMENT = 0.8  # lowest share of n-grams

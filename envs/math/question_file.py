@@ -28,7 +28,9 @@ shows how to mark the answer, the prompt explains it.
 With `reward`, functions of the user's own grade the answers instead (envs/rewards/scoring.py); rows then need no right
 answer. The info of the last step has the value of each function as "reward/<name>".
 
-Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out.
+Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out. Training
+questions that repeat a held-out one in other words or order (envs/math/contamination.py, without its sentence encoder)
+are kept, left out of training, or refused: `heldout_repeats`.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.envs import text
+from rllib_srl.envs.math.contamination import WITHOUT_ENCODER, Hit, Row, answer_key, find_contamination
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import KINDS, choice_in, final_answer, grade, numbers_in, plain, sort_of, with_unit
 from rllib_srl.envs.math.pool import symbolic_pool
@@ -65,6 +68,7 @@ from rllib_srl.envs.rewards.settings import ON_ERROR, read_rewards
 
 STYLES = ("direct", "reasoned")
 BAD_ROWS = ("refuse", "skip")
+HELDOUT_REPEATS = ("keep", "drop", "halt")
 # Template of a stated answer for each `answer_format`.
 _STATED = {
     "any": "{}",
@@ -101,6 +105,7 @@ class QuestionFileSettings(QuestionSettings):
     question_field: str = ""  # where it is none of those that are known
     answer_field: str = ""
     bad_rows: str = "refuse"  # or "skip": use the rest, and log what was left out
+    heldout_repeats: str = "keep"  # training questions that repeat held-out ones; or "drop", "halt": refuse the file
     domain: str = ""  # what continual learning counts; "": the name of the file
     kind: str = "auto"  # which answers count: see `rllib_srl.envs.math.grading.grade`
     style: str = "direct"  # one line, or "reasoned"
@@ -122,7 +127,7 @@ class QuestionFileSettings(QuestionSettings):
         if not self.path:
             faults.append(f"path is not set; expected a file that ends in {', '.join(SUFFIXES)}")
         known = {"bad_rows": BAD_ROWS, "kind": KINDS, "style": STYLES, "answer_format": tuple(_STATED)}
-        known["on_reward_error"] = ON_ERROR
+        known |= {"on_reward_error": ON_ERROR, "heldout_repeats": HELDOUT_REPEATS}
         for name, values in known.items():
             if getattr(self, name) not in values:
                 faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(values)}")
@@ -170,8 +175,8 @@ class QuestionFile(Listed, QuestionWorld):
 
     @property
     def num_questions(self) -> int:
-        """Return the exact number of distinct questions, without the shots."""
-        return len(self._ids) - len(self._shot_texts)
+        """Return the exact number of distinct questions, without the shots and the repeats that were dropped."""
+        return len(self._ids) - len(self._shot_texts) - len(self._repeats)
 
     @property
     def num_skipped(self) -> int:
@@ -199,6 +204,7 @@ class QuestionFile(Listed, QuestionWorld):
         self._heldout_questions = {_id(problem.question) for problem in self._heldout.values()}
         self._problems |= self._heldout
         self._ids = list(self._problems)
+        self._repeats = self._find_repeats() if settings.heldout_repeats != "keep" else frozenset()
         self._parts: dict[str, Any] = {}
 
     def _read(self, path: str) -> dict[str, Problem]:
@@ -225,15 +231,54 @@ class QuestionFile(Listed, QuestionWorld):
 
     def _shot_ids(self) -> list[str]:
         order = text.shuffled(len(self._ids), f"shots:{self.settings.shots_seed}")
-        usable = (self._ids[number] for number in order if not self._is_heldout(self._ids[number]))
+        usable = (self._ids[number] for number in order if self._may_be_shown(self._ids[number]))
         return [prompt_id for _, prompt_id in zip(range(self.settings.num_shots), usable)]
 
+    def _may_be_shown(self, prompt_id: str) -> bool:
+        """Return whether a question may be a shot, which takes it out of both splits."""
+        if self.settings.heldout_repeats == "keep":
+            return not self._is_heldout(prompt_id)
+        # A shot from the held-out share could repeat a question that stays in it.
+        return self._part_of(prompt_id) == "train" and prompt_id not in self._repeats
+
     def split_of(self, prompt_id: str) -> str:
-        """Return "train", "heldout" or "shots"; if there is a held-out file, it alone decides what is held out."""
+        """Return "train", "heldout", "shots", or "repeat" for a training question that repeats a held-out one.
+
+        If there is a held-out file, it alone decides what is held out.
+        """
         split = super().split_of(prompt_id)
-        if split == "shots" or not self._heldout:
+        if split == "shots":
             return split
+        if prompt_id in self._repeats:
+            return "repeat"
+        return self._part_of(prompt_id)
+
+    def _part_of(self, prompt_id: str) -> str:
+        """Return "train" or "heldout"; a repeat and a shot belong to one of them as well."""
+        if not self._heldout:
+            return text.split_of(self._problem(prompt_id).question)
         return "heldout" if self._is_heldout(prompt_id) else "train"
+
+    def _find_repeats(self) -> frozenset[str]:
+        """Return the ids of the training questions that repeat held-out ones.
+
+        Raises:
+            ValueError: there are some and `heldout_repeats` is "halt".
+        """
+        rows: dict[str, list[Row]] = {"train": [], "heldout": []}
+        for number, prompt_id in enumerate(self._ids):
+            problem = self._problems[prompt_id]
+            rows[self._part_of(prompt_id)].append(Row(number, problem.question, answer_key(problem)))
+        hits = _repeats_among(tuple(rows["train"]), tuple(rows["heldout"]))
+        repeats = frozenset(self._ids[hit.train.number] for hit in hits)
+        if repeats and self.settings.heldout_repeats == "halt":
+            pair = " and ".join(repr(row.text[:_MAX_INFO_CHARS]) for row in (hits[0].train, hits[0].evaluation))
+            raise ValueError(
+                f"heldout_repeats = 'halt': {len(repeats)} training questions of {self.settings.path!r} repeat "
+                f"held-out ones, such as {pair}; remove them (srl contamination lists them), "
+                "or set heldout_repeats = 'drop'"
+            )
+        return repeats
 
     def _is_heldout(self, prompt_id: str) -> bool:
         return prompt_id in self._heldout or _id(self._problem(prompt_id).question) in self._heldout_questions
@@ -398,6 +443,16 @@ class _Read:
     faults: tuple[str, ...]  # a line for each broken row
     num_repeated: int  # rows that ask and answer what an earlier one does
     names: frozenset[str]  # of the fields that any row has, without case
+
+
+@lru_cache(maxsize=4)
+def _repeats_among(train: tuple[Row, ...], heldout: tuple[Row, ...]) -> list[Hit]:
+    """Compare the questions once for all environments of a runner."""
+    hits = find_contamination(train, heldout, WITHOUT_ENCODER)
+    num = len({hit.train.number for hit in hits})
+    if num:
+        logger.warning("%d of %d training questions repeat held-out ones", num, len(train))
+    return hits
 
 
 @lru_cache(maxsize=16)

@@ -40,6 +40,7 @@ from rllib_srl.envs.math.contamination import (
     COSINE,
     METHODS,
     NGRAM,
+    WITHOUT_ENCODER,
     Encode,
     Hit,
     Row,
@@ -203,7 +204,7 @@ def _encoder(directory: str | None) -> Encode:
     try:
         return SentenceEncoder(model=directory).encode
     except ValueError as error:
-        methods = " ".join(name for name in METHODS if name != "embedding")
+        methods = " ".join(WITHOUT_ENCODER)
         raise ValueError(f"method embedding: {error}; or leave it out: --methods {methods}") from error
 
 
