@@ -274,8 +274,8 @@ class QuestionFile(Listed, QuestionWorld):
         if repeats and self.settings.heldout_repeats == "halt":
             pair = " and ".join(repr(row.text[:_MAX_INFO_CHARS]) for row in (hits[0].train, hits[0].evaluation))
             raise ValueError(
-                f"heldout_repeats = 'halt': {len(repeats)} training questions of {self.settings.path!r} repeat "
-                f"held-out ones, such as {pair}; remove them (srl contamination lists them), "
+                f"heldout_repeats = 'halt': in {self.settings.path!r} the number of training questions that repeat "
+                f"held-out ones is {len(repeats)}, such as {pair}; remove them (srl contamination lists them), "
                 "or set heldout_repeats = 'drop'"
             )
         return repeats

@@ -161,10 +161,8 @@ def read(data: str, split: str, question: str, answer: str, bad_rows: str) -> Da
 
 def _run(args: argparse.Namespace) -> int:
     encode = _encoder(args.encoder) if "embedding" in args.methods else None
-    train, evaluation = (
-        read(*(getattr(args, f"{side}{part}") for part in ("", "_split", "_question", "_answer")), args.bad_rows)
-        for side in ("train", "eval")
-    )
+    train = read(args.train, args.train_split, args.train_question, args.train_answer, args.bad_rows)
+    evaluation = read(args.eval, args.eval_split, args.eval_question, args.eval_answer, args.bad_rows)
     for name in ("out", "audit"):
         if (path := getattr(args, name)) and path.resolve() in (train.path.resolve(), evaluation.path.resolve()):
             raise ValueError(f"--{name} {path} is one of the files that are compared; expected another file")

@@ -196,7 +196,7 @@ def test_training_leaves_out_repeats_of_a_heldout_file(tmp_path: Path) -> None:
     env = question_file(tmp_path, train, heldout, heldout_repeats="drop")
     assert asked(env, "train") == sums and asked(env, "heldout") == both
     assert env.num_questions == len(sums) + len(both)
-    message = "heldout_repeats = 'halt': 3 training questions of '.*path.jsonl' repeat held-out ones, such as"
+    message = "heldout_repeats = 'halt': in '.*path.jsonl' the number of .* that repeat held-out ones is 3, such as"
     with pytest.raises(ValueError, match=message):
         question_file(tmp_path, train, heldout, heldout_repeats="halt")
 
