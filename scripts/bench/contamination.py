@@ -341,6 +341,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cosine", type=float, default=COSINE)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_args(argv)
+    if args.num < 1:
+        parser.error(f"--num {args.num}; expected at least 1")
     encode = None
     if "embedding" in args.methods:
         from rllib_srl.replay.diversity.embedders import SentenceEncoder

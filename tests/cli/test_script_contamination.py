@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rllib_srl.cli import contamination
+from rllib_srl import SRLConfig
+from rllib_srl.cli import contamination, upgrade
 from rllib_srl.cli.main import COMMANDS
 
 QUICK = ("--methods", "hash", "reordered", "ngram")
@@ -150,3 +151,20 @@ def test_wrong_flags_exit_with_2(files: Path, capsys, flags, message: str) -> No
     with pytest.raises(SystemExit) as caught:
         run(*flags)
     assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_an_upgrade_is_refused_before_anything_starts(files: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(upgrade, "start_ray", lambda verbose: pytest.fail("Ray was started"))
+    settings = "{path: train.jsonl, heldout_path: eval.csv, num_shots: 0, heldout_repeats: halt}"
+    order = ["tiny", "--on", f"question_file={settings}", "--keep", "compare", "--lr", "1e-3", "--out", "up"]
+    assert upgrade.main(order) == 1
+    said = capsys.readouterr().err
+    assert "the number of training questions that repeat held-out ones is 2, such as 'What is 3 + 4?' and" in said
+    assert not (files / "up").exists()
+
+
+def test_a_run_is_refused_when_its_settings_are_checked(files: Path) -> None:
+    config = SRLConfig().data("train.jsonl", heldout="eval.csv", heldout_repeats="halt")
+    config.rl_module(model_config={"model": "tiny"}).env_runners(max_episode_tokens=128)
+    with pytest.raises(ValueError, match="the number of training questions that repeat held-out ones is 2"):
+        config.validate()
