@@ -199,7 +199,7 @@ def _gauges(shard: Reading, now: int) -> dict[str, float]:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Draw the picture."""
-    from rllib_srl.cli.memory_plots import plot_memory
+    from rllib_srl.cli.shared.memory_plots import plot_memory
 
     with readings(arguments.directory, arguments.trust_rules) as shards:
         print(plot_memory(arguments.out, shards))

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rllib_srl.cli import memory as script
-from rllib_srl.cli import memory_plots as buffer_plots
+from rllib_srl.cli.shared import memory_plots as buffer_plots
 from rllib_srl.cli.shared.settings import read_values
 from rllib_srl.replay.journal.file import PAGE_BYTES
 from rllib_srl.replay.journal.journal import Journal

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.cli import memory_plots as buffer_plots
+from rllib_srl.cli.shared import memory_plots as buffer_plots
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal import file
