@@ -85,8 +85,8 @@ class Books:
         self.drawn: Counter[str] = Counter()
         add, sample = memory.add, memory.sample
 
-        def noted_add(groups: Any, now: int) -> Any:
-            visits = add(groups, now)
+        def noted_add(groups: Any, *arguments: Any) -> Any:
+            visits = add(groups, *arguments)
             self.kept |= {group_id for group_id, visit in visits.items() if not visit.refused}
             return visits
 

@@ -26,7 +26,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}  # scripts/requirements says why
 LEFT_OUT |= {"llm", "llama-cpp-python", "sentence-transformers"}
 DATA_ONLY = {"bfcl-eval", "inspect-evals"}  # scripts/requirements/dev.txt: nothing that they need is installed
-MOST_FUNCTION_LINES = 60
+MOST_FUNCTION_LINES = 70
 RUNS_TEXT = {"envs/sandbox/worker.py"}  # inside the sandbox, the one place where the policy's code may run
 
 
@@ -273,7 +273,7 @@ def test_house_style(folder: str) -> None:
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; expected at most 60"),
+        ("def f():\n" + "    x = 1\n" * 70, "f has 71 lines; expected at most 70"),
         ("eval(text)", "line 1: eval()"),
         ("import pickle\npickle.load(file)", "line 2: pickle.load() runs what it reads"),
         ("try:\n    f()\nexcept:\n    raise", "line 3: bare except"),

@@ -50,6 +50,16 @@ def import_path_of(function: Callable[..., Any]) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
+def with_whole_path(function: str) -> str:
+    """Return "file.py:f" with the absolute path of its file, for processes that run in other directories.
+
+    Module names and URLs are returned as they are.
+    """
+    file, _, name = function.rpartition(":")
+    is_file = file.endswith(".py") and not file.startswith(("http://", "https://"))
+    return f"{Path(file).expanduser().resolve()}:{name}" if is_file else function
+
+
 def functions_in(settings: Any) -> list[str]:
     """Return the functions that settings of environments name as rewards, at any depth, sorted; URLs are none."""
     return sorted(set(_functions_in(settings)))

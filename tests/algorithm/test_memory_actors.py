@@ -114,9 +114,9 @@ def dies_in(method: str, is_done: bool):
     def arrange(self):
         buffer, call = self.buffer, getattr(self.buffer, method)
 
-        def dying(*args):
+        def dying(*args, **kwargs):
             if is_done:
-                call(*args)
+                call(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(buffer, method, dying)

@@ -186,7 +186,7 @@ def test_flags_stand_for_environment_and_settings(tmp_path: Path) -> None:
     }
     (tmp_path / "run.yaml").write_text("data: my.jsonl\nreward: [{function: m:f, weight: 2}, g.py:h]\n")
     reward = given("--config", str(tmp_path / "run.yaml"))["env_config"]["reward"]
-    assert reward == [{"function": "m:f", "weight": 2}, {"function": "g.py:h"}]
+    assert reward == [{"function": "m:f", "weight": 2}, {"function": f"{Path.cwd()}/g.py:h"}]  # runners start elsewhere
     assert given("--data", "my.jsonl", "--reward", "[m:f, m:g]")["env_config"]["reward"] == [
         {"function": "m:f"},
         {"function": "m:g"},
