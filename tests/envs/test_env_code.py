@@ -405,7 +405,7 @@ def test_code_that_ends_or_stops_the_sandbox_itself_is_paid_as_a_wrong_answer(si
 
     monkeypatch.setattr("rllib_srl.envs.coding.code_task.Sandbox", Weak)
     monkeypatch.setattr("rllib_srl.envs.sandbox.exchange.END_S", 0.3)
-    world = CodeTask({"timeout_s": 0.5})
+    world = CodeTask({"timeout_s": 2.0})
     (prompt_id,) = ids_of(world, count=1)
     hostile = f"import os, signal\nos.kill(os.getppid(), signal.SIG{signal})\nwhile True: pass"
     _, rewards, ended, info = played(world, prompt_id, code(hostile))
