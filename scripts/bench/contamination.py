@@ -27,7 +27,6 @@ Exit status 1: a kind is found in less than 95 %, or more than 1 % of a kind of 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -36,12 +35,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when the libraries are loaded
 
 from rllib_srl.envs.math.contamination import COSINE, METHODS, Encode, Row, find_contamination
+from scripts.bench.common import add_output, write
 
 LEAST_FOUND, MOST_FALSE = 0.95, 0.01
 DUPLICATES = ("verbatim", "spacing", "reordered", "paraphrase", "embedded")
@@ -339,17 +338,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--no-answers", action="store_true", help="as if the rows had no answers")
     parser.add_argument("--cosine", type=float, default=COSINE)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    args = parser.parse_args(argv)
-    if args.num < 1:
-        parser.error(f"--num {args.num}; expected at least 1")
+    add_output(parser)
+    arguments = parser.parse_args(argv)
+    if arguments.num < 1:
+        parser.error(f"--num {arguments.num}; expected at least 1")
     encode = None
-    if "embedding" in args.methods:
+    if "embedding" in arguments.methods:
         from rllib_srl.replay.diversity.embedders import SentenceEncoder
 
         encode = SentenceEncoder().encode
-    figures = measure(args.num, args.seed, args.methods, encode, not args.no_answers, args.cosine)
-    print(f"{args.num} rows of each kind, seed {args.seed}, {figures.seconds:.1f} s of processor time\n")
+    with_answers = not arguments.no_answers
+    figures = measure(arguments.num, arguments.seed, arguments.methods, encode, with_answers, arguments.cosine)
+    print(f"{arguments.num} rows of each kind, seed {arguments.seed}, {figures.seconds:.1f} s of processor time\n")
     for kind, share in figures.found.items():
         by = ", ".join(f"{name} {part:.3f}" for name, part in sorted(figures.methods[kind].items()))
         print(f"found        {kind:<12} {share:.4f}   {by}")
@@ -358,8 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"hit          {ISOMORPHIC:<12} {figures.isomorphic:.4f}   (no right verdict)")
     for line in figures.faults():
         print(f"missed: {line}")
-    if args.json:
-        args.json.write_text(json.dumps(asdict(figures), indent=2))
+    write(arguments, "contamination", asdict(figures))
     return int(bool(figures.faults()))
 
 
