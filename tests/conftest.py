@@ -57,3 +57,22 @@ def ray_here():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Return a function that builds an algorithm with a log directory of its own; check and stop all afterwards."""
+    from tests.small_memory import check_shards
+
+    built = []
+
+    def of(config, **training):
+        own = config.copy(copy_frozen=False).training(**training)
+        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
+        return built[-1]
+
+    yield of
+    for algo in built:
+        if algo.memory.num_shards:
+            check_shards(algo)
+        algo.stop()

@@ -24,10 +24,9 @@ from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings, reward_settings
 from rllib_srl.algorithm.resources import (
-    ALONE,
-    BESIDE_LEARNER,
     PlacementError,
     best_dtype,
+    engine_memory_share,
     engine_threads,
     gpu_shares,
     num_gpus_here,
@@ -52,6 +51,7 @@ from rllib_srl.algorithm.settings import (
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.common.import_paths import with_whole_paths
 from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
@@ -59,7 +59,10 @@ from rllib_srl.curriculum.streams import Stream, make_stream
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
+_NAME_FILES = ("env_config", "worlds", "stream")  # settings whose relative paths are made absolute
+
 logger = logging.getLogger(__name__)
+
 
 class SRLConfig(AlgorithmConfig):
     """Settings of `SRL`; build it with `SRLConfig().environment(...).build_algo()`.
@@ -107,6 +110,7 @@ class SRLConfig(AlgorithmConfig):
         """Set one environment, several environments (`worlds`) with an optional `mixture`, or a `stream` of domains."""
         ours, theirs = _divide({**kwargs, "worlds": worlds}, ENVIRONMENT, "environment")
         super().environment(env, **theirs)
+        self.env_config = self.env_config  # RLlib has changed it in place
         return self._assign(ours)
 
     def data(self, data: Any, **settings: Any) -> SRLConfig:
@@ -196,6 +200,8 @@ class SRLConfig(AlgorithmConfig):
             return
         if name in SETTINGS:
             value = self._with_aliased(name, current_value(name, value))
+        if name in _NAME_FILES:
+            value = with_whole_paths(value)
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -317,7 +323,7 @@ class SRLConfig(AlgorithmConfig):
             num_threads = engine_threads(self.num_env_runners * flat.engine_tensor_parallel_size)
             self.engine = {**GROUPS["engine"].given(self.engine), "num_threads": num_threads}
         if flat.engine_memory_utilization is None:
-            share = BESIDE_LEARNER if 0 < self.num_gpus_per_env_runner < 1 else ALONE
+            share = engine_memory_share(self.num_gpus_per_env_runner)
             self.engine = {**GROUPS["engine"].given(self.engine), "memory_utilization": share}
         if flat.engine == "auto":
             name = "vllm" if find_spec("vllm") else "transformers"

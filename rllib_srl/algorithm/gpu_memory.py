@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rllib_srl.algorithm.resources import PlacementError, gpu_shares
+from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
 
 GIB = 2**30
 RESERVE = 2 * GIB  # of each process on a GPU
@@ -185,7 +185,7 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator
     learner, engine = learner_need(shape, config), engine_need(shape, config)
     utilization = config.engine_memory_utilization
     if utilization is None:
-        utilization = 0.45 if config.colocate else 0.9
+        utilization = engine_memory_share(config.num_gpus_per_env_runner)
     has_learner, has_engine = bool(config.num_gpus_per_learner), bool(config.num_gpus_per_env_runner)
     if has_engine and engine.total > utilization * card_bytes:
         yield (

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.common.import_paths import REWARD, import_path_of, with_whole_path
+from rllib_srl.common.import_paths import REWARD, import_path_of
 from rllib_srl.engine.models import cache_root
 from rllib_srl.storage.disk import writing
 
@@ -86,8 +86,6 @@ def reward_settings(
         one = {**shared, **(dict(entry) if isinstance(entry, Mapping) else {"function": entry})}
         if callable(one.get("function")):
             one["function"] = import_path_of(one["function"])
-        elif isinstance(one.get("function"), str):
-            one["function"] = with_whole_path(one["function"])
         if weights is not None:
             one["weight"] = float(weights[number])
         found.append(one)

@@ -58,14 +58,17 @@ def engine_threads(num_engines: int) -> int:
 
 
 ENGINE_SHARE, LEARNER_SHARE = 0.6, 0.4  # of one card; above a half, so that Ray packs no two engines onto one card
-ALONE, BESIDE_LEARNER = 0.9, 0.45  # share of a card's memory that an engine reserves
+
+
+def engine_memory_share(num_gpus_per_env_runner: float) -> float:
+    """Return the share of a card's memory that an engine reserves: half as much beside a learner."""
+    return 0.45 if 0 < num_gpus_per_env_runner < 1 else 0.9
 
 
 def card_bytes_here() -> float | None:
     """Return the memory of this machine's smallest GPU in bytes; None without one."""
     sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
     return float(min(sizes)) if sizes else None
-
 
 
 @dataclass(frozen=True)

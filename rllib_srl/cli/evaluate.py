@@ -27,7 +27,7 @@ from rllib_srl.cli.shared.display import Progress, showing_progress, table, with
 from rllib_srl.cli.shared.settings import (
     Parser,
     SettingsError,
-    add_settings,
+    add_flags_of_played_runs,
     build_config,
     check,
     given_settings,
@@ -46,11 +46,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
     text = 'write all results to FILE as JSON; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
-    text = "use the reward functions that the settings of someone else's run name; they are code"
-    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    add_settings(parser, without=("iterations", "grace_s", "model"))
+    add_flags_of_played_runs(parser)
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     return arguments
 

@@ -1,20 +1,23 @@
-"""Write functions as import paths, and find the functions that settings name.
+"""Write functions as import paths, and find the functions and files that settings name.
 
     import_path_of(math.sqrt)                                "math:sqrt"
     import_path_of(f), f of the program that is running       "/path/to/train.py:f"
     functions_in({"env_config": {"reward": "rewards.py:f"}})  ["rewards.py:f"]
+    with_whole_paths({"path": "rows.jsonl"})                  {"path": "/home/me/rows.jsonl"}
 
 Settings hold functions by name only: they are written to files, and a checkpoint of someone else must not bring code.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 REWARD = "reward"  # setting of an environment that names functions
+_NAMES_A_PATH = re.compile(r"path|directory|\w+_(path|dir)")
 _PREFIX = "srl_file_"  # of the names under which environments import files (envs/rewards/loading.py)
 
 
@@ -50,14 +53,56 @@ def import_path_of(function: Callable[..., Any]) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def with_whole_path(function: str) -> str:
-    """Return "file.py:f" with the absolute path of its file, for processes that run in other directories.
+def with_whole_paths(settings: Any) -> Any:
+    """Return settings of environments with absolute paths: the processes that read them run in other directories.
 
-    Module names and URLs are returned as they are.
+    Changed are, at any depth, the files of `reward` ("file.py:f"), and values of `path`, `directory`, `..._path` and
+    `..._dir` that exist in the working directory. Paths within a data set of the hub (beside `hub_id`), URLs and names
+    of modules stay as they are.
     """
-    file, _, name = function.rpartition(":")
+    return _with_paths(settings, _whole)
+
+
+def with_file_names(settings: Any) -> Any:
+    """Return settings of environments with the mere name of each file that `with_whole_paths` finds a place for.
+
+    Settings that are equal in this form differ in the places of their files at most.
+    """
+    return _with_paths(settings, lambda path: Path(path).name)
+
+
+def _whole(path: str) -> str:
+    place = Path(path).expanduser()
+    return str(place.resolve()) if place.exists() else path
+
+
+def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(settings, Mapping):
+        is_on_hub = bool(settings.get("hub_id"))
+        changed = {}
+        for name, value in settings.items():
+            if name == REWARD:
+                changed[name] = _with_reward_paths(value, change)
+            elif isinstance(value, str) and value and not is_on_hub and _NAMES_A_PATH.fullmatch(str(name)):
+                changed[name] = change(value)
+            else:
+                changed[name] = _with_paths(value, change)
+        return changed
+    if isinstance(settings, list | tuple):
+        return type(settings)(_with_paths(one, change) for one in settings)
+    return settings
+
+
+def _with_reward_paths(given: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(given, list | tuple):
+        return [_with_reward_paths(one, change) for one in given]
+    if isinstance(given, Mapping) and "function" in given:
+        return {**given, "function": _with_reward_paths(given["function"], change)}
+    if not isinstance(given, str):
+        return given
+    file, _, name = given.rpartition(":")
     is_file = file.endswith(".py") and not file.startswith(("http://", "https://"))
-    return f"{Path(file).expanduser().resolve()}:{name}" if is_file else function
+    return f"{change(file)}:{name}" if is_file else given
 
 
 def functions_in(settings: Any) -> list[str]:

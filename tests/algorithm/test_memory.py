@@ -12,7 +12,7 @@ from rllib_srl.batch.estimators import group as group_rule
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.types import StopReason
-from tests.small_memory import check_shards, go, memory_config, weights_of
+from tests.small_memory import go, memory_config, weights_of
 from tests.small_worlds import watch
 
 
@@ -22,19 +22,9 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 
 @pytest.fixture
-def build(tmp_path):
-    """Return a function that builds an algorithm with a log directory of its own, and stop all of them afterwards."""
-    built = []
-
-    def of(config, **replay):
-        own = config.copy(copy_frozen=False).replay(**replay)
-        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
-        return built[-1]
-
-    yield of
-    for algo in built:
-        check_shards(algo) if algo.memory.num_shards else None
-        algo.stop()
+def build(build):
+    """Return a function that builds an algorithm with settings of the memory."""
+    return lambda config, **replay: build(config.copy(copy_frozen=False).replay(**replay))
 
 
 def buffer_of(algo):

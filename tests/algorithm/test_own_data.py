@@ -186,7 +186,7 @@ def test_flags_stand_for_environment_and_settings(tmp_path: Path) -> None:
     }
     (tmp_path / "run.yaml").write_text("data: my.jsonl\nreward: [{function: m:f, weight: 2}, g.py:h]\n")
     reward = given("--config", str(tmp_path / "run.yaml"))["env_config"]["reward"]
-    assert reward == [{"function": "m:f", "weight": 2}, {"function": f"{Path.cwd()}/g.py:h"}]  # runners start elsewhere
+    assert reward == [{"function": "m:f", "weight": 2}, {"function": "g.py:h"}]
     assert given("--data", "my.jsonl", "--reward", "[m:f, m:g]")["env_config"]["reward"] == [
         {"function": "m:f"},
         {"function": "m:g"},
@@ -291,3 +291,23 @@ def test_three_commands_train_on_own_data(place: Path, capsys) -> None:
     ]
     assert evaluate.main(["run", "--evaluation_duration", "8"]) == 0
     assert "greedy accuracy" in capsys.readouterr().out
+
+
+def test_relative_paths_become_absolute(place: Path) -> None:
+    """Runners start elsewhere; names that are no files here, and paths within a data set of the hub, stay."""
+    Path("docs").mkdir()
+    here = str(place.resolve())
+    config = SRLConfig().environment("question_file", env_config={"path": "rows.jsonl", "domain": "docs"})
+    config.reward(["own_rewards.py:right", {"function": "own_rewards.py:right", "weight": 2.0}, "math:sqrt"])
+    assert config.env_config["path"] == f"{here}/rows.jsonl"
+    assert config.env_config["domain"] == "docs"
+    file = f"{here}/own_rewards.py:right"
+    assert functions_in(config.env_config) == [file, "math:sqrt"]
+
+    part = {"env": "question_file", "env_config": {"path": "rows.jsonl", "reward": "own_rewards.py:right"}}
+    found = SRLConfig().environment("pool", env_config={"parts": [part]}).env_config["parts"][0]["env_config"]
+    assert found == {"path": f"{here}/rows.jsonl", "reward": file}
+    worlds = SRLConfig().environment(worlds={"search": {"corpus_path": "docs", "questions_path": "none.jsonl"}}).worlds
+    assert worlds == {"search": {"corpus_path": f"{here}/docs", "questions_path": "none.jsonl"}}
+    on_hub = {"hub_id": "openai/gsm8k", "path": "rows.jsonl"}
+    assert SRLConfig().environment("question_file", env_config=on_hub).env_config == on_hub

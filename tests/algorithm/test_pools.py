@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.small_memory import check_shards, go, memory_config, watched
+from tests.small_memory import go, memory_config, watched
 from tests.small_worlds import small_config
 
 EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
@@ -17,22 +17,6 @@ def config(random_llama_dir, tmp_path, ray_here):
     """Return settings with a pool of 10 prompts, 4 a batch."""
     config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction="auto", reuse_fraction=0.0)
     return config.environment(env_config={"num_prompts": 10}).replay(selection={"name": "signal", "noise": 0.0})
-
-
-@pytest.fixture
-def build(tmp_path):
-    """Return a function that builds an algorithm with a log directory of its own, and stop all of them afterwards."""
-    built = []
-
-    def of(config):
-        own = config.copy(copy_frozen=False)
-        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
-        return built[-1]
-
-    yield of
-    for algo in built:
-        check_shards(algo)
-        algo.stop()
 
 
 def played(iterations) -> list[list[str]]:

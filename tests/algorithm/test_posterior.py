@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.small_memory import check_shards, go, memory_config, weights_of
+from tests.small_memory import go, memory_config, weights_of
 from tests.small_worlds import Even
 
 PARAMETERS = {"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.2}
@@ -17,22 +17,6 @@ def config(random_llama_dir, tmp_path, ray_here):
     config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.5, reuse_fraction=0.0)
     config.environment(env_config={"num_prompts": 12}).replay(history={"by": "versions", "half_life": 2.0})
     return config.training(advantage=PARAMETERS, group_size=3, num_prompts_per_batch=6)
-
-
-@pytest.fixture
-def build(tmp_path):
-    """Return a function that builds an algorithm with a log directory of its own, and stop all of them afterwards."""
-    built = []
-
-    def of(config, **training):
-        own = config.copy(copy_frozen=False).training(**training)
-        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
-        return built[-1]
-
-    yield of
-    for algo in built:
-        check_shards(algo)
-        algo.stop()
 
 
 def item_rows(algo):

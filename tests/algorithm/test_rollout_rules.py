@@ -20,21 +20,6 @@ def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path).training(lr=0.0)
 
 
-@pytest.fixture
-def build(tmp_path):
-    """Return a function that builds an algorithm with a log directory of its own, and stop all of them afterwards."""
-    built = []
-
-    def of(config, **training):
-        own = config.copy(copy_frozen=False).training(**training)
-        built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
-        return built[-1]
-
-    yield of
-    for algo in built:
-        algo.stop()
-
-
 # --- silent groups ------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,17 @@ def test_resume_refuses_to_change_what_is_trained_on_what(run: Path) -> None:
     with pytest.raises(RunError) as caught:
         plan_run(None, run, {"env": "lookup", "seed": 6, "lr": 0.2})
     assert str(caught.value).splitlines()[1:] == ["  env = 'lookup'; expected 'compare'", "  seed = 6; expected 5"]
+
+
+def test_the_files_of_a_resumed_run_may_have_moved(run: Path) -> None:
+    data = {"path": "/old/place/rows.jsonl", "reward": "/old/place/own.py:f", "num_shots": 0}
+    settings = SETTINGS.replace("compare", "question_file").replace("{}", json.dumps(data))
+    (run / "settings.yaml").write_text(settings)
+    moved = {"path": "/new/rows.jsonl", "reward": "/new/own.py:f", "num_shots": 0}
+    assert plan_run(None, run, {"env_config": moved}, trust=True).values["env_config"] == moved
+    for other in ({**moved, "path": "/new/others.jsonl"}, {**moved, "reward": "/new/own.py:g"}):
+        with pytest.raises(RunError, match=r"env_config = .*expected"):
+            plan_run(None, run, {"env_config": other}, trust=True)
 
 
 def test_an_earlier_checkpoint_needs_a_new_directory(run: Path, tmp_path: Path) -> None:

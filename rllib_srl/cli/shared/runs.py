@@ -27,7 +27,7 @@ from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
-from rllib_srl.common.import_paths import functions_in
+from rllib_srl.common.import_paths import functions_in, with_file_names
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,
@@ -87,7 +87,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
     else:
         verify_own(checkpoint, given.get("seal_key_file"))
     earlier = settings_of(checkpoint, trust, given.get("seal_key_file"))
-    changed = [name for name in FIXED if name in given and earlier and given[name] != earlier[name]]
+    changed = [name for name in FIXED if name in given and earlier and not _is_same(given[name], earlier[name])]
     if changed:
         lines = [f"  {name} = {given[name]!r}; expected {earlier[name]!r}" for name in changed]
         raise RunError("a resumed run keeps these settings; to change them, start a new run:\n" + "\n".join(lines))
@@ -100,6 +100,11 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
             "set a new directory by --out"
         )
     return RunPlan(directory, checkpoint, folded(given, earlier), trust)
+
+
+def _is_same(given: Any, earlier: Any) -> bool:
+    """Return whether a setting stays; files may have moved since the earlier run."""
+    return bool(with_file_names(given) == with_file_names(earlier))
 
 
 def new_directory(name: str) -> Path:

@@ -164,6 +164,15 @@ class HelpAll(argparse.Action):
         parser.exit()
 
 
+def add_flags_of_played_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of commands that play the held-out prompts of finished runs or of models."""
+    text = "use the reward functions that the settings of someone else's run name; they are code"
+    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser, without=("iterations", "grace_s", "model"))
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add `--trust-checkpoint`."""
     text = "with --resume: accept a checkpoint of another user or machine, or an old one; its pickles can run any code"
