@@ -15,7 +15,7 @@ covers the whole policy, however the engine computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,10 +220,6 @@ def self_tests(
     before, learner, prints = score_engines(), score_learner(0.0), fingerprints()
     starts = {i: CanaryGap.between(before[i], learner) for i in before}
 
-    def failed(engine: int, message: str, tensors: Sequence[str] = ()) -> WeightSyncError:
-        where = f"engine {engine}: " if len(before) > 1 else ""
-        return WeightSyncError(f"{where}self-test: {message}", version, tensors)
-
     for start in starts.values():
         check_canary(start, healthy, dtype, version)
         healthy = healthy or start
@@ -240,24 +236,40 @@ def self_tests(
     follows = {i: CanaryGap.between(after[i], learner_after) for i in before}
     for i, move in moves.items():
         if stale := unmoved(prints[i], prints_after[i]):
-            raise failed(i, "parts of the engine kept their old weights", stale)
-        if not move.mean >= SELF_TEST_MOVE * healthy.mean:
-            raise failed(
-                i,
-                f"perturbing the weights by {scale:g} changed the engine's log-probs by {move}; expected a mean "
-                f"of at least {SELF_TEST_MOVE:g} x the initial {healthy.mean:.2g}",
-            )
-        follow = follows[i]
-        limit = SELF_TEST_BF16_GROWTH * healthy.mean
-        if not (follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= limit):
-            raise failed(i, f"with perturbed weights, engine and learner differ by {follow}")
+            raise _failed(before, i, "parts of the engine kept their old weights", version, stale)
+        if fault := _fault(move, follows[i], healthy, dtype, scale):
+            raise _failed(before, i, fault, version)
 
     load(0.0)
     prints_restored = fingerprints()
     for i in before:
         if misplaced := moved(prints[i], prints_restored[i]):
-            raise failed(i, "the original weights were not restored exactly", misplaced)
+            raise _failed(before, i, "the original weights were not restored exactly", version, misplaced)
     ends = {i: CanaryGap.between(scored, learner) for i, scored in score_engines().items()}
     for end in ends.values():
         check_canary(end, healthy, dtype, version)
     return {i: SelfTestReport(healthy, follows[i], moves[i], ends[i], scale) for i in before}
+
+
+def _fault(move: CanaryGap, follow: CanaryGap, healthy: CanaryGap, dtype: str, scale: float) -> str:
+    """Return what is wrong with an engine whose weights were perturbed by `scale`; "" if nothing is.
+
+    Args:
+        move: how far its log-probs went from those before.
+        follow: how far they are from the learner's with the same perturbation.
+        healthy: the gap between engine and learner at version 0.
+    """
+    if not move.mean >= SELF_TEST_MOVE * healthy.mean:
+        return (
+            f"perturbing the weights by {scale:g} changed the engine's log-probs by {move}; expected a mean "
+            f"of at least {SELF_TEST_MOVE:g} x the initial {healthy.mean:.2g}"
+        )
+    is_near = follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= SELF_TEST_BF16_GROWTH * healthy.mean
+    return "" if is_near else f"with perturbed weights, engine and learner differ by {follow}"
+
+
+def _failed(
+    engines: Collection[int], engine: int, message: str, version: int, tensors: Sequence[str] = ()
+) -> WeightSyncError:
+    where = f"engine {engine}: " if len(engines) > 1 else ""
+    return WeightSyncError(f"{where}self-test: {message}", version, tensors)

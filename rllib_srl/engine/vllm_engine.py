@@ -89,9 +89,7 @@ def start_vllm(
     if tensor_parallel_size > 1:
         place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
     args = EngineArgs(
-        model=str(model_dir),
-        dtype=dtype,
-        seed=seed,
+        model=str(model_dir), dtype=dtype, seed=seed,
         max_model_len=context_length,
         max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,
@@ -257,19 +255,10 @@ class VLLMEngine:
         self._vocab_size = int(config.get_text_config().vocab_size)
         self._expected = expected_tensors(config)
         self._tokenizer = load_tokenizer(path)
-        self._llm, self._is_cpu = start_vllm(
-            path,
-            dtype=dtype,
-            seed=seed,
-            context_length=context_length,
-            tensor_parallel_size=tensor_parallel_size,
-            memory_utilization=memory_utilization,
-            kv_cache_gib=kv_cache_gib,
-            max_num_seqs=max_num_seqs,
-            weight_transfer=weight_transfer,
-            num_threads=num_threads,
-            can_sleep=can_sleep,
-        )
+        how: dict[str, Any] = {"dtype": dtype, "seed": seed, "context_length": context_length}
+        how |= {"tensor_parallel_size": tensor_parallel_size, "memory_utilization": memory_utilization}
+        how |= {"kv_cache_gib": kv_cache_gib, "max_num_seqs": max_num_seqs, "num_threads": num_threads}
+        self._llm, self._is_cpu = start_vllm(path, weight_transfer=weight_transfer, can_sleep=can_sleep, **how)
         # On a GPU each request has a seed; with several workers on a CPU, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
         self._llm.set_weight_version("0")

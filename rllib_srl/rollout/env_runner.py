@@ -260,33 +260,34 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
-        at_least, keep_turns = min_episodes if as_groups else 1, self.config.flat().replay_task_growth
-        how: dict[str, Any] = {"at_least": at_least, "keep_turns": keep_turns}
-        groups = [
-            to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
-            for group_id, prompt in prompts.items()
-        ]
+        groups = self._groups_of(prompts, by_group, revisits, min_episodes if as_groups else 1)
         metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
         shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]
         errors = [str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")]
         reasons = Counter(e.custom_data["stop_reason"].value for e in episodes)
+        answers = {meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {}
         seconds["play_s"] = time.perf_counter() - start
         return RunnerBatch(
-            version=version,
-            groups=metas,
-            num_dropped_groups=len(groups) - len(metas),
-            stop_reasons=dict(reasons),
+            version, metas, len(groups) - len(metas), dict(reasons),
             num_turns=sum(len(episode) for episode in episodes),
-            transcripts=shown,
-            errors=errors,
-            seconds=seconds,
-            metrics=self.get_metrics(),
-            answers={meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {},
-            num_unparsed=sum(map(is_unparsed, episodes)),
-            reward_sums=reward_sums(episodes),
-            unpaid=unpaid_answers(episodes),
-            screened_out=screened_out,
-        )
+            transcripts=shown, errors=errors, seconds=seconds, metrics=self.get_metrics(), answers=answers,
+            num_unparsed=sum(map(is_unparsed, episodes)), reward_sums=reward_sums(episodes),
+            unpaid=unpaid_answers(episodes), screened_out=screened_out,
+        )  # fmt: skip
+
+    def _groups_of(
+        self,
+        prompts: Mapping[str, Prompt],
+        by_group: Mapping[str, Sequence[SingleAgentEpisode]],
+        revisits: Collection[str],
+        at_least: int,
+    ) -> list[Group | None]:
+        """Return the group of each prompt, None for one with fewer valid episodes than `at_least`."""
+        how: dict[str, Any] = {"at_least": at_least, "keep_turns": self.config.flat().replay_task_growth}
+        return [
+            to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
+            for group_id, prompt in prompts.items()
+        ]
 
     @ray.method(num_returns=2)
     def play_groups_apart(
