@@ -7,7 +7,9 @@ domain_of, split_of: the inner environment's if it has them
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -64,7 +66,13 @@ class Around(gymnasium.Env[str, str]):
 
 def known_worlds() -> list[str]:
     """Return the names of the installed entry points, sorted."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted(_installed(tuple(sys.path)))
+
+
+@lru_cache(maxsize=8)
+def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Return the entry points by name. Cached by `sys.path`: the metadata of every installed package is searched."""
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def inner_world(world: str, world_config: Mapping[str, Any]) -> Any:
@@ -77,8 +85,7 @@ def inner_world(world: str, world_config: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: there is no such environment, it cannot be imported, or it has no `prompt_ids`.
     """
-    points = {point.name: point for point in entry_points(group=GROUP)}
-    point = EntryPoint(world, world, GROUP) if ":" in world else points.get(world)
+    point = EntryPoint(world, world, GROUP) if ":" in world else _installed(tuple(sys.path)).get(world)
     if point is None:
         raise ValueError(f'world = {world!r}; expected "package.module:Class" or one of {", ".join(known_worlds())}')
     try:

@@ -14,6 +14,7 @@ import pytest
 
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.wrappers import around
 from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 from rllib_srl.types import Prompt
 from tests.envs.world_play import play
@@ -232,3 +233,15 @@ def test_a_pool_of_no_use_is_refused_in_one_line(settings, message):
 def test_a_file_of_one_row_is_no_pool(tmp_path):
     with pytest.raises(ValueError, match="the pool has 1 prompts; expected at least 2"):
         FixedPool({"rows": write_rows(tmp_path / "one.jsonl", [("What is 1 + 1?", "2")])})
+
+
+def test_making_pools_does_not_search_the_installed_packages_again(monkeypatch):
+    """The search takes 27 ms, and an episode may make a pool of its own."""
+    first = pool()
+    prompt_ids = list(first.prompt_ids("train", 0))
+    for prompt_id in prompt_ids:
+        first.reset(options={"prompt_id": prompt_id})
+    monkeypatch.setattr(around, "entry_points", lambda **_: pytest.fail("the metadata was searched again"))
+    second = pool()
+    for prompt_id in prompt_ids:
+        assert second.reset(options={"prompt_id": prompt_id})[1]["prompt_id"] == prompt_id
