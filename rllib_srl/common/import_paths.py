@@ -3,7 +3,7 @@
     import_path_of(math.sqrt)                                "math:sqrt"
     import_path_of(f), f of the program that is running       "/path/to/train.py:f"
     functions_in({"env_config": {"reward": "rewards.py:f"}})  ["rewards.py:f"]
-    with_whole_paths({"path": "rows.jsonl"})                  {"path": "/home/me/rows.jsonl"}
+    with_whole_paths({"path": "rows.jsonl"})                  {"path": "/path/to/rows.jsonl"}
 
 Settings hold functions by name only: they are written to files, and a checkpoint of someone else must not bring code.
 """
