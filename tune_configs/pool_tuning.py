@@ -1,8 +1,12 @@
-"""At which learning rate, with how many passes over a batch, does each other method do best on a finite pool?
+"""At which learning rate, passes over a batch and shape of a batch does each method do best on a finite pool?
 
-Each method gets the grid that plain GRPO gets in `pool_pilot`, on the same pool with the same seeds, so that no arm of
-`pool_proof` owes its result to its tuning. The setting with the largest accuracy over training is the one taken. Run
-one method at a time: --arms with its twelve settings.
+Every method, plain GRPO included, gets the same grid on the same pool with the same seeds, so that no arm of
+`pool_proof` owes its result to its tuning. All settings generate equally many tokens; more passes only train on them
+more often. The setting with the largest accuracy over training is the one taken. The pool is the development pool,
+which no confirmation uses.
+
+Run one method at a time, with --arms: first all of its settings with one seed, then the best five with two more.
+`scripts/pool_choice.py` prints the table and the names of the best.
 """
 
 from __future__ import annotations
@@ -14,6 +18,6 @@ from rllib_srl.tune_configs.pools import MEASURES, METHODS, grid, on_pool
 
 def study() -> Study:
     """Return the study."""
-    arms = [arm for name in METHODS if name != "plain" for arm in grid(name)]
-    primary = Primary("memory_0.0004_x1", ("passes_0.0004_x1",), MEASURES)
+    arms = [arm for name in METHODS for arm in grid(name)]
+    primary = Primary("memory_0.0004_x1_16x8", ("plain_0.0004_x1_16x8",), MEASURES)
     return on_pool(DEVELOPMENT, module=__name__, doc=__doc__, arms=arms, primary=primary)

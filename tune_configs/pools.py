@@ -7,8 +7,8 @@ generates `TOKENS` tokens, about ten visits a prompt, and is measured before tra
 on unseen prompts of the same kinds, and on the pool itself, graded by right answers. A study without a stream has its
 marks as stages.
 
-Methods are dictionaries on top of `COMMON`; a method's best learning rate and number of passes are found on the
-development pool with the same grid for each (`grid`), at equal generated tokens.
+Methods are dictionaries on top of `COMMON`; a method's best learning rate, number of passes and shape of a batch are
+found on the development pool with the same grid for each (`grid`), at equal generated tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ PROMPTS_PER_KIND = 5
 WRONG_ANSWERS = 0.1
 MEASURES = ("accuracy_area",)
 DEV_SEEDS = (1, 2, 3)
-RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+RATES = (2e-4, 4e-4, 8e-4)
 PASSES = (1, 2, 3)
+SHAPES = ((16, 8), (32, 4), (64, 2))  # prompts of a batch, episodes of each
+SINGLE = ((16, 1), (32, 1), (64, 1))  # of methods with one episode; a batch has each of the pool's prompts at most once
 
 # Plain GRPO: shuffled epochs over the pool, no memory.
 PLAIN = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
@@ -53,7 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dapo": {**PLAIN, "dynamic_sampling_tries": 3},
     "greso": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **CHOICE, "replay_selection": "greso"},
     "spo": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **HISTORY, **CHOICE, "replay_selection": "spo",
-            "num_prompts_per_batch": 64, "group_size": 1},  # a batch has each of the 125 prompts at most once
+            "group_size": 1},
     "critic": {**PLAIN, "advantage": {"name": "gae", "use_critic": True}},
 }  # fmt: skip
 ABOUT = {  # method -> title, description
@@ -67,29 +69,31 @@ ABOUT = {  # method -> title, description
     "spo": ("SPO", "One answer per prompt, a tracked baseline, prompts drawn by their uncertainty."),
     "critic": ("critic", "Shuffled epochs; a value head in place of the group's mean."),
 }
-# The learning rate and the number of passes at which each method did best on the development pool, by `pool_pilot` and
-# `pool_tuning` (docs/LOG.md); a method without an entry has not been tuned yet.
+# Where each method did best on the development pool, by `pool_tuning` (docs/LOG.md); a method without an entry has not
+# been tuned yet.
 TUNED: dict[str, dict[str, Any]] = {}
 
 
 def method(name: str, **settings: Any) -> Arm:
-    """Return a method at its tuned learning rate and passes as an arm, with some settings changed."""
+    """Return a method at its tuned learning rate, passes and shape as an arm, with some settings changed."""
     title, description = ABOUT[name]
     return Arm(name, title, description, changed({**METHODS[name], **TUNED.get(name, {})}, settings))
 
 
 def grid(name: str) -> list[Arm]:
-    """Return a method at each learning rate and number of passes per batch: the tuning budget of every method."""
+    """Return a method at each learning rate, number of passes and shape of a batch: every method's tuning budget."""
     title, description = ABOUT[name]
+    shapes = SINGLE if METHODS[name].get("group_size") == 1 else SHAPES
     return [
         Arm(
-            f"{name}_{rate:g}_x{passes}",
-            f"{title}, lr {rate:g}, {passes} passes",
-            f"{description} Learning rate {rate:g}, {passes} passes over a batch.",
-            {**METHODS[name], "lr": rate, "num_epochs": passes},
+            f"{name}_{rate:g}_x{passes}_{prompts}x{size}",
+            f"{title}, lr {rate:g}, {passes} passes, {prompts} x {size}",
+            f"{description} Learning rate {rate:g}, {passes} passes over {prompts} prompts with {size} episodes each.",
+            {**METHODS[name], "lr": rate, "num_epochs": passes, "num_prompts_per_batch": prompts, "group_size": size},
         )
         for rate in RATES
         for passes in PASSES
+        for prompts, size in shapes
     ]
 
 

@@ -17,13 +17,25 @@ from rllib_srl.studies.results import Row
 from rllib_srl.studies.study import Primary, Study
 from rllib_srl.tune_configs import kinds
 from rllib_srl.tune_configs.arms import DEV_SEEDS, FRESH_SEEDS
-from rllib_srl.tune_configs.pools import METHODS, NUM_MARKS, PASSES, RATES, TOKENS, grid, method, on_pool, pool_of
+from rllib_srl.tune_configs.pools import (
+    METHODS,
+    NUM_MARKS,
+    PASSES,
+    RATES,
+    SHAPES,
+    TOKENS,
+    grid,
+    method,
+    on_pool,
+    pool_of,
+)
 from rllib_srl.tune_configs.stream_arms import FACT_SEEDS, STREAM_SEEDS
 from rllib_srl.tune_configs.streams import STREAMS
+from scripts import pool_choice
 
 
 def test_a_pool_is_measured_at_equal_marks_of_generated_tokens():
-    study = tune.load("pool_pilot")
+    study = tune.load("pool_tuning")
     assert study.num_stages == NUM_MARKS == 8 and study.budget == TOKENS == 60_000
     tokens = (0, 7_499, 7_500, 52_499, 52_500, 60_000, 61_000)
     assert [study.stage_at(num) for num in tokens] == [0, 0, 1, 6, 7, 7, 7]
@@ -34,13 +46,13 @@ def test_a_pool_is_measured_at_equal_marks_of_generated_tokens():
 
 
 def test_every_method_gets_the_same_tuning_budget():
-    pilot, tuning = tune.load("pool_pilot"), tune.load("pool_tuning")
     sizes = {name: len(grid(name)) for name in METHODS}
-    assert set(sizes.values()) == {len(RATES) * len(PASSES)} == {12}
-    assert {arm.name for arm in pilot.arms} == {arm.name for arm in grid("plain")}
-    assert {arm.name for arm in tuning.arms} == {arm.name for name in METHODS for arm in grid(name) if name != "plain"}
-    assert (pilot.seeds, pilot.budget, pilot.domains) == (tuning.seeds, tuning.budget, tuning.domains)
-    assert grid("reuse")[4].settings == {**METHODS["reuse"], "lr": 2e-4, "num_epochs": 2}
+    assert set(sizes.values()) == {len(RATES) * len(PASSES) * len(SHAPES)} == {27}
+    assert {arm.name for arm in tune.load("pool_tuning").arms} == {arm.name for name in METHODS for arm in grid(name)}
+    shape = {"num_prompts_per_batch": 32, "group_size": 4}
+    assert grid("reuse")[4].settings == {**METHODS["reuse"], "lr": 2e-4, "num_epochs": 2, **shape}
+    assert {arm.settings["group_size"] for arm in grid("spo")} == {1}
+    assert len({tuple(sorted(map(str, arm.settings.items()))) for arm in grid("spo")}) == 27
 
 
 def test_the_arms_of_the_primary_differ_in_one_thing_each():
@@ -112,10 +124,12 @@ def small_pool() -> Study:
     return on_pool(kinds.DEVELOPMENT[:2], module="small", doc=doc, arms=arms, primary=primary, seeds=range(1, 8))
 
 
-def write_results(directory, study: Study) -> None:
+def write_results(directory, study: Study, arms: list[str] | None = None) -> None:
     """Write trials whose accuracy rises in equal steps, with reuse .1 higher from the first mark, on the pool .01."""
     write_study(directory, study)
     for arm in study.arms:
+        if arms is not None and arm.name not in arms:
+            continue
         for seed in study.seeds:
             with open_trial(directory, study, arm.name, seed, {"lr": 1e-3}) as trial:
                 for mark in range(NUM_MARKS + 1):
@@ -171,5 +185,23 @@ def test_a_pool_that_got_worse_is_said_to_be(tmp_path, capsys, quick):
 
 
 def test_another_budget_moves_the_marks():
-    study = planned(tune.load("pool_pilot"), {}, Path("nowhere"), budget=10_001).study
+    study = planned(tune.load("pool_tuning"), {}, Path("nowhere"), budget=10_001).study
     assert study.budget == 10_001 and [study.stage_at(n) for n in (1249, 1250, 2499, 8749, 8750)] == [0, 1, 1, 6, 7]
+
+
+def test_the_settings_of_a_method_are_ranked_over_directories(tmp_path, capsys):
+    """Accuracies rise in equal steps from .2 to .6, plus .001 times the seed: the area is .4 and a little."""
+    arms = [*grid("plain")[:2], grid("reuse")[0]]
+    primary = Primary(arms[0].name, (arms[2].name,), ("accuracy_area",))
+    for name, ours, seeds in (("one", arms, [1]), ("two", [arms[1], arms[2]], [2, 3])):
+        study = replace(small_pool(), arms=tuple(arms), primary=primary, seeds=tuple(seeds))
+        write_results(tmp_path / name, study, [arm.name for arm in ours])
+    assert pool_choice.main([str(tmp_path / "one"), str(tmp_path / "two"), "--top", "1"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line and line[0].startswith("plain_")] == [
+        ["plain_0.0002_x1_32x4", "3", "0.402", "0.602", "0.500", "0.250"],
+        ["plain_0.0002_x1_16x8", "1", "0.401", "0.601", "0.500", "0.250"],
+    ]
+    assert [line for line in lines if line[:1] == ["best:"]] == [
+        ["best:", "plain_0.0002_x1_32x4"], ["best:", "reuse_0.0002_x1_16x8"]
+    ]  # fmt: skip

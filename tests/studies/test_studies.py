@@ -36,7 +36,7 @@ ASKED_FOR = {  # every arm that must be there, by study
 def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
     named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate"}
-    named |= {"pool_pilot", "pool_tuning", "pool_proof", "pool_stream", "pool_stream_heldout", "facts", "reuse_choice"}
+    named |= {"pool_tuning", "pool_proof", "pool_stream", "pool_stream_heldout", "facts", "reuse_choice"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
@@ -135,7 +135,7 @@ def test_a_short_study_has_two_arms_two_seeds_and_two_stages():
 
 
 def test_a_short_study_of_a_pool_measures_every_kind():
-    study = COMPARISONS["pool_pilot"]
+    study = COMPARISONS["pool_tuning"]
     short = shortened(study)
     assert [domain.name for domain in short.domains] == [domain.name for domain in study.domains]
     assert {domain.learned_at for domain in short.domains} == {1}
