@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import pytest
 
 from rllib_srl import SRLConfig
 
@@ -92,6 +93,14 @@ class Hanging(Even):
         if int(self.prompt_id.rsplit(" ", 1)[1]) % 4 == 0:
             time.sleep(3)
         return super().step(action)
+
+
+ON_BOTH_ENGINES = pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.engine)])
+
+
+def with_engine(config: SRLConfig, engine: str) -> SRLConfig:
+    """Return the settings with another engine; vLLM with a small cache."""
+    return config.env_runners(engine=engine if engine == "transformers" else {"name": engine, "kv_cache_gib": 0.1})
 
 
 def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_config: Any) -> SRLConfig:

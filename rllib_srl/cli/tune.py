@@ -45,8 +45,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
-        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] "
-        "[--SETTING VALUE ...]",
+        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--no-dry-run] "
+        "[--short] [--SETTING VALUE ...]",
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("study", nargs="?", help="name of a file in tune_configs/, without .py")
@@ -59,6 +59,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds to run (default: all)")
     text = "generated tokens per trial (default: the study's)"
     parser.add_argument("--budget", type=int, metavar="TOKENS", help=text)
+    text = "start at once: no ETA beforehand, and an arm that cannot run is found when its turn comes"
+    parser.add_argument("--no-dry-run", "--no_dry_run", action="store_true", help=text)
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, Tune, vLLM and transformers")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

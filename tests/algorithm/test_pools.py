@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.small_memory import go, memory_config, watched
-from tests.small_worlds import small_config
+from tests.small_worlds import ON_BOTH_ENGINES, small_config, with_engine
 
 EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
 
@@ -44,8 +44,10 @@ def test_a_pool_is_played_once_before_any_prompt_is_played_twice(config, build):
 
 
 @pytest.mark.slow
-def test_silent_prompts_are_visited_less_often(config, build):
+@ON_BOTH_ENGINES
+def test_silent_prompts_are_visited_less_often(config, build, engine):
     """Paid prompts of `Odd` are silent after one visit; `Even` has signal: kappa 0, no domains (phi 0), 24 batches."""
+    with_engine(config, engine)
     config.env = None
     worlds = {EVEN: {"num_prompts": 6}, ODD: {"num_prompts": 6, "pay": 0.0}}
     config.environment(worlds=worlds, env_config={}).training(lr=0.0)
@@ -92,8 +94,10 @@ def test_published_rules_draw_from_the_pool(config, build, rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
-def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantage(config, build, size):
+@ON_BOTH_ENGINES
+def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantage(config, build, size, engine):
     """4 m (1 - m) N0 / (N0 + 1) (N0 + n) / (N0 + n - 1) of the rows' histories, for every draw of an iteration."""
+    with_engine(config, engine)
     config.training(advantage={"name": "posterior", "prior_weight": 3.0}, group_size=size)
     config.replay(grade={"min_episodes": 1}, history={"by": "versions", "half_life": 1e9})
     algo = build(config)

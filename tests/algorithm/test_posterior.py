@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.small_memory import go, memory_config, weights_of
-from tests.small_worlds import Even
+from tests.small_worlds import ON_BOTH_ENGINES, Even, with_engine
 
 PARAMETERS = {"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.2}
 HISTORY = ("history_sum", "history_count", "num_silent", "num_unsolved", "cost", "is_solved")
@@ -68,7 +68,9 @@ def check_values(iterations, sizes):
 
 
 @pytest.mark.slow
-def test_advantages_that_reach_the_learner_are_those_of_the_history(config, build):
+@ON_BOTH_ENGINES
+def test_advantages_that_reach_the_learner_are_those_of_the_history(config, build, engine):
+    with_engine(config, engine)
     algo = build(config)
     before = weights_of(algo)
     iterations = go(algo, 6)
@@ -80,7 +82,9 @@ def test_advantages_that_reach_the_learner_are_those_of_the_history(config, buil
 
 
 @pytest.mark.slow
-def test_groups_of_one_are_played_graded_and_trained_on(config, build):
+@ON_BOTH_ENGINES
+def test_groups_of_one_are_played_graded_and_trained_on(config, build, engine):
+    with_engine(config, engine)
     algo = build(config, group_size=1, num_prompts_per_batch=12)
     before = weights_of(algo)
     iterations = go(algo, 5)

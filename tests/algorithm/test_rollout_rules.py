@@ -12,7 +12,7 @@ from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.types import Prompt
 from tests.losses import slow_loss
 from tests.small_memory import go, memory_config
-from tests.small_worlds import Even, small_config, watch
+from tests.small_worlds import ON_BOTH_ENGINES, Even, small_config, watch, with_engine
 
 
 @pytest.fixture
@@ -81,7 +81,9 @@ def screened(config, screen_size=2, **training):
 
 
 @pytest.mark.slow
-def test_only_prompts_with_a_mixed_screen_are_completed_and_trained_on(config, build):
+@ON_BOTH_ENGINES
+def test_only_prompts_with_a_mixed_screen_are_completed_and_trained_on(config, build, engine):
+    with_engine(config, engine)
     algo = build(screened(config, num_prompts_per_batch=12, group_size=5))
     seen, shards = watch(algo), []
     algo._learn = lambda given: shards.extend(given) or False
@@ -211,8 +213,10 @@ def watch_estimates(algo):
 
 
 @pytest.mark.slow
-def test_groups_of_unequal_sizes_go_the_whole_way(knapsack, build):
+@ON_BOTH_ENGINES
+def test_groups_of_unequal_sizes_go_the_whole_way(knapsack, build, engine):
     """Sizes follow the estimates before the batch; advantages, weights, memory and metrics take each group as it is."""
+    with_engine(knapsack, engine)
     algo = build(knapsack)
     estimates, shards, learn = watch_estimates(algo), [], algo._learn
     algo._learn = lambda given: shards.append(given[0]) or learn(given)
@@ -237,7 +241,8 @@ def test_groups_of_unequal_sizes_go_the_whole_way(knapsack, build):
         for meta in one.metas:
             assert one.visits[meta.group_id].pass_rate == pytest.approx(meta.rewards_G.mean())
     assert estimates[0][1].tolist() == [[1, 1]] * 8 and len({g.size for g in iterations[0].played}) == 1
-    assert len({g.size for one in iterations[2:] for g in one.played}) > 2 and len(reused_sizes) > 1
+    assert len({g.size for one in iterations[2:] for g in one.played}) > 2
+    assert reused_sizes and (engine == "vllm" or len(reused_sizes) > 1)
     rows = algo.memory._shards[0].buffer.store.groups
     assert set(rows["size"][rows["size"] > 0].tolist()) == {g.size for one in iterations for g in one.played}
     assert iterations[-1].result["learners"]["default_policy"]["num_nonfinite_gradients"] == 0

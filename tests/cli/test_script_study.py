@@ -81,9 +81,10 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_short_study_of_a_pool_measures_the_pool(ray_here, tmp_path, capsys):
-    words = ["pool_tuning", "--short", "--seeds", "1", "--storage", str(tmp_path), "--debug"]
+    words = ["pool_tuning", "--short", "--no-dry-run", "--seeds", "1", "--storage", str(tmp_path), "--debug"]
     assert tune.main(words) == 0
     shown = capsys.readouterr().out
+    assert "dry run" not in shown and "ETA" not in shown
     assert "accuracy over training" in shown and "accuracy on the pool, " in shown and "primary comparison" in shown
     results = read_results(tmp_path / "pool_tuning_short")
     assert [trial.is_finished for trial in results.trials] == [True, True]

@@ -71,7 +71,8 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
         needed = needed_of(plan)
         at_once = min(len(missing), num_at_once(needed, ray.cluster_resources()))
         announce(plan, missing, at_once, needed)
-        expect(plan, missing, at_once, arguments.verbose)
+        if not arguments.no_dry_run:
+            expect(plan, missing, at_once, arguments.verbose)
         write_study(plan.directory, plan.study)
         errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint)
     else:
