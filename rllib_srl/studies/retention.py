@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+ROUNDING = 1e-12  # .4 * .75 is above .3 in floating point
+
 
 class Decay(NamedTuple):
     """Time to decay, in the unit of the curve; if `is_censored`, the accuracy had not decayed by then."""
@@ -67,7 +69,7 @@ def time_to_decay(time_I: np.ndarray, accuracy_I: np.ndarray, kept: float = 0.8)
     if not 0 < kept < 1:
         raise ValueError(f"kept = {kept}; expected a share above 0 and below 1")
     level = kept * float(accuracy_I[0])
-    below = np.flatnonzero(accuracy_I < level)
+    below = np.flatnonzero(accuracy_I < level - ROUNDING)
     if not len(below):
         return Decay(float(time_I[-1] - time_I[0]), is_censored=True)
     last, first = int(below[0]) - 1, int(below[0])

@@ -42,6 +42,11 @@ def test_the_first_fall_counts_even_if_it_recovers():
     assert time_to_decay(np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.5, 1.0])) == Decay(pytest.approx(0.4), False)
 
 
+def test_a_curve_that_only_touches_the_level_never_fell_below_it():
+    """The level is .4 * .75, which is above .3 in floating point."""
+    assert time_to_decay(np.array([0.0, 1.0, 2.0]), np.array([0.75, 0.3, 0.3]), 0.4) == Decay(2.0, is_censored=True)
+
+
 def test_cost_to_reach():
     cost, rising = np.array([0.0, 100.0, 200.0]), np.array([0.1, 0.5, 0.4])
     assert cost_to_reach(cost, rising, 0.3) == pytest.approx(50)  # half way from .1 to .5
