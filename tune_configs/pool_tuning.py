@@ -19,5 +19,5 @@ from rllib_srl.tune_configs.pools import MEASURES, METHODS, grid, on_pool
 def study() -> Study:
     """Return the study."""
     arms = [arm for name in METHODS for arm in grid(name)]
-    primary = Primary("memory_0.0004_x1_16x8", ("plain_0.0004_x1_16x8",), MEASURES)
+    primary = Primary("memory_0.0004_x1_32x4", ("plain_0.0004_x1_32x4",), MEASURES)
     return on_pool(DEVELOPMENT, module=__name__, doc=__doc__, arms=arms, primary=primary)

@@ -29,7 +29,8 @@ DEV_SEEDS = (1, 2, 3)
 RATES = (2e-4, 4e-4, 8e-4)
 PASSES = (1, 2, 3)
 SHAPES = ((16, 8), (32, 4), (64, 2))  # prompts of a batch, episodes of each
-SINGLE = ((16, 1), (32, 1), (64, 1))  # of methods with one episode; a batch has each of the pool's prompts at most once
+OF_HISTORY = ((32, 4), (64, 2), (120, 1))  # a baseline from history needs no group; nearly all of the pool's prompts
+SINGLE = ((16, 1), (32, 1), (64, 1))  # of methods with one episode
 
 # Plain GRPO: shuffled epochs over the pool, no memory.
 PLAIN = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
@@ -83,13 +84,14 @@ def method(name: str, **settings: Any) -> Arm:
 def grid(name: str) -> list[Arm]:
     """Return a method at each learning rate, number of passes and shape of a batch: every method's tuning budget."""
     title, description = ABOUT[name]
-    shapes = SINGLE if METHODS[name].get("group_size") == 1 else SHAPES
+    own = METHODS[name]
+    shapes = SINGLE if own.get("group_size") == 1 else OF_HISTORY if own.get("advantage") == "posterior" else SHAPES
     return [
         Arm(
             f"{name}_{rate:g}_x{passes}_{prompts}x{size}",
             f"{title}, lr {rate:g}, {passes} passes, {prompts} x {size}",
             f"{description} Learning rate {rate:g}, {passes} passes over {prompts} prompts with {size} episodes each.",
-            {**METHODS[name], "lr": rate, "num_epochs": passes, "num_prompts_per_batch": prompts, "group_size": size},
+            {**own, "lr": rate, "num_epochs": passes, "num_prompts_per_batch": prompts, "group_size": size},
         )
         for rate in RATES
         for passes in PASSES

@@ -52,6 +52,7 @@ def test_every_method_gets_the_same_tuning_budget():
     shape = {"num_prompts_per_batch": 32, "group_size": 4}
     assert grid("reuse")[4].settings == {**METHODS["reuse"], "lr": 2e-4, "num_epochs": 2, **shape}
     assert {arm.settings["group_size"] for arm in grid("spo")} == {1}
+    assert {arm.settings["group_size"] for arm in grid("memory")} == {1, 2, 4}
     assert len({tuple(sorted(map(str, arm.settings.items()))) for arm in grid("spo")}) == 27
 
 
