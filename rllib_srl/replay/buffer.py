@@ -36,6 +36,7 @@ from rllib_srl.replay.journal.orphans import Orphans, orphan_id
 from rllib_srl.replay.journal.schema import FIRST_ORPHAN
 from rllib_srl.replay.journal.transaction import Change, Ledger
 from rllib_srl.replay.pass_rates import PassRates, pass_rates_of
+from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.schedule.review_log import RECENT, Reviews
@@ -211,26 +212,14 @@ class SRLReplayBuffer:
         with self._transaction(request) as change:
             self.recall.slots = float(num if slots is None else slots)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
-            drawn = self._due_slots(num, now, taken, shares)
+            revisits = (self.draws, self.recall, self.settings, num, now, self.generators["revisit"])
+            drawn, num_admitted = draw_revisits(*revisits, taken, shares)
+            self.counts["num_admitted"] += num_admitted
             prompts = self._drawn_prompts(drawn, now, change)
             if self.settings.selection in WHOLE_POOL and len(drawn):
                 self.store.update_many(drawn, last_drawn=now)
             self.counts["num_revisits"] += len(prompts)
         return prompts
-
-    def _due_slots(self, num: int, now: int, taken: Sequence[int], shares: DomainShares | None) -> np.ndarray:
-        """Draw items to revisit, after scheduling waiting ones that fit or are needed to fill the slots."""
-        generator = self.generators["revisit"]
-        if self.settings.selection in WHOLE_POOL:
-            return self.draws.items(num, now, generator, taken, shares)
-        domains = self.draws.domains(shares)
-        self.counts["num_admitted"] += self.recall.admit(now, domains, wanted=self.draws.entry_filter)
-        drawn = self.draws.items(num, now, generator, taken, shares)
-        missing = num - len(drawn) if self.settings.fill_with_not_due else 0
-        if missing and (forced := self.recall.admit(now, domains, missing, self.draws.entry_filter)):
-            self.counts["num_admitted"] += forced
-            drawn = self.draws.items(num, now, generator, taken, shares)
-        return drawn
 
     def _drawn_prompts(self, slots: np.ndarray, now: int, change: Change) -> list[Prompt]:
         """Return the prompts of drawn items, and write them with the reasons of the draw to the journal."""
