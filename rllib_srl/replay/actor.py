@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -237,20 +238,34 @@ class ReplayBufferActor:
         self.buffer.check_valid()
 
     def get_state(self) -> dict[str, Any]:
-        """Return a description of the journal; its contents are copied as a snapshot file, never through the driver."""
-        return self.buffer.describe()
+        """Return all of the buffer: the bytes of a snapshot, and the path, position and lineage of its journal.
+
+        `SRL` copies snapshots from file to file instead, so that stored tokens do not pass through the driver.
+        """
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot"
+            self.buffer.snapshot(path)
+            return {**self.buffer.describe(), "snapshot": path.read_bytes()}
 
     def get_host(self) -> str:
         """Return the name of the machine that the buffer runs on."""
         return platform.node()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Raise; use `restore`, which reads a snapshot file.
+        """Restore the state that `get_state` returned, as `restore` does from a file.
+
+        Groups that were added since then are kept without their items and may still be reused.
 
         Raises:
-            NotImplementedError: always.
+            ValueError: `state` holds no snapshot; nothing has changed.
+            JournalError: its snapshot cannot be read; nothing has changed.
         """
-        raise NotImplementedError("the memory's state is a snapshot file; expected snapshot(path) and restore(path)")
+        if not isinstance(state.get("snapshot"), bytes):
+            raise ValueError(f"state = {sorted(state)}; expected what get_state returned, with the bytes of a snapshot")
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot"
+            path.write_bytes(state["snapshot"])
+            self.buffer.restore(path)
 
     def close(self) -> None:
         """Close the journal."""

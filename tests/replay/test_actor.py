@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import ListedRef
 from tests.conftest import ROOT
@@ -32,9 +34,33 @@ def test_it_is_one_of_rllibs_buffers():
     assert isinstance(actor, ReplayBufferInterface) and len(actor) == actor.size() == 0
     actor.add([a_group(1)], now=1)
     assert len(actor) == actor.size() == 1
-    with pytest.raises(NotImplementedError, match="expected snapshot"):
-        actor.set_state(actor.get_state())
     actor.close()
+
+
+def test_its_state_makes_another_actor_draw_the_same():
+    actor, other = an_actor(), an_actor()
+    actor.add([a_group(index, 1, index) for index in range(6)], 1, "1.add")
+    state = pickle.loads(pickle.dumps(actor.get_state()))
+    assert state["position"] == 1 and isinstance(state["snapshot"], bytes)
+    other.set_state(state)
+    assert len(other) == 6
+    for now in (2, 3, 4):
+        drawn = [[prompt.key for prompt in one.due(2, now, f"{now}.due")] for one in (actor, other)]
+        reused = [[meta.group_id for meta in one.sample(2, now, f"{now}.sample")] for one in (actor, other)]
+        assert drawn[0] == drawn[1] and len(drawn[0]) == 2
+        assert reused[0] == reused[1] and len(reused[0]) == 2
+    actor.add([a_group(9, 5, 9)], 5, "5.add")
+    actor.set_state(state)  # back to before: the added item is gone, its group is kept as an orphan
+    assert len(actor) == 6 and actor.stats(5)["num_orphan_groups"] == 1.0
+    actor.check_valid()
+    with pytest.raises(ValueError, match="expected what get_state returned"):
+        actor.set_state({"position": 3})
+    with pytest.raises(JournalError):
+        actor.set_state({"snapshot": b"no journal"})
+    actor.check_valid()
+    assert len(actor) == 6
+    for one in (actor, other):
+        one.close()
 
 
 def test_its_process_loads_neither_torch_nor_rllib():
