@@ -207,6 +207,13 @@ class DiversityTracker:
             self._index(block.shape[1]).set(slots, block)
         self._keep_fit()
 
+    def vectors(self) -> list[tuple[int, np.ndarray]]:
+        """Return the slot and the vector of each item that has one, as `load` takes them."""
+        if self._neighbours is None:
+            return []
+        ids_N = self._neighbours.ids()
+        return list(zip(ids_N.tolist(), self._neighbours.vectors(ids_N), strict=True))
+
     def _keep_fit(self) -> None:
         index = self._neighbours
         if index is not None and index.fits != self._fits:
