@@ -2,7 +2,8 @@
 
     Prompt  --played G times-->  episodes  --collected-->  Group  --its metadata-->  GroupMeta (what the driver sees)
 
-A `Group` is flat: the G token streams are concatenated in one array and separated by `offsets`.
+A `Group` is flat: the G token streams are concatenated in one array and separated by `offsets`. A stream holds one
+conversation, or several of the same episode one after the other (`Group.starts`).
 
 Dimension letters, used as suffixes of array names everywhere in the package:
 P prompts, G episodes of a group, B episodes in a batch, T tokens, N tokens concatenated,
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
@@ -78,6 +79,9 @@ def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+_CONVERSATIONS = "conversations"  # in `Group.extra`
+
+
 @dataclass(frozen=True)
 class Group:
     """The episodes of one prompt, played together: the unit that is stored, drawn, evicted and sharded.
@@ -108,6 +112,13 @@ class Group:
     def is_success_G(self, pass_reward: float) -> np.ndarray:
         """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""
         return passed(self.rewards_G, self.pass_reward, pass_reward)
+
+    def starts(self, g: int) -> tuple[int, ...]:
+        """Return where the conversations of episode `g` begin in its stream: (0,) for a single one.
+
+        A conversation is a sequence of its own: its tokens attend to no other conversation of the episode.
+        """
+        return tuple(self.extra.get(_CONVERSATIONS, {}).get(str(g), (0,)))
 
     @property
     def size(self) -> int:
@@ -159,6 +170,7 @@ class Group:
         written = self.behaviour_logp_N[self.loss_mask_N]
         if not np.isfinite(written).all() or (written > 1e-4).any():
             faults.append("behaviour_logp_N is not finite and <= 0 on every policy-written token")
+        faults += self._faults_of_conversations() if not faults and _CONVERSATIONS in self.extra else []
         if self.behaviour_logp_N[~self.loss_mask_N].any():
             faults.append("behaviour_logp_N is not 0 outside loss_mask_N")
         if not np.isfinite(self.rewards_G).all():
@@ -166,6 +178,34 @@ class Group:
         if any(reason.is_infrastructure for reason in self.stop_reasons):
             faults.append("an episode that infrastructure ended is in the group")
         return faults
+
+    def _faults_of_conversations(self) -> list[str]:
+        faults, several = [], self.extra[_CONVERSATIONS]
+        if not isinstance(several, dict) or not set(several) <= set(map(str, range(self.size))):
+            return [f"conversations {str(several)[:60]} are not those of {self.size} episodes"]
+        for g in map(int, several):
+            starts, end = several[str(g)], int(self.offsets[g + 1] - self.offsets[g])
+            if not isinstance(starts, list) or not all(type(start) is int for start in starts):
+                faults.append(f"conversations {str(starts)[:60]} of episode {g} are no positions")
+            elif starts[:1] != [0] or any(b <= a for a, b in pairwise((*starts, end))):
+                faults.append(f"conversations {starts} of episode {g} do not cut its {end} tokens")
+            elif self.loss_mask_N[self.offsets[g] + np.array(starts)].any():
+                faults.append(f"the first token of a conversation of episode {g} is marked as written by the policy")
+        return faults
+
+
+def with_conversations(extra: Mapping[str, Any], starts_G: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return a `Group.extra` that also holds where conversations begin, {"conversations": {"<g>": starts}}.
+
+    Episodes of one conversation are left out; a group of such episodes only has no such entry.
+
+    Args:
+        extra: the rest of it.
+        starts_G: `Group.starts` of each episode.
+    """
+    several = {str(g): [int(start) for start in starts] for g, starts in enumerate(starts_G) if len(starts) > 1}
+    rest = {name: value for name, value in extra.items() if name != _CONVERSATIONS}
+    return {**rest, _CONVERSATIONS: several} if several else rest
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ attends to its own path only, so the result equals the padded computation:
                    │            └─ answer b          a token attends to itself and its ancestors (`trie.py`)
                    └─ prompt 2 ─── answer c
 
-Streams that share nothing are separate tries in the same row, packed up to a token budget.
+Streams that share nothing are separate tries in the same row, packed up to a token budget. An episode of several
+conversations has several streams; its loss tokens, statistics and advantage remain those of one episode.
 
 The unit of loss is one policy-written token of one episode (N in total); `predictor` is the row whose logits predict
 it. Two episodes that wrote the same tokens share rows, but each has its own loss tokens.
@@ -41,6 +42,7 @@ class Episode:
     advantage: float
     index: int  # position in the shard
     scale: float = 1.0  # factor of the loss of each token
+    starts: tuple[int, ...] = (0,)  # where its conversations begin; see `Group.starts`
 
     def __post_init__(self) -> None:
         """Check that the three arrays have the same length.
@@ -54,6 +56,18 @@ class Episode:
                 f"episode {self.index} has {num_tokens} token_ids, {num_marks} loss_mask entries and "
                 f"{num_logps} behaviour_logp entries; expected as many of each"
             )
+
+    def streams(self) -> list[np.ndarray]:
+        """Return the tokens of each conversation."""
+        if len(self.starts) == 1:
+            return [self.token_ids_T]
+        return np.split(self.token_ids_T, self.starts[1:])
+
+    def order_key(self) -> np.ndarray:
+        """Return the tokens with -1 between conversations: what two episodes share of this they share in a trie."""
+        if len(self.starts) == 1:
+            return self.token_ids_T
+        return np.insert(self.token_ids_T, self.starts[1:], -1)
 
 
 def episodes_of(
@@ -85,7 +99,7 @@ def episodes_of(
         for g, (advantage, weight) in enumerate(zip(advantage_G, np.broadcast_to(scale, group.size), strict=True)):
             cut = slice(group.offsets[g], group.offsets[g + 1])
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])
-            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight)))
+            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight), group.starts(g)))
     return episodes
 
 
@@ -207,9 +221,13 @@ class MicroBatch(TypedDict, Generic[Array]):
 
 def micro_batch(episodes: Sequence[Episode], share_prefixes: bool) -> MicroBatch[np.ndarray]:
     """Lay out episodes and collect their loss tokens, in order of episodes and positions."""
-    layout = (trie_layout if share_prefixes else padded_layout)([e.token_ids_T for e in episodes])
+    streams = [stream for e in episodes for stream in e.streams()]
+    layout = (trie_layout if share_prefixes else padded_layout)(streams)
+    rest = iter(layout.paths)
+    # The token before a loss token is of the same conversation, because a conversation does not begin with one.
+    paths = [np.concatenate([next(rest) for _ in e.starts]) for e in episodes]
     written = [np.flatnonzero(e.loss_mask_T) for e in episodes]
-    cut = list(zip(episodes, written, layout.paths, strict=True))
+    cut = list(zip(episodes, written, paths, strict=True))
     batch = MicroBatch(
         token_ids=layout.token_ids_RT,
         position_ids=layout.position_ids_RT,
@@ -235,10 +253,13 @@ def micro_batches(
     episode. Only episodes without loss tokens are left out. Episodes are sorted by their tokens, so that those with
     long common prefixes are neighbours.
     """
-    ordered = sorted((e for e in episodes if e.loss_mask_T.any()), key=lambda e: e.token_ids_T.tolist())
+    ordered = sorted((e for e in episodes if e.loss_mask_T.any()), key=lambda e: e.order_key().tolist())
     if not ordered:
         return []
-    cuts = (_trie_cuts if share_prefixes else _padded_cuts)([e.token_ids_T for e in ordered], max_tokens)
+    if share_prefixes:
+        cuts = _trie_cuts([e.order_key() for e in ordered], max_tokens)
+    else:
+        cuts = _padded_cuts([[len(stream) for stream in e.streams()] for e in ordered], max_tokens)
     return [micro_batch(ordered[start:stop], share_prefixes) for start, stop in pairwise(cuts)]
 
 
@@ -266,14 +287,15 @@ def _trie_cuts(streams: Sequence[np.ndarray], max_tokens: int) -> list[int]:
     return cuts[::-1]
 
 
-def _padded_cuts(streams: Sequence[np.ndarray], max_tokens: int) -> list[int]:
-    cuts, width = [0], 0
-    for b, stream in enumerate(streams):
-        width = max(width, len(stream))
-        if b > cuts[-1] and (b + 1 - cuts[-1]) * width > max_tokens:
+def _padded_cuts(lengths_B: Sequence[Sequence[int]], max_tokens: int) -> list[int]:
+    """Return the cuts of episodes, given by the lengths of their streams, so that a part pads to `max_tokens`."""
+    cuts, width, rows = [0], 0, 0
+    for b, lengths in enumerate(lengths_B):
+        width, rows = max(width, *lengths), rows + len(lengths)
+        if b > cuts[-1] and rows * width > max_tokens:
             cuts.append(b)
-            width = len(stream)
-    return [*cuts, len(streams)]
+            width, rows = max(lengths), len(lengths)
+    return [*cuts, len(lengths_B)]
 
 
 def balanced_shards(num_tokens_P: Sequence[int], num_shards: int) -> list[list[int]]:

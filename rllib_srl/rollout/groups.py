@@ -6,6 +6,8 @@ The tokens keep their order; the loss mask is 1 on tokens of the policy:
     stream g:    obs_0  act_0  obs_1  act_1  ...         concatenated
     loss mask:   0 0 0  1 1 1  0 0 0  1 1 1
 
+The conversations of an agent's episode follow one another in its stream; `Group.starts` has where each begins.
+
 A group keeps the data for training. Texts, turn rewards and environment infos stay with the episodes; with
 `keep_turns` the group also keeps the policy's texts, for task growth. If the environment defines its own pass reward,
 it is in `extra["pass_reward"]`.
@@ -32,7 +34,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall
 from rllib_srl.rollout.replies import BadReplyError, Constructed, attribute, construct
-from rllib_srl.types import Group, Prompt, StopReason
+from rllib_srl.types import Group, Prompt, StopReason, with_conversations
 
 _MIN_EPISODES = 2  # below that no episode can be compared with another
 _TERMINAL = {StopReason.TERMINATED, StopReason.UNPARSABLE, StopReason.TOOL_TIMEOUT}
@@ -94,7 +96,10 @@ def to_group(
         stop_reasons=tuple(episode.custom_data["stop_reason"] for episode in valid),
         num_dropped=len(episodes) - len(valid),
         origin=origin,
-        extra={**_mark_of(valid), **(_turns_of(valid) if keep_turns else {})},
+        extra=with_conversations(
+            {**_mark_of(valid), **(_turns_of(valid) if keep_turns else {})},
+            [episode.custom_data.get("starts", (0,)) for episode in valid],
+        ),
     )
     group.check_valid()
     return group
@@ -171,6 +176,7 @@ def _to_episode(group: Group, g: int) -> SingleAgentEpisode:
         text=[],
         error="",
         pass_reward=group.pass_reward,
+        starts=group.starts(g),
     )
     return episode
 

@@ -19,6 +19,7 @@ from rllib_srl.batch.layout import (
     padded_layout,
     trie_layout,
 )
+from rllib_srl.batch.mixing import part_of
 from rllib_srl.types import Group, Prompt, StopReason
 
 STREAMS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
@@ -163,3 +164,52 @@ def test_log_probs_and_tokens_of_different_lengths_are_named():
         episodes_of([replace(group, behaviour_logp_N=group.behaviour_logp_N[:-1])], [np.zeros(2)])
     with pytest.raises(ValueError, match="episode 3 has 2 token_ids, 2 loss_mask entries and 1 behaviour_logp"):
         Episode(np.array([1, 2]), np.array([False, True]), np.zeros(1, np.float32), 0.0, 3)
+
+
+def two_conversations(g_starts=(0, 4), extra=None):
+    """Return a group of two episodes of six tokens, the second of two conversations."""
+    ids = np.array([1, 2, 3, 4, 5, 6, 1, 2, 8, 9, 1, 7], np.int32)
+    mask = np.array([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1], bool)
+    return Group(
+        "g", Prompt("w", "p"), ids, mask, np.where(mask, -0.5, 0).astype(np.float32), np.array([0, 6, 12]),
+        np.array([0, 1], np.float32), np.zeros((2, 2), np.int64), (StopReason.TERMINATED,) * 2,
+        extra={"conversations": {"1": list(g_starts)}} if extra is None else extra,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_conversations_are_streams_of_their_own_with_the_statistics_of_one_episode(share):
+    group = two_conversations()
+    group.check_valid()
+    batch = micro_batch(episodes_of([group], [np.array([1.0, 2.0])]), share)
+    assert batch["target"].tolist() == [4, 5, 6, 8, 9, 7] and batch["episode"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch["advantage"].tolist() == [1, 1, 1, 2, 2, 2]
+    flat, position = batch["token_ids"].ravel(), batch["position_ids"].ravel()
+    assert flat[batch["predictor"]].tolist() == [3, 4, 5, 2, 8, 1]
+    assert position[batch["predictor"]].tolist() == [2, 3, 4, 1, 2, 0]  # the second conversation begins at 0
+    assert batch["token_ids"].size == (9 if share else 18)  # shared: 1 2 | 3 4 5 6 | 8 9 | 7
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_budgets_count_every_conversation(share):
+    episodes = episodes_of([two_conversations()] * 4, [np.zeros(2)] * 4)
+    for limit in (8, 12, 18, 1000):
+        batches = micro_batches([replace(e, index=i) for i, e in enumerate(episodes)], limit, share)
+        assert sum(len(batch["target"]) for batch in batches) == 24
+        assert all(batch["token_ids"].size <= limit or len(set(batch["episode"])) == 1 for batch in batches)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [{"1": [0, 5]}, {"1": [1, 4]}, {"1": [0, 6]}, {"1": [0, 4, 4]}, {"1": []}, {"1": "x"}, {"1": [0, 4.0]},
+     {"2": [0, 4]}, {"x": [0]}, [[0], [0, 4]], {"1": [0, True]}],
+)  # fmt: skip
+def test_conversations_that_cannot_be_are_named(several):
+    with pytest.raises(ValueError, match="conversation"):
+        two_conversations(extra={"conversations": several}).check_valid()
+
+
+def test_a_part_of_a_group_keeps_the_conversations_of_its_episodes():
+    group = two_conversations()
+    assert part_of(group, [1]).starts(0) == (0, 4) and part_of(group, [0]).extra == {}
+    part_of(group, [1]).check_valid()

@@ -78,6 +78,27 @@ def test_micro_batches_do_not_change_the_gradient(config, ray_here):
     assert relative_gap(many[0][0], one[0][0]) < 1e-5
 
 
+@pytest.mark.parametrize("how", [{}, {"prefix_sharing": False}, {"micro_batch_tokens": 10_000}])
+def test_the_conversations_of_an_episode_do_not_see_each_other(config, ray_here, how):
+    """Three episodes of one conversation each, and the same three as one episode, have the same gradient."""
+    parts = make_group(21, 7, [5, 9, 3])
+    lengths = parts.lengths_G()
+    starts = [0, int(lengths[0]), int(lengths[0] + lengths[1])]
+    single = {"rewards_G": parts.rewards_G[:1], "versions_G2": parts.versions_G2[:1], "stop_reasons": ("terminated",)}
+    whole = replace(parts, offsets=np.array([0, lengths.sum()]), extra={"conversations": {"0": starts}}, **single)
+    joined = replace(whole, extra={})  # the mutant: one sequence
+    for one in (whole, joined):
+        replace(one, stop_reasons=parts.stop_reasons[:1]).check_valid()
+    group = learner_group(config.copy(copy_frozen=False).training(**how, lr=0.0))
+    try:
+        (apart,), _ = update(group, [parts, GROUPS[0]], advantages=[np.full(3, 0.7), ADVANTAGES[0]])
+        same = [np.full(1, 0.7), ADVANTAGES[0]]
+        gradients = [update(group, [one, GROUPS[0]], advantages=same)[0][0] for one in (whole, joined)]
+    finally:
+        group.shutdown()
+    assert relative_gap(gradients[0], apart) < 1e-5 < 0.05 < relative_gap(gradients[1], apart)
+
+
 def test_the_gradient_is_that_of_the_formula(config, ray_here):
     """Against an independent computation: Hugging Face's own forward, episode by episode, on-policy ratio 1."""
     from transformers import AutoModelForCausalLM
