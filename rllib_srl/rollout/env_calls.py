@@ -205,6 +205,11 @@ class EnvCalls:
         if not self._is_closed:
             self.submit(_Discarded(), instance.close)
 
+    def abandon_instance(self, instance: Constructed) -> None:
+        """Call the `abandon` of an environment in which a call hangs, in a worker, without waiting for it."""
+        if not self._is_closed and instance.abandon is not None:
+            self.submit(_Discarded(), instance.abandon)
+
     def poll(self, timeout_s: float) -> list[FinishedCall]:
         """Return the calls that ended; wait up to `timeout_s` for the first one if a call is open.
 

@@ -82,7 +82,7 @@ class TokenSpace(gym.Space[np.ndarray]):
 
 PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
 SETTLE_SHARE = 0.05
-REWARD_PREFIX = "reward/"  # of names in an info whose means are metrics
+METRIC_PREFIXES = ("reward/", "agent/")  # of names in an info whose means are metrics
 MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
 MAX_SHOWN_CHARS = 160  # the last characters of each text in it
 
@@ -353,6 +353,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             max_turns=self.config.max_turns,
             max_turn_tokens=self.config.max_turn_tokens,
             max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
+            max_concurrent=self.config.max_concurrent_episodes,
         )
         return list(
             play(
@@ -514,15 +515,15 @@ def is_unparsed(episode: SingleAgentEpisode) -> bool:
 
 
 def reward_sums(episodes: Sequence[SingleAgentEpisode]) -> dict[str, tuple[float, int]]:
-    """Return "reward/<name>" -> (sum, number of episodes) of the values with such names in the infos of last steps.
+    """Return name -> (sum, number of episodes) of the values named "reward/..." or "agent/..." in infos of last steps.
 
-    Environments that compute a reward from several functions report each one by this.
+    Environments that compute a reward from several functions report each one by this; of agents calls are counted.
     """
     sums: dict[str, tuple[float, int]] = {}
     for episode in episodes:
         is_lost = episode.custom_data["stop_reason"].is_infrastructure
         for name, value in ({} if is_lost or not len(episode) else episode.get_infos(-1)).items():
-            if name.startswith(REWARD_PREFIX) and isinstance(value, int | float):
+            if name.startswith(METRIC_PREFIXES) and isinstance(value, int | float):
                 total, number = sums.get(name, (0.0, 0))
                 sums[name] = (total + value, number + 1)
     return sums

@@ -9,7 +9,10 @@ between without waiting, and waits for them only while no turn is being generate
 An episode has one step per turn: observation = the new prompt-side ids, action = the sampled ids exactly
 as sampled, `extra_model_outputs["action_logp"]`, reward. The observation after the last turn is empty.
 (An episode ended by infrastructure may close with an observation that has no turn.)
-`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error` and `pass_reward`.
+`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error`, `pass_reward`, `starts`.
+
+An environment whose agent calls the policy itself (`Reply.ask`) takes the same way: a call is a turn, and
+`Conversations` decides what tokens it is given. The episode is written when it ends, one conversation after the other.
 
 Every `LiveEpisode` yields exactly one episode, in order of completion, whatever its `StopReason`.
 """
@@ -28,8 +31,9 @@ import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
+from rllib_srl.rollout.conversations import OUT_OF_CALLS, TOO_LONG, Ask, AskRefusedError, Conversations
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
-from rllib_srl.rollout.replies import Constructed, Reply, construct, reset, step
+from rllib_srl.rollout.replies import Constructed, Reply, answer, construct, refuse, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import Prompt, StopReason
 
@@ -41,24 +45,33 @@ _LINGER_S = 0.002
 _MAX_LINGER_S = 0.05
 _PAUSED_S = 0.01  # polling interval of a paused engine
 _NOT_STARTED = "not started"
+_MAX_REFUSED = 8  # calls of an episode that are refused before it ends
+# Refusals after which the failure of an agent counts as an ending that the policy caused.
+_REFUSED_AS = {OUT_OF_CALLS: StopReason.OUT_OF_TURNS, TOO_LONG: StopReason.OUT_OF_TOKENS}
 
 
 class LiveEpisode:
     """Episode `index` of group `group_id`: what to play, then the text and tokens so far and the environment instance.
 
     Invariant: `stream` is the concatenation of the episode's observations and actions, including the
-    tokens of `turn`, the turn whose environment step has not returned yet.
+    tokens of `turn`, the turn whose environment step has not returned yet. Of an agent it is the conversation of its
+    present call, without `turn`.
     """
 
     __slots__ = (
+        "ask",
+        "conversations",
         "doing",
         "episode",
         "group_id",
         "index",
         "instance",
+        "last_reply",
+        "num_refused",
         "num_turns",
         "pass_reward",
         "prompt",
+        "refused_as",
         "stream",
         "text",
         "turn",
@@ -78,6 +91,11 @@ class LiveEpisode:
         self.pass_reward: float | None = None
         self.versions = (0, 0)  # of the engine's weights; set when the episode starts or is aborted before that
         self.doing = _NOT_STARTED
+        self.conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
+        self.ask: Ask | None = None  # the agent's present call
+        self.last_reply = Reply("")  # to the agent's last call
+        self.num_refused = 0  # calls that got no turn
+        self.refused_as: StopReason | None = None  # the limit for which a call was refused, if the policy caused it
 
     @property
     def where(self) -> str:
@@ -86,7 +104,10 @@ class LiveEpisode:
         return f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, turn {self.num_turns}, {self.doing}"
 
     def begin(self, ids: list[int], reply: Reply) -> None:
-        """Add the first observation and its tokens."""
+        """Add the first observation and its tokens; those of an agent are in its conversations."""
+        if self.conversations is not None:
+            self.pass_reward = reply.pass_reward
+            return
         self.stream += ids
         if reply.system:
             self.text.append(("system", reply.system))
@@ -99,9 +120,12 @@ class LiveEpisode:
         first = self.versions[0] if self.num_turns else turn.first_version
         self.versions = (first, turn.last_version)
         self.num_turns += 1
+        self.turn = turn
+        if self.conversations is not None:
+            self.conversations.add(turn)
+            return
         self.stream += turn.token_ids.tolist()
         self.text.append(("policy", turn.text))
-        self.turn = turn
 
     def answer(self, ids: list[int], reply: Reply) -> None:
         """Close `turn` with the environment's reply; `ids` are the tokens of its observation."""
@@ -120,7 +144,10 @@ class LiveEpisode:
 
     def finish(self, reason: StopReason, error: str, is_terminated: bool) -> SingleAgentEpisode:
         """End the episode in any state; set its `custom_data` and return it."""
-        if self.turn is not None:  # a turn without an environment reply is kept, with reward 0
+        starts: tuple[int, ...] = (0,)
+        if self.conversations is not None:
+            starts, self.text = self._write_conversations(), self.conversations.text
+        elif self.turn is not None:  # a turn without an environment reply is kept, with reward 0
             self.answer([], Reply(""))
         if not self.episode.is_reset:
             self.episode.add_env_reset(np.empty(0, np.int32), {})
@@ -134,8 +161,28 @@ class LiveEpisode:
             text=self.text,
             error=error,
             pass_reward=self.pass_reward,
+            starts=starts,
         )
         return self.episode
+
+    def _write_conversations(self) -> tuple[int, ...]:
+        said, reply = self.conversations, self.last_reply
+        assert said is not None
+        said.answered("")  # a turn whose answer the agent is not known to have got is not recorded
+        counts = {
+            "agent/num_calls": self.num_turns,
+            "agent/num_conversations": said.num_conversations,
+            "agent/num_rewritten": said.num_rewritten,
+            "agent/num_refused": self.num_refused,
+            "agent/num_unheard": said.num_unheard,
+        }
+        return said.write(self.episode, reply.reward, {**reply.info, **counts})
+
+
+def _policy_caused(live: LiveEpisode) -> StopReason | None:
+    """Return the limit at which the policy drove an agent that then failed; None if it failed by itself."""
+    has_turns = live.conversations is not None and live.conversations.num_turns > 0
+    return live.refused_as if has_turns else None
 
 
 def fault_of(turn: Turn) -> str:
@@ -342,7 +389,11 @@ class _Loop:
     def _take_turn(self, live: LiveEpisode, turn: Turn) -> None:
         live.add_turn(turn)
         assert live.instance is not None
-        self._call(live, "step", step, live.instance.env, turn.text)
+        if live.conversations is not None:
+            counts = (len(live.stream), len(turn.token_ids))
+            self._call(live, "step", answer, live.instance.env, turn.text, turn.reason, *counts)
+        else:
+            self._call(live, "step", step, live.instance.env, turn.text)
 
     def _take_reply(self, call: FinishedCall) -> None:
         live = call.call_id
@@ -350,20 +401,28 @@ class _Loop:
         if call.ends_run:
             raise RunEndedError(f"environment {live.prompt.env_id!r}: {call.error.partition(': ')[2]}")
         if call.error:
-            if live.instance is not None and not call.timed_out:  # else a hung thread may still be executing in it
-                self.calls.discard(live.instance)
+            if live.instance is not None:
+                stop = self.calls.abandon_instance if call.timed_out else self.calls.discard
+                stop(live.instance)  # after a timeout a hung thread may still be executing in it
             live.instance = None
             reason = StopReason.ENV_TIMEOUT if call.timed_out else StopReason.ENV_CRASHED
-            self._end(live, reason, f"{live.where}: {call.error}")
+            self._end(live, _policy_caused(live) or reason, f"{live.where}: {call.error}")
         elif live.doing == "construct":
             live.instance = call.value
             self._call(live, "reset", reset, call.value.env, live.prompt)
         elif live.doing == "reset":
             self._begin(live, call.value)
+        elif live.conversations is not None:
+            self._hear(live, call.value)
         else:
             self._go_on(live, call.value)
 
     def _begin(self, live: LiveEpisode, reply: Reply) -> None:
+        if reply.ask is not None:
+            live.conversations = Conversations(self.transcript, self._max_tokens)
+            live.begin([], reply)
+            self._hear(live, reply)
+            return
         ids = self.transcript.first(reply.observation, reply.tools, reply.system)
         if not 0 < len(ids) < self._max_tokens:
             raise ValueError(
@@ -387,6 +446,47 @@ class _Loop:
             self._end(live, reason, is_terminated=reply.is_terminated)
         else:
             self._write(live)
+
+    def _hear(self, live: LiveEpisode, reply: Reply) -> None:
+        """Take what an agent did after its last call: another call, which gets a turn or is refused, or the end."""
+        assert live.conversations is not None and live.instance is not None
+        live.conversations.answered(reply.answered)
+        turn, live.turn, live.last_reply = live.turn, None, reply
+        if reply.is_terminated or reply.is_truncated:
+            if not live.conversations.num_turns:
+                self._end(live, StopReason.ENV_CRASHED, f"{live.where}: the agent ended without an answered call")
+                return
+            self._end(live, self._ending_of_agent(live, turn, reply), is_terminated=reply.is_terminated)
+            return
+        assert reply.ask is not None  # `replies` checks it
+        live.ask = reply.ask
+        try:
+            if live.num_turns >= self.limits.max_turns:
+                raise AskRefusedError(OUT_OF_CALLS, f"the episode has max_turns = {self.limits.max_turns} calls")
+            live.stream = live.conversations.open(reply.ask)
+        except AskRefusedError as refusal:
+            self._refuse(live, refusal)
+        else:
+            self._write(live)
+
+    def _refuse(self, live: LiveEpisode, refusal: AskRefusedError) -> None:
+        assert live.instance is not None
+        live.num_refused += 1
+        live.refused_as = _REFUSED_AS.get(refusal.code, live.refused_as)
+        if live.num_refused > _MAX_REFUSED:
+            self.calls.discard(live.instance)
+            live.instance = None
+            reason = _policy_caused(live) or StopReason.ENV_CRASHED
+            self._end(live, reason, f"{live.where}: more than {_MAX_REFUSED} calls were refused, the last: {refusal}")
+            return
+        self._call(live, "step", refuse, live.instance.env, refusal.code, str(refusal))
+
+    def _ending_of_agent(self, live: LiveEpisode, turn: Turn | None, reply: Reply) -> StopReason:
+        if reply.stop_reason is not None:
+            return reply.stop_reason
+        if turn is not None and turn.reason == "length":
+            return StopReason.OUT_OF_TOKENS
+        return StopReason.TERMINATED if reply.is_terminated else StopReason.TRUNCATED
 
     def _ending(self, live: LiveEpisode, turn: Turn, reply: Reply) -> StopReason | None:
         """Return the stop reason if the episode ends with this turn, else None.
@@ -425,9 +525,12 @@ class _Loop:
     def _sampling_of(self, live: LiveEpisode) -> Sampling:
         assert live.instance is not None
         room = min(self.limits.max_turn_tokens, self._max_tokens - len(live.stream))
-        key = (room, live.instance.stop_strings)
+        if live.ask is not None and live.ask.max_tokens is not None:
+            room = min(room, live.ask.max_tokens)
+        key = (room, live.ask.stop if live.ask is not None else live.instance.stop_strings)
         if key not in self._samplings:
-            stop = self.sampling.stop + self.transcript.stop(live.instance.stop_strings)
+            own = live.ask.stop if live.ask is not None else self.transcript.stop(live.instance.stop_strings)
+            stop = self.sampling.stop + own
             self._samplings[key] = replace(self.sampling, max_tokens=room, stop=stop)
         return self._samplings[key]
 
@@ -472,7 +575,7 @@ class _Loop:
         self.ready.clear()
         inside = self.calls.abandon(self.live)
         for live in self.live:
-            if live.instance is not None and live not in inside:
-                self.calls.discard(live.instance)
+            if live.instance is not None:
+                (self.calls.abandon_instance if live in inside else self.calls.discard)(live.instance)
             live.instance = None
         self.live.clear()

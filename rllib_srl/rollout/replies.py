@@ -4,6 +4,10 @@
     reset(env, prompt)   -> Reply(observation, info)
     step(env, text)      -> Reply(observation, reward, is_terminated, is_truncated, stop_reason, info)
 
+An environment that holds conversations of its own (`rllib_srl.envs.agents`) names the next one in
+`info["conversation"]`, the fields of an `Ask` as JSON, in place of an observation to append. It is stepped by
+`answer_call` and `refuse_call` then, and `info["answered"]` has the message that its agent got.
+
 A reply that breaks the contract raises `BadReplyError`; the episode then ends as if the
 environment had crashed.
 """
@@ -19,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.environments import SEED_PREFIX
+from rllib_srl.rollout.conversations import Ask
 from rllib_srl.types import Prompt, StopReason
 
 ROLES = ("user", "tool")
@@ -34,11 +39,15 @@ class BadReplyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Constructed:
-    """An environment instance, its creator, and the strings that end a turn in it."""
+    """An environment instance, its creator, the strings that end a turn in it, and its `abandon`, if it has one.
+
+    `abandon` is called from another thread when a call of the environment hangs and nobody waits for it any more.
+    """
 
     creator: Callable[[], Any]
     env: Any
     stop_strings: tuple[str, ...]
+    abandon: Callable[[], None] | None = None
 
     def close(self) -> None:
         """Close the environment, if it has a `close` method."""
@@ -63,6 +72,8 @@ class Reply:
     role: str = "user"  # role of the observation in a chat: "user", or "tool" for a tool's result
     system: str = ""  # of a reset: the system prompt of the episode; empty if none
     pass_reward: float | None = None  # of a reset: the environment's own lowest reward that counts as a pass
+    ask: Ask | None = None  # the conversation to go on with; None for an observation
+    answered: str = ""  # JSON of the message with which the last call was answered; "" if nobody got it
 
 
 def construct(creator: Callable[[], Any]) -> Constructed:
@@ -71,7 +82,7 @@ def construct(creator: Callable[[], Any]) -> Constructed:
     stop = attribute(env, "stop_strings", ())
     if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
         raise BadReplyError(f"stop_strings = {stop!r}; expected a tuple of non-empty strings")
-    return Constructed(creator, env, tuple(stop))
+    return Constructed(creator, env, tuple(stop), attribute(env, "abandon", None))
 
 
 def reset(env: Any, prompt: Prompt) -> Reply:
@@ -87,6 +98,7 @@ def reset(env: Any, prompt: Prompt) -> Reply:
         answer = env.reset(seed=_seed_of(prompt))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise BadReplyError(f"reset returned {_shape(answer)}; expected (observation, info)")
+    ask = _ask(answer[1])
     info = _plain_info(answer[1])
     can_iterate = attribute(env, "can_iterate", None)
     if isinstance(can_iterate, bool):
@@ -97,18 +109,48 @@ def reset(env: Any, prompt: Prompt) -> Reply:
         tools=_tools(attribute(env, "tool_schemas", ())),
         system=_system(attribute(env, "system_prompt", "")),
         pass_reward=_pass_reward(attribute(env, "pass_reward", None)),
+        ask=ask,
     )
 
 
 def step(env: Any, text: str) -> Reply:
     """Pass one turn of the policy to the environment."""
-    answer = env.step(text)
+    return _stepped(env.step(text))
+
+
+def answer(env: Any, text: str, reason: str, num_prompt_tokens: int, num_tokens: int) -> Reply:
+    """Answer the call of an environment that holds conversations; see `step`.
+
+    Args:
+        env: the environment.
+        text: the turn.
+        reason: `Turn.reason`.
+        num_prompt_tokens: tokens before the turn.
+        num_tokens: tokens of the turn.
+    """
+    take = attribute(env, "answer_call", None)
+    return _of_call(_stepped(take(text, reason, num_prompt_tokens, num_tokens)))
+
+
+def refuse(env: Any, code: str, message: str) -> Reply:
+    """Refuse the call of an environment that holds conversations; see `step`."""
+    return _of_call(_stepped(attribute(env, "refuse_call", None)(code, message)))
+
+
+def _of_call(reply: Reply) -> Reply:
+    if reply.ask is None and not (reply.is_terminated or reply.is_truncated):
+        raise BadReplyError('the step returned no info["conversation"]; expected one until the episode ends')
+    return reply
+
+
+def _stepped(answer: Any) -> Reply:
     if not isinstance(answer, tuple) or len(answer) != 5:
         raise BadReplyError(
             f"step returned {_shape(answer)}; expected (observation, reward, terminated, truncated, info)"
         )
     observation, reward, terminated, truncated, info = answer
     is_over = bool(terminated) or bool(truncated)
+    ask, answered = _ask(info), _answered(info)
     return Reply(
         observation=_observation(observation),
         reward=_reward(reward),
@@ -117,6 +159,8 @@ def step(env: Any, text: str) -> Reply:
         stop_reason=_special_ending(info) if is_over else None,
         info=_plain_info(info),
         role=_role(info),
+        ask=None if is_over else ask,
+        answered=answered,
     )
 
 
@@ -192,6 +236,25 @@ def _role(info: Any) -> str:
     if role not in ROLES:
         raise BadReplyError(f'info["role"] = {role!r}; expected one of {", ".join(ROLES)}')
     return role
+
+
+def _ask(info: Any) -> Ask | None:
+    text = info.pop("conversation", None) if isinstance(info, dict) else None
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise BadReplyError(f'info["conversation"] is {_shape(text)}; expected text')
+    try:
+        return Ask.read(text)
+    except ValueError as error:
+        raise BadReplyError(str(error)) from error
+
+
+def _answered(info: Any) -> str:
+    text = info.pop("answered", "") if isinstance(info, dict) else ""
+    if not isinstance(text, str):
+        raise BadReplyError(f'info["answered"] is {_shape(text)}; expected text')
+    return text
 
 
 def _special_ending(info: Any) -> StopReason | None:

@@ -3,6 +3,7 @@
     first(text, tools, system)  the ids at the start of an episode
     later(text, last_id, role)  the ids that follow a turn whose last token was last_id
     stop(stop_strings)          the strings that end a turn, besides the end-of-sequence token
+    whole(messages, tools)      the ids of a conversation given as messages; `more` those of further messages
 
 `RawTranscript` concatenates texts. `ChatTranscript` wraps them in the model's chat template. For a later
 observation it uses only the part of the rendering after the policy's message
@@ -26,10 +27,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, takewhile
 from typing import Any, Protocol
+
+Message = Mapping[str, Any]  # of a conversation, as in OpenAI's API
 
 _LAST_CHARACTER = 0x10FFFF  # the private-use characters from here downwards have no meaning
 _NUM_MARKS = 1 << 16
@@ -132,6 +135,24 @@ class Transcript(Protocol):
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
         """Return the strings that end a turn, given the environment's `stop_strings`."""
 
+    def whole(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+        """Return the ids of a conversation, up to the policy's next token.
+
+        Args:
+            messages: as in OpenAI's API: `role`, `content` (text), and `tool_calls` with arguments as objects
+            tools: JSON of the tool schemas for the chat template; empty if none
+
+        Raises:
+            ValueError: the format, or the model's chat template, does not support a message or tools.
+        """
+
+    def more(self, messages: Sequence[Message], last_id: int) -> list[int]:
+        """Return the ids of messages that follow a turn that ended in `last_id`, up to the policy's next token.
+
+        Raises:
+            ValueError: as `whole`.
+        """
+
 
 def make_transcript(format: str, tokenizer: Any) -> Transcript:
     """Make the transcript of a format.
@@ -182,6 +203,16 @@ class RawTranscript:
         """Tokenise without special tokens, whatever the last token of the turn."""
         return self._encode(text, False)
 
+    def whole(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+        """Tokenise the concatenated contents; a blank line follows a system message at the start."""
+        if messages and messages[0]["role"] == "system":
+            return self.first(_contents(messages[1:]), tools, messages[0]["content"])
+        return self.first(_contents(messages), tools)
+
+    def more(self, messages: Sequence[Message], last_id: int) -> list[int]:
+        """Tokenise the concatenated contents without special tokens."""
+        return self._encode(_contents(messages), False)
+
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
         """Return the environment's own stop strings."""
         return stop_strings
@@ -222,7 +253,7 @@ class ChatTranscript:
         self.end_of_turn_id: int | None = closing[0] if closing and closing[0] in special else None
         self._check_earlier_tokens_stay()
         self._first = lru_cache(_NUM_CACHED)(
-            lambda text, tools, system: tuple(self._said([text], tools=tools, system=system))
+            lambda text, tools, system: tuple(self._said(_dialogue([text], system=system), tools))
         )
 
     @property
@@ -234,18 +265,32 @@ class ChatTranscript:
 
     def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
         """Render the system message, the tools, one user message and the opening of the assistant's message."""
-        if tools and not self._has_checked_tools:
-            self._check_tools(tools)
-            self._has_checked_tools = True
-        if system and not self._has_checked_system:
-            self._check_system()
-            self._has_checked_system = True
+        if tools:
+            self._check_tools_once(tools)
+        if system:
+            self._check_system_once()
         return list(self._first(text, tools, system))
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
-        ids = self._said([_QUESTION, text], role=role)
+        return self.more([{"role": role, "content": text}], last_id)
+
+    def whole(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+        """Render the conversation and the opening of the assistant's message."""
+        if tools:
+            self._check_tools_once(tools)
+        if any(message["role"] == "system" for message in messages):
+            self._check_system_once()
+        return self._said(messages, tools)
+
+    def more(self, messages: Sequence[Message], last_id: int) -> list[int]:
+        """Render the closing of the assistant's message, unless the turn wrote it, the messages and the next opening.
+
+        They are rendered after a dummy question and answer, so no earlier token is rendered again.
+        """
+        ids = self._said([*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}, *messages])
         if ids[: len(self._prefix)] != self._prefix:
+            text = messages[-1]["content"] if messages else ""
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} changes an earlier message when the next one is "
                 f"{text[:40]!r}; expected earlier tokens unchanged: use prompt_format = 'text'"
@@ -257,35 +302,33 @@ class ChatTranscript:
         """Return (): a chat turn ends with the end-of-turn token."""
         return ()
 
-    def _said(self, questions: list[str], *, role: str = "user", tools: str = "", system: str = "") -> list[int]:
+    def _said(self, messages: Sequence[Message], tools: str = "") -> list[int]:
         """Render a conversation that ends with an observation; raise ValueError if a text became a control token."""
-        ids = self._render(questions, role=role, tools=tools, system=system)
-        if self._controls.count(ids) > self._harmless(len(questions), role, tools, bool(system)):
-            raise ValueError(_forged(self._tokenizer, questions[-1]))
+        ids = self._rendered(messages, tools)
+        dummies = [{**m, "content": _dummy(m)} for m in messages]
+        if self._controls.count(ids) > self._harmless(json.dumps(dummies, ensure_ascii=False), tools):
+            raise ValueError(_forged(self._tokenizer, messages[-1]["content"]))
         return ids
 
-    def _num_controls(self, num_questions: int, role: str, tools: str, has_system: bool) -> int:
-        system = _SYSTEM if has_system else ""
-        return self._controls.count(self._render([_QUESTION] * num_questions, role=role, tools=tools, system=system))
+    def _num_controls(self, messages: str, tools: str) -> int:
+        """Return the number of control tokens of messages, given as JSON to be cached."""
+        return self._controls.count(self._rendered(json.loads(messages), tools))
 
     def _render(
         self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = "", system: str = ""
     ) -> list[int]:
+        return self._rendered(_dialogue(questions, answer, role=role, system=system), tools)
+
+    def _rendered(self, messages: Sequence[Message], tools: str = "") -> list[int]:
         schemas = json.loads(tools) if tools else None
-        texts = (*questions, system, json.dumps(schemas, ensure_ascii=False))
-        mark = unused_character(texts) if any(map(self._controls.breaks, texts)) else ""
+        said = [{name: value for name, value in message.items() if name != "role"} for message in messages]
+        texts = [json.dumps(value, ensure_ascii=False) for value in (said, schemas)]
+        mark = unused_character(texts) if any(map(self._controls.breaks, [*texts, *_texts(said)])) else ""
         if mark:
-            questions, schemas = self._controls.marked(questions, mark), self._controls.marked(schemas, mark)
-            system = self._controls.marked(system, mark)
-        messages = [{"role": "system", "content": system}] if system else []
-        messages += [{"role": "user", "content": questions[0]}]
-        for question in questions[1:]:
-            messages += [
-                {"role": "assistant", "content": answer or _ANSWERS[0]},
-                {"role": role, "content": question},
-            ]
+            schemas = self._controls.marked(schemas, mark)
+            said = self._controls.marked(said, mark)
         rendered = self._tokenizer.apply_chat_template(
-            messages,
+            [{"role": message["role"], **one} for message, one in zip(messages, said, strict=True)],
             tools=schemas,
             tokenize=not mark,
             add_generation_prompt=True,
@@ -329,6 +372,16 @@ class ChatTranscript:
                 f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
                 "expected earlier tokens unchanged: use prompt_format = 'text' or another template"
             )
+
+    def _check_system_once(self) -> None:
+        if not self._has_checked_system:
+            self._check_system()
+            self._has_checked_system = True
+
+    def _check_tools_once(self, tools: str) -> None:
+        if not self._has_checked_tools:
+            self._check_tools(tools)
+            self._has_checked_tools = True
 
     def _check_system(self) -> None:
         """Check that the template renders a system message and keeps earlier tokens with one.
@@ -385,6 +438,45 @@ class ChatTranscript:
 
     def _token(self, ids: list[int], where: int) -> str:
         return repr(self._tokenizer.decode(ids[where : where + 1])) if where < len(ids) else "nothing"
+
+
+def _dialogue(
+    questions: Sequence[str], answer: str | None = None, *, role: str = "user", system: str = ""
+) -> list[Message]:
+    """Return the messages of a system prompt and questions; a dummy answer is between two questions."""
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": "user", "content": questions[0]}]
+    for question in questions[1:]:
+        messages += [
+            {"role": "assistant", "content": answer or _ANSWERS[0]},
+            {"role": role, "content": question},
+        ]
+    return messages
+
+
+def _contents(messages: Sequence[Message]) -> str:
+    return "".join(message["content"] for message in messages)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield name
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+
+
+def _dummy(message: Message) -> str:
+    """Return a harmless content in place of a message's own; an empty one stays, since templates may test for it."""
+    if not message["content"]:
+        return ""
+    texts = {"system": _SYSTEM, "assistant": _ANSWERS[0]}
+    return texts.get(message["role"], _QUESTION)
 
 
 def _forged(tokenizer: Any, text: str) -> str:
