@@ -84,6 +84,17 @@ def test_a_tool_agent_learns_to_call_and_then_to_answer(tmp_path: Path) -> None:
     assert "Result: " in written.read_text(encoding="utf-8")
 
 
+def test_an_agent_learns_through_the_endpoint(tmp_path: Path) -> None:
+    pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
+    text = printed("agent.py", cwd=tmp_path)
+    before, after = map(float, ACCURACIES.search(text).groups())
+    assert rises(text, 10) and after > before + 0.15, text
+    assert set(re.findall(r"calls (\d\.\d+)", text)) == {"2.00"}
+    (written,) = tmp_path.glob("agent_*/transcripts.jsonl")
+    turns = json.loads(written.read_text(encoding="utf-8").splitlines()[0])["turns"]
+    assert [turn["role"] for turn in turns] == ["environment", "policy"] * 2  # both conversations
+
+
 def test_a_stream_of_tasks_uses_the_memory(tmp_path: Path) -> None:
     text = printed("replay_stream.py", cwd=tmp_path)
     items, revisits, reuses = map(int, re.search(r"(\d+) items, (\d+) prompts.*, (\d+) groups", text).groups())

@@ -22,48 +22,53 @@ _PREFIX = "srl_file_"
 _lock = threading.RLock()
 
 
-def load_function(spec: str) -> Callable[..., Any]:
+def load_function(spec: str, setting: str = "reward") -> Callable[..., Any]:
     """Return the function that `spec` names.
+
+    Args:
+        spec: "module:f" or "file.py:f"
+        setting: that names it, for error messages
 
     Raises:
         ValueError: it cannot be imported, does not exist, or is not callable; one line.
     """
     place, _, name = spec.rpartition(":")
+    said = f"{setting} = {spec!r}"
     with _lock:
-        module = _of_file(Path(place), spec) if place.endswith(".py") else _of_module(place, spec)
+        module = _of_file(Path(place), said) if place.endswith(".py") else _of_module(place, said)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
             functions = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
             known = ", ".join(functions[:8]) or "no functions"
-            raise ValueError(f"reward = {spec!r}: {place} has no {name!r}; it has {known}")
+            raise ValueError(f"{said}: {place} has no {name!r}; it has {known}")
         found = getattr(found, part)
     if not callable(found):
-        raise ValueError(f"reward = {spec!r} is a {type(found).__name__}; expected a function")
+        raise ValueError(f"{said} is a {type(found).__name__}; expected a function")
     function: Callable[..., Any] = found
     return function
 
 
-def _of_module(name: str, spec: str) -> ModuleType:
+def _of_module(name: str, said: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] and error.name != name:
-            raise _refusal(spec, error) from error
+            raise _refusal(said, error) from error
         local = Path(*name.split(".")).with_suffix(".py")
         if not local.is_file():
             raise ValueError(
-                f"reward = {spec!r}: there is no module {name!r}, neither installed nor as {local} in {Path.cwd()}"
+                f"{said}: there is no module {name!r}, neither installed nor as {local} in {Path.cwd()}"
             ) from error
-        return _of_file(local, spec)
+        return _of_file(local, said)
     except Exception as error:  # a user's module may raise anything during its import
-        raise _refusal(spec, error) from error
+        raise _refusal(said, error) from error
 
 
-def _of_file(path: Path, spec: str) -> ModuleType:
+def _of_file(path: Path, said: str) -> ModuleType:
     file = path.expanduser().resolve()
     if not file.is_file():
-        raise ValueError(f"reward = {spec!r}: {file} is not a file; expected a Python file, then ':' and a function")
+        raise ValueError(f"{said}: {file} is not a file; expected a Python file, then ':' and a function")
     main = sys.modules.get("__main__")
     if (own := getattr(main, "__file__", None)) and Path(own).resolve() == file and main is not None:
         return main
@@ -71,7 +76,7 @@ def _of_file(path: Path, spec: str) -> ModuleType:
     if name in sys.modules:
         module = sys.modules[name]
         if getattr(module, "_srl_is_loading", False):
-            raise ValueError(f"reward = {spec!r}: {file} starts a run while it is imported; {MAIN_GUARD}")
+            raise ValueError(f"{said}: {file} starts a run while it is imported; {MAIN_GUARD}")
         return module
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # at the end, where it hides no installed package
@@ -85,8 +90,8 @@ def _of_file(path: Path, spec: str) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):
-            raise _refusal(spec, error) from error
-        raise ValueError(f"reward = {spec!r}: {file} ends the process while it is imported; {MAIN_GUARD}") from error
+            raise _refusal(said, error) from error
+        raise ValueError(f"{said}: {file} ends the process while it is imported; {MAIN_GUARD}") from error
     vars(module)["_srl_is_loading"] = False
     return module
 
@@ -94,6 +99,6 @@ def _of_file(path: Path, spec: str) -> ModuleType:
 MAIN_GUARD = "put what it runs under if __name__ == '__main__':"
 
 
-def _refusal(spec: str, error: Exception) -> ValueError:
+def _refusal(said: str, error: Exception) -> ValueError:
     reason = " ".join(str(error).split())[:300]
-    return ValueError(f"reward = {spec!r} cannot be imported ({type(error).__name__}: {reason})")
+    return ValueError(f"{said} cannot be imported ({type(error).__name__}: {reason})")

@@ -22,7 +22,7 @@ from ray.tune.registry import register_trainable as _register_trainable
 
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
-from rllib_srl.algorithm.own_data import data_settings, reward_settings
+from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings
 from rllib_srl.algorithm.resources import (
     PlacementError,
     best_dtype,
@@ -51,7 +51,7 @@ from rllib_srl.algorithm.settings import (
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.import_paths import with_whole_paths
+from rllib_srl.common.import_paths import AGENT, with_whole_paths
 from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
@@ -106,8 +106,40 @@ class SRLConfig(AlgorithmConfig):
 
     # --- grouped methods ----------------------------------------------------------------------
 
-    def environment(self, env: Any = NotProvided, *, worlds: Any = NotProvided, **kwargs: Any) -> SRLConfig:
-        """Set one environment, several environments (`worlds`) with an optional `mixture`, or a `stream` of domains."""
+    def environment(
+        self,
+        env: Any = NotProvided,
+        *,
+        worlds: Any = NotProvided,
+        agent: Any = None,
+        agent_command: Sequence[str] | None = None,
+        tasks: Any = None,
+        **kwargs: Any,
+    ) -> SRLConfig:
+        """Set one environment, several environments (`worlds`) with an optional `mixture`, or a `stream` of domains.
+
+        Args:
+            env: name, import path, class or creator of the environment.
+            worlds: name -> env_config of each environment.
+            agent: in place of an environment, a function run(client, task) -> reward, sync or async, or its import
+                path: it calls the policy through a client of OpenAI's API (docs/agents.md).
+            agent_command: in place of it, a program and its arguments.
+            tasks: of the agent: a file, or an object that yields rows; None: {"seed": number}.
+            kwargs: other settings of `ENVIRONMENT`, and RLlib's. With an agent, `env_config` has further settings of
+                the environment `agent`.
+
+        Raises:
+            ValueError: the agent beside another environment, or one that cannot be named.
+        """
+        if agent is not None or agent_command is not None:
+            others = {"env": env, "worlds": worlds, "stream": kwargs.get("stream", NotProvided)}
+            if given := [name for name, value in others.items() if value not in (NotProvided, None)]:
+                raise ValueError(f"agent and {', '.join(given)}; expected one of them")
+            own = agent_settings(agent, agent_command, tasks)
+            env, kwargs["env_config"] = AGENT, {**(kwargs.get("env_config") or {}), **own}
+            self.env_config = {}
+        elif tasks is not None:
+            raise ValueError("tasks without an agent; expected agent=... or agent_command=..., or data(...)")
         ours, theirs = _divide({**kwargs, "worlds": worlds}, ENVIRONMENT, "environment")
         super().environment(env, **theirs)
         self.env_config = self.env_config  # RLlib has changed it in place

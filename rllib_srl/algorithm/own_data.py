@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.common.import_paths import REWARD, import_path_of
+from rllib_srl.common.import_paths import AGENT, COMMAND, REWARD, import_path_of
 from rllib_srl.engine.models import cache_root
 from rllib_srl.storage.disk import writing
 
@@ -94,6 +94,29 @@ def reward_settings(
         REWARD: found[0]["function"] if is_plain else found,
         **{_RENAMED[name]: value for name, value in settings.items() if name in _RENAMED},
     }
+
+
+def agent_settings(agent: Any, command: Sequence[str] | None, tasks: Any) -> dict[str, Any]:
+    """Return the env_config of an agent (the environment `agent`).
+
+    Args:
+        agent: a function or its import path; None with a command.
+        command: a program and its arguments; None with a function.
+        tasks: a file, or an object that yields rows; None: numbers.
+
+    Raises:
+        ValueError: both or neither are given, or a function without an import path.
+    """
+    if (agent is None) == (command is None):
+        raise ValueError(f"agent = {agent!r} and agent_command = {command!r}; expected one of the two")
+    if command is not None and (isinstance(command, str) or not command):
+        raise ValueError(f"agent_command = {command!r}; expected a list: the program, then its arguments")
+    named: dict[str, Any] = {COMMAND: [str(one) for one in command]} if command is not None else {}
+    if agent is not None:
+        named = {AGENT: import_path_of(agent, AGENT) if callable(agent) else agent}
+    if tasks is None:
+        return named
+    return {**named, "path": os.fspath(tasks) if isinstance(tasks, str | os.PathLike) else str(_written(tasks))}
 
 
 def _written(data: Any) -> Path:

@@ -71,6 +71,10 @@ ENV_RUNNERS = {
     ),
     "env_timeout_s": Setting(10.0, "timeout of one environment reset or step, seconds"),
     "num_env_threads": Setting(8, "threads per runner for calls to environments"),
+    "max_concurrent_episodes": Setting(
+        None, "maximum number of episodes that a runner plays at the same time, for environments that start programs; "
+        "None: all"
+    ),
     "num_transcripts": Setting(2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none"),
 }
 TRAINING = {

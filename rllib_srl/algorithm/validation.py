@@ -188,7 +188,8 @@ def _numbers(config: Any) -> Iterator[str]:
     if not is_integer(config.group_size, least):
         hint = ", or advantage = 'posterior'" if is_integer(config.group_size, 1) else ""
         yield f"group_size = {config.group_size!r}; expected an integer of at least {least}{hint}"
-    for name, least in {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1}.items():
+    least_of = {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1, "max_concurrent_episodes": 1}
+    for name, least in least_of.items():
         if getattr(config, name) is not None and not is_integer(getattr(config, name), least):
             yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
     for name in ABOVE_ZERO:

@@ -10,19 +10,26 @@ Settings hold functions by name only: they are written to files, and a checkpoin
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 REWARD = "reward"  # setting of an environment that names functions
+AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
 _NAMES_A_PATH = re.compile(r"path|directory|\w+_(path|dir)")
 _PREFIX = "srl_file_"  # of the names under which environments import files (envs/rewards/loading.py)
 
 
-def import_path_of(function: Callable[..., Any]) -> str:
+def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
     """Return "module:name", or "file.py:name" for a function of the program that is running.
+
+    Args:
+        function: to be named.
+        setting: that holds it, for error messages.
 
     Raises:
         ValueError: it cannot be found by its name: a lambda, a nested function, a method of an object, a notebook's.
@@ -30,25 +37,25 @@ def import_path_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     if not name or "<" in name or not module:
         what = f"function {name}" if name else f"a {type(function).__name__}"
-        raise ValueError(f"reward = {what}; expected a function with a name at the top level of a file")
+        raise ValueError(f"{setting} = {what}; expected a function with a name at the top level of a file")
     if module.startswith(_PREFIX):
         file = getattr(sys.modules.get(module), "__file__", module)
         raise ValueError(
-            f"reward = {name}: {file} starts a run while it is imported for its reward function; put what it runs "
-            "under if __name__ == '__main__':"
+            f"{setting} = {name}: {file} starts a run while it is imported for its {setting} function; put what it "
+            "runs under if __name__ == '__main__':"
         )
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not function:
-        raise ValueError(f"reward = {name}: {module} has another object of this name; expected the function itself")
+        raise ValueError(f"{setting} = {name}: {module} has another object of this name; expected the function itself")
     if module != "__main__":
         return f"{module}:{name}"
     file = getattr(sys.modules["__main__"], "__file__", None)
     if not file or not Path(file).is_file():
         raise ValueError(
-            f"reward = {name}, which is in no file; expected a function of a file, which other processes can import: "
-            "write it into my_rewards.py and set 'my_rewards:f'"
+            f"{setting} = {name}, which is in no file; expected a function of a file, which other processes can "
+            f"import: write it into my_functions.py and set {setting} = 'my_functions:f'"
         )
     return f"{Path(file).resolve()}:{name}"
 
@@ -56,9 +63,9 @@ def import_path_of(function: Callable[..., Any]) -> str:
 def with_whole_paths(settings: Any) -> Any:
     """Return settings of environments with absolute paths: the processes that read them run in other directories.
 
-    Changed are, at any depth, the files of `reward` ("file.py:f"), and values of `path`, `directory`, `..._path` and
-    `..._dir` that exist in the working directory. Paths within a data set of the hub (beside `hub_id`), URLs and names
-    of modules stay as they are.
+    Changed are, at any depth, the files of `reward` and `agent` ("file.py:f") and of `agent_command`, and values of
+    `path`, `directory`, `..._path` and `..._dir` that exist in the working directory. Paths within a data set of the
+    hub (beside `hub_id`), URLs and names of modules stay as they are.
     """
     return _with_paths(settings, _whole)
 
@@ -81,8 +88,12 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
         is_on_hub = bool(settings.get("hub_id"))
         changed = {}
         for name, value in settings.items():
-            if name == REWARD:
+            if name == REWARD or (name == AGENT and isinstance(value, str)):  # "agent" is an environment, too
                 changed[name] = _with_reward_paths(value, change)
+            elif name == COMMAND and isinstance(value, list | tuple):
+                # A link stays one: the Python of a virtual environment is a link, and knows its packages by its place.
+                place = os.path.abspath if change is _whole else change
+                changed[name] = [place(one) if isinstance(one, str) and Path(one).is_file() else one for one in value]
             elif isinstance(value, str) and value and not is_on_hub and _NAMES_A_PATH.fullmatch(str(name)):
                 changed[name] = change(value)
             else:
@@ -106,14 +117,24 @@ def _with_reward_paths(given: Any, change: Callable[[str], str]) -> Any:
 
 
 def functions_in(settings: Any) -> list[str]:
-    """Return the functions that settings of environments name as rewards, at any depth, sorted; URLs are none."""
+    """Return the functions that settings of environments name, at any depth, sorted; URLs are none.
+
+    Those are rewards and agents; the command of an agent counts as one, written as a shell command.
+    """
     return sorted(set(_functions_in(settings)))
 
 
 def _functions_in(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, one in value.items():
-            yield from _entries(one) if name == REWARD else _functions_in(one)
+            if name == REWARD:
+                yield from _entries(one)
+            elif name == AGENT and isinstance(one, str) and ":" in one:
+                yield one
+            elif name == COMMAND and isinstance(one, list | tuple) and one:
+                yield shlex.join(map(str, one))
+            else:
+                yield from _functions_in(one)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for one in value:
             yield from _functions_in(one)

@@ -1,6 +1,7 @@
 """How each installed world is made for the contract of tests/envs/test_envs.py, and what to know of it there.
 
-A world of setup.cfg without a row here is made with no settings: add a row where that cannot be.
+A world of setup.cfg without a row here is made with no settings: add a row where that cannot be. `agent` is left out:
+what it says is up to a program, so it has no gold turns and no history (tests/envs/test_agent.py).
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def cases() -> dict[str, tuple[str, Row]]:
     return {
         name if number == 1 else f"{name} {number}": (path, row)
         for name, path in sorted(entry_points().items())
+        if name != "agent"
         for number, row in enumerate(ROWS.get(name, [Row()]), 1)
     }
 

@@ -149,8 +149,8 @@ def find_checkpoint(path: Path) -> Path:
 def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | None = None) -> dict[str, Any]:
     """Return the settings of the run that wrote a checkpoint, without `NOT_INHERITED`; {} without a settings file.
 
-    A settings file is not sealed, and a reward function that it names is code. So a checkpoint must have been sealed
-    with the user's key, and its manifest must list the function.
+    A settings file is not sealed, and a reward function or an agent that it names is code. So a checkpoint must have
+    been sealed with the user's key, and its manifest must list the function.
 
     Args:
         checkpoint: of the run.
@@ -170,7 +170,7 @@ def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | No
             listed = ()
         if unlisted := [name for name in named if name not in listed]:
             raise RunError(
-                f"{path} names code that a checkpoint of your own does not: reward = {', '.join(unlisted)}; read it, "
+                f"{path} names code that a checkpoint of your own does not: {', '.join(unlisted)}; read it, "
                 "and if you trust it, add --trust-checkpoint"
             )
     return values
