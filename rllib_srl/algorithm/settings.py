@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from rllib_srl.algorithm.tracking.choice import TABLE as TRACKER_TABLE
 from rllib_srl.common.setting_tables import Setting, groups_of, prefixed, public
 from rllib_srl.curriculum import TABLE as PLANNER_TABLE
 from rllib_srl.learner.model_setup import TARGETS
@@ -135,6 +136,7 @@ TRAINING = {
     "log_directory": Setting(
         None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"
     ),
+    **TRACKER_TABLE,
     "check_resources": Setting(
         True, "fail at start-up if the cluster is too small; False: for clusters that grow on demand"
     ),
@@ -163,6 +165,7 @@ _NEW = (
     *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
     *("zvp_coeff", "screen_size", "smallest_group", "largest_group", "planner_sec_rate"),
+    *(name for name in TRACKER_TABLE if name != "tracker"),
 )
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
 

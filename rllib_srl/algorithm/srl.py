@@ -38,6 +38,7 @@ from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import card_bytes_here, check_cluster_holds
+from rllib_srl.algorithm.tracking.tracking import start_tracking
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.layout import balanced_shards
@@ -45,6 +46,7 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
+from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
@@ -90,9 +92,18 @@ class SRL(SavedAlgorithm):
         return SRLConfig()
 
     def setup(self, config: SRLConfig) -> None:
-        """Start runners, learners and memory, and verify that each engine holds the learner's weights."""
+        """Start trackers, runners, learners and memory; verify that each engine holds the learner's weights."""
         if self.config.checkpoint_every:
             make_key(self.config.seal_key_file)  # fail now, not when the first checkpoint is written
+        self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
+        self.tracking = start_tracking(self.config, Path(self.logdir), self.seed, lambda: self.report.writer)
+        try:
+            self._start(config)
+        except BaseException:
+            self.tracking.close()
+            raise
+
+    def _start(self, config: SRLConfig) -> None:
         if not ray.is_initialized():
             ray.init()  # the resource check below needs a running Ray
         if ray.util.get_current_placement_group() is None:
@@ -104,7 +115,6 @@ class SRL(SavedAlgorithm):
         super().setup(config)
         self.version = 0
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
-        self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         if self.config.evaluation_iterations:
@@ -486,10 +496,17 @@ class SRL(SavedAlgorithm):
         """Do nothing: `play` and `_sync_weights` detect dead runners and restore them with verified weights."""
         return []
 
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Call RLlib's callbacks, then send the metrics to the trackers."""
+        super().log_result(result)
+        self.tracking.log(self.iteration, dict(numbers_of(result)))
+
     def cleanup(self) -> None:
-        """Stop the memory, close the log files, and stop runners and learners."""
+        """Stop the memory, end the trackers' runs, close the log files, and stop runners and learners."""
         if hasattr(self, "memory"):
             self.memory.stop()
+        if hasattr(self, "tracking"):
+            self.tracking.close()
         if hasattr(self, "report"):
             self.report.close()
         super().cleanup()

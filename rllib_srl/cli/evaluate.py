@@ -119,7 +119,8 @@ def started(
         SettingsError: the settings have faults; nothing was started.
     """
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
-        config = build_config({**values, "log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1})
+        changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "tracker": None}
+        config = build_config({**values, **changed})
         check(config)
         progress.begin("starting Ray ...")
         start_ray(verbose)

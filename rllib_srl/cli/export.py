@@ -23,11 +23,12 @@ from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empt
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.run_log import numbers_of, read_metrics
+from rllib_srl.cli.shared.run_log import read_metrics
 from rllib_srl.cli.shared.settings import model_config_of
 from rllib_srl.cli.sharing.hub import Hub
 from rllib_srl.cli.sharing.model_card import CARD, Facts, card, evaluations_of
 from rllib_srl.cli.upgrading.ledger import LEDGER, MODEL, read_ledger
+from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.storage.checkpoints import PREFIX
 from rllib_srl.storage.disk import writing
 

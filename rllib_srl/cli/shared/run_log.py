@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.storage.disk import append
 from rllib_srl.storage.event_file import EventFile
 
 METRICS = "metrics.jsonl"
 # Parts of an iteration that `SRL.training_step` times.
 PARTS = ("plan", "rollout", "remember", "batch", "learn", "sync", "look_back")
-LEFT_OUT = ("config", "perf", "timestamp", "pid", "date", "hostname", "node_ip", "trial_id", "fault_tolerance")
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,15 @@ class RunLog:
     Invariant: only appends; a resumed run continues the log.
     """
 
-    def __init__(self, directory: Path, writer: EventFile | None = None) -> None:
+    def __init__(self, directory: Path, writer: EventFile | None = None, has_scalars: bool = True) -> None:
         """Open the log in `directory`, which must exist.
 
         Args:
             directory: of the run.
             writer: of the run's event file, closed by its owner; None opens one.
+            has_scalars: whether `write` adds scalars to the event file; False if the algorithm's tracker does.
         """
+        self._has_scalars = has_scalars
         self._metrics = directory / METRICS
         self._writer, self._is_owner = writer or EventFile(directory), writer is None
 
@@ -73,7 +72,7 @@ class RunLog:
         """Append all numbers of a result, nested names joined by "/"."""
         numbers = dict(numbers_of(result))
         append(self._metrics, json.dumps({"iteration": iteration, **numbers}) + "\n")
-        for name, number in numbers.items():
+        for name, number in numbers.items() if self._has_scalars else ():
             self._writer.add_scalar(name, number, iteration)
         self._writer.flush()
 
@@ -94,14 +93,3 @@ def read_metrics(directory: Path) -> list[dict[str, float]]:
     path = directory / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-def numbers_of(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (name, number) for every finite number in a nested result."""
-    for name, value in result.items():
-        if not prefix and name in LEFT_OUT:
-            continue
-        if isinstance(value, Mapping):
-            yield from numbers_of(value, f"{prefix}{name}/")
-        elif isinstance(value, bool | int | float | np.number) and math.isfinite(value):
-            yield f"{prefix}{name}", float(value)

@@ -177,7 +177,8 @@ def config_of(
     values = plan.study.settings_of(arm, seed)
     every = values.get("checkpoint_every", CHECKPOINT_EVERY)
     # The trial writes its own checkpoints, Tune none.
-    config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()
+    changed = {"checkpoint_every": 0, **({"tracker": None} if num_rehearsed else {})}
+    config: dict[str, Any] = build_config({**values, **changed}).to_dict()
     shown = {setting.name: _plain(setting.default) for setting in all_settings().values()} | values
     told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}
     return config | {"_study": {**told, "checkpoint_every": every, "num_rehearsed": num_rehearsed, "trust": trust}}

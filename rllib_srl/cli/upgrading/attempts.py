@@ -12,6 +12,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_srl.algorithm.checkpointing import export_checkpoint
+from rllib_srl.algorithm.tracking.choice import TENSORBOARD
+from rllib_srl.algorithm.tracking.tracking import tracks
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.display import Progress
@@ -52,7 +54,8 @@ class Attempt:
         make_key(config.seal_key_file)
         with hushed_stderr(verbose):
             self.algo = config.build_algo()
-        self._log = RunLog(directory, self.algo.report.writer)
+        has_scalars = not tracks(config, TENSORBOARD)
+        self._log = RunLog(directory, self.algo.report.writer, has_scalars)
 
     def __enter__(self) -> Attempt:
         """Return the attempt."""
