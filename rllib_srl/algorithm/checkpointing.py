@@ -280,8 +280,26 @@ def export_checkpoint(path: str | Path, config: SRLConfig, directory: str | Path
         FileExistsError: the directory is not empty.
         ValueError: the weights belong to another model.
     """
-    place, target = Path(path).absolute(), Path(directory).absolute()
+    target = Path(directory).absolute()
     refuse_not_empty(target)
+    policy, about = policy_of(path, config)
+    with writing(target):
+        export(policy, str(target), is_first=True)
+    return about
+
+
+def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict[str, Any]]:
+    """Return the policy of a checkpoint and the `about` entry of its manifest; no pickle is opened, without Ray.
+
+    Args:
+        path: as in `export_checkpoint`.
+        config: likewise.
+
+    Raises:
+        CheckpointError: a file of the checkpoint is missing, damaged or unlisted.
+        ValueError: the weights belong to another model.
+    """
+    place = Path(path).absolute()
     about = checkpoints.verify_sealed(place)
     policy, flat = CausalLMModule(model_config=config.model_config), config.flat()
     if flat.lora_rank:
@@ -290,9 +308,7 @@ def export_checkpoint(path: str | Path, config: SRLConfig, directory: str | Path
         load_sharded(place / SHARDS, dict(policy.saved_parameters()), {})
     else:
         policy.set_state(read_weights(place / MODULE / WEIGHTS))
-    with writing(target):
-        export(policy, str(target), is_first=True)
-    return about
+    return policy, about
 
 
 def refuse_not_empty(directory: Path) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
-from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.settings import Parser, SettingsError, add_settings, build_config, check, given_settings
@@ -164,7 +164,7 @@ def prompts(
     found.line("prompts", f"the first {min(NUM_SHOWN, len(ids))}, {seen}")
     for number, prompt_id in enumerate(ids[:NUM_SHOWN], 1):
         print(f"{_RULE} prompt {number} {_RULE}")
-        print(_visible(tokenizer.decode(_tokens(env, prompt_id, transcript), skip_special_tokens=False)))
+        print(printable_lines(tokenizer.decode(_tokens(env, prompt_id, transcript), skip_special_tokens=False)))
         answer = env.question(prompt_id).answer
         print(f"{_RULE} {f'right answer: {_short(answer)}' if answer else 'no right answer in the row'}")
 
@@ -320,10 +320,6 @@ def _percentiles(lengths: np.ndarray) -> str:
 def _short(text: str, most: int = 70) -> str:
     line = printable(" ".join(text.split()))
     return line if len(line) <= most else f"{line[:most]}..."
-
-
-def _visible(text: str) -> str:
-    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -114,6 +114,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return `printable` text with its line breaks kept."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand."""
     arguments = parse(sys.argv[1:] if argv is None else argv)

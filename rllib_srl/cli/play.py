@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.common.environments import SPLITS, WorldError, check_world, known_worlds, prompts_of, resolve
 from rllib_srl.rollout.replies import Reply, reset, step
@@ -75,8 +75,8 @@ class Player:
         self._earned, self._num_turns = 0.0, 0
         self._say(f"── {self.name}")  # without the prompt id, which may contain the answer
         if reply.system:
-            self._say(_shown(f"(system prompt) {reply.system}\n"))
-        self._say(_shown(reply.observation))
+            self._say(printable_lines(f"(system prompt) {reply.system}\n"))
+        self._say(printable_lines(reply.observation))
         while self.is_playing:
             turn = self._gold_turn() if is_gold else self._typed()
             if turn is not None:
@@ -111,14 +111,14 @@ class Player:
             self._say("(no gold turns left)")
             return None
         turn = self._gold.pop(0)
-        self._say(f"{TURN_MARK}{_shown(turn)}")
+        self._say(f"{TURN_MARK}{printable_lines(turn)}")
         return turn
 
     def _take(self, turn: str) -> None:
         reply = step(self.env, turn)
         self._earned, self._num_turns = self._earned + reply.reward, self._num_turns + 1
         if reply.observation:
-            self._say(_shown(reply.observation))
+            self._say(printable_lines(reply.observation))
         if reply.info:
             self._say("info " + ", ".join(f"{key}={printable(str(value))}" for key, value in reply.info.items()))
         self._say(f"reward {reply.reward:g}")
@@ -137,10 +137,6 @@ def _ending(reply: Reply) -> str:
     if reply.stop_reason is not None:
         return reply.stop_reason.value
     return "terminated" if reply.is_terminated else "truncated"
-
-
-def _shown(text: str) -> str:
-    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def wanted_prompts(env: Any, arguments: argparse.Namespace) -> Iterator[str]:

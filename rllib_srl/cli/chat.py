@@ -1,0 +1,430 @@
+"""Talk to a model in the terminal: a run's newest checkpoint, a checkpoint, or a model.
+
+    srl chat results/first
+    srl chat results/first/checkpoint_000010 --system "Answer in one word." --temperature 0
+    srl chat smollm2-135m
+    printf 'What is 3 + 4?\\nAnd one more?\\n' | srl chat results/first       one turn per line
+
+A line is one turn of yours; "\\n" in it stands for a line break, and empty lines are skipped. `/reset` starts a new
+conversation, `/quit` or the end of input ends the program, and "//" starts a line whose text begins with "/".
+
+The model's chat template forms the conversation. A model without one gets the prompts of the run's environment, or
+"Question: ... Answer:"; --prompt_format text asks for that of any model. If a conversation outgrows the context, its
+oldest turns are left out, with a note. Replies go to standard output, notes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.checkpointing import policy_of
+from rllib_srl.cli.episodes import printable_lines
+from rllib_srl.cli.evaluate import checkpoint_named
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
+from rllib_srl.cli.shared.display import showing_progress
+from rllib_srl.cli.shared.settings import (
+    Parser,
+    SettingsError,
+    add_settings,
+    all_settings,
+    build_config,
+    check,
+    given_settings,
+    model_config_of,
+    with_underscores,
+)
+from rllib_srl.engine import Engine, Sampling, make_engine
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import context_of, local_model
+from rllib_srl.engine.sync import pack_stream
+from rllib_srl.envs.text import asked
+from rllib_srl.learner.model_setup import policy_weights, weights_layout
+from rllib_srl.rollout.replies import attribute
+from rllib_srl.rollout.transcript import Transcript, make_transcript
+
+OF_RUN = ("engine", "compute_dtype", "max_episode_tokens")  # settings of a run that its engine gets here, too
+OF_ENGINE = (*OF_RUN, "num_gpus_per_env_runner", "seed")
+FLAGS = (*OF_ENGINE, "prompt_format", "env", "env_config")
+# A config has many settings without effect here. These need no learner, no memory and no prompts of the run.
+NO_TRAINING = {"env": "copy_words", "num_cpus_per_env_runner": 0, "num_learners": 0, "num_gpus_per_learner": 0}
+NO_TRAINING |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
+CONTEXT = 4096  # most tokens of a conversation, unless the run or a flag has more
+MAX_TOKENS = 256  # of a reply
+CHUNK = 16  # tokens of a reply after which a terminal shows what there is
+PROMPT = "> "
+COMMANDS = ("/reset", "/quit")
+UNFINISHED = "�"  # decoded from the first bytes of a character
+
+
+class ConversationError(ValueError):
+    """A message does not fit; the conversation is unchanged."""
+
+
+class Form(Protocol):
+    """The way in which messages become tokens."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a reply, besides the end-of-sequence token."""
+
+    def first(self, message: str) -> list[int]:
+        """Return the tokens from the start of a conversation to the reply."""
+
+    def later(self, message: str, last_id: int) -> list[int]:
+        """Return the tokens from the end of a reply, whose last token was `last_id`, to the next one."""
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """The model's chat template."""
+
+    transcript: Transcript
+    system: str = ""
+    stop: tuple[str, ...] = ()
+
+    def first(self, message: str) -> list[int]:
+        """Render the system message, the user's and the opening of the reply."""
+        return self.transcript.first(message, "", self.system)
+
+    def later(self, message: str, last_id: int) -> list[int]:
+        """Render what follows a reply."""
+        return self.transcript.later(message, last_id)
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """Plain text in the form of an environment's prompts."""
+
+    transcript: Transcript
+    prompt_for: Callable[[str, bool], str]  # message, whether it is the first one -> prompt
+    system: str = ""
+    stop: tuple[str, ...] = ("\n",)
+
+    def first(self, message: str) -> list[int]:
+        """Tokenise the system prompt and the first prompt."""
+        return self.transcript.first(self.prompt_for(message, True), "", self.system)
+
+    def later(self, message: str, last_id: int) -> list[int]:
+        """Tokenise a further prompt, in a paragraph of its own."""
+        return self.transcript.later(f"\n{self.prompt_for(message, False)}", last_id)
+
+
+@dataclass
+class Conversation:
+    """Messages and replies so far. Invariant: a reply's tokens are those that were sampled."""
+
+    form: Form
+    max_tokens: int  # of the next prompt
+    exchanges: list[tuple[str, list[int]]] = field(default_factory=list)
+
+    def prompt_with(self, message: str) -> tuple[list[int], int]:
+        """Return the prompt of the next reply, and how many of the oldest exchanges had to be left out for good.
+
+        Raises:
+            ConversationError: the message alone does not fit.
+        """
+        ids = self._ids_of(message)
+        before = len(self.exchanges)
+        while len(ids) > self.max_tokens and self.exchanges:
+            del self.exchanges[0]
+            ids = self._ids_of(message)
+        if len(ids) > self.max_tokens:
+            raise ConversationError(
+                f"your message has {len(ids)} tokens with everything around it; expected at most {self.max_tokens}, so "
+                "that a reply fits the context: shorten it, lower --max-tokens or raise --max_episode_tokens"
+            )
+        return ids, before - len(self.exchanges)
+
+    def _ids_of(self, message: str) -> list[int]:
+        messages = [*(said for said, _ in self.exchanges), message]
+        ids = self.form.first(messages[0])
+        for (_, reply), following in zip(self.exchanges, messages[1:], strict=True):
+            ids = [*ids, *reply, *self.form.later(following, reply[-1])]
+        return ids
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply. Invariant: `token_ids` is not empty."""
+
+    token_ids: list[int]
+    text: str
+    is_cut: bool  # it reached the maximum number of tokens
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A loaded model."""
+
+    engine: Engine
+    tokenizer: Any
+    form: Form
+    temperature: float
+    max_tokens: int
+
+    def reply(self, prompt: list[int], show: Callable[[str], None] | None = None) -> Reply:
+        """Return the reply to a prompt.
+
+        Args:
+            prompt: token ids.
+            show: called with the text so far, a few tokens at a time. Only without stop strings, which might begin in
+                one piece and end in the next.
+        """
+        ids: list[int] = []
+        pieces = show is not None and not self.form.stop
+        while True:
+            num = min(CHUNK, self.max_tokens - len(ids)) if pieces else self.max_tokens
+            sampling = Sampling(num, temperature=self.temperature, stop=self.form.stop)
+            (turn,) = self.engine.generate([[*prompt, *ids]], sampling)
+            ids += turn.token_ids.tolist()
+            said = self.tokenizer.decode(ids, skip_special_tokens=True)
+            is_over = turn.reason == "stop" or len(ids) >= self.max_tokens
+            if is_over:
+                return Reply(ids, said, is_cut=turn.reason != "stop")
+            if show:
+                show(said.rstrip(UNFINISHED))
+
+
+class Terminal:
+    """The dialogue between a person and a model. Invariant: every reply in `conversation` was shown."""
+
+    def __init__(self, speaker: Speaker, conversation: Conversation, lines: TextIO, out: TextIO, notes: TextIO) -> None:
+        """Read from `lines`; write replies to `out` and notes to `notes`."""
+        self._speaker, self._conversation = speaker, conversation
+        self._lines, self._out, self._notes = lines, out, notes
+        self._is_live = lines.isatty() and out.isatty()
+        self._num_shown = 0
+
+    def run(self) -> None:
+        """Talk until `/quit` or the end of input."""
+        for line in iter(self._read, ""):
+            message = line.strip().replace("\\n", "\n")
+            if message == "/quit":
+                break
+            if message == "/reset":
+                self._conversation.exchanges.clear()
+                self._note("new conversation")
+            elif message.startswith("/") and not message.startswith("//"):
+                command = message.split()[0]
+                self._note(f"unknown command {command}; expected {' or '.join(COMMANDS)}, or // to begin a text with /")
+            elif message:
+                self._answer(message.removeprefix("/") if message.startswith("//") else message)
+
+    def _read(self) -> str:
+        if self._is_live:
+            self._write(PROMPT)
+        line = self._lines.readline()
+        if not line and self._is_live:
+            self._write("\n")
+        return line
+
+    def _answer(self, message: str) -> None:
+        try:
+            prompt, num_dropped = self._conversation.prompt_with(message)
+        except ConversationError as error:
+            self._note(str(error))
+            return
+        if num_dropped:
+            limit = self._conversation.max_tokens
+            self._note(f"turns left out, the oldest first: {num_dropped}; a prompt may have {limit} tokens")
+        self._num_shown = 0
+        reply = self._speaker.reply(prompt, self._show if self._is_live else None)
+        self._show(reply.text.rstrip("\n"))
+        self._write("\n")
+        if reply.is_cut:
+            self._note(f"cut off after {self._speaker.max_tokens} tokens (--max-tokens)")
+        self._conversation.exchanges.append((message, reply.token_ids))
+
+    def _show(self, said: str) -> None:
+        """Write the part of a reply that was not shown yet."""
+        self._write(printable_lines(said[self._num_shown :]))
+        self._num_shown = max(self._num_shown, len(said))
+
+    def _write(self, piece: str) -> None:
+        print(piece, end="", file=self._out, flush=True)
+
+    def _note(self, note: str) -> None:
+        print(f"({note})", file=self._notes, flush=True)
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to talk to. Invariant: `checkpoint` is None exactly if `values["model"]` is the model itself."""
+
+    checkpoint: Path | None
+    values: Mapping[str, Any]
+
+
+def source_of(what: str, given: Mapping[str, Any]) -> Source:
+    """Return the checkpoint that a path names, or the model, with the settings of its run.
+
+    Code that the settings name is not run, unless `form_of` needs the environment.
+
+    Raises:
+        CheckpointError: a run without a checkpoint.
+        SettingsError: a checkpoint without settings.
+    """
+    checkpoint = checkpoint_named(what)
+    if checkpoint is None:
+        return Source(None, {**given, "model": what})
+    earlier = runs.settings_of(checkpoint, trust=True)
+    if "model" not in earlier:
+        raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+    return Source(checkpoint, {**earlier, **({"env_config": {}} if "env" in given else {}), **given})
+
+
+def engine_config(source: Source, given: Mapping[str, Any], directory: Path) -> SRLConfig:
+    """Return a valid config with the settings of the engine.
+
+    Raises:
+        SettingsError: a setting is invalid.
+    """
+    values = {name: source.values[name] for name in OF_RUN if source.values.get(name) is not None}
+    values |= {"seed": secrets.randbelow(2**31), **{name: given[name] for name in OF_ENGINE if name in given}}
+    longest = context_of(directory) or CONTEXT
+    if "max_episode_tokens" not in given:
+        values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens", 0)))
+    values["max_turn_tokens"] = 1
+    config = build_config({**NO_TRAINING, **values, "model": source.values["model"]})
+    check(config)
+    return config
+
+
+def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
+    """Return an engine with the weights of a checkpoint, or of the model.
+
+    Raises:
+        CheckpointError: a file of the checkpoint is missing, damaged or unlisted.
+        WeightSyncError: the engine did not get exactly the checkpoint's weights.
+    """
+    policy = about = None
+    if source.checkpoint:  # first: a damaged checkpoint is found before an engine starts
+        policy, about = policy_of(source.checkpoint, model_config_of(source.values))
+    engine = make_engine(**config.engine_settings(directory))
+    if policy is not None and about is not None:
+        version = int(about.get("version", 0))
+        weights = (weights_layout(policy.model), policy_weights(policy.model))
+        engine.load_weights(pack_stream(*weights, version, config.compute_dtype))
+    return engine
+
+
+def form_of(
+    source: Source, tokenizer: Any, system: str | None, given: Mapping[str, Any], trust: bool
+) -> tuple[Form, str]:
+    """Return the form of the conversation and its description.
+
+    Args:
+        source: of the model.
+        tokenizer: of the model.
+        system: the system prompt; None: that of the run's environment, if it has one in its settings.
+        given: settings of flags, of which `prompt_format` overrides the choice.
+        trust: run code that the settings of someone else's run name.
+
+    Raises:
+        ValueError: the template cannot be used.
+    """
+    told = (source.values.get("env_config") or {}).get("system_prompt", "") if system is None else system
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if given.get("prompt_format", "chat" if has_template else "text") == "chat":
+        return ChatForm(make_transcript("chat", tokenizer), told), "the model's chat template"
+    transcript = make_transcript("text", tokenizer)
+    env = environment_of(source, trust)
+    if env is None:
+        return TextForm(transcript, lambda message, is_first: asked(message), told), "Question: ... Answer:"
+    stop, prompt_for = tuple(attribute(env, "stop_strings", ())), attribute(env, "prompt_for", None)
+    name = f"prompts of the environment {source.values['env']}"
+    if prompt_for is None:
+        return TextForm(transcript, lambda message, is_first: f"{message}\n", told, stop), "plain text"
+    return TextForm(transcript, prompt_for, told, stop), name
+
+
+def environment_of(source: Source, trust: bool) -> Any:
+    """Return the environment of the settings; None if they name none, or several."""
+    values = source.values
+    if not values.get("env"):
+        return None
+    if source.checkpoint:
+        runs.settings_of(source.checkpoint, trust)  # raises if it names code that is not the user's own
+    config = build_config({"env": values["env"], "env_config": values.get("env_config")})
+    (name, creator), = config.world_creators().items()
+    return creator(config.world_configs()[name])
+
+
+# --- command line ---------------------------------------------------------------------------------
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = Parser(
+        usage="%(prog)s RUN|CHECKPOINT|MODEL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("what", metavar="RUN|CHECKPOINT|MODEL", help="a run's directory, a checkpoint, or a model")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: that of the run's environment)")
+    text = "sampling temperature, 0: greedy (default: that of the run's training, else 1)"
+    parser.add_argument("--temperature", dest="heat", type=float, metavar="T", help=text)  # `temperature` is a setting
+    text = f"maximum number of tokens of a reply (default: {MAX_TOKENS}, or half the context if that is less)"
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=text)
+    text = "use the environment of someone else's run for its prompts; what it names is code"
+    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
+    parser.add_argument("--verbose", action="store_true", help="show the output of vLLM and transformers")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser, without=tuple(name for name in all_settings() if name not in FLAGS))
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
+    if arguments.heat is not None and arguments.heat != 0 and not 0.01 <= arguments.heat <= 100:
+        parser.error(f"--temperature {arguments.heat}; expected 0 or a number from 0.01 to 100")
+    if arguments.max_tokens is not None and arguments.max_tokens < 1:
+        parser.error(f"--max-tokens {arguments.max_tokens}; expected at least 1")
+    return arguments
+
+
+def max_tokens_of(given: int | None, context: int) -> int:
+    """Return the maximum number of tokens of a reply.
+
+    Raises:
+        SettingsError: it does not fit the context.
+    """
+    if given is not None and given >= context:
+        raise SettingsError(f"--max-tokens {given}; expected less than the context of {context} tokens")
+    return min(MAX_TOKENS, context // 2) if given is None else given
+
+
+def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
+    """Load the model and talk."""
+    given = given_settings(arguments)
+    source = source_of(arguments.what, given)
+    with showing_progress(1, sys.stderr) as progress:
+        progress.begin("loading the model ...")
+        directory = local_model(source.values["model"])
+        config = engine_config(source, given, directory)
+        tokenizer = load_tokenizer(directory)
+        max_tokens = max_tokens_of(arguments.max_tokens, config.max_episode_tokens)
+        temperature = source.values.get("temperature", 1.0) if arguments.heat is None else arguments.heat
+        form, name = form_of(source, tokenizer, arguments.system, given, arguments.trust_checkpoint)
+        with hushed_stderr(arguments.verbose):
+            engine = loaded(source, config, directory)
+    with closing(engine):
+        print(f"({source.checkpoint or arguments.what}; {name}; /reset, /quit)", file=sys.stderr, flush=True)
+        conversation = Conversation(form, config.max_episode_tokens - max_tokens)
+        speaker = Speaker(engine, tokenizer, form, temperature, max_tokens)
+        Terminal(speaker, conversation, lines or sys.stdin, sys.stdout, sys.stderr).run()
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: chat(arguments), arguments.debug)

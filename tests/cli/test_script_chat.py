@@ -1,0 +1,171 @@
+"""srl chat: the tokens of a conversation, commands, limits, and real replies of a checkpoint and a model."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.algorithm.checkpointing import MODULE
+from rllib_srl.cli import chat
+from rllib_srl.cli.chat import ChatForm, Conversation, ConversationError, Reply, Terminal, TextForm, form_of, source_of
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.math.question_file import QuestionFile
+from rllib_srl.rollout.transcript import make_transcript
+from rllib_srl.storage.weight_file import WEIGHTS
+
+
+class Counting:
+    """A form of one token for each word, 0 in front of a message and 9 behind a reply."""
+
+    stop: tuple[str, ...] = ()
+
+    def first(self, message: str) -> list[int]:
+        return [0, *map(int, message.split())]
+
+    def later(self, message: str, last_id: int) -> list[int]:
+        return [9, *map(int, message.split())]
+
+
+def test_a_prompt_has_all_turns_with_the_replies_as_sampled() -> None:
+    talk = Conversation(Counting(), 100, [("1 2", [50, 51]), ("3", [52])])
+    assert talk.prompt_with("4") == ([0, 1, 2, 50, 51, 9, 3, 52, 9, 4], 0)
+
+
+def test_the_oldest_turns_are_left_out_and_counted() -> None:
+    talk = Conversation(Counting(), 5, [("1 2", [50, 51]), ("3", [52]), ("4", [53])])
+    assert talk.prompt_with("5") == ([0, 4, 53, 9, 5], 2)
+    assert talk.exchanges == [("4", [53])]
+
+
+def test_a_message_that_is_too_long_alone_is_refused() -> None:
+    with pytest.raises(ConversationError, match="your message has 7 tokens.*expected at most 5"):
+        Conversation(Counting(), 5).prompt_with("1 2 3 4 5 6")
+
+
+class Parrot:
+    """A speaker that repeats the tokens of its prompt."""
+
+    max_tokens = 3
+
+    def reply(self, prompt: Sequence[int], show: Callable[[str], None] | None = None) -> Reply:
+        said = " ".join(map(str, prompt))
+        return Reply([7], f"{said}\x1b[31m\n", is_cut=len(prompt) > 4)
+
+
+def talked(text: str, most: int = 100) -> tuple[list[str], list[str]]:
+    """Return the lines of output and of notes."""
+    out, notes = io.StringIO(), io.StringIO()
+    Terminal(Parrot(), Conversation(Counting(), most), io.StringIO(text), out, notes).run()  # type: ignore[arg-type]
+    return out.getvalue().splitlines(), notes.getvalue().splitlines()
+
+
+def test_a_line_is_a_turn_and_commands_are_none() -> None:
+    out, notes = talked("1\n\n2\n/reset\n3\n/what now\n/quit\n4\n")
+    assert out[:3] == ["0 1\\x1b[31m", "0 1 7 9 2\\x1b[31m", "0 3\\x1b[31m"]  # control characters are shown, not sent
+    assert notes[0] == "(cut off after 3 tokens (--max-tokens))" and notes[1] == "(new conversation)"
+    assert notes[2].startswith("(unknown command /what; expected /reset or /quit")
+
+
+def test_a_text_may_begin_with_a_slash() -> None:
+    class Words(Counting):
+        def first(self, message: str) -> list[int]:
+            assert message == "/5"
+            return [0]
+
+    out = io.StringIO()
+    Terminal(Parrot(), Conversation(Words(), 9), io.StringIO("//5"), out, out).run()  # type: ignore[arg-type]
+    assert out.getvalue() == "0\\x1b[31m\n"
+
+
+def test_what_is_left_out_and_what_does_not_fit_is_said() -> None:
+    out, notes = talked("1 1\n2 2\n3 3 3 3 3\n4\n", most=5)
+    assert [line.partition("\\")[0] for line in out] == ["0 1 1", "0 2 2", "0 4"]
+    assert notes[0] == "(turns left out, the oldest first: 1; a prompt may have 5 tokens)"
+    assert notes[1].startswith("(your message has 6 tokens")
+
+
+def test_the_form_is_the_template_or_the_environments_prompts() -> None:
+    tiny = load_tokenizer(local_model("tiny"))
+    source = source_of("tiny", {"env": "compare", "env_config": {"num_shots": 1, "system_prompt": "Hi."}})
+    form, name = form_of(source, tiny, None, {}, trust=False)
+    assert isinstance(form, TextForm) and name == "prompts of the environment compare" and form.stop == ("\n",)
+    prompt = tiny.decode(form.first("1 or 2?"))
+    env = Compare({"num_shots": 1})
+    assert prompt.startswith("Hi.") and prompt.endswith(env.prompt_for("1 or 2?")[-25:])
+    assert tiny.decode(form.later("3?", 5)).strip() == "Question: 3?\nAnswer:"
+    plain, name = form_of(source_of("tiny", {}), tiny, "Be brief.", {}, trust=False)
+    assert name == "Question: ... Answer:" and tiny.decode(plain.first("1?")).startswith("Be brief.")
+
+
+def test_environments_put_a_users_words_into_their_prompts(tmp_path: Path) -> None:
+    assert Compare({"num_shots": 0}).prompt_for("Which?") == "Question: Which?\nAnswer:"
+    shot = Compare({"num_shots": 1, "instruction": "Compare."}).prompt_for("Which?")
+    assert shot.startswith("Compare.\n\nQuestion: ") and shot.endswith("\n\nQuestion: Which?\nAnswer:")
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"question": "{n}?", "answer": "{n}", "topic": "t"}}\n' for n in range(40)))
+    own = QuestionFile({"path": str(path), "num_shots": 0, "prompt_template": "T: {topic} Q: {question} A:"})
+    assert own.prompt_for("What?", is_first=False) == "T:  Q: What? A:"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tiny", "--max-tokens", "0"], "--max-tokens 0; expected at least 1"),
+        (["tiny", "--temperature", "-1"], "--temperature -1.0; expected 0 or a number from 0.01 to 100"),
+        (["tiny", "--lr", "1"], "--lr"),
+        (["./nowhere"], "model directory ./nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    try:
+        status = chat.main(argv)
+    except SystemExit as error:
+        status = int(error.code or 0)
+    assert status and message in capsys.readouterr().err
+
+
+def said_to(argv: list[str], lines: str, capsys: pytest.CaptureFixture) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = chat.run_cleanly(lambda: chat.chat(chat.parse(argv), io.StringIO(lines)), debug=False)
+    read = capsys.readouterr()
+    return status, read.out, read.err
+
+
+@pytest.mark.slow
+def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--temperature", "0", "--max-tokens", "4"]
+    status, out, err = said_to([str(trained), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
+    assert status == 0 and re.fullmatch(r" ?\d+.*\n", out), (out, err)
+    assert "checkpoint_000002; prompts of the environment compare" in err
+    again = said_to([str(trained / "checkpoint_000002"), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
+    assert again[1] == out
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint_000002" / MODULE / WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 255
+    path.write_bytes(data)
+    status, out, err = said_to([str(tmp_path / "run")], "hi\n", capsys)
+    assert status == 1 and out == "" and "weights.safetensors" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_chat_template_is_used_where_there_is_one() -> None:
+    tokenizer = load_tokenizer(local_model("smollm2-135m"))
+    form, name = form_of(source_of("smollm2-135m", {}), tokenizer, "Be brief.", {}, trust=False)
+    assert isinstance(form, ChatForm) and name == "the model's chat template"
+    said = tokenizer.decode(form.first("Hello"))
+    assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>")
+    text, _ = form_of(source_of("smollm2-135m", {}), tokenizer, None, {"prompt_format": "text"}, trust=False)
+    assert tokenizer.decode(text.first("1?")) == "Question: 1?\nAnswer:"
+    assert make_transcript("chat", tokenizer).stop(()) == form.stop
