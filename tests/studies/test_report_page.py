@@ -124,7 +124,7 @@ def test_more_arms_than_colours_are_named_and_tabled(tmp_path, quick, monkeypatc
 
 def test_a_directory_of_something_else_is_one_clear_error(tmp_path, capsys):
     assert report.main([str(tmp_path)]) == 1
-    assert "study.json does not exist; expected the results directory of a study" in capsys.readouterr().err
+    assert "has neither; expected the directory of a run (metrics.jsonl) or of a study" in capsys.readouterr().err
 
 
 def test_text_cannot_become_markup():

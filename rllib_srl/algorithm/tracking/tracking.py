@@ -122,13 +122,14 @@ def settings_to_log(config: Any) -> dict[str, Any]:
     """Return the settings of a run as texts and numbers, nested names joined by ".", without secrets."""
     names = [name for name in (*OF_RLLIB, *SETTINGS) if name not in NOT_LOGGED]
     values = {"model": config.model_config["model"], **{name: getattr(config, name) for name in names}}
-    return dict(_plain(values))
+    return dict(flat_settings(values))
 
 
-def _plain(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings as (name, text or number), nested names joined by ".", without secrets."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _plain(value, f"{prefix}{name}.")
+            yield from flat_settings(value, f"{prefix}{name}.")
         elif isinstance(value, bool | int | float):
             yield f"{prefix}{name}", value
         else:

@@ -1,10 +1,12 @@
-"""Write the report of a study: one self-contained HTML page, and the same in Markdown.
+"""Write the report of a run or a study: one self-contained HTML page, and the same in Markdown.
 
-    srl report results/replay
-    srl report results/replay --out docs/replay
+    srl report results/first                       a run of srl train
+    srl report results/tune/replay                 a study of srl tune
+    srl report results/first --out docs/first
 
-RESULTS is the directory of a study, with study.json and trials/. The files are report.html and report.md, in RESULTS
-or in --out. Unfinished runs are listed; all numbers come from finished runs.
+The directory decides: that of a study has study.json and trials/, that of a run metrics.jsonl. The files are
+report.html and report.md, there or in --out. A run may still be training. Secrets in settings are left out, but read
+the transcripts before you share a page. Unfinished trials of a study are listed; its numbers come from finished ones.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from rllib_srl.cli.report.run_facts import RunFacts
+from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.studies.report.blocks import Notice, to_html, to_markdown
+from rllib_srl.cli.shared.run_log import METRICS
+from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.storage.disk import writing
+from rllib_srl.studies.report.blocks import Notice, Page, to_html, to_markdown
 from rllib_srl.studies.report.text import page_of
-from rllib_srl.studies.results import read_results
+from rllib_srl.studies.results import STUDY_FILE, read_results
 
 NAMES = ("report.html", "report.md")
 
@@ -28,19 +35,38 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("results", type=Path, metavar="RESULTS", help="directory of a study")
-    parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (RESULTS)")
+    parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
+    parser.add_argument("--transcripts", type=int, default=6, metavar="N", help="episodes of a run (default: 6)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.transcripts < 0:
+        parser.error(f"--transcripts {arguments.transcripts}; expected at least 0")
+    return arguments
+
+
+def page_in(directory: Path, num_transcripts: int) -> Page:
+    """Return the page of a run or a study.
+
+    Raises:
+        RunError: the directory has neither.
+    """
+    if (directory / STUDY_FILE).is_file():
+        return page_of(read_results(directory))
+    if (directory / METRICS).is_file():
+        return page_of_run(RunFacts.read(directory), num_transcripts)
+    there = "has neither" if directory.is_dir() else "does not exist"
+    raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS}) or of a study ({STUDY_FILE})")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; return the exit status."""
-    page = page_of(read_results(arguments.results))
+    page = page_in(arguments.results, arguments.transcripts)
     directory = arguments.out or arguments.results
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in zip(NAMES, (to_html(page), to_markdown(page)), strict=True):
-        (directory / name).write_text(text, encoding="utf-8")
+        with writing(directory / name):
+            (directory / name).write_text(text, encoding="utf-8")
     print(page.title)
     for notice in (block for block in page.blocks if isinstance(block, Notice)):
         print("\n".join([notice.title, *(f"  {line}" for line in notice.lines)]))
@@ -53,4 +79,3 @@ def main(argv: list[str] | None = None) -> int:
     """Run the subcommand."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     return run_cleanly(lambda: run(arguments), arguments.debug)
-

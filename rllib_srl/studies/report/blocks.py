@@ -92,15 +92,24 @@ class Charts:
 
 
 @dataclass(frozen=True)
+class Verbatim:
+    """A text whose line breaks are kept, with a word about it in front, such as who said it."""
+
+    text: str
+    label: str = ""
+    kind: str = "verbatim"
+
+
+@dataclass(frozen=True)
 class Details:
     """Blocks that are collapsed at first."""
 
     summary: str
-    blocks: tuple[Heading | Text | Table, ...]
+    blocks: tuple[Heading | Text | Table | Verbatim, ...]
     kind: str = "details"
 
 
-Block = Heading | Text | Notice | Table | Charts | Details
+Block = Heading | Text | Notice | Table | Charts | Verbatim | Details
 
 
 @dataclass(frozen=True)
@@ -138,8 +147,11 @@ def _markdown(block: Block) -> Iterator[str]:
     elif isinstance(block, Charts):
         titles = "; ".join(chart.title for chart in block.charts)
         yield f"*Pictures, on the HTML page: {_escaped(titles)}.* {_escaped(block.caption)}"
+    elif isinstance(block, Verbatim):
+        label = [f"{block.label}:"] if block.label else []
+        yield "\n".join([*label, "", *(f"    {line}" for line in block.text.split("\n"))])
     else:
-        yield f"*{block.summary}*"
+        yield f"*{_escaped(block.summary)}*"
         for inner in block.blocks:
             yield from _markdown(inner)
 

@@ -106,6 +106,7 @@ def chart(
     alt: str,
     marks: Sequence[float] = (),
     with_band: bool = True,
+    is_share: bool = True,
 ) -> Chart:
     """Draw a line for each arm in `styles`.
 
@@ -114,10 +115,11 @@ def chart(
         styles: index of each arm's colour, dash and marker.
         title: title above the chart.
         x: label of the x axis.
-        y: label of the y axis, which shows a share.
+        y: label of the y axis.
         alt: text alternative.
         marks: x of dotted vertical lines.
         with_band: shade the 95 % intervals.
+        is_share: the y axis goes from 0 to 1, in percent; else it fits the lines.
     """
     with _Figure() as (figure, axes):
         for arm, number in styles.items():
@@ -130,9 +132,11 @@ def chart(
                 axes.fill_between(line.x, line.low, line.high, color=COLOURS[number], alpha=0.15, linewidth=0)
         for at in marks:
             axes.axvline(at, color="0.5", linestyle=":", linewidth=1)
-        axes.set(xlabel=x, ylabel=y, ylim=(0, 1), xlim=(0, None))
+        axes.set(xlabel=x, ylabel=y, xlim=(0, None))
         axes.set_title(title, fontsize="medium", loc="left")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        if is_share:
+            axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if is_share else short(round(value, 9)))
         axes.xaxis.set_major_formatter(lambda value, _: short(value))
         axes.grid(axis="y", color="0.9", linewidth=0.7)
         axes.set_axisbelow(True)

@@ -1,0 +1,175 @@
+"""What the files of a run say: settings, metrics by iteration, transcripts, and the faults among them.
+
+    settings.yaml, metrics.jsonl, transcripts.jsonl ──RunFacts.read──> facts ──warnings──> lines
+
+An iteration that was trained again after a resume has several lines in the files; the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rllib_srl.algorithm.metrics import TRANSCRIPTS
+from rllib_srl.cli.shared.run_log import METRICS, read_metrics
+from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
+from rllib_srl.cli.shared.settings import read_yaml
+from rllib_srl.types import StopReason
+
+REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
+DOMAIN = ("evaluation/by_domain/", "/accuracy")
+LEARNER = "learners/default_policy"
+NUM_AVERAGED = 5  # iterations at the start and at the end
+MANY_SILENT, MANY_UNPARSED, MANY_CUT = 0.8, 0.1, 0.1  # shares above which there is a warning
+
+
+class Fault(NamedTuple):
+    """A count that is 0 in a run without faults; `is_lifetime`: the metric counts since the start."""
+
+    metric: str
+    is_lifetime: bool
+    meaning: str
+
+
+FAULTS = (
+    Fault("num_runner_restarts", True, "restarts of env runners that died or timed out"),
+    Fault("env_runners/num_episodes_lost", False, "episodes ended by failures of environment or engine, or late"),
+    Fault("env_runners/num_groups_dropped", False, "groups with too few valid episodes"),
+    Fault("num_empty_batches", True, "iterations with nothing to train on"),
+    Fault(f"{LEARNER}/num_nonfinite_gradients", False, "optimiser steps skipped for a gradient that is not finite"),
+    Fault(f"{LEARNER}/num_nonfinite_logps", False, "tokens with a log-prob that is not finite"),
+    Fault("replay/num_restarts", True, "restarts of actors of the memory"),
+    Fault("replay/num_groups_lost", True, "groups lost before they were stored"),
+    Fault("replay/num_refused_bad_logp", True, "groups that the memory refused for log-probs that are not finite"),
+    Fault("replay/num_refused_invalid", True, "groups that the memory refused as invalid"),
+    Fault("replay/num_refused_secret", True, "groups that the memory refused for a secret"),
+)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run. Invariant: `rows` are ordered by iteration, each once, at least one."""
+
+    directory: Path
+    settings: Mapping[str, Any]
+    rows: Sequence[Mapping[str, float]]
+    episodes: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, directory: Path) -> RunFacts:
+        """Read the files of a run; its settings and transcripts may be missing.
+
+        Raises:
+            RunError: there is no finished iteration, or a file is damaged.
+        """
+        try:
+            rows = {int(row["iteration"]): row for row in read_metrics(directory)}
+            episodes = list(_last_of_each(_lines_of(directory / TRANSCRIPTS)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{directory} has a damaged {METRICS} or {TRANSCRIPTS}: {error}") from error
+        if not rows:
+            raise RunError(f"{directory / METRICS} has no finished iteration; expected at least one")
+        path = directory / SETTINGS_FILE
+        settings = read_yaml(path) if path.is_file() else {}
+        return cls(directory, settings, [rows[number] for number in sorted(rows)], episodes)
+
+    @property
+    def iterations(self) -> np.ndarray:
+        """Return the number of each iteration."""
+        return np.array([int(row["iteration"]) for row in self.rows])
+
+    def values(self, metric: str) -> np.ndarray:
+        """Return a metric in each iteration; nan where it is missing."""
+        return np.array([row.get(metric, math.nan) for row in self.rows], float)
+
+    def has(self, metric: str) -> bool:
+        """Return whether a metric was logged in an iteration."""
+        return any(metric in row for row in self.rows)
+
+    def total(self, metric: str) -> float:
+        """Return the sum of a metric over all iterations."""
+        return float(np.nansum(self.values(metric)))
+
+    def last(self, metric: str) -> float:
+        """Return the newest value of a metric; nan without one."""
+        known = self.values(metric)
+        known = known[~np.isnan(known)]
+        return float(known[-1]) if len(known) else math.nan
+
+    def span(self, metric: str) -> tuple[float, float]:
+        """Return the means over the first and the last `NUM_AVERAGED` iterations with the metric; nan without one."""
+        known = self.values(metric)
+        known = known[~np.isnan(known)]
+        num = max(1, min(NUM_AVERAGED, len(known) // 2))
+        return (float(known[:num].mean()), float(known[-num:].mean())) if len(known) else (math.nan, math.nan)
+
+    @cached_property
+    def domains(self) -> list[str]:
+        """Return the domains with a held-out accuracy."""
+        first, last = DOMAIN
+        names = {name for row in self.rows for name in row if name.startswith(first) and name.endswith(last)}
+        return sorted(name.removeprefix(first).removesuffix(last) for name in names)
+
+    @property
+    def silent_shares(self) -> np.ndarray:
+        """Return the share of groups of equal rewards in each iteration."""
+        num = self.values("env_runners/num_groups")
+        silent = self.values("env_runners/num_groups_without_signal")
+        shares: np.ndarray = np.divide(silent, num, out=np.full(len(num), math.nan), where=num > 0)
+        return shares
+
+    @property
+    def endings(self) -> dict[str, float]:
+        """Return the number of episodes by the reason of their end, those that occurred."""
+        found = {reason.value: self.total(f"env_runners/stop_reason/{reason.value}") for reason in StopReason}
+        return {name: num for name, num in found.items() if num}
+
+    @property
+    def faults(self) -> dict[str, tuple[int, str]]:
+        """Return metric -> its count and meaning, for each count of `FAULTS` above 0."""
+        counts = {one: self.last(one.metric) if one.is_lifetime else self.total(one.metric) for one in FAULTS}
+        return {one.metric: (int(num), one.meaning) for one, num in counts.items() if num > 0}
+
+    def warnings(self) -> list[str]:
+        """Return a line for each fault and each sign that little is learned."""
+        return [*(f"{meaning}: {num:,}" for num, meaning in self.faults.values()), *self._signs()]
+
+    def _signs(self) -> Iterator[str]:
+        if self.has(REWARD) and not (self.values(REWARD) > 0).any():
+            yield "every reward is 0: nothing is learned (docs/grading.md)"
+        silent = self.silent_shares
+        if not np.isnan(silent).all() and (share := float(np.nanmean(silent))) > MANY_SILENT:
+            yield f"{share:.0%} of the groups have equal rewards, and no gradient"
+        endings = self.endings
+        num = sum(endings.values()) - self.total("env_runners/num_episodes_lost")
+        for text, count, most in (
+            ("of the answers could not be parsed", self.total("env_runners/num_unparsed"), MANY_UNPARSED),
+            ("of the episodes ran out of tokens", endings.get(StopReason.OUT_OF_TOKENS.value, 0.0), MANY_CUT),
+        ):
+            if num > 0 and count / num > most:
+                yield f"{count / num:.0%} {text}"
+        accuracy, high = self.values(ACCURACY), self.last("evaluation/accuracy_high")
+        if not np.isnan(accuracy).all() and high < np.nanmax(accuracy):
+            best = int(np.nanargmax(accuracy))
+            before = f"{accuracy[best]:.3f} in iteration {self.iterations[best]}"
+            after = f"{self.last(ACCURACY):.3f}, whose interval ends at {high:.3f}"
+            yield f"held-out accuracy fell from {before} to {after}"
+
+
+def _lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a JSONL file, none if it does not exist; a last one that a kill has cut short is left out."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            yield from (json.loads(line) for line in stream if line.endswith(b"\n"))
+
+
+def _last_of_each(episodes: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the last line of each episode."""
+    yield from {(one["iteration"], one["group_id"], one["index"]): one for one in episodes}.values()

@@ -1,0 +1,143 @@
+"""srl report on a run: its facts by hand, the page, and what is no run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rllib_srl.cli import report
+from rllib_srl.cli.report.run_facts import LEARNER, REWARD, RunFacts
+from rllib_srl.cli.report.run_page import _chosen, page_of_run
+from rllib_srl.studies.report.blocks import Charts, Details, Notice, Table
+
+
+def row(iteration: int, reward: float, **more: float) -> dict[str, float]:
+    numbers = {"num_groups": 4.0, "num_groups_without_signal": 1.0, "num_generated_tokens": 100.0}
+    numbers |= {"stop_reason/terminated": 6.0, "stop_reason/out_of_tokens": 2.0, "num_unparsed": 0.0}
+    played = {f"env_runners/{name}": number for name, number in numbers.items()}
+    return {"iteration": iteration, **played, REWARD: reward, "time_this_iter_s": 4.0, "timers/rollout": 2.0, **more}
+
+
+def evaluation(accuracy: float, **domains: float) -> dict[str, float]:
+    found = {"accuracy": accuracy, "accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05}
+    found |= {f"by_domain/{name}/accuracy": value for name, value in domains.items()}
+    return {f"evaluation/{name}": value for name, value in found.items()}
+
+
+def episode(iteration: int, index: int, reward: float, text: str = "7") -> dict[str, Any]:
+    turns = [{"role": "environment", "text": "1 <b>?\nA:"}, {"role": "policy", "text": text}]
+    about = {"iteration": iteration, "group_id": f"{iteration}.0", "index": index, "env_id": "sums", "prompt_id": "1"}
+    return {**about, "turns": turns, "reward": reward, "stop_reason": "terminated"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    secret = {"reward_headers": {"Authorization": "Bearer hunter2"}, "num_shots": 0}
+    settings = {"model": "tiny", "env": "sums", "env_config": secret, "lr": 1e-4, "group_size": 8, "iterations": 4}
+    (directory / "settings.yaml").write_text(yaml.safe_dump(settings))
+    rows = [
+        row(1, 0.0, **evaluation(0.8, a=0.9, b=0.7)),
+        row(2, 0.25, num_empty_batches=1.0, **{f"{LEARNER}/entropy": 0.5, f"{LEARNER}/kl": 0.0}),
+        row(3, 0.9),  # trained again after a resume
+        row(3, 0.5, **evaluation(0.6, a=0.4, b=0.8)),
+        row(4, 0.75, num_empty_batches=2.0, **{"replay/num_items": 12.0, "replay/revisit_share_prompts": 0.25}),
+    ]
+    text = "".join(json.dumps(one) + "\n" for one in rows) + '{"iteration": 5, "env'
+    (directory / "metrics.jsonl").write_text(text)
+    episodes = [episode(1, 0, 0.0), episode(1, 1, 1.0), episode(2, 0, 0.5)]
+    episodes += [episode(4, 0, 1.0, "x\x1b[31m"), episode(4, 1, 0.0)]
+    (directory / "transcripts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in episodes))
+    return directory
+
+
+def test_an_iteration_counts_once_and_a_cut_line_not_at_all(run: Path) -> None:
+    facts = RunFacts.read(run)
+    assert facts.iterations.tolist() == [1, 2, 3, 4] and facts.values(REWARD).tolist() == [0.0, 0.25, 0.5, 0.75]
+    assert facts.total("env_runners/num_generated_tokens") == 400 and facts.last("num_empty_batches") == 2
+    assert facts.span(REWARD) == (0.125, 0.625) and math.isnan(facts.last("nothing"))
+    assert facts.domains == ["a", "b"] and np.allclose(facts.silent_shares, 0.25)
+    assert facts.endings == {"terminated": 24.0, "out_of_tokens": 8.0}
+
+
+def test_faults_and_signs_are_counted(run: Path) -> None:
+    facts = RunFacts.read(run)
+    assert facts.faults == {"num_empty_batches": (2, "iterations with nothing to train on")}
+    assert facts.warnings() == [
+        "iterations with nothing to train on: 2",
+        "25% of the episodes ran out of tokens",
+        "held-out accuracy fell from 0.800 in iteration 1 to 0.600, whose interval ends at 0.650",
+    ]
+
+
+def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.CaptureFixture) -> None:
+    assert report.main([str(run), "--transcripts", "3", "--debug"]) == 0
+    html, markdown = (run / "report.html").read_text(), (run / "report.md").read_text()
+    for text in (html, markdown):
+        assert "hunter2" not in text and "[secret]" in text
+        for part in ("Reward and accuracy", "Held-out accuracy by domain", "Memory", "Learner", "Tokens and time"):
+            assert part in text
+    assert "http" not in html.replace("http://www.w3.org", "")  # nothing is loaded
+    assert "&lt;b&gt;" in html and "\x1b" not in html and "<script" not in html
+    assert "| a | 0.900 | 0.900 | 0.400 | 0.500 |" in markdown and "tiny on sums: 4 of 4 iterations, 400 " in markdown
+    assert "iterations with nothing to train on: 2" in capsys.readouterr().out.lower()
+
+
+def test_the_box_says_whether_held_out_accuracy_changed(run: Path) -> None:
+    page = page_of_run(RunFacts.read(run), 0)
+    box = next(block for block in page.blocks if isinstance(block, Notice))
+    assert box.tone == "bad" and box.title == "Mean reward 0.125 at the start, 0.625 at the end"
+    assert "0.800 [0.750, 0.850] in iteration 1; 0.600 [0.550, 0.650] in iteration 3" in box.lines[1]
+    tables = [block for block in page.blocks if isinstance(block, Table) and block.caption == "Where the time went."]
+    assert [cell.text for cell in tables[0].rows[1]] == ["rollout", "8.0", "50%"]
+    settings = next(block for block in page.blocks if isinstance(block, Table) and "differ" in block.caption)
+    assert ["lr", "0.0001"] in [[cell.text for cell in cells] for cells in settings.rows]
+    assert "group_size" not in {cells[0].text for cells in settings.rows}  # a default
+    titles = [chart.title for block in page.blocks if isinstance(block, Charts) for chart in block.charts]
+    assert "entropy, nats per token" in titles and "KL to the reference, nats per token" not in titles  # always 0
+
+
+def test_the_best_and_worst_of_the_outer_iterations_are_shown(run: Path) -> None:
+    episodes = RunFacts.read(run).episodes
+    outer = [(one["iteration"], one["reward"]) for one in _chosen(episodes, 4)]
+    assert outer == [(1, 1.0), (1, 0.0), (4, 1.0), (4, 0.0)]
+    assert len(_chosen(episodes, 5)) == 5 and _chosen(episodes, 0) == []
+    page = page_of_run(RunFacts.read(run), 3)
+    assert sum(isinstance(block, Details) and "Reward" in block.summary for block in page.blocks) == 3
+
+
+def test_a_run_without_evaluation_memory_or_transcripts_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"iteration": 1, REWARD: 0.0}) + "\n")
+    page = page_of_run(RunFacts.read(tmp_path), 3)
+    boxes = [block for block in page.blocks if isinstance(block, Notice)]
+    assert "not measured" in boxes[0].lines[1]
+    assert boxes[1].lines == ("Every reward is 0: nothing is learned (docs/grading.md).",)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has neither; expected the directory of a run (metrics.jsonl) or of a study (study.json)"),
+        ({"metrics.jsonl": ""}, "has no finished iteration"),
+        ({"metrics.jsonl": "{x}\n"}, "has a damaged metrics.jsonl or transcripts.jsonl"),
+        (None, "does not exist"),
+    ],
+)
+def test_what_is_no_run_is_one_message(
+    files: dict[str, str] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    directory = tmp_path / "it"
+    if files is not None:
+        directory.mkdir()
+    for name, text in (files or {}).items():
+        (directory / name).write_text(text)
+    assert report.main([str(directory)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
