@@ -49,6 +49,7 @@ class StopReason(str, Enum):
         return self in _INFRASTRUCTURE
 
 
+PEOPLE = "people"  # in `Group.extra`: ratings by people, and the rewards of the environment; see `replay/rated.py`
 _INFRASTRUCTURE = frozenset(
     {StopReason.ENV_TIMEOUT, StopReason.ENV_CRASHED, StopReason.ENGINE_FAILED, StopReason.ABORTED}
 )
@@ -108,6 +109,19 @@ class Group:
     def pass_reward(self) -> float | None:
         """Return the environment's lowest passing reward, None if the environment does not define one."""
         return self.extra.get("pass_reward")
+
+    @property
+    def is_unpaid(self) -> bool:
+        """Return whether the environment pays no reward, so that only ratings by people are rewards."""
+        return bool(self.extra.get("is_unpaid", False))
+
+    @property
+    def has_reward_G(self) -> np.ndarray:
+        """Return which episodes have a reward: all, but without an environment's reward those that people rated."""
+        if not self.is_unpaid:
+            return np.ones(self.size, bool)
+        rated = self.extra.get(PEOPLE, {}).get("rated", {})
+        return np.array([str(g) in rated for g in range(self.size)], bool)
 
     def is_success_G(self, pass_reward: float) -> np.ndarray:
         """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""
@@ -237,6 +251,7 @@ class GroupMeta:
     weight: float = 1.0  # importance weight of a drawn group's loss; below 1 only for rules with importance weights
     pass_reward: float | None = None  # as `Group.pass_reward`
     is_silent: bool = False  # trained on without signal: the learner shapes its advantages (`losses/zvp.py`)
+    has_reward_G: np.ndarray | None = None  # as `Group.has_reward_G`; None: all
 
     def is_success_G(self, pass_reward: float) -> np.ndarray:
         """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""
@@ -269,6 +284,7 @@ class GroupMeta:
             num_turns_G=group.num_turns_G(),
             weight=weight,
             pass_reward=group.pass_reward,
+            has_reward_G=group.has_reward_G if group.is_unpaid else None,
         )
 
 

@@ -25,7 +25,7 @@ LAYERS = [
     ["engine"],
     ["batch"],
     ["replay"],
-    ["curriculum"],
+    ["curriculum", "people"],
     ["rollout", "learner"],
     ["weights"],
     ["algorithm"],
@@ -125,7 +125,8 @@ def _within(module: str, folder: str, target: str) -> str:
         return ""
     other = rest.split(".")[0]
     if other in MAY_IMPORT:
-        return "" if folder in ("cli", "contrib") else "environments and studies are found by name"
+        is_table = target.startswith("rllib_srl.envs.people.schemes.") and folder == "people"
+        return "" if folder in ("cli", "contrib") or is_table else "environments and studies are found by name"
     if other not in LAYER_OF:
         return "" if folder in ("cli", "contrib") else "public names are for users; import the module"
     if other != folder and LAYER_OF[other] >= LAYER_OF[folder]:

@@ -5,13 +5,7 @@
                                                     ratings.jsonl  {"id": "8c1f...", "up": true, "stars": 4}
                                                     scheme "hybrid": reward 0.8
 
-    scheme        a rating holds     reward
-    binary        up                 1 for up, 0 for down
-    ordinal       stars, 1 to 5      (stars - 1) / 4
-    normalised    stars              (stars - mean) / standard deviation, both moving over the ratings before it
-    hybrid        up and stars       stars / 5 for up, -stars / 5 for down: up with 4 is 0.8, down with 2 is -0.4
-
-In the replay memory, up is a pass, and with stars alone 4 of 5; see `PASS_REWARDS`.
+`scheme` says what a rating holds and what it is worth: see `schemes.py`.
 
 `source` is a directory in which environments append to asked.jsonl and people (or programs) to ratings.jsonl, or an
 object "package.module:name" with the two methods of `Source`, such as a `RatingQueue`. Many processes may share a
@@ -55,19 +49,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllib_srl.envs.people.outside import GradedOutside
+from rllib_srl.envs.people.schemes import PASS_REWARDS, SCHEMES, faults_of_rating, needed_by, reward_of
 from rllib_srl.envs.question import read_settings
 
 logger = logging.getLogger(__name__)
 
 ASKED, RATINGS = "asked.jsonl", "ratings.jsonl"
-_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # field -> expected value in words, and its check
-    "up": ("true or false", lambda value: isinstance(value, bool)),
-    "stars": (
-        "a number from 1 to 5",
-        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 5,
-    ),
-}
-_NEEDED = {"binary": ("up",), "ordinal": ("stars",), "normalised": ("stars",), "hybrid": ("up", "stars")}
 
 
 class Normaliser(Protocol):
@@ -75,20 +62,6 @@ class Normaliser(Protocol):
 
     def normalised(self, stars: float) -> float:
         """Return a rating normalised by the ratings before it, then include it in the statistics."""
-
-
-def needed_by(scheme: str) -> tuple[str, ...]:
-    """Return the required fields of a rating."""
-    return _NEEDED[scheme]
-
-
-def faults_of_rating(rating: Mapping[str, Any], needed: tuple[str, ...]) -> list[str]:
-    """Return one error message for each field that is missing or holds an invalid value."""
-    return [
-        f"{name} = {rating.get(name)!r}; expected {_FIELDS[name][0]}"
-        for name in needed
-        if not _FIELDS[name][1](rating.get(name))
-    ]
 
 
 class Lines:
@@ -235,10 +208,6 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         os.close(descriptor)
 
 
-SCHEMES = ("binary", "ordinal", "normalised", "hybrid")
-# Lowest reward that the memory counts as a pass. Normalised rewards have no fixed threshold: there it is the
-# setting `replay_pass_reward`, in standard deviations.
-PASS_REWARDS: dict[str, float | None] = {"binary": 1.0, "ordinal": 0.75, "normalised": None, "hybrid": 0.2}
 _POLL_S = 0.02
 
 
@@ -300,23 +269,6 @@ class Moving:
         self.mean += (1 - self.momentum) * difference
         self.variance = self.momentum * (self.variance + (1 - self.momentum) * difference**2)
         return normalised
-
-
-def reward_of(rating: Mapping[str, Any], scheme: str) -> float:
-    """Return the reward of a rating, for a scheme that depends on no other ratings (all but "normalised").
-
-    Raises:
-        ValueError: the rating lacks a required field.
-    """
-    if faults := faults_of_rating(rating, needed_by(scheme)):
-        raise ValueError("; ".join(faults))
-    if scheme == "binary":
-        return float(rating["up"])
-    if scheme == "hybrid":
-        hybrid: float = (1 if rating["up"] else -1) * rating["stars"] / 5
-        return hybrid
-    ordinal: float = (rating["stars"] - 1) / 4
-    return ordinal
 
 
 class RatingQueue:

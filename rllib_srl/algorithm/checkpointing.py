@@ -38,6 +38,7 @@ from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.model_setup import add_adapters, export
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.storage import checkpoints
@@ -64,6 +65,7 @@ class SavedAlgorithm(Algorithm):
     controller: Controller
     filler: Filler
     report: Report
+    ratings: RatingFeed
     learners: Learners
     weight_sync: WeightSync
     version: int
@@ -164,6 +166,7 @@ class SavedAlgorithm(Algorithm):
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_orphan_groups", self.memory.restore(directory))
+        self.ratings.restart()
         self.filler.start()
 
     def restore_from_path(

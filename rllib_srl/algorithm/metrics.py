@@ -93,7 +93,7 @@ class Report:
                 self._metrics.aggregate([batch.metrics], key=ENV_RUNNER_RESULTS)
             for line in batch.errors:
                 self.warn(f"an episode was lost: {line}")
-        rewards = np.concatenate([group.rewards_G for group in groups]) if groups else np.zeros(0)
+        rewards = np.concatenate([np.zeros(0), *(group.rewards_G for group in groups if group.has_reward_G is None)])
         tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
         with_signal = [has_signal(group.rewards_G) for group in groups]
         self._value(EPISODE_RETURN_MEAN, float(rewards.mean()) if len(rewards) else float("nan"))
@@ -110,7 +110,7 @@ class Report:
         self._reward_parts(batches)
         self._warn_of_silence(iteration, rewards, batches)
         self._reasons(batches)
-        self._lifetimes(len(rewards), sum(batch.num_turns for batch in batches))
+        self._lifetimes(sum(len(group.rewards_G) for group in groups), sum(batch.num_turns for batch in batches))
         self._age(groups, batches)
         self._transcripts(iteration, batches, groups, advantages)
 
@@ -140,7 +140,8 @@ class Report:
             "grade_mean": float(np.mean(grades)) if grades else float("nan"),
         }
         for name, value in values.items():
-            self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
+            key = tuple(name.split("/")) if "/" in name else (REPLAY_RESULTS, name)  # ratings/...
+            self._metrics.log_value(key, value, reduce="mean", window=1)
 
     def signal(
         self,

@@ -1,6 +1,7 @@
 """The algorithm SRL: GRPO with experience replay for language models on RLlib.
 
     training_step
+      ratings    new ratings by people become rewards of stored groups, and grades
       plan       due items (revisit) + fresh prompts
       rollout    LLMEnvRunner.play_groups ──> groups (the driver gets metadata; tokens stay in the object store)
       remember   the memory grades and stores the played groups, and draws stored groups (reuse)
@@ -57,6 +58,8 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.reference import ReferenceClock
+from rllib_srl.people.rating_feed import RatingFeed
+from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
@@ -137,6 +140,8 @@ class SRL(SavedAlgorithm):
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         flat = self.config.flat()
         self.report = Report(self.metrics, Path(self.logdir), flat.replay_on_secret, flat.replay_secret_detector)
+        self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
+        self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
 
@@ -188,6 +193,8 @@ class SRL(SavedAlgorithm):
     def training_step(self) -> None:
         """Run one iteration: plan, rollout, remember, batch, learn, sync, look back."""
         now = self.iteration + 1
+        with self._timed("ratings"):
+            self._apply_ratings()
         with self._timed("plan"):
             plan = self.controller.begin(now, self.config.evaluation_duration, self._play_probes)
             filled = self.filler.fill(self.config.num_prompts_per_batch, now, plan)
@@ -202,7 +209,9 @@ class SRL(SavedAlgorithm):
             reused = self.memory.sample(len(prompts), now, plan.stored)
         with self._timed("batch"):
             screened_out = frozenset(group_id for one in batches for group_id in one.screened_out)
-            batch = weighted(self._estimate_advantages(groups, visits, reused, screened_out, now), plan.weights)
+            unpaid = frozenset(group.group_id for group in groups if group.has_reward_G is not None)
+            left_out = screened_out | unpaid
+            batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
             shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
             is_updated = self._learn(shards)
@@ -216,14 +225,26 @@ class SRL(SavedAlgorithm):
             outcome = (groups, batch.played, bool(reused), is_updated)
             ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
             call_finished(self, groups, reused, ended, now)
+        self.ratings.note_played(group.group_id for group in groups)
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
-        self.report.pool(groups, self.config.replay_pass_reward, self.config.replay_settings().chooses_by_history)
+        paid = [group for group in groups if group.group_id not in unpaid]
+        self.report.pool(paid, self.config.replay_pass_reward, self.config.replay_settings().chooses_by_history)
         if (settings := self.config.flat()).rollout != "full":
             self.report.rollout(groups, len(screened_out), settings.group_size - settings.screen_size)
 
     # --- the lines of training_step --------------------------------------------------------------
+
+    def _apply_ratings(self) -> None:
+        """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
+        try:
+            counts = self.ratings.apply(self.memory, self.iteration)
+        except RatingsError as error:
+            self.report.warn(f"new ratings are not applied in this iteration: {error}")
+            return
+        if counts.get("num_applied") and not self.config.replay_reuse_fraction:
+            self.report.warn("ratings grade prompts but do not train: replay_reuse_fraction is 0")
 
     def play(
         self,
@@ -359,14 +380,14 @@ class SRL(SavedAlgorithm):
         played: Sequence[GroupMeta],
         visits: Mapping[str, Visit],
         reused: Sequence[GroupMeta],
-        screened_out: Collection[str],
+        left_out: Collection[str],
         now: int,
     ) -> AdvantageBatch:
         """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
 
-        Groups that are screened out are not trained on; their advantages are 0.
+        Groups that are left out (screened out, or without rewards) are not trained on; their advantages are 0.
         """
-        groups = [group for group in played if group.group_id not in screened_out]
+        groups = [group for group in played if group.group_id not in left_out]
         is_rescue = self.advantage_estimator.settings.rescue != "none"
         batch = self.advantage_estimator.estimate(
             groups,
@@ -509,6 +530,8 @@ class SRL(SavedAlgorithm):
             self.tracking.close()
         if hasattr(self, "report"):
             self.report.close()
+        if hasattr(self, "ratings"):
+            self.ratings.close()
         super().cleanup()
 
     @contextmanager

@@ -26,7 +26,14 @@ import numpy as np
 
 from rllib_srl.batch.calibration import RewardCalibration
 from rllib_srl.batch.estimators import group_relative, trains
-from rllib_srl.batch.mixing import composed_advantages, composed_rewards, part_meta, positive_part, rescues
+from rllib_srl.batch.mixing import (
+    composed_advantages,
+    composed_rewards,
+    part_meta,
+    positive_part,
+    rescues,
+    rewarded_part,
+)
 from rllib_srl.batch.posterior import NO_HISTORY, History, posterior, predicted
 from rllib_srl.batch.shaping import overlong, tool_reward
 from rllib_srl.losses.settings import LossSettings
@@ -104,7 +111,7 @@ class AdvantageEstimator:
             kl: KL penalty of each episode, subtracted from the rewards; None: no penalty. It does not decide which
                 groups are trained on: a KL of rounding errors, divided by its own spread, would look like a signal.
             bonuses: factors of each group's advantages; () means 1.
-            reused: stored groups to train on again.
+            reused: stored groups to train on again; their episodes without a reward are left out.
             stored: stored groups with a success, by prompt key.
             histories: of the played groups' prompts before this batch, for "posterior"; () means none.
         """
@@ -150,6 +157,7 @@ class AdvantageEstimator:
 
     def _reused(self, reused: Sequence[GroupMeta], counts: Counter[str]) -> list[tuple[GroupMeta, np.ndarray]]:
         rule = self.settings.reuse_advantage or self.settings.advantage
+        reused = [whole for group in reused if (whole := rewarded_part(group)) is not None]
         rewards = [group.rewards_G.astype(np.float64) for group in reused]
         if rule == "posterior":  # today's history contains these rewards, so the baseline is that of the others alone
             advantages = posterior(rewards, [NO_HISTORY] * len(reused), 0.0, self.settings.surprise_scale)

@@ -55,6 +55,7 @@ def part_of(group: Group, episodes: Sequence[int]) -> Group:
 def part_meta(meta: GroupMeta, episodes: Sequence[int], origin: str | None = None) -> GroupMeta:
     """Return the metadata of some episodes of a group, with a `PartRef` from which `part_of` extracts them."""
     at_G = np.array(episodes)
+    whole = meta.ref if isinstance(meta.ref, PartRef) else PartRef(meta.ref, tuple(range(len(meta.rewards_G))))
     return replace(
         meta,
         rewards_G=meta.rewards_G[at_G],
@@ -63,9 +64,18 @@ def part_meta(meta: GroupMeta, episodes: Sequence[int], origin: str | None = Non
         versions_G2=meta.versions_G2[at_G],
         stop_reasons=tuple(meta.stop_reasons[g] for g in episodes),
         num_turns_G=meta.num_turns_G[at_G] if len(meta.num_turns_G) else meta.num_turns_G,
+        has_reward_G=None if meta.has_reward_G is None else meta.has_reward_G[at_G],
         origin=origin or meta.origin,
-        ref=PartRef(meta.ref, tuple(int(g) for g in episodes)),
+        ref=PartRef(whole.ref, tuple(whole.episodes[g] for g in episodes)),
     )
+
+
+def rewarded_part(meta: GroupMeta) -> GroupMeta | None:
+    """Return the episodes of a group that have a reward (`Group.has_reward_G`); None if there are none."""
+    if meta.has_reward_G is None or meta.has_reward_G.all():
+        return meta
+    episodes = np.flatnonzero(meta.has_reward_G)
+    return part_meta(meta, episodes.tolist()) if len(episodes) else None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     srl COMMAND ...          e.g. srl train --env compare --lr 3e-5
     python -m rllib_srl.cli COMMAND ...
 
-A module of this folder is a subcommand if it is in `COMMANDS`; its `main(argv)` returns the exit status. This file
-imports no third-party package, so that `srl --help` is fast.
+A module of this folder, or of the folder that `COMMANDS` names, is a subcommand if it is in `COMMANDS`; its
+`main(argv)` returns the exit status. This file imports no third-party package, so that `srl --help` is fast.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ from rllib_srl.common.foreign_names import nearest
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand. Invariant: `rllib_srl.cli.<name>`, with _ for -, has a `main(argv)`."""
+    """A subcommand. Invariant: `module_of` its name, with _ for -, has a `main(argv)`."""
 
     summary: str
     starts_ray: bool = False  # the output of Ray, vLLM and transformers is suppressed, unless --verbose
+    folder: str = ""  # of this package, with the module
     is_paged: bool = False  # output often goes to `head` or `less`; ends without an error when the pipe closes
+
+
+def module_of(name: str) -> str:
+    """Return the module of a subcommand, as a dotted name."""
+    return ".".join(filter(None, (__package__, COMMANDS[name].folder, name.replace("-", "_"))))
 
 
 COMMANDS = {
@@ -39,6 +45,7 @@ COMMANDS = {
     "play": Command("play an environment in the terminal"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
+    "rate": Command("rate answers of a run; ratings train and schedule", folder="people", is_paged=True),
     "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
     "doctor": Command("show this machine's resources, and which ways to train a model fit onto its GPUs"),
@@ -81,4 +88,4 @@ def main(argv: list[str] | None = None) -> int:
         quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
     if command.is_paged:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    return int(import_module(f"rllib_srl.cli.{name.replace('-', '_')}").main(rest) or 0)
+    return int(import_module(module_of(name)).main(rest) or 0)

@@ -14,6 +14,7 @@ Optional attributes:
     domain, stop_strings, gold_turns
     tool_schemas, system_prompt                 of the episode, for the chat template
     pass_reward                                 lowest reward that counts as a pass
+    is_unpaid                                   True: it pays no reward, people rate the answers (docs/people.md)
     info["parsed"], info["expected"]            in the last step
     info["role"] = "tool"                       if the observation is a tool's result
 

@@ -26,6 +26,7 @@ import ray
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
 from rllib_srl.replay.pass_rates import PassRates
+from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.visits import Visit
@@ -191,6 +192,16 @@ class ReplayBufferActor:
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by human ratings; see `SRLReplayBuffer.rate`."""
         return self.buffer.rate(ratings, now, request)
+
+    def rate_answers(
+        self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
+    ) -> dict[str, int]:
+        """Apply ratings of stored answers; see `SRLReplayBuffer.rate_answers`."""
+        return self.buffer.rate_answers(groups, source, position, now, request)
+
+    def rated_until(self) -> RatedUntil:
+        """Return how far the ratings of which file were applied."""
+        return RatedUntil.of(self.buffer.rated)
 
     def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items of reused groups; see `SRLReplayBuffer.rehearse`."""

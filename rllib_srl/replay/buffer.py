@@ -4,7 +4,8 @@
     visits = buffer.add(groups, now)          store, grade, reschedule           one commit, then acknowledged
     prompts = buffer.due(4, now)              play again (revisit)               draws are committed too, so a
     groups = buffer.sample(4, now)            train again (reuse)                restart does not repeat them
-    buffer.rate({key: 0.8}, now)              human ratings
+    buffer.rate({key: 0.8}, now)              grades of items by people
+    buffer.rate_answers(rated, ...)           rewards of stored answers by people
 
 Every call takes the training iteration as `now` and, from other processes, a request name. Calls are idempotent by
 request name: a repeated request returns its stored answer and changes nothing. A call that raises changes nothing.
@@ -36,6 +37,7 @@ from rllib_srl.replay.journal.orphans import Orphans, orphan_id
 from rllib_srl.replay.journal.schema import FIRST_ORPHAN
 from rllib_srl.replay.journal.transaction import Change, Ledger
 from rllib_srl.replay.pass_rates import PassRates, pass_rates_of
+from rllib_srl.replay.rated import RatedGroup, RatedGroups, apply
 from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
@@ -142,6 +144,7 @@ class SRLReplayBuffer:
         }
         self.counts: Counter[str] = Counter()
         self.drawn: dict[str, int] = {}  # id of each group of the last draw -> its seq
+        self.rated = RatedGroups()
         if "store" in stored.state:
             self._set_state(stored.state)
         self.store.groups_per_item = settings.groups_per_item
@@ -328,6 +331,7 @@ class SRLReplayBuffer:
             weights = weight_N.tolist() + [1.0] * (len(seqs) - len(weight_N))
             groups = [self._reused(*drawn) for drawn in zip(seqs, weights, strict=True)]
             self.drawn = taken | {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
+            self.rated.note_trained(one.group.group_id for one in groups)
             self.counts["num_reuses"] += len(seqs)
             change.answer = seqs if set(weights) <= {1.0} else {"seqs": seqs, "weights": weights}
         return groups
@@ -366,6 +370,32 @@ class SRLReplayBuffer:
         values_N = np.array(list(ratings.values()), np.float64)
         grades = GRADES["rating"](Evidence(rating_N=values_N), scale=self.settings.rating_scale).tolist()
         return self._review_all(dict(zip(ratings, grades, strict=True)), now, request, "num_rated")
+
+    def rate_answers(
+        self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
+    ) -> dict[str, int]:
+        """Apply ratings of stored answers: rewards of their groups and grades of their items; see `replay/rated.py`.
+
+        Args:
+            groups: of distinct ids, each with all of its ratings. Those of groups that are not stored are noted.
+            source: id of the ratings file.
+            position: of its newest change among these; `rated` remembers both.
+            now: the training iteration.
+            request: name of the call.
+
+        Returns:
+            The numbers of ratings that are new to the memory (`num_applied`), of those that replaced or took back an
+            earlier one (`num_changed`), and of items graded (`num_graded`).
+        """
+        answer: dict[str, int] | None = self._answered(request)
+        if answer is not None:
+            return answer
+        with self._transaction(request) as change:
+            counts = apply(self, groups, now, change)
+            self.counts["num_rated"] += counts["num_graded"]
+            self.rated.advance(source, position)
+            change.answer = counts
+        return counts
 
     def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items of reused groups by the likelihood of their stored successes; return the number graded.
@@ -422,16 +452,20 @@ class SRLReplayBuffer:
         with self._transaction(request) as change:
             slots = {key: self.store.slot_of(int(key, 16)) for key in grades}
             reviewed = {slot: grades[key] for key, slot in slots.items() if slot is not None and grades[key]}
-            grade_N = np.array(list(reviewed.values()), np.int64)
-            review = self.recall.review(list(reviewed), grade_N, now, np.zeros(len(reviewed), bool))
-            for slot, graded in zip(reviewed, review, strict=True):
-                # A rating counts as one episode: a success from grade 2 (Hard) upwards, as for the spacing rules.
-                self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
+            self.review(reviewed, now, change)
             num = len(reviewed)
             self.counts["num_reviews_of_nothing"] += len(grades) - num
             self.counts[counted] += num
             change.answer = num
         return num
+
+    def review(self, grades: Mapping[int, int], now: int, change: Change) -> None:
+        """Review items, by slot, with grades of 1 to 4 that no visit gave, as part of a transaction."""
+        grade_N = np.array(list(grades.values()), np.int64)
+        review = self.recall.review(list(grades), grade_N, now, np.zeros(len(grades), bool))
+        for slot, graded in zip(grades, review, strict=True):
+            # A rating counts as one episode: a success from grade 2 (Hard) upwards, as for the spacing rules.
+            self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
 
     def _asked(self, slot: int) -> Prompt:
         """Return the prompt to play for an item: its own, or with task growth a random prefix or another step."""
@@ -512,6 +546,7 @@ class SRLReplayBuffer:
             "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
+            **({"rated": text} if (text := self.rated.get_state()) else {}),
             **self.tracker.get_state(),
         }
 
@@ -524,6 +559,7 @@ class SRLReplayBuffer:
         self.recall.slots = state["slots"]
         self.recall.domains.set_state(state["domain_recall"])
         self.domain_statistics.set_state(state.get("domain_statistics", {}))  # earlier versions had none
+        self.rated.set_state(state.get("rated", ""))
         self.tracker.set_state(state)
 
     # --- copies ----------------------------------------------------------------------------------

@@ -50,7 +50,18 @@ def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
         "stretch_factor": load["stretch"],
         **_calibration(buffer),
         **counts,
+        **_ratings(buffer),
         "num_refused": sum(counts[f"num_refused_{reason}"] for reason in REASONS),
+    }
+
+
+def _ratings(buffer: SRLReplayBuffer) -> dict[str, float]:
+    """Return what has become of people's ratings of stored answers."""
+    return {
+        "ratings/num_applied": buffer.rated.num_applied,
+        "ratings/num_changed": buffer.rated.num_changed,
+        "ratings/num_stale_groups": buffer.rated.num_stale_groups,
+        "ratings/num_unused": buffer.rated.num_unused,
     }
 
 

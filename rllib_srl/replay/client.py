@@ -32,6 +32,7 @@ from rllib_srl.replay.buffer_metrics import merged
 from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.pass_rates import estimates
+from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.load import Share, reuse_share
 from rllib_srl.replay.selection.shares import DomainShares
@@ -270,7 +271,8 @@ class ReplayClient:
             told: `reuse_report` of the learners, by group id.
             now: the training iteration.
         """
-        gone = [g.group_id for g in reused if told.get(g.group_id, {}).get("num_over_gap", 0) == len(g.rewards_G)]
+        trained = {g.group_id: len(g.rewards_G) if g.has_reward_G is None else g.has_reward_G.sum() for g in reused}
+        gone = [name for name, num in trained.items() if told.get(name, {}).get("num_over_gap", 0) == num]
         if gone:
             call = Call.of(ReplayBufferActor.drop, gone, self._request(now, "drop"))
             self._call(self._on_all(call), "dropping groups")
@@ -301,6 +303,27 @@ class ReplayClient:
         request = self._request(now, "rate")
         calls = {i: Call.of(ReplayBufferActor.rate, part, now, request) for i, part in parts.items()}
         return sum(self._call(calls, "taking ratings").values())
+
+    def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
+        """Apply ratings of stored answers; see `SRLReplayBuffer.rate_answers`. Every shard notes the position."""
+        parts: dict[int, list[RatedGroup]] = {i: [] for i in range(len(self._shards))}
+        for group in groups:
+            parts[self._shard_of(group.key)].append(group)
+        request = self._request(now, "ratings")
+        calls = {
+            i: Call.of(ReplayBufferActor.rate_answers, part, source, position, now, request)
+            for i, part in parts.items()
+        }
+        total: Counter[str] = Counter()
+        for counts in self._call(calls, "applying ratings").values():
+            total.update(counts)
+        return dict(total)
+
+    def rated_until(self, source: str) -> RatedUntil:
+        """Return how far the ratings of a file were applied in every shard; to 0 if one has applied another file's."""
+        found = list(self._call(self._on_all(Call.of(ReplayBufferActor.rated_until)), "reading its ratings").values())
+        position = min(one.position if one.source == source else 0 for one in found)
+        return RatedUntil(source, position, tuple(group_id for one in found for group_id in one.unused))
 
     def stats(self, now: int) -> dict[str, float]:
         """Return the shards' gauges and counts, summed; means and ratios are averaged."""

@@ -26,6 +26,7 @@ import numpy as np
 from rllib_srl.replay.visits import GroupFacts
 
 HALF_LIVES = {"versions": 11.0, "visits": 1.0, "kl": 0.06}
+TOLD_BY = {"versions": "version", "visits": "visits", "kl": "history_kl"}  # field of an item with the time of its visit
 MAX_SILENT = 8.0
 SMALL_GROUP = 4  # episodes below which equal rewards are weak evidence of silence and of a solution
 COST_VISITS = 8  # the mean cost of an item is of about so many visits
@@ -49,6 +50,11 @@ def discounts(
         elapsed_N = policy_kl - rows_N["history_kl"]
     else:
         elapsed_N = np.ones(len(rows_N))
+    return discount(by, half_life, elapsed_N)
+
+
+def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndarray:
+    """Return rho of visits that lie back by `elapsed_N`, in units of `by`; other arguments as in `discounts`."""
     rho_N: np.ndarray = 0.5 ** (np.maximum(0.0, elapsed_N) / (half_life or HALF_LIVES[by]))
     return rho_N
 

@@ -10,7 +10,7 @@ numbers never reach a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from rllib_srl.replay.selection.eviction import replaced_by
 from rllib_srl.replay.selection.growth import Child, Visited, children
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import key_of, rows_at
-from rllib_srl.replay.visits import GroupFacts, Visit, facts_of
+from rllib_srl.replay.visits import OF_GROUP, GroupFacts, Visit, facts_of
 from rllib_srl.types import Group
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ class Ingestion:
             for group, fault in zip(groups, faults, strict=True)
         ]
         pending_groups = [one for one in entered if isinstance(one, _PendingGroup)]
-        tested = [pending for pending in pending_groups if is_played or buffer.store.items["visits"][pending.slot] == 0]
+        tested = [
+            pending
+            for pending in pending_groups
+            if (is_played or buffer.store.items["visits"][pending.slot] == 0) and pending.group.has_reward_G.any()
+        ]
         if tested:
             self._grade(buffer, tested, now, change, policy_kl)
         taken = [one for one, fault in zip(entered, faults, strict=True) if fault is None]
@@ -149,7 +153,7 @@ class Ingestion:
         for pending in pending_groups:
             pending.diversity = float(buffer.store.items["diversity"][pending.slot])
             if not pending.refused:
-                self._store(buffer, pending, now, change)
+                self._store(buffer, pending, now, change, policy_kl)
         # Last, because a child may replace any item.
         grown = [self._grow(buffer, pending, now, change) if is_played else 0 for pending in pending_groups]
         visits = iter([self._visit(pending, num) for pending, num in zip(pending_groups, grown, strict=True)])
@@ -288,15 +292,21 @@ class Ingestion:
             if one.grade:
                 buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.trained_tokens)
 
-    def _store(self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change) -> None:
+    def _store(
+        self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change, policy_kl: float
+    ) -> None:
         group = pending.kept
         facts = pending.facts if group is pending.group else facts_of(group, self._settings.pass_reward)
+        if self._settings.history_by != "versions":  # the row has the version, but not these
+            visits = int(buffer.store.items["visits"][pending.slot])
+            history_at = policy_kl if self._settings.history_by == "kl" else visits
+            group = replace(group, extra={**group.extra, "history_at": history_at})
         seq = buffer.store.header.next_group_seq
         _, evicted = buffer.store.add_group(
             pending.slot,
             born=now,
             num_bytes=change.keep(seq, group),
-            **{name: getattr(facts, name) for name in _OF_GROUP},
+            **{name: getattr(facts, name) for name in OF_GROUP},
         )
         change.removed_groups += evicted
         buffer.counts["num_groups_replaced"] += len(evicted)
@@ -337,19 +347,6 @@ class Ingestion:
         change.new_slots.add(slot)
         buffer.counts["num_grown"] += 1
         return True
-
-
-_OF_GROUP = (
-    "size",
-    "num_success",
-    "reward",
-    "variance",
-    "abs_advantage",
-    "nll",
-    "num_tokens",
-    "num_loss_tokens",
-    "version",
-)
 
 
 class _Known:

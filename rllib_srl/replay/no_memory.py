@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.pass_rates import estimates
+from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
@@ -55,6 +56,14 @@ class NoMemory:
             ValueError: always.
         """
         raise ValueError("this run has no memory to rate items of; expected replay_capacity above 0")
+
+    def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
+        """Apply nothing: no answer is stored."""
+        return {}
+
+    def rated_until(self, source: str) -> RatedUntil:
+        """Return the beginning."""
+        return RatedUntil(source)
 
     def stats(self, now: int) -> dict[str, float]:
         """Return nothing."""

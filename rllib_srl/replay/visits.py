@@ -15,10 +15,18 @@ from rllib_srl.batch.estimators import EPSILON
 from rllib_srl.batch.posterior import NO_HISTORY, History
 from rllib_srl.types import Group
 
+OF_GROUP = (  # numbers in the row of a group
+    *("size", "num_success", "reward", "variance", "abs_advantage", "nll"),
+    *("num_tokens", "num_loss_tokens", "version"),
+)
+
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """Summary numbers of one group, stored in its row and in its item's row."""
+    """Summary numbers of one group, stored in its row and in its item's row.
+
+    Those of rewards are over the episodes that have one (`Group.has_reward_G`); `size` counts all.
+    """
 
     size: int
     num_success: int
@@ -44,23 +52,26 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         group: of at least one episode.
         pass_reward: lowest reward of a success, used where the environment defines none.
     """
-    rewards_G = group.rewards_G.astype(np.float64)
+    has_reward_G = group.has_reward_G
+    rewards_G = group.rewards_G[has_reward_G].astype(np.float64)
+    size = max(1, len(rewards_G))
     reward_sum = float(rewards_G.sum())
-    reward = reward_sum / group.size
+    reward = reward_sum / size
     centred_G = rewards_G - reward
     squares = float(centred_G @ centred_G)
-    deviation = math.sqrt(squares / (group.size - 1)) if group.size > 1 else 0.0
+    deviation = math.sqrt(squares / (size - 1)) if size > 1 else 0.0
     num_loss_tokens = int(np.count_nonzero(group.loss_mask_N))
     # The setting is compared in double precision: a float32 reward of 0.7 is below a pass_reward of 0.7.
-    is_success_G = rewards_G >= pass_reward if group.pass_reward is None else group.is_success_G(pass_reward)
+    mark = group.pass_reward
+    is_success_G = rewards_G >= pass_reward if mark is None else group.is_success_G(pass_reward)[has_reward_G]
     return GroupFacts(
         size=group.size,
         num_success=int(np.count_nonzero(is_success_G)),
         reward=reward,
         reward_sum=reward_sum,
         # Same threshold as `batch.estimators.has_signal`: rounding errors of equal rewards are no variance.
-        variance=squares / group.size if np.ptp(rewards_G) > 1e-8 else 0.0,
-        abs_advantage=float(np.abs(centred_G).sum() / group.size / (deviation + EPSILON)),
+        variance=squares / size if len(rewards_G) and np.ptp(rewards_G) > 1e-8 else 0.0,
+        abs_advantage=float(np.abs(centred_G).sum() / size / (deviation + EPSILON)),
         nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
         num_tokens=len(group.token_ids_N),
         num_loss_tokens=num_loss_tokens,

@@ -10,7 +10,7 @@ The conversations of an agent's episode follow one another in its stream; `Group
 
 A group keeps the data for training. Texts, turn rewards and environment infos stay with the episodes; with
 `keep_turns` the group also keeps the policy's texts, for task growth. If the environment defines its own pass reward,
-it is in `extra["pass_reward"]`.
+it is in `extra["pass_reward"]`; if it pays no reward, `extra["is_unpaid"]` is True.
 
 Group-level rewards depend on all episodes of a group and are computed once all have ended (`settle`):
 
@@ -97,7 +97,7 @@ def to_group(
         num_dropped=len(episodes) - len(valid),
         origin=origin,
         extra=with_conversations(
-            {**_mark_of(valid), **(_turns_of(valid) if keep_turns else {})},
+            {**_marks_of(valid), **(_turns_of(valid) if keep_turns else {})},
             [episode.custom_data.get("starts", (0,)) for episode in valid],
         ),
     )
@@ -105,9 +105,10 @@ def to_group(
     return group
 
 
-def _mark_of(episodes: list[SingleAgentEpisode]) -> dict[str, float]:
-    mark = episodes[0].custom_data.get("pass_reward")
-    return {} if mark is None else {"pass_reward": mark}
+def _marks_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    data = episodes[0].custom_data
+    mark = {} if data.get("pass_reward") is None else {"pass_reward": data["pass_reward"]}
+    return {**mark, **({"is_unpaid": True} if data.get("is_unpaid") else {})}
 
 
 def _turns_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
@@ -177,6 +178,7 @@ def _to_episode(group: Group, g: int) -> SingleAgentEpisode:
         error="",
         pass_reward=group.pass_reward,
         starts=group.starts(g),
+        is_unpaid=group.is_unpaid,
     )
     return episode
 

@@ -66,6 +66,7 @@ class LiveEpisode:
         "group_id",
         "index",
         "instance",
+        "is_unpaid",
         "last_reply",
         "num_refused",
         "num_turns",
@@ -89,6 +90,7 @@ class LiveEpisode:
         self.turn: Turn | None = None
         self.num_turns = 0
         self.pass_reward: float | None = None
+        self.is_unpaid = False
         self.versions = (0, 0)  # of the engine's weights; set when the episode starts or is aborted before that
         self.doing = _NOT_STARTED
         self.conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
@@ -112,7 +114,7 @@ class LiveEpisode:
         if reply.system:
             self.text.append(("system", reply.system))
         self.text.append(("environment", reply.observation))
-        self.pass_reward = reply.pass_reward
+        self.pass_reward, self.is_unpaid = reply.pass_reward, reply.is_unpaid
         self.episode.add_env_reset(np.array(ids, np.int32), reply.info)
 
     def add_turn(self, turn: Turn) -> None:
@@ -162,6 +164,7 @@ class LiveEpisode:
             error=error,
             pass_reward=self.pass_reward,
             starts=starts,
+            is_unpaid=self.is_unpaid,
         )
         return self.episode
 

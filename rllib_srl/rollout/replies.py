@@ -74,6 +74,7 @@ class Reply:
     pass_reward: float | None = None  # of a reset: the environment's own lowest reward that counts as a pass
     ask: Ask | None = None  # the conversation to go on with; None for an observation
     answered: str = ""  # JSON of the message with which the last call was answered; "" if nobody got it
+    is_unpaid: bool = False  # of a reset: the environment pays no reward, people rate the answers
 
 
 def construct(creator: Callable[[], Any]) -> Constructed:
@@ -110,6 +111,7 @@ def reset(env: Any, prompt: Prompt) -> Reply:
         system=_system(attribute(env, "system_prompt", "")),
         pass_reward=_pass_reward(attribute(env, "pass_reward", None)),
         ask=ask,
+        is_unpaid=attribute(env, "is_unpaid", False) is True,
     )
 
 

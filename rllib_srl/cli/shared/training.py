@@ -15,6 +15,7 @@ from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.runs import RunPlan, gone_if_it_fails, write_settings
 from rllib_srl.cli.shared.settings import SettingsError
 from rllib_srl.cli.shared.stopping import StopRequest
+from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.seal_key import make_key
 
 
@@ -36,6 +37,7 @@ def _started(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
     try:
         if plan.checkpoint is not None:
             algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
+            _copy_ratings(plan.checkpoint.parent, plan.directory)
         if algo.iteration >= last:
             raise SettingsError(f"iterations = {last}; expected more than the {algo.iteration} of the checkpoint")
         write_settings(plan.directory, plan.values, algo)
@@ -43,6 +45,13 @@ def _started(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
         algo.stop()
         raise
     return algo
+
+
+def _copy_ratings(earlier: Path, directory: Path) -> None:
+    """Copy the ratings of the run that is resumed in another directory."""
+    if earlier != directory and (earlier / RATINGS).exists():
+        with RatingStore(earlier / RATINGS) as store:
+            store.copy_to(directory / RATINGS)
 
 
 def train_until(

@@ -1,0 +1,1 @@
+"""Subcommands for the people in the loop."""

@@ -1,0 +1,174 @@
+"""Rate answers of a run; the ratings train and schedule.
+
+    srl rate results/first                             show answers, ask for a rating of each
+    yes good | head -3 | srl rate results/first        one reply a line, without a terminal
+    srl rate results/first --list                      all ratings, and what has become of each
+    srl rate results/first --set 12.3/0 bad            rate an answer, or change its rating; none takes it back
+    srl rate results/first --export ratings.jsonl      all ratings with their prompts and answers
+
+Answers are those in the memory of the run, which may be going on: prompt and answer, domain, version of the model.
+Those without a rating come first. Replies are good, bad, 1 to 5, skip, undo and quit, or their first letters. A run
+that is going on, or is resumed later, applies ratings before its next iteration. Several people may rate at once; the
+newest rating of an answer counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.memory import NO_TOKENIZER, known_decoder
+from rllib_srl.cli.shared.display import table
+from rllib_srl.people.rating import EXPECTED, Rating, check_value
+from rllib_srl.people.rating_session import RatingSession
+from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
+from rllib_srl.people.stored_answers import StoredAnswers, check_run
+from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.tools.explain import Decode
+from rllib_srl.storage.disk import writing
+
+WIDEST = 40  # characters of an answer in the list
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("directory", type=Path, metavar="RUN", help="the directory of a run")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--list", action="store_true", help="list all ratings")
+    ways.add_argument("--set", nargs=2, metavar=("ID", "VALUE"), help=f"set one rating: {EXPECTED}")
+    ways.add_argument("--export", type=Path, metavar="FILE", help="write all ratings to a JSONL file")
+    parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
+    parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
+    parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(argv)
+
+
+def rate(arguments: argparse.Namespace) -> int:
+    """Do what the flags say."""
+    directory: Path = arguments.directory
+    check_run(directory)
+    if arguments.set:
+        check_value(arguments.set[1])
+    path = directory / RATINGS
+    if (arguments.list or arguments.export) and not path.exists():
+        raise RatingsError(f"{directory} has no ratings yet; expected some: srl rate {directory}")
+
+    def decode() -> Decode:
+        found = known_decoder(arguments)
+        if found is None:
+            raise ValueError(NO_TOKENIZER)
+        return found
+
+    with ExitStack() as stack:
+        store = stack.enter_context(RatingStore(path))
+        answers = stack.enter_context(StoredAnswers.of_run(directory, decode, arguments.trust_rules))
+        if arguments.list:
+            print_list(store, answers)
+        elif arguments.export:
+            export(store, answers, arguments.export)
+        elif arguments.set:
+            answer_id, value = arguments.set
+            set_one(store, answers, answer_id, value, arguments.rater)
+        else:
+            ask(store, answers, arguments.rater)
+    return 0
+
+
+def ask(store: RatingStore, answers: StoredAnswers, rater: str) -> None:
+    """Ask for ratings until the person quits."""
+    has_terminal = sys.stdin.isatty()
+
+    def read(prompt: str) -> str:
+        if has_terminal:
+            return input(prompt)
+        if not (line := sys.stdin.readline()):
+            raise EOFError
+        return line
+
+    def show(text: str) -> None:
+        print("\n".join(map(printable, text.split("\n"))), flush=True)
+
+    session = RatingSession(store, answers.newest_first, read, show, rater)
+    num = 0
+    with suppress(KeyboardInterrupt):  # as quit: every rating is stored already
+        num = session.run()
+    print(f"{num} answers rated; the run applies new ratings before its next iteration")
+
+
+def set_one(store: RatingStore, answers: StoredAnswers, answer_id: str, value: str, rater: str) -> None:
+    """Set the rating of one answer.
+
+    Raises:
+        ValueError: there is no such answer.
+    """
+    answer = answers.find(answer_id)
+    gone = store.of_answer(answer_id) if answer is None else None
+    if answer is None and gone is None:
+        raise ValueError(f"id = {answer_id!r} is no answer in the memory of the run; expected one that srl rate shows")
+    rated = answer or gone.answer if gone else answer
+    assert rated is not None
+    before = store.value_of(rated)
+    is_new = store.rate(rated, value, rater)
+    unused = "" if answer else "; unused: the answer is not in the memory any more"
+    print(f"rated {answer_id} {value}{f' (it was {before})' if is_new else ' already'}{unused}")
+
+
+def print_list(store: RatingStore, answers: StoredAnswers) -> None:
+    """Print all ratings that were not taken back, and what has become of each."""
+    rows = [["id", "rating", "rater", "at", "domain", "answer", "state"]]
+    for one in store.all():
+        state = answers.state_of(one.answer, one.seq).text
+        if one.is_given or "stale" in state or "waits" in state:
+            rows.append([*map(printable, cells(one)), state])
+    print(table(rows, indent=""))
+    print(f"{len(rows) - 1} ratings")
+
+
+def cells(one: Rating) -> list[str]:
+    """Return the first cells of a rating in the list."""
+    text = " ".join(one.answer.answer.split())
+    text = text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
+    return [one.answer.answer_id, one.value, one.rater or "-", one.rated_at, one.answer.domain or "-", text]
+
+
+def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:
+    """Write all ratings to a file, readable by its owner only."""
+    rows = [row_of(one, answers) for one in store.all() if one.is_given]
+    scratch = file.with_name(file.name + ".new")
+    with writing(file):
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        os.replace(scratch, file)
+    print(f"{len(rows)} ratings in {file}")
+
+
+def row_of(one: Rating, answers: StoredAnswers) -> dict[str, Any]:
+    """Return a rating as a row of the exported file."""
+    about = {name: value for name, value in vars(one.answer).items() if name not in ("group_id", "episode")}
+    state = answers.state_of(one.answer, one.seq)
+    given = {"rating": one.value, "reward": one.reward, "rater": one.rater, "rated_at": one.rated_at}
+    return {"id": one.answer.answer_id, **given, **about, "is_unused": state.is_unused}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return rate(arguments)
+    except (ValueError, OSError, JournalError, RatingsError) as error:  # the message is enough without a traceback
+        if arguments.debug:
+            raise
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 1

@@ -1,0 +1,128 @@
+"""Feed the ratings of a run's directory into its memory, between two iterations.
+
+    RUN/ratings.db ──changes since the position──> RatedGroup ──memory.rate_answers──> rewards, grades
+                          position, unused <── the memory's own state, so a restored run applies again what it lost
+
+Nothing new costs one stat and one indexed query. A group is fed with all of its ratings, so a repetition changes
+nothing. Ratings of answers that were not found are fed again once their group is played again (a resumed run).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rllib_srl.people.rating import Rating
+from rllib_srl.people.rating_store import RatingsError, RatingStore
+from rllib_srl.replay.rated import RatedAnswer, RatedGroup, RatedUntil
+
+
+class Memory(Protocol):
+    """The operations of `ReplayClient` that the feed calls."""
+
+    def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
+        """Apply ratings."""
+
+    def rated_until(self, source: str) -> RatedUntil:
+        """Return how far ratings were applied."""
+
+
+class RatingFeed:
+    """The ratings that a running run has not applied yet.
+
+    Invariant: every change of the file up to `_position` was fed to the memory; None: the memory is asked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use the file at `path`, which need not exist."""
+        self._path = path
+        self._store: RatingStore | None = None
+        self._inode = 0
+        self._position: int | None = None
+        self._again: set[str] = set()  # ids of groups to feed again
+        self._known: set[str] = set()  # ids of groups with ratings
+
+    def check(self) -> None:
+        """Open the file if it exists.
+
+        Raises:
+            RatingsError: it is damaged, or of another version.
+        """
+        self._opened()
+
+    def restart(self) -> None:
+        """Ask the memory at the next call which ratings it has: it was restored."""
+        self._position = None
+
+    def note_played(self, group_ids: Iterable[str]) -> None:
+        """Note groups that were stored; those with ratings are fed again."""
+        self._again |= self._known.intersection(group_ids) if self._known else set()
+
+    def apply(self, memory: Memory, now: int) -> dict[str, int]:
+        """Apply what is new; return the counts of `SRLReplayBuffer.rate_answers`, {} if nothing is new.
+
+        Args:
+            memory: of the run.
+            now: the training iteration.
+
+        Raises:
+            RatingsError: the file cannot be read; nothing was applied, and a later call applies it.
+        """
+        store = self._opened()
+        if store is None:
+            return {}
+        if self._position is None:
+            until = memory.rated_until(store.source_id)
+            self._known = store.group_ids()
+            self._again = set(until.unused) & self._known
+            self._position = until.position
+        newest = store.newest_change()
+        if newest <= self._position and not self._again:
+            return {}
+        changed = {one.answer.group_id for one in store.changed_since(self._position)}
+        ratings = store.of_groups(sorted(changed | self._again))
+        # A change that came after the first query belongs to the next call, but its group is fed whole: no harm.
+        counts = memory.rate_answers(as_groups(ratings), store.source_id, newest, now)
+        self._position, self._again = newest, set()
+        self._known |= changed
+        return counts
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _opened(self) -> RatingStore | None:
+        """Return the open file; None if there is none. A file that was replaced is opened anew."""
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError:
+            self.close()
+            return None
+        except OSError as error:
+            raise RatingsError(f"ratings {self._path} cannot be read: {error.strerror}") from error
+        if self._store is None or inode != self._inode:
+            self.close()
+            self._store, self._inode = RatingStore(self._path), inode
+            self._position = None
+        return self._store
+
+
+def as_groups(ratings: Iterable[Rating]) -> list[RatedGroup]:
+    """Return ratings by group, in the order in which groups first come."""
+    by_group: dict[tuple[str, str], list[Rating]] = {}
+    for one in ratings:
+        by_group.setdefault((one.answer.group_id, one.answer.key), []).append(one)
+    return [
+        RatedGroup(
+            group_id,
+            key,
+            tuple(
+                RatedAnswer(one.answer.episode, one.answer.fingerprint, one.reward, one.is_binary) for one in listed
+            ),
+            min((mark for one in listed if (mark := one.pass_reward) is not None), default=None),
+        )
+        for (group_id, key), listed in by_group.items()
+    ]

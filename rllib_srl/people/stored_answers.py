@@ -1,0 +1,150 @@
+"""Read the answers in the memory of a run, live or finished, from a copy of its journals.
+
+    with StoredAnswers.of_run(directory, decode) as answers:
+        for answer in answers.newest_first(): ...
+
+Groups of the run itself count; orphans (kept for reuse after a resume) do not, because the run may play them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.people.answer import Answer
+from rllib_srl.replay.journal.reader import Reading, readings
+from rllib_srl.replay.rated import RatedGroups, fingerprint
+from rllib_srl.replay.tools.explain import Decode, turns
+from rllib_srl.types import Group
+
+
+class NotARun(ValueError):
+    """A path is not the directory of a run with a memory."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What has become of a rating, in words; `is_unused` if its answer is gone and the rating has no effect."""
+
+    text: str
+    is_unused: bool = False
+
+
+class StoredAnswers:
+    """The answers of one run as of one moment. Invariant: the readings are open copies; the run is not disturbed."""
+
+    def __init__(self, shards: Sequence[Reading], decode: Callable[[], Decode]) -> None:
+        """Use open readings; `decode` returns the function that turns token ids into text."""
+        self._shards, self._make_decode = shards, decode
+        self._decode: Decode | None = None
+        self._rated = [self._rated_in(shard) for shard in shards]
+
+    @classmethod
+    @contextmanager
+    def of_run(cls, directory: Path, decode: Callable[[], Decode], trusts_rules: bool = False) -> Iterator[Any]:
+        """Yield the answers of a run.
+
+        Raises:
+            NotARun: the directory has no memory of a run; a checkpoint and a journal have no ratings of their own.
+            JournalError: the memory cannot be read.
+        """
+        check_run(directory)
+        with readings(directory, trusts_rules) as shards:
+            yield cls(shards, decode)
+
+    def newest_first(self) -> Iterator[Answer]:
+        """Yield all answers of the run, those of the newest iteration first, each decoded when it is asked for."""
+        for shard, at in self._groups():
+            yield from self._answers(shard, at)
+
+    def find(self, answer_id: str) -> Answer | None:
+        """Return the answer with an id, None if it is not in the memory."""
+        group_id, _, episode = answer_id.rpartition("/")
+        born = group_id.partition(".")[0]  # ids begin with the iteration, unless they come from a file
+        listed = sorted(self._groups(), key=lambda one: str(one[0].stored.groups["born"][one[1]]) != born)
+        for shard, at in listed:
+            group = shard.group(int(shard.stored.seqs[at]))
+            if group.group_id == group_id and episode.isdecimal() and int(episode) < group.size:
+                return self._answer(shard, group, int(episode))
+        return None
+
+    def state_of(self, answer: Answer, seq: int) -> State:
+        """Return what has become of the rating of an answer whose last change is `seq`."""
+        shard = int(answer.key, 16) % len(self._shards)
+        rated, reading = self._rated[shard], self._shards[shard]
+        if rated.position < seq:
+            return State("waits for the next iteration of the run")
+        known = rated.applied.get(answer.group_id)
+        num_stale = known.num_stale if known else 0
+        stale = f"; trained on {num_stale} times with an earlier rating (stale)" if num_stale else ""
+        if known and str(answer.episode) in known.rewards and answer.group_id not in rated.unused:
+            place = "" if self._is_stored(reading, answer) else "; its group has left the memory"
+            return State(f"applied, trained on {known.num_trained} times{place}{stale}")
+        if answer.group_id in rated.unused:
+            return State(f"unused: the answer is not in the memory{stale}", is_unused=True)
+        return State(f"taken back{stale}")
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _rated_in(shard: Reading) -> RatedGroups:
+        rated = RatedGroups()
+        rated.set_state(shard.stored.state.get("rated", ""))
+        return rated
+
+    def _groups(self) -> list[tuple[Reading, int]]:
+        """Return the shard and position of every group of the run, the newest first."""
+        found = [
+            (int(shard.stored.groups["born"][at]), int(shard.stored.seqs[at]), number, int(at))
+            for number, shard in enumerate(self._shards)
+            for at in np.flatnonzero(~shard.stored.groups["is_orphan"])
+        ]
+        return [(self._shards[number], at) for _, _, number, at in sorted(found, reverse=True)]
+
+    def _answers(self, shard: Reading, at: int) -> Iterator[Answer]:
+        group = shard.group(int(shard.stored.seqs[at]))
+        for g in range(group.size):
+            yield self._answer(shard, group, g)
+
+    def _answer(self, shard: Reading, group: Group, g: int) -> Answer:
+        if self._decode is None:
+            self._decode = self._make_decode()
+        listed = turns(group, g, self._decode, shard.detector)
+        prompt = listed[0][1] if listed and listed[0][0] == "environment" else ""
+        rest = listed[1:] if prompt else listed
+        text = "".join(text if role == "policy" else f"\n[environment] {text}\n" for role, text in rest)
+        about: Mapping[str, str] = {"key": group.prompt.key, "env_id": group.prompt.env_id}
+        return Answer(
+            group.group_id,
+            g,
+            fingerprint=fingerprint(group, g),
+            domain=group.prompt.domain,
+            version=int(group.versions_G2[g].max()),
+            prompt=prompt,
+            answer=text,
+            **about,
+        )
+
+    def _is_stored(self, reading: Reading, answer: Answer) -> bool:
+        keys_N = reading.stored.items["key"]
+        at = np.flatnonzero(keys_N == np.uint64(int(answer.key, 16)))
+        if not len(at):
+            return False
+        groups = reading.groups_at(int(reading.stored.slots[at[0]])).tolist()
+        return any(reading.group(int(reading.stored.seqs[one])).group_id == answer.group_id for one in groups)
+
+
+def check_run(directory: Path) -> None:
+    """Check that a path is the directory of a run with a memory.
+
+    Raises:
+        NotARun: it is not.
+    """
+    if not any(directory.glob("replay/shard_*/journal.db")):
+        reason = "holds no memory of a run" if directory.is_dir() else "is not a directory"
+        raise NotARun(f"{directory} {reason}; expected the directory of a run, as srl train --out names it")
