@@ -76,6 +76,16 @@ class Odd(Even):
         return observation, 1.0 - reward, *rest
 
 
+class Unpaid(Even):
+    """Pays nothing: people rate the answers."""
+
+    is_unpaid = True
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """End the episode without a reward."""
+        return "", 0.0, True, False, {}
+
+
 class Known(Even):
     """Pays by prompt, whatever the answer: held-out numbers 1 mod 4 get 1, 3 mod 4 get 0.25."""
 

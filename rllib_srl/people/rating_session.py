@@ -16,7 +16,8 @@ from rllib_srl.people.rating import TAKEN_BACK
 from rllib_srl.people.rating_store import RatingStore
 
 REPLIES = {"g": "good", "b": "bad", "s": "skip", "u": "undo", "q": "quit", **{str(n): str(n) for n in range(1, 6)}}
-ASKED = "good, bad, 1 to 5, skip, undo, quit"
+ASKED, AT_THE_END = "good, bad, 1 to 5, skip, undo, quit", "undo, quit"
+NO_MORE = "\nno more answers in the memory of the run"
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,21 @@ class RatingSession:
         self._done: list[_Step] = []
 
     def run(self) -> int:
-        """Ask until the answers or the replies end; return how many answers have a rating of this session."""
+        """Ask until the person quits or the replies end; return how many answers have a rating of this session."""
         waiting: list[Answer] = []  # shown again, the last first
         listed = self._in_order()
-        while (answer := waiting.pop() if waiting else next(listed, None)) is not None:
-            self._show(shown(answer, self._store.value_of(answer)))
-            reply = self._reply()
+        while True:
+            answer = waiting.pop() if waiting else next(listed, None)
+            self._show(NO_MORE if answer is None else shown(answer, self._store.value_of(answer)))
+            reply = self._reply(ASKED if answer else AT_THE_END)
             if reply == "quit":
-                break
+                return len({step.answer for step in self._done if step.value})
             if reply == "undo":
-                waiting.append(answer)
-                if (undone := self._undo()) is not None:
-                    waiting.append(undone)
-            elif reply == "skip":
+                waiting += [one for one in (answer, self._undo()) if one is not None]
+            elif answer is not None and reply == "skip":
                 self._done.append(_Step(answer, self._store.value_of(answer), ""))
-            else:
+            elif answer is not None:
                 self._rate(answer, reply)
-        else:
-            self._show("no more answers in the memory of the run")
-        return len({step.answer for step in self._done if step.value})
 
     def _in_order(self) -> Iterator[Answer]:
         """Yield answers without a rating, then those that had one; a rating that comes meanwhile moves its answer."""
@@ -83,15 +80,16 @@ class RatingSession:
             if answer not in seen:
                 yield answer
 
-    def _reply(self) -> str:
+    def _reply(self, asked: str) -> str:
+        known = REPLIES if asked == ASKED else {"u": "undo", "q": "quit"}
         while True:
             try:
-                line = self._read(f"{ASKED}: ").strip().lower()
+                line = self._read(f"{asked}: ").strip().lower()
             except EOFError:
                 return "quit"
-            if line in REPLIES or line in REPLIES.values():
-                return REPLIES.get(line, line)
-            self._show(f"{line!r}; expected {ASKED}")
+            if line in known or line in known.values():
+                return known.get(line, line)
+            self._show(f"{line!r}; expected {asked}")
 
     def _rate(self, answer: Answer, value: str) -> None:
         before = self._store.value_of(answer)

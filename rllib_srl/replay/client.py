@@ -309,7 +309,7 @@ class ReplayClient:
         parts: dict[int, list[RatedGroup]] = {i: [] for i in range(len(self._shards))}
         for group in groups:
             parts[self._shard_of(group.key)].append(group)
-        request = self._request(now, "ratings")
+        request = self._request(now, f"ratings.{position}")
         calls = {
             i: Call.of(ReplayBufferActor.rate_answers, part, source, position, now, request)
             for i, part in parts.items()

@@ -1,0 +1,204 @@
+"""The way of ratings from the file into a memory: once, in time, and again after what a restart has undone."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.people.answer import Answer
+from rllib_srl.people.rating_feed import RatingFeed
+from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
+from rllib_srl.people.stored_answers import NotARun, StoredAnswers
+from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.rated import fingerprint
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import Group, GroupMeta
+from tests.small_buffer import a_group
+
+GROUPS = [a_group(number, (0.0, 0.0), 1) for number in range(4)]
+
+
+def answer_of(group: Group, episode: int = 0) -> Answer:
+    return Answer(
+        *(group.group_id, episode, group.prompt.key, fingerprint(group, episode), "world", "sums", 0, "prompt", "text")
+    )
+
+
+@pytest.fixture
+def memory(tmp_path):
+    """Return a memory of two shards with `GROUPS`."""
+    settings = ReplaySettings(capacity=50, min_buffer_size=1, on_secret="keep", num_shards=2, max_uses=9)
+    where = {"directory": tmp_path / "replay", "seed": 1, "run": "run", "is_local": True, "timeout_s": 5.0}
+    memory = ReplayClient.start(settings, **where)
+    memory.add([GroupMeta.of(group, group) for group in GROUPS], 1)
+    yield memory
+    memory.check_valid()
+    memory.stop()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with RatingStore(tmp_path / RATINGS) as store:
+        yield store
+
+
+def rewards(memory: ReplayClient, group: Group) -> list[float]:
+    (found,) = [
+        memory._shards[i].buffer.ledger.payloads.get(int(row["seq"])).rewards_G.tolist()
+        for i in range(2)
+        for row in memory._shards[i].buffer.store.groups
+        if row["size"]
+        and memory._shards[i].buffer.ledger.payloads.get(int(row["seq"])).group_id == group.group_id
+    ]
+    return found
+
+
+def test_a_run_without_ratings_has_no_file(tmp_path, memory):
+    feed = RatingFeed(tmp_path / RATINGS)
+    assert feed.apply(memory, 1) == {} and not (tmp_path / RATINGS).exists()
+
+
+def test_new_and_changed_ratings_are_applied_once(tmp_path, memory, store):
+    feed = RatingFeed(tmp_path / RATINGS)
+    store.rate(answer_of(GROUPS[0]), "good")
+    store.rate(answer_of(GROUPS[1], 1), "4")
+    assert feed.apply(memory, 1) == {"num_applied": 2, "num_changed": 0, "num_graded": 2}
+    assert (rewards(memory, GROUPS[0]), rewards(memory, GROUPS[1])) == ([1.0, 0.0], [0.0, 0.75])
+    assert feed.apply(memory, 1) == {}
+    store.rate(answer_of(GROUPS[0]), "bad")
+    store.rate(answer_of(GROUPS[1]), "1")  # another answer of a rated group
+    assert feed.apply(memory, 2) == {"num_applied": 1, "num_changed": 1, "num_graded": 2}
+    assert (rewards(memory, GROUPS[0]), rewards(memory, GROUPS[1])) == ([0.0, 0.0], [0.0, 0.75])
+    store.rate(answer_of(GROUPS[1], 1), "none")
+    assert feed.apply(memory, 2)["num_changed"] == 1 and rewards(memory, GROUPS[1]) == [0.0, 0.0]
+    feed.close()
+
+
+def test_ratings_that_a_restored_memory_has_lost_are_applied_again(tmp_path, memory, store):
+    feed = RatingFeed(tmp_path / RATINGS)
+    store.rate(answer_of(GROUPS[0]), "good")
+    feed.apply(memory, 1)
+    memory.snapshot(tmp_path / "snapshot")
+    store.rate(answer_of(GROUPS[1]), "good")
+    feed.apply(memory, 2)
+    memory.restore(tmp_path / "snapshot")
+    assert rewards(memory, GROUPS[1]) == [0.0, 0.0]
+    feed.restart()
+    assert feed.apply(memory, 1) == {"num_applied": 1, "num_changed": 0, "num_graded": 1}
+    assert rewards(memory, GROUPS[1]) == [1.0, 0.0]
+    other = RatingFeed(tmp_path / RATINGS)  # of a new process
+    assert other.apply(memory, 2) == {}
+
+
+def test_a_rated_answer_that_is_played_again_after_a_restart_gets_its_rating(tmp_path, memory, store):
+    memory.snapshot(tmp_path / "snapshot")
+    later = a_group(7, (0.0, 0.0), 2)
+    memory.add([GroupMeta.of(later, later)], 2)
+    store.rate(answer_of(later), "good")  # the run is killed before it applies it
+    memory.restore(tmp_path / "snapshot")
+    feed = RatingFeed(tmp_path / RATINGS)
+    assert feed.apply(memory, 1)["num_applied"] == 0 and memory.stats(1)["ratings/num_unused"] == 1
+    feed.note_played(["2.9"])
+    assert feed.apply(memory, 1) == {}
+    memory.add([GroupMeta.of(later, later)], 2)
+    feed.note_played([later.group_id])
+    assert feed.apply(memory, 2)["num_applied"] == 1 and rewards(memory, later) == [1.0, 0.0]
+    assert memory.stats(2)["ratings/num_unused"] == 0
+    memory.add([GroupMeta.of(group, group) for group in [a_group(8, (0.0, 0.0), 3)]], 3)
+    feed.note_played(["3.8"])
+    assert feed.apply(memory, 3) == {}
+
+
+def test_a_new_process_feeds_again_what_was_unused(tmp_path, memory, store):
+    later = a_group(7, (0.0, 0.0), 2)
+    store.rate(answer_of(later), "good")
+    RatingFeed(tmp_path / RATINGS).apply(memory, 1)
+    memory.add([GroupMeta.of(later, later)], 2)  # the process ends before its next iteration
+    assert RatingFeed(tmp_path / RATINGS).apply(memory, 2)["num_applied"] == 1
+
+
+def test_a_replaced_file_is_read_from_its_beginning(tmp_path, memory, store):
+    feed = RatingFeed(tmp_path / RATINGS)
+    store.rate(answer_of(GROUPS[0]), "good")
+    feed.apply(memory, 1)
+    with RatingStore(tmp_path / "other.db") as other:
+        other.rate(answer_of(GROUPS[1]), "good")
+    store.close()
+    for ending in ("-wal", "-shm"):
+        Path(f"{tmp_path / RATINGS}{ending}").unlink(missing_ok=True)
+    os.replace(tmp_path / "other.db", tmp_path / RATINGS)
+    assert feed.apply(memory, 1)["num_applied"] == 1 and rewards(memory, GROUPS[1]) == [1.0, 0.0]
+
+
+def test_a_damaged_file_is_found_at_the_start_and_leaves_the_memory_alone(tmp_path, memory):
+    (tmp_path / RATINGS).write_bytes(b"damaged" * 1000)
+    feed = RatingFeed(tmp_path / RATINGS)
+    for call in (feed.check, lambda: feed.apply(memory, 1)):
+        with pytest.raises(RatingsError, match="the file is damaged"):
+            call()
+    assert memory.rated_until("x").position == 0
+
+
+def test_nothing_new_costs_next_to_nothing(tmp_path, memory, store):
+    """Measured at 25 microseconds; the bound is for a busy machine."""
+    feed = RatingFeed(tmp_path / RATINGS)
+    for number in range(50):
+        store.rate(answer_of(GROUPS[number % 4], number % 2), str(1 + number % 5))
+    feed.apply(memory, 1)
+    begin = time.perf_counter()
+    for _ in range(200):
+        assert feed.apply(memory, 1) == {}
+    assert (time.perf_counter() - begin) / 200 < 0.002
+
+
+# --- what raters see ------------------------------------------------------------------------------
+
+
+def decode(ids):
+    return "".join(f"<{number}>" for number in ids)
+
+
+def test_answers_of_a_live_memory_and_what_has_become_of_their_ratings(tmp_path, memory, store):
+    feed = RatingFeed(tmp_path / RATINGS)
+    newer = a_group(7, (0.0, 0.0), 2)
+    memory.add([GroupMeta.of(newer, newer)], 2)
+    with StoredAnswers.of_run(tmp_path, lambda: decode) as answers:
+        listed = list(answers.newest_first())
+        assert len(listed) == 10 and [one.group_id for one in listed[:2]] == ["2.7", "2.7"]
+        one = answers.find("1.2/1")
+        assert one == next(each for each in listed if each.answer_id == "1.2/1")
+        assert (one.prompt, one.answer, one.domain, one.version) == ("<1>", "<10>", "sums", 0)
+        assert one.fingerprint == fingerprint(GROUPS[2], 1) and one.key == GROUPS[2].prompt.key
+        assert [answers.find(name) for name in ("1.2/2", "1.9/0", "1.2", "", "x/y")] == [None] * 5
+    store.rate(one, "good")
+    gone = answer_of(a_group(9, (0.0, 0.0), 1))
+    store.rate(gone, "good")
+    assert states(tmp_path, store) == ["waits for the next iteration of the run"] * 2
+    feed.apply(memory, 2)
+    assert states(tmp_path, store) == ["applied, trained on 0 times", "unused: the answer is not in the memory"]
+    memory._reuses = memory._reuses.__class__(0.5)
+    memory.num_items = 5
+    assert [meta.group_id for meta in memory.sample(5, 3)] == ["1.2"]  # the only group with signal
+    assert states(tmp_path, store)[0] == "applied, trained on 1 times"
+    store.rate(one, "bad")
+    feed.apply(memory, 3)
+    stale = "; trained on 1 times with an earlier rating (stale)"
+    assert states(tmp_path, store)[1] == f"applied, trained on 0 times{stale}"
+    store.rate(one, "none")
+    feed.apply(memory, 3)
+    assert states(tmp_path, store)[1] == f"taken back{stale}"
+
+
+def states(directory, store) -> list[str]:
+    with StoredAnswers.of_run(directory, lambda: decode) as answers:
+        return [answers.state_of(one.answer, one.seq).text for one in store.all()]
+
+
+@pytest.mark.parametrize("name", ["", "missing", "file"])
+def test_what_is_no_run_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotARun, match="expected the directory of a run"), StoredAnswers.of_run(tmp_path / name, None):
+        pass

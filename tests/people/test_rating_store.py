@@ -1,0 +1,165 @@
+"""The file of ratings: what was acknowledged is there, whoever writes beside, and what is no such file is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import sys
+from subprocess import PIPE, Popen
+
+import pytest
+
+from rllib_srl.people.rating import TAKEN_BACK, VALUES, Rating
+from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
+from tests.conftest import ROOT
+from tests.people.answers import an_answer
+
+
+@pytest.fixture
+def store(tmp_path):
+    with RatingStore(tmp_path / RATINGS) as store:
+        yield store
+
+
+def test_a_rating_is_kept_with_its_answer(store):
+    answer = an_answer()
+    assert answer.answer_id == "12.3/0" and store.newest_change() == 0
+    assert store.rate(answer, "4", rater="ann")
+    (one,) = store.all()
+    assert (one.answer, one.value, one.rater, one.seq) == (answer, "4", "ann", 1)
+    assert one.rated_at.endswith("+00:00") and store.newest_change() == 1
+    assert store.of_answer("12.3/0") == one and store.of_answer("12.3/1") is None
+    assert store.value_of(answer) == "4" and store.value_of(an_answer(episode=1)) == TAKEN_BACK
+    with RatingStore(store.path) as again:
+        assert again.all() == [one] and again.source_id == store.source_id
+
+
+def test_rewards_are_those_of_the_schemes_of_the_environment_rating():
+    rewards = {value: Rating(an_answer(), value, "", "", 1).reward for value in VALUES}
+    assert rewards == {"good": 1.0, "bad": 0.0, "1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0, "none": None}
+    marks = {value: Rating(an_answer(), value, "", "", 1).pass_reward for value in ("good", "4", "none")}
+    assert marks == {"good": 1.0, "4": 0.75, "none": None}
+    assert [Rating(an_answer(), value, "", "", 1).is_binary for value in ("bad", "1", "none")] == [True, False, False]
+
+
+def test_the_newest_rating_counts_and_repeating_it_writes_nothing(store):
+    answer = an_answer()
+    assert [store.rate(answer, value) for value in ("good", "good", "bad", "none", "none")] == [
+        *(True, False, True, True, False)
+    ]
+    (one,) = store.all()
+    assert (one.value, one.is_given, one.reward, one.seq) == (TAKEN_BACK, False, None, 3)
+    assert not store.rate(an_answer(9), "none") and len(store.all()) == 1  # never rated: nothing to take back
+
+
+def test_changes_come_once_and_a_group_with_all_its_ratings(store):
+    for episode in (0, 1):
+        store.rate(an_answer(episode=episode), "good")
+    store.rate(an_answer(4), "1")
+    assert [one.answer.answer_id for one in store.changed_since(1)] == ["12.3/1", "12.4/0"]
+    store.rate(an_answer(episode=0), "bad")
+    assert [(one.answer.answer_id, one.value) for one in store.changed_since(3)] == [("12.3/0", "bad")]
+    assert [one.value for one in store.of_groups(["12.3"])] == ["good", "bad"] and store.changed_since(4) == []
+    assert store.group_ids() == {"12.3", "12.4"}
+
+
+def test_another_answer_under_the_same_id_has_a_rating_of_its_own(store):
+    first, other = an_answer(), an_answer(fingerprint="f" * 16, answer="other")
+    store.rate(first, "good")
+    assert store.value_of(other) == TAKEN_BACK and store.rate(other, "bad")
+    assert (store.value_of(first), store.value_of(other)) == ("good", "bad")
+    newest = store.of_answer("12.3/0")
+    assert newest is not None and newest.answer == other
+
+
+def test_the_file_is_private(store):
+    store.rate(an_answer(), "good")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.path.parent.iterdir()}
+    assert set(modes.values()) == {0o600} and f"{RATINGS}-wal" in modes
+
+
+@pytest.mark.parametrize("value", ["", "6", "0", "Good", "4.5", "yes"])
+def test_a_value_out_of_range_is_refused(store, value):
+    with pytest.raises(ValueError, match=r"^rating = '.*'; expected good, bad, 1 to 5, or none \(taken back\)$"):
+        store.rate(an_answer(), value)
+    assert store.all() == []
+
+
+def test_a_copy_keeps_the_id_and_is_private(store, tmp_path):
+    store.rate(an_answer(), "good")
+    store.copy_to(tmp_path / "copy.db")
+    assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
+    with RatingStore(tmp_path / "copy.db") as copy:
+        assert (copy.source_id, copy.all()) == (store.source_id, store.all())
+
+
+def test_what_is_no_file_of_ratings_is_one_clear_error(tmp_path):
+    path = tmp_path / RATINGS
+    path.write_bytes(b"not a database, but long enough to be read as one" * 40)
+    with pytest.raises(RatingsError, match=r"ratings .*ratings\.db: opening them failed: .*: the file is damaged"):
+        RatingStore(path)
+    path.unlink()
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE mine (x)")
+    with pytest.raises(RatingsError, match="no such table: meta: the file is damaged, or no file of ratings"):
+        RatingStore(path)
+    path.unlink()
+    with pytest.raises(RatingsError, match="cannot be opened: Is a directory"):
+        RatingStore(tmp_path)
+
+
+def test_damage_inside_is_one_clear_error(store):
+    for number in range(200):
+        store.rate(an_answer(number, answer="x" * 500), "good")
+    store.close()
+    data = bytearray(store.path.read_bytes())
+    data[4096 * 2 : 4096 * 30] = os.urandom(4096 * 28)
+    store.path.write_bytes(data)
+    with pytest.raises(RatingsError, match="failed: database disk image is malformed: the file is damaged"):
+        RatingStore(store.path).all()
+
+
+def test_a_later_schema_is_refused(store):
+    store._db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
+    with pytest.raises(RatingsError, match="have schema 2; expected 1"):
+        RatingStore(store.path)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from rllib_srl.people.rating_store import RatingStore
+from tests.people.answers import an_answer
+with RatingStore(Path(sys.argv[1])) as store:
+    for number in range(int(sys.argv[3])):
+        store.rate(an_answer(number, int(sys.argv[2])), "good", rater="rater " + sys.argv[2])
+        print(number, flush=True)
+"""
+
+
+def rater(path, episode: int, num: int) -> Popen:
+    command = [sys.executable, "-c", WRITER, str(path), str(episode), str(num)]
+    return Popen(command, stdout=PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_two_raters_at_once_lose_nothing(tmp_path):
+    both = [rater(tmp_path / RATINGS, episode, 50) for episode in (0, 1)]
+    outs = [process.communicate(timeout=60)[0] for process in both]
+    assert [len(out.split()) for out in outs] == [50, 50]
+    with RatingStore(tmp_path / RATINGS) as store:
+        found = {(one.answer.group_id, one.answer.episode, one.rater) for one in store.all()}
+    assert found == {(f"12.{number}", episode, f"rater {episode}") for number in range(50) for episode in (0, 1)}
+
+
+def test_what_a_killed_rater_acknowledged_is_there(tmp_path):
+    process = rater(tmp_path / RATINGS, 0, 10_000)
+    assert process.stdout is not None
+    told = [int(process.stdout.readline()) for _ in range(20)]
+    process.send_signal(signal.SIGKILL)
+    told += [int(line) for line in process.stdout.read().split("\n")[:-1]]
+    process.wait(timeout=10)
+    with RatingStore(tmp_path / RATINGS) as store:
+        numbers = sorted(int(one.answer.group_id.split(".")[1]) for one in store.all())
+    assert numbers[: len(told)] == told and len(numbers) <= len(told) + 1

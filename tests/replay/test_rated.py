@@ -1,0 +1,330 @@
+"""People's ratings of stored answers: rewards, grades, history and records by hand; nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.history import HALF_LIVES
+from rllib_srl.replay.journal.codec import decode
+from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.journal.reader import reading
+from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.replay.rated import Applied, RatedAnswer, RatedGroup, RatedUntil, fingerprint
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import Group, GroupMeta
+from tests.small_buffer import a_group, by_hand
+
+
+def rated(group: Group, ratings: dict[int, float | None], is_binary: bool = False) -> RatedGroup:
+    """Return ratings of some episodes of a group."""
+    answers = [RatedAnswer(g, fingerprint(group, g), reward, is_binary) for g, reward in ratings.items()]
+    return RatedGroup(group.group_id, group.prompt.key, tuple(answers), 0.75)
+
+
+def apply(buffer, *groups: RatedGroup, now: int = 1, position: int = 1, request: str = "") -> dict[str, int]:
+    return buffer.rate_answers(groups, "file", position, now, request)
+
+
+def stored(buffer, number: int = 0) -> list[Group]:
+    """Return the groups of prompt `number`, oldest first, as their payloads have them."""
+    slot = buffer.store.slot_of(int(a_group(number, (0.0,), 1).prompt.key, 16))
+    seqs = [int(buffer.store.groups["seq"][at]) for at in buffer.store.groups_of(slot)]
+    return [decode(buffer.ledger.payloads.read(seq)) for seq in seqs]
+
+
+def item(buffer, number: int = 0) -> np.void:
+    return buffer.store.items[buffer.store.slot_of(int(a_group(number, (0.0,), 1).prompt.key, 16))]
+
+
+@pytest.fixture
+def buffer(tmp_path):
+    """Return a buffer with a silent group of 4 answers; its journal is checked at the end."""
+    buffer = by_hand(tmp_path, max_age=8, max_uses=2)
+    buffer.add([a_group(0, (0, 0, 0, 0), 1)], 1)
+    yield buffer
+    buffer.check_valid()
+    buffer.close()
+
+
+def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_version(buffer):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    assert buffer.sample(1, 2) == []  # no signal
+    assert apply(buffer, rated(group, {0: 1.0, 2: 0.75})) == {"num_applied": 2, "num_changed": 0, "num_graded": 1}
+    (one,) = buffer.sample(1, 2)
+    assert one.rewards_G.tolist() == [1.0, 0.0, 0.75, 0.0] and one.rewards_G.dtype == np.float32
+    assert one.versions_G2.tolist() == group.versions_G2.tolist() and one.origin == "reuse"
+    assert np.array_equal(one.token_ids_N, group.token_ids_N)
+    (row,) = buffer.store.groups[buffer.store.groups["size"] > 0]
+    assert (row["born"], row["uses"], row["num_success"], row["size"]) == (1, 1, 1, 4)
+    assert row["reward"] == np.float32(0.4375) and row["variance"] == np.float32(np.var([1, 0, 0.75, 0]))
+    assert item(buffer)["variance"] == row["variance"] and item(buffer)["pass_rate"] == 0.25
+    assert item(buffer)["num_silent"] == 0 and len(buffer.store.groups_of(0)) == 1
+
+
+def test_age_and_uses_bound_a_rated_group_as_before(buffer):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    apply(buffer, rated(group, {0: 1.0}))
+    assert [len(buffer.sample(1, now)) for now in (2, 3, 4)] == [1, 1, 0]  # max_uses = 2
+    apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2, now=4)  # a new rating brings no uses back
+    assert buffer.sample(1, 5) == []
+    buffer.add([a_group(1, (0, 0), 5)], 5)
+    apply(buffer, rated(a_group(1, (0, 0), 5), {0: 1.0}), position=3, now=20)
+    assert buffer.sample(1, 20) == []  # older than max_age
+
+
+@pytest.mark.parametrize(
+    ("ratings", "is_binary", "grade"),
+    [
+        ({0: 1.0}, True, 3),  # one bit cannot tell Good from Easy
+        ({0: 1.0, 1: 1.0}, True, 3),
+        ({0: 0.0}, True, 1),
+        ({0: 1.0, 1: 0.0}, True, 2),
+        ({0: 1.0}, False, 4),
+        ({0: 0.75}, False, 3),
+        ({0: 0.5}, False, 2),
+        ({0: 0.25}, False, 1),
+        ({0: 1.0, 1: 0.5}, False, 3),
+    ],
+)
+def test_the_item_is_graded_by_the_mean_of_its_ratings(buffer, ratings, is_binary, grade):
+    apply(buffer, rated(a_group(0, (0, 0, 0, 0), 1), ratings, is_binary), now=3)
+    last = buffer.ledger.journal.reviews()[-1]
+    assert (last["grade"], last["now"], last["elapsed"], last["num_success"], last["n"]) == (grade, 3, 2, grade > 1, 1)
+    assert item(buffer)["last_review"] == 3 and buffer.stats(3)["num_rated"] == 1
+
+
+def test_the_same_ratings_again_change_nothing(buffer):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    first = apply(buffer, rated(group, {0: 1.0}), request="1.ratings")
+    seq, reviews = buffer.store.header.next_group_seq, len(buffer.ledger.journal.reviews())
+    assert apply(buffer, rated(group, {0: 1.0}), request="1.ratings") == first  # the same call
+    nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0}
+    assert apply(buffer, rated(group, {0: 1.0}), position=2) == nothing  # another call
+    assert (seq, reviews) == (buffer.store.header.next_group_seq, len(buffer.ledger.journal.reviews()))
+
+
+def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_is_stale(buffer):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    apply(buffer, rated(group, {0: 1.0}))
+    buffer.sample(1, 2)
+    apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2)  # a further one makes nothing stale
+    assert buffer.rated.applied["1.0"] == Applied({"0": 1.0, "1": 0.5}, num_trained=1)
+    counts = apply(buffer, rated(group, {0: 0.0, 1: 0.5}), position=3, now=2)
+    assert counts == {"num_applied": 0, "num_changed": 1, "num_graded": 1}
+    assert stored(buffer)[0].rewards_G.tolist() == [0, 0.5, 0, 0]
+    assert buffer.rated.applied["1.0"] == Applied({"0": 0.0, "1": 0.5}, num_trained=0, num_stale=1)
+    stats = buffer.stats(2)
+    names = ("num_applied", "num_changed", "num_stale_groups", "num_unused")
+    assert [stats[f"ratings/{name}"] for name in names] == [2, 1, 1, 0]
+
+
+def test_a_rating_that_is_taken_back_restores_the_group_byte_for_byte(buffer):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    before = buffer.ledger.payloads.read(0)
+    apply(buffer, rated(group, {0: 1.0}))
+    history = item(buffer)["history_sum"]
+    num_reviews = len(buffer.ledger.journal.reviews())
+    assert apply(buffer, rated(group, {0: None}), position=2)["num_changed"] == 1
+    assert buffer.ledger.payloads.read(2) == before and item(buffer)["history_sum"] == history - 1
+    assert len(buffer.ledger.journal.reviews()) == num_reviews  # nothing to grade
+    assert item(buffer)["pass_rate"] == 0 and buffer.sample(1, 2) == []
+
+
+def test_rewards_of_the_environment_stay_where_nobody_rated(tmp_path):
+    buffer = by_hand(tmp_path)
+    group = a_group(0, (1.0, 0.5, 0.0), 1)
+    buffer.add([group], 1)
+    apply(buffer, rated(group, {0: 0.0}))
+    assert stored(buffer)[0].rewards_G.tolist() == [0.0, 0.5, 0.0]
+    apply(buffer, rated(group, {0: None, 2: 1.0}), position=2)
+    assert stored(buffer)[0].rewards_G.tolist() == [1.0, 0.5, 1.0]
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("by", "half_life", "share"),
+    [("versions", None, 0.5 ** (4 / 11)), ("visits", None, 0.5), ("kl", 0.06, 0.5 ** (0.03 / 0.06))],
+)
+def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(tmp_path, by, half_life, share):
+    buffer = by_hand(tmp_path, history_by=by, history_half_life=half_life)
+    old, new = a_group(0, (0, 0), 1), a_group(0, (1, 0), 5, ids=[3])  # versions 0 and 4
+    buffer.add([old], 1, policy_kl=0.01)
+    buffer.add([new], 5, policy_kl=0.04)
+    assert item(buffer)["history_sum"] == 1.0 and item(buffer)["history_count"] == pytest.approx(2 + 2 * share)
+    apply(buffer, rated(old, {0: 1.0, 1: 0.5}), rated(new, {0: 0.25}), now=5)
+    assert item(buffer)["history_sum"] == pytest.approx(0.25 + 1.5 * share)
+    assert item(buffer)["history_count"] == pytest.approx(2 + 2 * share)
+    # and what the next visit would have as its history: as if the ratings had been the rewards
+    twin = by_hand(tmp_path / "twin", history_by=by, history_half_life=half_life)
+    twin.add([a_group(0, (1.0, 0.5), 1)], 1, policy_kl=0.01)
+    twin.add([a_group(0, (0.25, 0.0), 5, ids=[3])], 5, policy_kl=0.04)
+    third = a_group(0, (1, 1), 9, ids=[4])
+    (one,), (other,) = (each.add([third], 9, policy_kl=0.1) for each in (buffer, twin))
+    assert one.history[:2] == pytest.approx(other.history[:2])
+    assert half_life in (None, HALF_LIVES[by])
+    for each in (buffer, twin):
+        each.check_valid()
+        each.close()
+
+
+def test_two_groups_of_a_prompt_are_rated_in_one_call_and_the_older_stays_as_old(tmp_path):
+    buffer = by_hand(tmp_path, groups_per_item=2)
+    old, new = a_group(0, (0, 0), 1), a_group(0, (1, 0), 5, ids=[3])
+    buffer.add([old], 1)
+    buffer.add([new], 5)
+    apply(buffer, rated(old, {0: 1.0}), rated(new, {1: 1.0}), now=6)
+    rows = buffer.store.groups[buffer.store.groups["size"] > 0]
+    assert sorted(zip(rows["born"].tolist(), rows["reward"].tolist(), strict=True)) == [(1, 0.5), (5, 1.0)]
+    assert item(buffer)["reward"] == 1.0  # its last visit
+    assert buffer.ledger.journal.reviews()["grade"].tolist()[-1] == 4  # one review by both
+    buffer.check_valid()
+    buffer.close()
+
+
+# --- what is not there ------------------------------------------------------------------------------
+
+
+def test_ratings_of_an_answer_that_is_gone_are_unused_until_it_is_played_again(buffer):
+    gone = a_group(1, (0, 0), 3)
+    assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0})) == {"num_applied": 0, "num_changed": 0, "num_graded": 0}
+    assert buffer.stats(3)["ratings/num_unused"] == 2
+    assert RatedUntil.of(buffer.rated) == RatedUntil("file", 1, ("3.1",))
+    buffer.add([gone], 3)
+    assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0}), position=2, now=3)["num_applied"] == 2
+    assert buffer.stats(3)["ratings/num_unused"] == 0
+
+
+def test_another_answer_under_the_same_id_is_not_rated(buffer):
+    other = a_group(0, (0, 0, 0, 0), 1, ids=[99])
+    assert other.group_id == "1.0"
+    assert apply(buffer, rated(other, {0: 1.0}))["num_applied"] == 0
+    too_far = replace(rated(a_group(0, (0, 0, 0, 0), 1), {3: 1.0}).answers[0], episode=4)
+    assert apply(buffer, RatedGroup("1.0", other.prompt.key, (too_far,)), position=2)["num_applied"] == 0
+    assert stored(buffer)[0].rewards_G.tolist() == [0, 0, 0, 0] and buffer.rated.num_unused == 1
+
+
+def test_a_rating_that_changes_after_the_group_has_left_is_unused_and_what_it_trained_is_stale(tmp_path):
+    buffer = by_hand(tmp_path, groups_per_item=1)
+    old = a_group(0, (0, 0), 1)
+    buffer.add([old], 1)
+    apply(buffer, rated(old, {0: 1.0}))
+    buffer.sample(1, 2)
+    buffer.add([a_group(0, (1, 0), 5, ids=[3])], 5)  # replaces it
+    apply(buffer, rated(old, {0: 1.0}), position=2)  # as it was: not unused, it has been applied
+    assert (buffer.rated.num_unused, buffer.rated.num_stale_groups) == (0, 0)
+    for position in (3, 4):  # once or twice
+        apply(buffer, rated(old, {0: 0.0}), position=position)
+        assert (buffer.rated.num_unused, buffer.rated.num_stale_groups) == (1, 1)
+        assert buffer.rated.applied["1.0"] == Applied({"0": 1.0}, num_trained=0, num_stale=1)
+    buffer.close()
+
+
+# --- an environment that pays nothing ---------------------------------------------------------------
+
+
+def unpaid(number: int, size: int, now: int) -> Group:
+    return replace(a_group(number, (0.0,) * size, now), extra={"is_unpaid": True})
+
+
+def test_without_rewards_only_rated_episodes_count(tmp_path):
+    buffer = by_hand(tmp_path)
+    group = unpaid(0, 4, 1)
+    (visit,) = buffer.add([group], 1)
+    assert (visit.refused, visit.grade) == ("", 0)  # stored, and no test of anything
+    assert (item(buffer)["visits"], item(buffer)["history_count"]) == (0, 0)
+    assert buffer.domain_statistics.mean("sums") == 0.5
+    apply(buffer, rated(group, {1: 1.0, 3: 0.75}))
+    (one,) = buffer.sample(1, 2)
+    assert one.has_reward_G.tolist() == [False, True, False, True]
+    meta = GroupMeta.of(one, None)
+    assert meta.has_reward_G.tolist() == [False, True, False, True] and meta.pass_reward == 0.75
+    (row,) = buffer.store.groups[buffer.store.groups["size"] > 0]
+    assert (row["size"], row["num_success"], row["reward"]) == (4, 2, 0.875)
+    assert row["variance"] == np.float32(np.var([1, 0.75]))
+    assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
+    apply(buffer, rated(group, {1: None, 3: None}), position=2)
+    assert buffer.sample(1, 2) == [] and item(buffer)["history_count"] == 0
+    buffer.check_valid()
+    buffer.close()
+
+
+# --- transactions, restarts, shards -----------------------------------------------------------------
+
+
+def test_a_failed_commit_changes_nothing(buffer, monkeypatch):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    before = buffer._state(), buffer.store.items.tobytes(), buffer.store.groups.tobytes()
+
+    def full(*_args):
+        raise JournalError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(buffer.ledger.journal, "commit", full)
+        with pytest.raises(JournalError, match="full"):
+            apply(buffer, rated(group, {0: 1.0}))
+    assert before == (buffer._state(), buffer.store.items.tobytes(), buffer.store.groups.tobytes())
+    assert apply(buffer, rated(group, {0: 1.0}))["num_applied"] == 1
+
+
+def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snapshot(tmp_path):
+    group = a_group(0, (0, 0, 0, 0), 1)
+    buffer = by_hand(tmp_path / "live")
+    buffer.add([group], 1)
+    apply(buffer, rated(group, {0: 1.0}))
+    buffer.snapshot(tmp_path / "snapshot")
+    apply(buffer, rated(group, {0: 0.5}), position=7)
+    state = buffer.rated.get_state()
+    buffer.close()
+    buffer = by_hand(tmp_path / "live")
+    assert buffer.rated.get_state() == state and buffer.rated.position == 7
+    assert buffer.restore(tmp_path / "snapshot") == 1  # the group as it was rated later
+    assert buffer.rated.position == 1 and stored(buffer)[0].rewards_G.tolist() == [1, 0, 0, 0]
+    assert apply(buffer, rated(group, {0: 0.5}), position=7)["num_changed"] == 1
+    assert stored(buffer)[0].rewards_G.tolist() == [0.5, 0, 0, 0]
+    assert len(buffer.orphans) == 0  # no second copy of the same tokens
+    buffer.check_valid()
+    buffer.close()
+
+
+def test_a_journal_without_ratings_is_as_before(tmp_path):
+    buffer = by_hand(tmp_path)
+    buffer.add([a_group(0, (0, 1), 1)], 1)
+    assert "rated" not in buffer.ledger.journal.load().state and "rated" not in buffer._state()
+    buffer.close()
+
+
+def test_shards_get_the_ratings_of_their_prompts_and_all_note_the_position(tmp_path):
+    settings = ReplaySettings(capacity=50, min_buffer_size=1, on_secret="keep", num_shards=2)
+    where = {"directory": tmp_path, "seed": 1, "run": "run", "is_local": True, "timeout_s": 5.0}
+    memory = ReplayClient.start(settings, **where)
+    groups = [a_group(number, (0.0, 0.0), 1) for number in range(6)]
+    memory.add([GroupMeta.of(group, group) for group in groups], 1)
+    assert memory.rated_until("file") == RatedUntil("file", 0, ())
+    counts = memory.rate_answers([rated(group, {0: 1.0}) for group in groups], "file", 9, 1)
+    assert counts == {"num_applied": 6, "num_changed": 0, "num_graded": 6}
+    parts = [shard.buffer.rated for shard in memory._shards]
+    assert all(part.num_applied > 0 and part.position == 9 for part in parts)
+    assert memory.rated_until("file") == RatedUntil("file", 9, ())
+    assert memory.rated_until("another") == RatedUntil("another", 0, ())
+    assert memory.stats(1)["ratings/num_applied"] == 6
+    memory.check_valid()
+    memory.stop()
+
+
+def test_without_a_memory_nothing_is_rated():
+    assert NoMemory().rate_answers([], "file", 3, 1) == {} and NoMemory().rated_until("file").position == 0
+
+
+def test_readers_see_the_state(tmp_path):
+    buffer = by_hand(tmp_path)
+    group = a_group(0, (0, 0), 1)
+    buffer.add([group], 1)
+    apply(buffer, rated(group, {0: 1.0}))
+    with reading(Path(tmp_path) / "journal.db") as one:
+        assert one.stored.state["rated"] == buffer.rated.get_state()
+    buffer.close()
