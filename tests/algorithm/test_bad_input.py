@@ -42,7 +42,7 @@ def test_unknown_names_are_refused(config, tmp_path):
     faults = message.splitlines()[1:]
     assert len(faults) == 2
     assert faults[0].startswith(f"  model_config['model'] = '{tmp_path / 'absent'}'; model directory ")
-    assert faults[1].startswith("  env: environment 'nowhere' is unknown; expected one of bfcl, chain_sum, code_task, ")
+    assert faults[1].startswith("  env: environment 'nowhere' is unknown; expected one of agent, bfcl, chain_sum, ")
     assert not (tmp_path / "log").exists()
 
 

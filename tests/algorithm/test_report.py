@@ -13,6 +13,7 @@ import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_srl import SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import PARTS
@@ -140,6 +141,7 @@ def test_the_first_iteration_of_a_run_tells_it(tmp_path):
 
     class Algo:
         iteration = 0
+        config = SRLConfig()
         report = Report(MetricsLogger(root=True), tmp_path)
 
         def train(self):

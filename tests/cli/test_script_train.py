@@ -170,7 +170,7 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
         (["--iterations", "0"], ["iterations = 0; expected an integer of at least 1"]),
         (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
         (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["path = '/no/such.jsonl' is not a file"]),
-        (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of bfcl, "]),
+        (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of agent, "]),
         (["--model", "nobody/nothing"], ["  model = 'nobody/nothing'; ", "HF_HUB_OFFLINE is set"]),
         (["--max_episode_tokens", "1024"], ["max_episode_tokens = 1024; expected at most 512, the context of the m"]),
         (["--learning_rate", "1e-5"], ["unknown arguments:", "--learning_rate: use --lr"]),
