@@ -208,9 +208,7 @@ class SRL(SavedAlgorithm):
             visits = self.memory.add(groups, now, self.policy_kl)
             reused = self.memory.sample(len(prompts), now, plan.stored)
         with self._timed("batch"):
-            screened_out = frozenset(group_id for one in batches for group_id in one.screened_out)
-            unpaid = frozenset(group.group_id for group in groups if group.has_reward_G is not None)
-            left_out = screened_out | unpaid
+            left_out = _untrained(batches, groups)
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
             shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
@@ -226,15 +224,27 @@ class SRL(SavedAlgorithm):
             ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
             call_finished(self, groups, reused, ended, now)
         self.ratings.note_played(group.group_id for group in groups)
+        self._report_iteration(now, batches, groups, batch, reused, visits)
+
+    # --- the lines of training_step --------------------------------------------------------------
+
+    def _report_iteration(
+        self,
+        now: int,
+        batches: Sequence[RunnerBatch],
+        groups: Sequence[GroupMeta],
+        batch: AdvantageBatch,
+        reused: Sequence[GroupMeta],
+        visits: Mapping[str, Visit],
+    ) -> None:
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
-        paid = [group for group in groups if group.group_id not in unpaid]
+        paid = [group for group in groups if group.has_reward_G is None]
         self.report.pool(paid, self.config.replay_pass_reward, self.config.replay_settings().chooses_by_history)
         if (settings := self.config.flat()).rollout != "full":
-            self.report.rollout(groups, len(screened_out), settings.group_size - settings.screen_size)
-
-    # --- the lines of training_step --------------------------------------------------------------
+            num_screened_out = sum(len(one.screened_out) for one in batches)
+            self.report.rollout(groups, num_screened_out, settings.group_size - settings.screen_size)
 
     def _apply_ratings(self) -> None:
         """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
@@ -548,6 +558,12 @@ def _deal(
     parts = balanced_shards([sizes[group_id] for group_id in pending], len(runner_ids))
     shares = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
     return {runner_id: share for runner_id, share in shares.items() if share}
+
+
+def _untrained(batches: Sequence[RunnerBatch], groups: Sequence[GroupMeta]) -> frozenset[str]:
+    """Return the ids of the groups that are not trained on: screened out, or played where nothing is paid."""
+    screened_out = [group_id for one in batches for group_id in one.screened_out]
+    return frozenset([*screened_out, *(group.group_id for group in groups if group.has_reward_G is not None)])
 
 
 def _slot(group_id: str) -> int:
