@@ -77,13 +77,8 @@ def to_group(
     valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
     if len(valid) < at_least:
         return None
-    ids, mask, logp, lengths = [], [], [], []
-    for episode in valid:
-        ids_T, mask_T, logp_T = flatten(episode)
-        ids.append(ids_T)
-        mask.append(mask_T)
-        logp.append(logp_T)
-        lengths.append(len(ids_T))
+    ids, mask, logp = zip(*(flatten(episode) for episode in valid), strict=True)
+    lengths = [len(ids_T) for ids_T in ids]
     group = Group(
         group_id=group_id,
         prompt=prompt,

@@ -31,8 +31,11 @@ RLLIBS = {  # RLlib's own, beside ours
     "": r"(num_env_steps_sampled_lifetime|num_training_step_calls_per_iteration)",
 }
 # Written when something fails, or by settings that need processes of their own.
-# Not in these runs: restarts, moving references, GPUs, reward functions of one's own (test_own_data.py reads those).
+# Not in these runs: restarts, moving references, GPUs, reward functions of one's own (test_own_data.py), agents
+# (rollout/test_agents.py).
 RARE = {"num_runner_restarts", "num_reference_moves", "num_attention_graphs", "reward/[^/]+"}
+RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
+NO_METRICS = ("Trackers",)  # headings of other sections
 
 
 def documented(text: str) -> dict[str, list[str]]:
@@ -40,6 +43,8 @@ def documented(text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         heading, _, body = part.partition("\n")
+        if heading in NO_METRICS:
+            continue
         key = next(SECTIONS[name] for name in SECTIONS if heading.strip("`").startswith((name, f"{name}`")))
         cells = [line.split("|")[1] for line in body.splitlines() if line.startswith("| `")]
         names = found[key] = []
