@@ -47,7 +47,6 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
-from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
@@ -530,7 +529,7 @@ class SRL(SavedAlgorithm):
     def log_result(self, result: dict[str, Any]) -> None:
         """Call RLlib's callbacks, then send the metrics to the trackers."""
         super().log_result(result)
-        self.tracking.log(self.iteration, dict(numbers_of(result)))
+        self.tracking.log(self.iteration, result)
 
     def cleanup(self) -> None:
         """Stop the memory, end the trackers' runs, close the log files, and stop runners and learners."""

@@ -18,6 +18,7 @@ from typing import Any
 from rllib_srl.algorithm.settings import SETTINGS
 from rllib_srl.algorithm.tracking.choice import SECRET_NAME, TENSORBOARD, TrackerChoice, names_in
 from rllib_srl.algorithm.tracking.clients import CLIENTS, TensorBoard, Tracker, TrackerError
+from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.replay.admission.secrets import redact
 from rllib_srl.storage.disk import writing
 from rllib_srl.storage.event_file import EventFile
@@ -47,11 +48,12 @@ class Tracking:
         """Return tracker -> address of the run, or the command that shows it."""
         return {name: tracker.place for name, tracker in self._trackers.items()}
 
-    def log(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        """Send the metrics of an iteration to every tracker."""
+    def log(self, iteration: int, result: Mapping[str, Any]) -> None:
+        """Send the numbers in the result of an iteration to every tracker."""
+        numbers = dict(numbers_of(result)) if self._trackers else {}
         for name in self._trackers:
             waited = len(self._waiting[name])
-            self._waiting[name].append((iteration, dict(numbers)))
+            self._waiting[name].append((iteration, numbers))
             error = self._send(name)
             if error is not None and not waited:
                 logger.warning("tracker %r failed (%s); its metrics wait until it works again", name, _told(error))
