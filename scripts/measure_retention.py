@@ -33,6 +33,7 @@ if __name__ == "__main__":
 
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.cli.shared.run_log import Iteration
 
@@ -138,10 +139,7 @@ def lines_of(runs: dict[float, list[Measured]]) -> Iterator[str]:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("--retention", type=float, nargs="+", default=[0.6, 0.7, 0.8, 0.9, 0.95], metavar="R")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N")
     parser.add_argument("--iterations", type=int, default=60, metavar="N")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.studies.curves import curve_of
 from rllib_srl.studies.measures import measure
@@ -71,10 +72,7 @@ def choose(arguments: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="results of pool_tuning")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="settings named (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -33,6 +33,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.tune_configs.arms import COMMON
@@ -106,10 +107,7 @@ def summary_of(figures: Mapping[str, Figures]) -> str:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("--kinds", nargs="+", choices=sorted(CANDIDATES), metavar="KIND", help="(default: all)")
     parser.add_argument("--num-prompts", type=int, default=64, metavar="N", help="of a kind (default: %(default)s)")
     parser.add_argument("--group-size", type=int, default=8, metavar="N", help="answers (default: %(default)s)")

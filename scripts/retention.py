@@ -34,6 +34,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.replay.schedule.grading import PRIOR, Evidence, by_pass_rate, posterior
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingRule, SpacingState, make_spacing
@@ -159,10 +160,7 @@ def rows_of(found: Sequence[tuple[str, str, Outcome]]) -> Iterator[list[str]]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("--rules", nargs="+", choices=sorted(SPACINGS), default=sorted(SPACINGS))
     parser.add_argument("--items", type=int, default=300)
     parser.add_argument("--iterations", type=int, default=300)

@@ -30,6 +30,7 @@ from rllib_srl.cli.episodes import printable_lines
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.settings import (
     Parser,
@@ -367,10 +368,9 @@ def environment_of(source: Source, trust: bool) -> Any:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s RUN|CHECKPOINT|MODEL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        **help_of(__doc__),
     )
     parser.add_argument("what", metavar="RUN|CHECKPOINT|MODEL", help="a run's directory, a checkpoint, or a model")
     parser.add_argument("--system", metavar="TEXT", help="system prompt (default: that of the run's environment)")

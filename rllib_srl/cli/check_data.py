@@ -31,6 +31,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.settings import Parser, SettingsError, add_settings, build_config, check, given_settings
 from rllib_srl.cli.shared.settings import with_underscores as with_names
@@ -51,10 +52,9 @@ _RULE = "─" * 12
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--solve N] [--SETTING VALUE ...]",
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        **help_of(__doc__),
     )  # fmt: skip
     text = "prompts that the untrained model answers, with --model; 0: none (default: 16)"
     parser.add_argument("--solve", type=int, default=16, metavar="N", help=text)

@@ -26,6 +26,7 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.evaluate import checkpoint_named, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table
 from rllib_srl.cli.shared.settings import (
     Parser,
@@ -134,10 +135,9 @@ class Comparison:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s A B [--flips N] [--json FILE] [--SETTING VALUE ...]",
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        **help_of(__doc__),
     )
     for name in ("A", "B"):
         parser.add_argument(name.lower(), metavar=name, help="a checkpoint, a run's directory, or a model")

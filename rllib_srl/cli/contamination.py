@@ -35,6 +35,7 @@ from typing import Any
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.envs.math.contamination import (
     CONTAINMENT,
     COSINE,
@@ -61,10 +62,8 @@ _MAX_FAULTS_SHOWN = 20
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        prog="srl contamination", description=summary, epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        prog="srl contamination", **help_of(__doc__),
     )  # fmt: skip
     for side in ("train", "eval"):
         text = "file (.jsonl, .json, .csv, .parquet) or id of a data set of the Hugging Face hub"

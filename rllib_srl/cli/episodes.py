@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.cli.shared.command_line import help_of
+
 TRANSCRIPTS = "transcripts.jsonl"  # as rllib_srl.algorithm.metrics names it; importing that takes seconds
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -48,10 +50,7 @@ def rewards_in(text: str) -> Callable[[float], bool]:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"directory of a run, or its {TRANSCRIPTS}")
     parser.add_argument("--iteration", type=iterations_in, metavar="N|N-M", help="only episodes of these iterations")
     parser.add_argument("--reward", type=rewards_in, metavar="R", help='only with this reward: 1, "<0.5", ">=0.9"')

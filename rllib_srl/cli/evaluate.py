@@ -23,6 +23,7 @@ from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.settings import (
     Parser,
@@ -38,10 +39,9 @@ from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]",
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        **help_of(__doc__),
     )
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
     text = 'write all results to FILE as JSON; "-": print only the JSON'

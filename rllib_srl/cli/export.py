@@ -22,6 +22,7 @@ from pathlib import Path
 from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import read_metrics
 from rllib_srl.cli.shared.settings import model_config_of
@@ -35,10 +36,7 @@ from rllib_srl.storage.disk import writing
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     text = "the directory of a run or an upgrade, or a checkpoint"
     parser.add_argument("run", type=local_directory, metavar="RUN", help=text)
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.buffer_metrics import gauges, merged
@@ -351,10 +352,7 @@ def known_decoder(arguments: argparse.Namespace) -> Decode | None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, action: Callable[[argparse.Namespace], int], *positional: str) -> argparse.ArgumentParser:

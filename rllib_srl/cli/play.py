@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.common.environments import SPLITS, WorldError, check_world, known_worlds, prompts_of, resolve
 from rllib_srl.rollout.replies import Reply, reset, step
 from rllib_srl.types import Prompt
@@ -30,10 +31,7 @@ TURN_MARK = "> "
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
     parser.add_argument("--env-config", type=_json_object, default={}, metavar="JSON", help="its settings")
     parser.add_argument("--split", choices=SPLITS, default="train")

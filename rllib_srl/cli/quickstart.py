@@ -22,6 +22,7 @@ from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.peak_memory import PeakMemory
@@ -77,10 +78,7 @@ class Outcome:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = Parser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(**help_of(__doc__))
     for name, kind in (("seed", int), ("iterations", int), ("engine", str), ("model", str)):
         parser.add_argument(f"--{name}", type=kind, default=SETTINGS[name], help="(default: %(default)s)")
     where = "new directory of the run (default: under results/)"

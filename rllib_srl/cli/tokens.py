@@ -26,6 +26,7 @@ from typing import Any
 
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.rollout.transcript import make_transcript
 
 CONVERSATIONS: dict[str, list[str]] = {  # one for each known kind of rewriting by templates
@@ -137,10 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Check one model."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("check", help="show the first earlier token that changes")
     one.add_argument("model", metavar="MODEL", help="name or directory, as for --model of srl train")

@@ -22,6 +22,7 @@ from typing import Any
 from rllib_srl.algorithm.tracking.choice import TENSORBOARD
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import (
@@ -41,13 +42,9 @@ from rllib_srl.cli.shared.training import empty_or_new, start, train_until
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s [--config YAML] [--out DIR | --resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]",
-        description=summary,
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        **help_of(__doc__),
     )
     where = "new directory of the run (default: under results/)"
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)

@@ -22,6 +22,7 @@ from typing import Any
 
 from rllib_srl import tune_configs
 from rllib_srl.cli.shared.cluster import command, run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
@@ -43,11 +44,10 @@ from rllib_srl.tune_configs import Search
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--no-dry-run] "
         "[--short] [--SETTING VALUE ...]",
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        **help_of(__doc__),
     )
     parser.add_argument("study", nargs="?", help="name of a file in tune_configs/, without .py")
     default = Path("results/tune")

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import Parser, add_settings, add_trust, check, grace_of, with_underscores
@@ -237,11 +238,10 @@ def changes_of(changes: Mapping[str, Change]) -> dict[str, dict[str, Any]]:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = Parser(
         usage="%(prog)s MODEL|CHECKPOINT|DIR --on ENV --keep ENV [ENV ...] [--out DIR] [--SETTING VALUE ...]\n"
         "       %(prog)s --resume DIR",
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        **help_of(__doc__),
     )
     add_order(parser)
     add_trust(parser)

@@ -24,6 +24,7 @@ from typing import Any
 
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import NO_TOKENIZER, known_decoder
+from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.people.rating import EXPECTED, Rating, check_value
 from rllib_srl.people.rating_session import RatingSession
@@ -38,10 +39,7 @@ WIDEST = 40  # characters of an answer in the list
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("directory", type=Path, metavar="RUN", help="the directory of a run")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
