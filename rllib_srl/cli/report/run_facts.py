@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
-from rllib_srl.cli.shared.run_log import METRICS, read_metrics
+from rllib_srl.cli.report.metrics_table import MetricsTable
+from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
 from rllib_srl.types import StopReason
@@ -38,6 +39,25 @@ class Fault(NamedTuple):
     meaning: str
 
 
+class DomainChange(NamedTuple):
+    """The held-out accuracy of a domain: in its first, its best and its last evaluation."""
+
+    first: float
+    best: float
+    last: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> DomainChange:
+        """Return the change over evaluations; nan stands for none."""
+        known = values[~np.isnan(values)]
+        return cls(float(known[0]), float(known.max()), float(known[-1])) if len(known) else cls(*[math.nan] * 3)
+
+    @property
+    def lost(self) -> float:
+        """Return how much was lost since the best evaluation: forgetting, or chance."""
+        return self.best - self.last
+
+
 FAULTS = (
     Fault("num_runner_restarts", True, "restarts of env runners that died or timed out"),
     Fault("env_runners/num_episodes_lost", False, "episodes ended by failures of environment or engine, or late"),
@@ -55,12 +75,13 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run. Invariant: `rows` are ordered by iteration, each once, at least one."""
+    """A run. Invariant: `iterations` ascends and has at least one; every column is as long."""
 
     directory: Path
     settings: Mapping[str, Any]
-    rows: Sequence[Mapping[str, float]]
-    episodes: Sequence[Mapping[str, Any]]
+    iterations: np.ndarray
+    columns: Mapping[str, np.ndarray]  # metric -> its value in each iteration, nan where it is missing
+    episodes: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, directory: Path) -> RunFacts:
@@ -69,29 +90,25 @@ class RunFacts:
         Raises:
             RunError: there is no finished iteration, or a file is damaged.
         """
+        table = MetricsTable(directory / METRICS)
+        table.refresh()
         try:
-            rows = {int(row["iteration"]): row for row in read_metrics(directory)}
+            if table.faults:
+                raise ValueError(table.faults[0])
             episodes = list(_last_of_each(_lines_of(directory / TRANSCRIPTS)))
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{directory} has a damaged {METRICS} or {TRANSCRIPTS}: {error}") from error
-        if not rows:
+        if not table.num_iterations:
             raise RunError(f"{directory / METRICS} has no finished iteration; expected at least one")
-        path = directory / SETTINGS_FILE
-        settings = read_yaml(path) if path.is_file() else {}
-        return cls(directory, settings, [rows[number] for number in sorted(rows)], episodes)
-
-    @property
-    def iterations(self) -> np.ndarray:
-        """Return the number of each iteration."""
-        return np.array([int(row["iteration"]) for row in self.rows])
+        return cls(directory, settings_in(directory), table.iterations(), table.columns(), episodes)
 
     def values(self, metric: str) -> np.ndarray:
         """Return a metric in each iteration; nan where it is missing."""
-        return np.array([row.get(metric, math.nan) for row in self.rows], float)
+        return self.columns.get(metric, np.full(len(self.iterations), math.nan))
 
     def has(self, metric: str) -> bool:
         """Return whether a metric was logged in an iteration."""
-        return any(metric in row for row in self.rows)
+        return metric in self.columns
 
     def total(self, metric: str) -> float:
         """Return the sum of a metric over all iterations."""
@@ -114,7 +131,7 @@ class RunFacts:
     def domains(self) -> list[str]:
         """Return the domains with a held-out accuracy."""
         first, last = DOMAIN
-        names = {name for row in self.rows for name in row if name.startswith(first) and name.endswith(last)}
+        names = [name for name in self.columns if name.startswith(first) and name.endswith(last)]
         return sorted(name.removeprefix(first).removesuffix(last) for name in names)
 
     @property
@@ -124,6 +141,17 @@ class RunFacts:
         silent = self.values("env_runners/num_groups_without_signal")
         shares: np.ndarray = np.divide(silent, num, out=np.full(len(num), math.nan), where=num > 0)
         return shares
+
+    @property
+    def live_shares(self) -> np.ndarray:
+        """Return the share of groups whose rewards differ in each iteration: those with a gradient, mostly."""
+        return 1.0 - self.silent_shares
+
+    @cached_property
+    def domain_changes(self) -> dict[str, DomainChange]:
+        """Return how the held-out accuracy of each domain changed."""
+        first, last = DOMAIN
+        return {name: DomainChange.of(self.values(f"{first}{name}{last}")) for name in self.domains}
 
     @property
     def endings(self) -> dict[str, float]:
@@ -161,6 +189,12 @@ class RunFacts:
             before = f"{accuracy[best]:.3f} in iteration {self.iterations[best]}"
             after = f"{self.last(ACCURACY):.3f}, whose interval ends at {high:.3f}"
             yield f"held-out accuracy fell from {before} to {after}"
+
+
+def settings_in(directory: Path) -> Mapping[str, Any]:
+    """Return the settings of a run, {} without their file."""
+    path = directory / SETTINGS_FILE
+    return read_yaml(path) if path.is_file() else {}
 
 
 def _lines_of(path: Path) -> Iterator[dict[str, Any]]:

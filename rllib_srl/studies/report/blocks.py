@@ -9,8 +9,13 @@ import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-TEMPLATE = Path(__file__).with_name("page.html.j2")
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HERE = Path(__file__).parent
+STYLES = HERE / "page.css"
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Cell:
     small: str = ""
     shade: float = 0.0
     style: str = ""  # colour of the marker in front of an arm's name
+    link: str = ""  # address of more about it, on a live page
 
     @property
     def plain(self) -> str:
@@ -122,10 +128,18 @@ class Page:
 
 def to_html(page: Page) -> str:
     """Return the page as HTML with embedded charts."""
-    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page)
+    styles = Markup(STYLES.read_text(encoding="utf-8"))  # a file of this package
+    return templates_in(HERE).get_template("page.html.j2").render(page=page, styles=styles)
+
+
+def templates_in(*folders: Path) -> Environment:
+    """Return the templates of some folders; they escape every text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    how: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=FileSystemLoader(folders), **how)
 
 
 def to_markdown(page: Page) -> str:
