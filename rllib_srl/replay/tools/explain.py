@@ -157,19 +157,48 @@ def why(item: Found, limit: int) -> list[str]:
 def _draws(item: Found) -> Iterator[str]:
     """Yield one line for each draw whose answer the journal still has."""
     rule = item.reading.settings.selection
-    groups = item.reading.stored.groups[item.reading.groups_at(item.slot)]
-    seqs = set(groups["seq"].tolist())
-    for name, answer in item.reading.answers:
-        iteration, _, method = name.partition(".")
+    for draw in _draws_of_all(item.reading):
+        if draw.item.at == item.at:
+            yield (
+                f"drawn for iteration {draw.iteration}: {draw.reason}, rule {rule}"
+                if draw.is_revisit
+                else f"reused in iteration {draw.iteration}: {draw.reason}"
+            )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """An item that was drawn: played again (`is_revisit`) or trained on again."""
+
+    iteration: int
+    item: Found
+    is_revisit: bool
+    reason: str
+
+
+def newest_draws(readings: Sequence[Reading], limit: int) -> list[Draw]:
+    """Return the newest draws whose answers the journals still have, the newest first; evicted items are left out."""
+    found = [draw for reading in readings for draw in _draws_of_all(reading)]
+    return sorted(found, key=lambda draw: draw.iteration, reverse=True)[:limit]  # stable: reuses after revisits
+
+
+def _draws_of_all(reading: Reading) -> Iterator[Draw]:
+    """Yield the draws of all items of a journal, in the order in which it was asked."""
+    at_of = {f"{key:016x}": at for at, key in enumerate(reading.stored.items["key"].tolist())}
+    at_of_slot = {slot: at for at, slot in enumerate(reading.stored.slots.tolist())}
+    groups = reading.stored.groups
+    group_of = {seq: at for at, seq in enumerate(groups["seq"].tolist()) if not groups["is_orphan"][at]}
+    for name, answer in reading.answers:
+        first, _, method = name.partition(".")
+        if not first.isdigit():
+            continue
         if method.startswith("due"):
-            for drawn in answer:
-                facts = drawn["why"]
-                if facts["key"] == item.key:
-                    yield f"drawn for iteration {iteration}: {facts_in_words(facts)}, rule {rule}"
+            for facts in (drawn["why"] for drawn in answer if drawn["why"]["key"] in at_of):
+                yield Draw(int(first), Found(reading, at_of[facts["key"]]), True, facts_in_words(facts))
         elif method.startswith("sample"):
-            for seq in seqs.intersection(drawn_in(answer)[0]):
-                born = int(groups["born"][groups["seq"] == seq][0])
-                yield f"reused in iteration {iteration}: its group of iteration {born} was trained on again"
+            for group in (groups[group_of[seq]] for seq in drawn_in(answer)[0] if seq in group_of):
+                reason = f"its group of iteration {int(group['born'])} was trained on again"
+                yield Draw(int(first), Found(reading, at_of_slot[int(group["slot"])]), False, reason)
 
 
 def facts_in_words(facts: Mapping[str, Any]) -> str:
