@@ -60,7 +60,8 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert listed(config, "options.packages.find", "include") == ["rllib_srl*"]  # `envs` may be a user's own
-    extras = {"cpu", "gpu", "agents", "envs", "images", "lora", "optimizers", "wandb", "mlflow", "trackio", "dev"}
+    extras = {"cpu", "gpu", "agents", "dashboard", "envs", "images", "lora", "optimizers", "wandb", "mlflow", "trackio"}
+    extras |= {"dev"}
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
@@ -90,7 +91,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
     optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "sklearn", "textarena", "textworld", "vllm"}
-    optional |= {"mlflow", "trackio", "wandb"}
+    optional |= {"mlflow", "starlette", "trackio", "uvicorn", "wandb"}
     for path in python_files("rllib_srl", "envs", "tune_configs"):
         for name in third_party_imports(path.read_text()) - {"rllib_srl"} - optional:
             assert declared & {canonicalize_name(package) for package in packages_of[name]}, f"{path.name}: {name}"
@@ -137,7 +138,9 @@ def test_the_wheel_installs_nothing_beside_the_package(unpacked: Path) -> None:
     assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"rllib_srl"}
     assert {"py.typed", "envs", "tune_configs"} <= {path.name for path in (unpacked / "rllib_srl").iterdir()}
     assert (unpacked / "rllib_srl" / "engine" / "tiny" / "model.safetensors").stat().st_size > 1e6
-    assert (unpacked / "rllib_srl" / "studies" / "report" / "page.html.j2").exists()
+    pages = {unpacked / "rllib_srl" / "studies" / "report" / name for name in ("page.html.j2", "page.css")}
+    pages |= {unpacked / "rllib_srl" / "cli" / "dashboard" / "page" / name for name in ("layout.html.j2", "icon.svg")}
+    assert {path for path in pages if not path.exists()} == set()
 
 
 @pytest.mark.slow
@@ -157,7 +160,10 @@ def test_a_project_with_folders_of_the_same_names_plays_ours(unpacked: Path, tmp
 # --- pins
 
 
-@pytest.mark.parametrize(("extra", "pinned_in"), [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), (None, "cpu")])
+@pytest.mark.parametrize(
+    ("extra", "pinned_in"),
+    [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), ("dashboard", "plain"), (None, "cpu")],
+)
 def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, extra: str, pinned_in: str) -> None:
     pins = pins_of("base") | pins_of(pinned_in)
     lines = listed(config, *(("options.extras_require", extra) if extra else ("options", "install_requires")))

@@ -39,6 +39,7 @@ COMMANDS = {
     "compare": Command("compare two runs or models on the same held-out prompts", starts_ray=True),
     "tune": Command("run a study or a hyperparameter search", starts_ray=True),
     "report": Command("write the report page of a run or a study"),
+    "dashboard": Command("serve a live page of a run in the browser"),
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "contamination": Command("find training questions that repeat evaluation questions", starts_ray=True),
     "chat": Command("talk to a model, a checkpoint or a run in the terminal", starts_ray=True),

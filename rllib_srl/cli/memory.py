@@ -347,6 +347,18 @@ def known_decoder(arguments: argparse.Namespace) -> Decode | None:
     return None if model_dir is None else decoder_of(model_dir)
 
 
+def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:
+    """Return a function that returns the decoder, and raises a ValueError if no tokenizer is known."""
+
+    def decode() -> Decode:
+        found = known_decoder(arguments)
+        if found is None:
+            raise ValueError(NO_TOKENIZER)
+        return found
+
+    return decode
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
     srl rate results/first                             show answers, ask for a rating of each
     yes good | head -3 | srl rate results/first        one reply a line, without a terminal
+    srl rate results/first --web                       in the browser, also on a phone
     srl rate results/first --list                      all ratings, and what has become of each
     srl rate results/first --set 12.3/0 bad            rate an answer, or change its rating; none takes it back
     srl rate results/first --export ratings.jsonl      all ratings with their prompts and answers
@@ -18,22 +19,25 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.cli.dashboard import HOST, PORT, add_flags, serve
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.memory import NO_TOKENIZER, known_decoder
+from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.people.rate_by_id import rate_by_id
 from rllib_srl.people.rating import EXPECTED, Rating, check_value
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers, check_run
 from rllib_srl.replay.journal.journal import JournalError
-from rllib_srl.replay.tools.explain import Decode
 from rllib_srl.storage.disk import writing
 
+LISTED = ["id", "rating", "rater", "at", "domain", "answer", "state"]
 WIDEST = 40  # characters of an answer in the list
 
 
@@ -44,40 +48,41 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
     ways.add_argument("--set", nargs=2, metavar=("ID", "VALUE"), help=f"set one rating: {EXPECTED}")
+    ways.add_argument("--web", action="store_true", help="rate in the browser, on the page of srl dashboard")
     ways.add_argument("--export", type=Path, metavar="FILE", help="write all ratings to a JSONL file")
+    add_flags(parser.add_argument_group("with --web"))
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if not arguments.web and (arguments.host, arguments.port) != (HOST, PORT):
+        parser.error("--host and --port are for --web")
+    return arguments
 
 
 def rate(arguments: argparse.Namespace) -> int:
     """Do what the flags say."""
     directory: Path = arguments.directory
     check_run(directory)
+    if arguments.web:
+        return serve(arguments, decoder_for(arguments), may_rate=True, tab="rate")
     if arguments.set:
         check_value(arguments.set[1])
     path = directory / RATINGS
     if (arguments.list or arguments.export) and not path.exists():
         raise RatingsError(f"{directory} has no ratings yet; expected some: srl rate {directory}")
 
-    def decode() -> Decode:
-        found = known_decoder(arguments)
-        if found is None:
-            raise ValueError(NO_TOKENIZER)
-        return found
-
     with ExitStack() as stack:
         store = stack.enter_context(RatingStore(path))
-        answers = stack.enter_context(StoredAnswers.of_run(directory, decode, arguments.trust_rules))
+        answers = stack.enter_context(StoredAnswers.of_run(directory, decoder_for(arguments), arguments.trust_rules))
         if arguments.list:
             print_list(store, answers)
         elif arguments.export:
             export(store, answers, arguments.export)
         elif arguments.set:
             answer_id, value = arguments.set
-            set_one(store, answers, answer_id, value, arguments.rater)
+            print(rate_by_id(store, answers, answer_id, value, arguments.rater))
         else:
             ask(store, answers, arguments.rater)
     return 0
@@ -104,33 +109,19 @@ def ask(store: RatingStore, answers: StoredAnswers, rater: str) -> None:
     print(f"{num} answers rated; the run applies new ratings before its next iteration")
 
 
-def set_one(store: RatingStore, answers: StoredAnswers, answer_id: str, value: str, rater: str) -> None:
-    """Set the rating of one answer.
-
-    Raises:
-        ValueError: there is no such answer.
-    """
-    answer = answers.find(answer_id)
-    gone = store.of_answer(answer_id) if answer is None else None
-    if answer is None and gone is None:
-        raise ValueError(f"id = {answer_id!r} is no answer in the memory of the run; expected one that srl rate shows")
-    rated = answer or gone.answer if gone else answer
-    assert rated is not None
-    before = store.value_of(rated)
-    is_new = store.rate(rated, value, rater)
-    unused = "" if answer else "; unused: the answer is not in the memory any more"
-    print(f"rated {answer_id} {value}{f' (it was {before})' if is_new else ' already'}{unused}")
-
-
 def print_list(store: RatingStore, answers: StoredAnswers) -> None:
     """Print all ratings that were not taken back, and what has become of each."""
-    rows = [["id", "rating", "rater", "at", "domain", "answer", "state"]]
-    for one in store.all():
+    rows = list(rows_in_words(store.all(), answers))
+    print(table([LISTED, *rows], indent=""))
+    print(f"{len(rows)} ratings")
+
+
+def rows_in_words(ratings: Iterable[Rating], answers: StoredAnswers) -> Iterator[list[str]]:
+    """Yield the cells of `LISTED` for each rating that was not taken back, or whose taking back is of interest."""
+    for one in ratings:
         state = answers.state_of(one.answer, one.seq).text
         if one.is_given or "stale" in state or "waits" in state:
-            rows.append([*map(printable, cells(one)), state])
-    print(table(rows, indent=""))
-    print(f"{len(rows) - 1} ratings")
+            yield [*map(printable, cells(one)), state]
 
 
 def cells(one: Rating) -> list[str]:

@@ -108,7 +108,7 @@ def domain_row(facts: RunFacts) -> PlotRow | None:
     few = f"The {NUM_DRAWN} of {len(changes)} domains that changed most. " if len(changes) > NUM_DRAWN else ""
     series = {name: facts.values(f"{first}{name}{last}") for name in chosen}
     plot = _plot(facts, series, "Accuracy by domain", "accuracy")
-    return PlotRow((plot,), f"{few}The table below has all of them.", tuple(chosen))
+    return PlotRow((plot,), f"{few}The table has all of them.", tuple(chosen))
 
 
 def memory_rows(facts: RunFacts) -> Iterator[PlotRow]:

@@ -128,9 +128,7 @@ class Page:
 
 def to_html(page: Page) -> str:
     """Return the page as HTML with embedded charts."""
-    from markupsafe import Markup
-
-    styles = Markup(STYLES.read_text(encoding="utf-8"))  # a file of this package
+    styles = STYLES.read_text(encoding="utf-8")
     return templates_in(HERE).get_template("page.html.j2").render(page=page, styles=styles)
 
 

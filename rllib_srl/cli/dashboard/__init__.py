@@ -1,0 +1,128 @@
+"""Serve a live page of a run in the browser: what it learns, forgets and remembers, its episodes, and ratings.
+
+    srl dashboard results/first                      print an address; Ctrl-C ends
+    srl dashboard results/first --allow-rating       ratings can be given on the page
+    srl rate results/first --web                     the same, opened at the ratings
+    ssh -L 8642:127.0.0.1:8642 machine               the page of another machine, at the same address
+
+RUN is the directory of a run, going on or ended; the page fills by itself while the run goes on, and does not disturb
+it. The address has a token, made anew at each start: without it nothing can be read. The page is served on this machine
+only, unless --host says otherwise; the connection is not encrypted. Nothing is loaded from the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.replay.tools.explain import Decode
+
+HOST, PORT = "127.0.0.1", 8642
+MOST_CONNECTIONS = 64
+KEEP_ALIVE_S, GRACE_S = 5, 3
+MISSING = "the page needs starlette and uvicorn: pip install 'rllib_srl[dashboard]'"
+
+
+def add_flags(parser: argparse._ActionsContainer) -> None:
+    """Add the flags of the server, which `srl rate --web` shares."""
+    parser.add_argument("--host", default=HOST, metavar="ADDRESS", help="to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=PORT, help="0: a free one (default: %(default)s)")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser.add_argument("directory", type=local_directory, metavar="RUN", help="the directory of a run")
+    add_flags(parser)
+    parser.add_argument("--allow-rating", action="store_true", help="ratings can be given on the page")
+    parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
+    parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
+    parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(argv)
+
+
+def port_number(text: str) -> int:
+    """Parse a port."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 0 to 65535")
+    return int(text)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ValueError: the address cannot be used.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS)
+    except OSError as error:
+        reason = f"{host}:{port} cannot be used: {error.strerror or error}"
+        raise ValueError(f"{reason}; expected another --port (0: a free one), or another --host") from error
+
+
+def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, tab: str = "") -> int:
+    """Serve the page of a run until Ctrl-C.
+
+    Args:
+        arguments: the command line, with `directory` and the flags of `add_flags`.
+        decode: returns the function token ids -> text.
+        may_rate: whether ratings can be given.
+        tab: that the printed address opens.
+
+    Raises:
+        RunError: the directory holds no run.
+        ValueError: the address cannot be used, or a package is missing.
+    """
+    from rllib_srl.cli.dashboard.live_run import check_is_run
+
+    check_is_run(arguments.directory)
+    try:
+        import uvicorn
+
+        from rllib_srl.cli.dashboard.access import Access
+        from rllib_srl.cli.dashboard.app import make_app
+        from rllib_srl.cli.dashboard.views import Views
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise ValueError(MISSING) from error
+    listening = bound(arguments.host, arguments.port)
+    port = int(listening.getsockname()[1])
+    access = Access(port=port)
+    views = Views(arguments.directory, decode, arguments.rater, may_rate, arguments.trust_rules)
+    views.sources.run.refresh()  # a long file is read before the first visit
+    how: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "on", "log_level": "warning"}
+    how |= {"access_log": False, "server_header": False, "limit_concurrency": MOST_CONNECTIONS}  # a log has the token
+    how |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": GRACE_S}
+    server = uvicorn.Server(uvicorn.Config(make_app(views, access), **how))
+    shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    print(f"{views.title}, {'ratings allowed' if may_rate else 'read-only'}; Ctrl-C ends")
+    print(f"http://{shown}:{port}/{tab}?token={access.token}", flush=True)
+    if not listening.getsockname()[0].startswith(("127.", "::1")):
+        print("others on the network can reach this address, and the connection is not encrypted", file=sys.stderr)
+    with listening, suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve the page; return the exit status."""
+    from rllib_srl.cli.memory import decoder_for
+
+    return serve(arguments, decoder_for(arguments), arguments.allow_rating)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: run(arguments), arguments.debug)

@@ -1,0 +1,464 @@
+"""The live page over HTTP: who may read it, what it shows, that it follows a run, ratings, and malformed requests."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from rllib_srl.cli import dashboard, memory
+from rllib_srl.cli.dashboard.access import Access
+from rllib_srl.cli.dashboard.app import make_app
+from rllib_srl.cli.dashboard.sections import SECTIONS, TABS
+from rllib_srl.cli.dashboard.views import Views
+from rllib_srl.cli.main import COMMANDS, module_of
+from rllib_srl.cli.people import rate
+from rllib_srl.people.rating_store import RATINGS, RatingStore
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from tests.cli.dashboard_run import EVIL, decode, memory_of, write_files
+from tests.cli.test_script_report import episode, row
+from tests.small_buffer import a_group
+
+TOKEN = "the-token-of-this-test"
+ADDRESSES = ["/", "/forgetting", "/memory", "/episodes", "/rate", "/pulse", "/part/summary", "/static/page.css"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    write_files(directory)
+    return directory
+
+
+@pytest.fixture
+def buffer(run: Path) -> Iterator[SRLReplayBuffer]:
+    found = memory_of(run)
+    yield found
+    found.close()
+
+
+def views_of(run: Path, may_rate: bool = True) -> Views:
+    return Views(run, lambda: decode, rater="ann", may_rate=may_rate)
+
+
+def client_of(views: Views, has_cookie: bool = True) -> TestClient:
+    access = Access(TOKEN, port=7)
+    client = TestClient(make_app(views, access), raise_server_exceptions=True)
+    if has_cookie:
+        client.cookies.set(access.cookie, TOKEN)
+    return client
+
+
+@pytest.fixture
+def page(run: Path, buffer: SRLReplayBuffer) -> Iterator[TestClient]:
+    with client_of(views_of(run)) as client:
+        yield client
+
+
+def text_of(html: str) -> str:
+    """Return what a person reads of a page, in one line."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+# --- who may read
+
+
+WRONG = ["/nothing", "/?token=", "/?token=wrong", "/?token=%ff%00é", "/?" + "a=1&" * 99]
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, *WRONG])
+def test_nothing_is_read_without_the_token(run: Path, buffer: SRLReplayBuffer, address: str) -> None:
+    with client_of(views_of(run), has_cookie=False) as client:
+        for cookie in (None, "wrong", TOKEN + "x", 'bad"; é'):
+            headers = {"cookie": f"srl_dashboard_7={cookie}".encode()} if cookie else {}
+            answer = client.get(address, headers=headers)
+            assert answer.status_code == 401 and answer.text.startswith("401: expected the address with its token")
+            assert "set-cookie" not in answer.headers and "run" not in answer.text.replace("printed", "")
+        assert client.post("/rate?token=" + TOKEN, data={"action": "good"}).status_code == 401
+
+
+def test_the_token_sets_a_cookie_that_is_enough(run: Path) -> None:
+    with client_of(views_of(run), has_cookie=False) as client:
+        answer = client.get(f"/episodes?token={TOKEN}")
+        assert answer.status_code == 200
+        assert answer.headers["set-cookie"] == f"srl_dashboard_7={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
+        assert client.get("/").status_code == 200
+        others = f'theirs={{"a": [1]}}; x; =; srl_dashboard_7={TOKEN}; y="'  # of other pages on this machine
+        client.cookies.clear()
+        assert client.get("/", headers={"cookie": others}).status_code == 200
+        expected = {"x-frame-options": "DENY", "x-content-type-options": "nosniff", "cache-control": "no-store"}
+        assert {name: answer.headers[name] for name in expected} == expected
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'") and "unsafe" not in policy
+
+
+# --- what it shows
+
+
+def test_the_overview_has_the_facts_of_the_report(page: TestClient) -> None:
+    html = page.get("/").text
+    text = text_of(html)
+    assert "4 of 9 iterations, the last one less than a minute ago" in text
+    assert "Mean reward 0.188 at the start, 0.625 at the end" in text
+    assert "Held-out accuracy fell from 0.800 in iteration 1 to 0.600" in text
+    points = {
+        unescape(name): json.loads(unescape(found))
+        for name, found in re.findall(r'data-name="([^"]*)" data-points="([^"]*)"', html)
+    }
+    assert points["reward"] == [[1, 0.125], [2, 0.25], [3, 0.5], [4, 0.75]]
+    assert points["live groups"] == [[1, 0.75], [2, 0.75], [3, 0.75], [4, 0.75]] and points["live tokens"] == [[4, 0.5]]
+    assert points["a"] == [[1, 0.9], [3, 0.4]] and points[EVIL] == [[1, 0.7], [3, 0.8]]
+
+
+def test_what_is_forgotten(page: TestClient) -> None:
+    text = text_of(page.get("/forgetting").text)
+    assert "1 of 2 domains are below their best evaluation" in text and "a 0.900 0.400 0.500" in text
+    assert re.search(r"domain items reviewed recall now lapses leeches sums 2 2 0\.\d\d 1 0 ", text)
+    assert re.search(r"Reviews graded Again, the newest first\. .* p1 sums 8 0\.\d\d 0 of 2", text)
+
+
+def test_what_comes_back_and_why_is_what_srl_memory_says(page: TestClient, run: Path, capsys: Any) -> None:
+    html = page.get("/memory").text
+    links = re.findall(r'<a href="(/memory/[0-9a-f]{16})">(p\d)</a>', html)
+    assert {name for _, name in links} == {"p1", "p2"}
+    assert "its group of iteration 1 was trained on again iteration 8, reuse: trained on again" in text_of(html)
+    for link, name in links:
+        assert memory.main(["why", str(run), name]) == 0
+        lines = capsys.readouterr().out.splitlines()[1:]
+        text = text_of(page.get(link).text)
+        assert all(line[1:] in text for line in lines) and len(lines) >= 2
+        assert lines[0].split(": ", 1)[1].removesuffix(", rule srl") in text_of(html)
+
+
+def test_an_item_has_its_reviews_and_stored_episodes(page: TestClient) -> None:
+    key = re.findall(r'<a href="/memory/([0-9a-f]{16})">p1</a>', page.get("/memory").text)[0]
+    text = text_of(page.get(f"/memory/{key}").text)
+    assert "1 1 Again" not in text and "8 1 Again 0.00 (0 of 2)" in text and "Reward 0, group 8.1" in text
+    for wrong in ("0" * 16, key.upper() + "x", "%00", key[:10]):
+        assert page.get(f"/memory/{wrong}").status_code == 404
+
+
+class Elements(HTMLParser):
+    """The elements of a page, as a browser finds them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_no_text_becomes_markup(page: TestClient) -> None:
+    addresses = [*ADDRESSES, *(f"/part/{one.name}" for one in SECTIONS), "/episodes?q=%3Cscript%3E&stop=%22%3E%3Cb%3E"]
+    addresses += re.findall(r'"(/memory/[0-9a-f]{16})"', page.get("/memory").text)
+    for address in addresses:
+        html = page.get(address).text
+        elements = Elements(html).found
+        scripts = [attributes for tag, attributes in elements if tag == "script"]
+        assert scripts in ([], [{"src": "/static/dashboard.js", "defer": None}]), address
+        assert not {tag for tag, _ in elements} & {"img", "i", "iframe", "style", "object", "base"}, address
+        for _, attributes in elements:
+            assert not [name for name in attributes if name == "style" or name.startswith("on")], address
+            links = [attributes.get(name) for name in ("href", "src", "action")]
+            assert all(link is None or re.match(r"/(?!/)", link) for link in links), address  # nothing from elsewhere
+        assert "\x1b" not in html
+    assert EVIL in unescape(page.get("/episodes").text) and "\\ud83d" in page.get("/episodes").text
+    assert EVIL in unescape(page.get("/rate").text)
+
+
+# --- transcripts
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("q=ANSWER+3", ["3 1", "3 0"]),
+        ("iteration=2-3&reward=%3E0.5", ["3 1", "2 1"]),
+        ("reward=0&env=sums", ["4 0", "3 0", "2 0", "1 0"]),
+        ("stop=truncated", []),
+        ("before=2", ["1 1", "1 0"]),
+        ("q=no+such+text", []),
+    ],
+)
+def test_episodes_are_found(page: TestClient, query: str, expected: list[str]) -> None:
+    html = page.get(f"/episodes?{query}").text
+    assert re.findall(r"answer (\d \d)</pre>", html) == expected
+    assert ("No episode fits." in html) == (not expected)
+
+
+def test_episodes_come_in_pages(page: TestClient, run: Path) -> None:
+    with (run / "transcripts.jsonl").open("a") as stream:
+        stream.writelines(json.dumps(episode(n, 0, 0.0)) + "\n" for n in range(5, 28))
+    html = page.get("/episodes?env=sums").text
+    older = re.findall(r'href="(/episodes\?[^"]*)">Older', html)
+    assert html.count('class="episode"') == 20 and older == ["/episodes?env=sums&amp;before=11"]
+    last = page.get(unescape(older[0])).text
+    assert last.count('class="episode"') == 10 and "Older" not in last and "30" in html
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("iteration=x", "'x'; expected an iteration such as 3, or a range such as 3-5"),
+        ("reward=good", "expected a reward such as 1"),
+        ("before=-1", "before = '-1'; expected a number"),
+        ("before=" + "9" * 30, "expected a number"),
+        ("q=" + "a" * 201, "q has 201 characters; expected at most 200"),
+    ],
+)
+def test_malformed_filters_are_refused(page: TestClient, query: str, message: str) -> None:
+    answer = page.get(f"/episodes?{query}")
+    assert answer.status_code == 400 and message in text_of(answer.text)
+
+
+# --- while the run goes on
+
+
+def test_the_page_follows_the_run(run: Path, buffer: SRLReplayBuffer) -> None:
+    views = views_of(run)
+    live = views.sources.run
+    with client_of(views) as client:
+
+        def versions(tab: str = "") -> dict[str, str]:
+            live._looked_at, views.sources.memory._next_at = -1.0, 0.0
+            found: dict[str, str] = client.get(f"/pulse?tab={tab}").json()["versions"]
+            return found
+
+        before = versions()
+        assert list(before) == ["summary", "learning", "domains", "learner"] and versions() == before
+        with (run / "metrics.jsonl").open("a") as stream:
+            stream.write(json.dumps(row(5, 1.0)) + "\n" + json.dumps(row(6, 0.9))[:20])
+            stream.flush()
+            assert versions() != before
+            part = client.get("/part/learning")
+            assert part.headers["x-version"] == versions()["learning"] and "[5.0, 1.0]" in unescape(part.text)
+            assert "5 of 9 iterations" in client.get("/pulse").json()["state"]
+            now = versions()
+            stream.write(json.dumps(row(6, 0.9))[20:] + "\n")
+        assert versions() != now and "[6.0, 0.9]" in unescape(client.get("/part/learning").text)
+        assert versions("episodes") == {"episodes": "8"}
+        seen = versions("memory")
+        assert versions("memory") == seen
+        buffer.add([a_group(3, (0, 1), 9)], 9, "9.add")
+        changed = versions("memory")
+        assert changed["draws"] != seen["draws"] and changed["memory"] == seen["memory"]
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("iterations: 9\n")
+    with client_of(views_of(tmp_path)) as client:
+        assert "No iteration has finished yet" in client.get("/").text
+        assert "This run has no memory" in client.get("/memory").text
+        assert "This run has no transcripts yet" in client.get("/episodes").text
+        assert "there are no answers to rate" in client.get("/rate").text
+        assert not (tmp_path / RATINGS).exists()
+
+
+def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBuffer) -> None:
+    buffer.close()
+    (run / "replay/shard_0/journal.db").write_bytes(b"damaged" * 1000)
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write("{damaged}\n")
+    with client_of(views_of(run)) as client:
+        text = text_of(client.get("/memory").text)
+        assert "This part cannot be read" in text and "The memory over time" in text
+        assert "metrics.jsonl has 1 damaged lines, which are left out." in text_of(client.get("/").text)
+        assert client.get("/rate").status_code == 409
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "iterations: x", "iterations: {a: 1}"])
+def test_strange_settings_leave_the_rest(run: Path, text: str) -> None:
+    (run / "settings.yaml").write_text(text)
+    with client_of(views_of(run)) as client:
+        answer = text_of(client.get("/").text)
+        assert "4 iterations, the last one" in answer and "Reward of training episodes" in answer
+
+
+def test_a_run_that_is_deleted_is_a_page(run: Path, buffer: SRLReplayBuffer) -> None:
+    views = views_of(run)
+    with client_of(views) as client:
+        assert client.get("/").status_code == 200
+        buffer.close()
+        shutil.rmtree(run)
+        views.sources.run._looked_at = views.sources.memory._next_at = -1.0
+        assert "no finished iteration yet" in client.get("/").text
+        for address in ADDRESSES:
+            assert client.get(address).status_code in (200, 409), address
+
+
+# --- ratings
+
+
+def fields_of(html: str) -> dict[str, str]:
+    """Return the hidden fields of the form that rates."""
+    form = html[html.index('<form class="rating"') :].split("</form>")[0]
+    return {name: unescape(value) for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form)}
+
+
+def stored(run: Path) -> dict[str, str]:
+    with RatingStore(run / RATINGS) as store:
+        return {one.answer.answer_id: one.value for one in store.all()}
+
+
+def test_answers_are_rated_skipped_undone_and_changed(page: TestClient, run: Path) -> None:
+    html = page.get("/rate").text
+    undone = "undone: 1.2/0 is none"
+    for action, said in (("good", "rated 8.1/0 good"), ("skip", ""), ("4", "rated 1.2/0 4"), ("undo", undone)):
+        answer = page.post("/rate", data={**fields_of(html), "action": action})
+        assert answer.status_code == 200 and said in answer.text
+        html = answer.text
+    assert "1.2/0, domain sums" in html and "1 rated in this sitting" in html
+    assert stored(run) == {"8.1/0": "good", "1.2/0": "none"}
+    assert stat.S_IMODE((run / RATINGS).stat().st_mode) == 0o600
+    change = {"key": fields_of(html)["key"], "id": "8.1/0", "sitting": fields_of(html)["sitting"]}
+    for value in ("2", "bad", "none"):
+        answer = page.post("/rate/set", data={**change, "value": value}, follow_redirects=False)
+        assert answer.status_code == 303 and stored(run)["8.1/0"] == value
+    listed = text_of(page.get(answer.headers["location"]).text)
+    assert "8.1/0, sums, by ann" in listed and "waits for the next iteration of the run" in listed
+    assert "1.2/0, domain sums" in listed  # the sitting goes on
+
+
+def test_a_second_click_rates_nothing(page: TestClient, run: Path) -> None:
+    form = {**fields_of(page.get("/rate").text), "action": "good"}
+    assert page.post("/rate", data=form).status_code == 200
+    again = page.post("/rate", data=form)
+    assert again.status_code == 409 and "nothing was rated by that reply" in again.text
+    assert stored(run) == {"8.1/0": "good"}
+    assert page.post("/rate", data={**form, "sitting": "unknown"}).status_code == 409
+
+
+def test_at_the_end_undo_is_left(page: TestClient) -> None:
+    html = page.get("/rate").text
+    while "There are no more answers" not in html:
+        html = page.post("/rate", data={**fields_of(html), "action": "3"}).text
+    assert 'value="good" data-key' not in html and "6 rated in this sitting" in html
+    assert "no answer left" in page.post("/rate", data={**fields_of(html), "action": "3"}).text
+    assert "undone: 1.1/1 is none" in page.post("/rate", data={**fields_of(html), "action": "undo"}).text
+
+
+def test_new_answers_come_first_and_what_was_shown_does_not_come_again(run: Path, buffer: SRLReplayBuffer) -> None:
+    views = views_of(run)
+    with client_of(views) as client:
+        html = client.post("/rate", data={**fields_of(client.get("/rate").text), "action": "good"}).text
+        buffer.add([a_group(5, (0, 1), 9)], 9, "9.add")
+        views.sources.memory._next_at = 0.0
+        shown = []
+        while "There are no more answers" not in html:
+            shown.append(fields_of(html)["shown"].split()[0])
+            html = client.post("/rate", data={**fields_of(html), "action": "skip"}).text
+    assert shown == ["8.1/1", "9.5/0", "9.5/1", "1.2/0", "1.2/1", "1.1/0", "1.1/1"]
+
+
+def test_a_page_without_leave_to_rate_writes_nothing(run: Path, buffer: SRLReplayBuffer) -> None:
+    with client_of(views_of(run, may_rate=False)) as client:
+        html = client.get("/rate").text
+        assert "Read-only" in html and "<form" not in html and not (run / RATINGS).exists()
+        form = {"key": Access(TOKEN).form_key, "id": "8.1/0", "value": "good", "action": "good", "sitting": ""}
+        for address in ("/rate", "/rate/set"):
+            assert client.post(address, data=form).status_code == 403
+    assert not (run / RATINGS).exists()
+
+
+@pytest.mark.parametrize(
+    ("headers", "change", "status"),
+    [
+        ({"origin": "http://evil.example"}, {}, 403),
+        ({"origin": "null"}, {}, 403),
+        ({"sec-fetch-site": "cross-site"}, {}, 403),
+        ({"sec-fetch-site": "same-site"}, {}, 403),
+        ({}, {"key": "0" * 64}, 403),
+        ({}, {"key": ""}, 403),
+        ({}, {"action": "6"}, 400),
+        ({}, {"action": "none"}, 400),
+        ({}, {"shown": "x" * 9000}, 413),
+        ({"origin": "http://testserver", "sec-fetch-site": "same-origin"}, {}, 200),
+    ],
+)
+def test_only_the_forms_of_the_page_rate(page: TestClient, run: Path, headers: Any, change: Any, status: int) -> None:
+    form = {**fields_of(page.get("/rate").text), "action": "good", **change}
+    assert page.post("/rate", data=form, headers=headers).status_code == status
+    assert bool(stored(run)) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("answer_id", "value"), [("9.9/0", "good"), ("8.1/7", "bad"), ("8.1", "bad"), ("8.1/0", "6"), ("", "")]
+)
+def test_ratings_of_nothing_are_refused(page: TestClient, run: Path, answer_id: str, value: str) -> None:
+    form = {"key": fields_of(page.get("/rate").text)["key"], "id": answer_id, "value": value}
+    assert page.post("/rate/set", data=form).status_code in (400, 409)
+    assert stored(run) == {}
+
+
+# --- malformed requests
+
+
+def test_mutated_requests_are_refused_or_answered(page: TestClient) -> None:
+    draw = random.Random(3)
+    names = ["q", "iteration", "reward", "stop", "env", "before", "tab", "sitting", "token", "key", "id", "value"]
+    values = ["%00", "%ff%fe", "%ud800", "-1", "9" * 40, "NaN", "1e999", "../..", "%F0%9F%92%A9", "<script>", "%"]
+    values += ["=&=", "a" * 500, "good", "memory", "%0d%0aX-A:1", "3-1", "<=", "١", "²"]
+    addresses = [*ADDRESSES, "/memory/abc", "/part/x", "/rate/set", "//", "/static/../x", "/memory/%2e%2e"]
+    seen = set()
+    for _ in range(150):
+        address = draw.choice(addresses)
+        query = "&".join(f"{draw.choice(names)}={draw.choice(values)}" for _ in range(draw.randrange(4)))
+        method = draw.choice(["GET", "GET", "GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS"])
+        body = draw.choice([b"", b"action=good&key=1", b"\xff\xfe=%", b"&" * 5000, b"a=1&" * 30])
+        body = body if method == "POST" else None
+        kinds = ["application/json", "multipart/form-data", "application/x-www-form-urlencoded"]
+        headers = {"content-type": draw.choice(kinds)}
+        answer = page.request(method, f"{address}?{query}", content=body, headers=headers, follow_redirects=False)
+        assert answer.status_code in (200, 303, 307, 400, 403, 404, 405, 409, 413), (method, address, query)
+        assert answer.headers["x-frame-options"] == "DENY" and "x-a" not in answer.headers
+        seen.add(answer.status_code)
+    assert {200, 400, 403, 404, 405} <= seen
+
+
+def test_unicode_digits_are_no_numbers(page: TestClient) -> None:
+    for query in ("iteration=%C2%B2", "before=%C2%B2", "reward=%C2%B2", "iteration=" + "9" * 190):
+        assert page.get(f"/episodes?{query}").status_code in (200, 400)
+
+
+# --- the command
+
+
+def test_it_is_a_command_and_its_tabs_have_sections() -> None:
+    assert module_of("dashboard") == dashboard.__name__ and "live page" in COMMANDS["dashboard"].summary
+    assert {one.tab for one in SECTIONS} | {"episodes", "rate"} == set(TABS)
+    assert len({one.name for one in SECTIONS}) == len(SECTIONS)
+
+
+def test_a_port_in_use_and_what_is_no_run_are_one_message(run: Path, tmp_path: Path, capsys: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert dashboard.main([str(run), "--port", str(port)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"127.0.0.1:{port} cannot be used" in line and "expected another --port (0: a free one)" in line
+    for directory, message in ((tmp_path, "holds no run"), (tmp_path / "x", "does not exist")):
+        assert dashboard.main([str(directory)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line and "expected the directory of a run" in line
+    assert dashboard.main([str(run), "--host", "no.such.host.invalid"]) == 1
+    assert "cannot be used" in capsys.readouterr().err
+    assert rate.main([str(run), "--web"]) == 1 and "holds no memory of a run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        rate.main([str(run), "--port", "0"])
+    assert "--host and --port are for --web" in capsys.readouterr().err
+    for port in ("-1", "65536", "x", "²"):
+        with pytest.raises(SystemExit):
+            dashboard.main([str(run), "--port", port])

@@ -1,0 +1,158 @@
+"""The live page as a person meets it: the command's own server, and a browser without a window."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rllib_srl.people.rating_store import RATINGS, RatingStore
+from tests.cli.dashboard_run import EVIL, memory_of, write_files
+from tests.cli.test_script_report import row
+
+pytestmark = pytest.mark.slow
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    write_files(directory)
+    memory_of(directory).close()
+    return directory
+
+
+@contextmanager
+def served(*words: object) -> Iterator[str]:
+    """Start a command of srl that serves, yield the address that it prints, and end it by Ctrl-C."""
+    command = [sys.executable, "-m", "rllib_srl.cli", *map(str, words), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            title, address = process.stdout.readline(), process.stdout.readline().strip()
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/(rate)?\?token=[\w-]{43}", address), title + address
+            yield address
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=PATIENCE_S)[0]
+            assert process.returncode == 0 and rest == ""
+        finally:
+            process.kill()
+
+
+def test_the_server_starts_answers_and_ends(run: Path) -> None:
+    with served("dashboard", run) as address:
+        with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+            assert answer.status == 200 and "Reward of training episodes" in answer.read().decode()
+            assert "server" not in answer.headers
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(address.partition("?")[0], timeout=PATIENCE_S)
+    assert not (run / RATINGS).exists()
+
+
+class Browser:
+    """A tab of Chromium, driven by its own protocol. Invariant: `faults` has every error and blocked resource."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._num, self.faults = socket, 0, []  # type: ignore[var-annotated]
+
+    async def call(self, method: str, **parameters: Any) -> Any:
+        self._num += 1
+        await self._socket.send_json({"id": self._num, "method": method, "params": parameters})
+        while True:
+            message = json.loads((await self._socket.receive(timeout=PATIENCE_S)).data)
+            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening"):
+                self.faults.append(message["params"])
+            if message.get("id") == self._num:
+                return message["result"]
+
+    async def value(self, script: str) -> Any:
+        found = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return found["result"].get("value")
+
+    async def until(self, script: str) -> None:
+        """Wait until an expression is true."""
+        for _ in range(PATIENCE_S * 10):
+            if await self.value(script):
+                return
+            await asyncio.sleep(0.1)
+        text = await self.value("document.body.innerText")
+        raise AssertionError(f"{script} did not become true; the page says: {text}")
+
+    async def open(self, address: str, width: int) -> None:
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self.call("Emulation.setDeviceMetricsOverride", **size)
+        await self.call("Page.navigate", url=address)
+        await self.until("document.readyState === 'complete' && !!document.getElementById('state')")
+
+
+@asynccontextmanager
+async def browser(profile: Path) -> AsyncIterator[Browser]:
+    words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "about:blank"]
+    command = [str(CHROMIUM), f"--user-data-dir={profile}", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        told = profile / "DevToolsActivePort"
+        for _ in range(PATIENCE_S * 10):
+            if told.is_file() and told.read_text().count("\n"):
+                break
+            await asyncio.sleep(0.1)
+        port = int(told.read_text().splitlines()[0])
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as session:
+            async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                page = next(one for one in await answer.json() if one["type"] == "page")
+            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                found = Browser(socket)
+                for part in ("Log", "Runtime", "Page"):
+                    await found.call(f"{part}.enable")
+                yield found
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
+    async def look(address: str) -> None:
+        async with browser(tmp_path / "profile") as tab:
+            await tab.open(address.replace("/rate", "/"), 1280)
+            assert await tab.value("location.search") == ""  # the token is gone from the address
+            assert await tab.value("getComputedStyle(document.querySelector('.curve')).fill") == "none"
+            with (run / "metrics.jsonl").open("a") as stream:
+                stream.write(json.dumps(row(5, 1.0)) + "\n")
+            await tab.until("document.getElementById('state').textContent.startsWith('5 of 9')")
+            await tab.until("document.querySelector('[data-name=reward]').dataset.points.endsWith('[5.0, 1.0]]')")
+            await tab.value(
+                "(() => { const chart = document.querySelector('.plot svg'), box = chart.getBoundingClientRect();"
+                "chart.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.right - 12})) })()"
+            )
+            assert await tab.value("document.querySelector('.plot output').textContent") == "iteration 5: reward 100.0%"
+            base = address.partition("rate?")[0]
+            for name in ("", "forgetting", "memory", "episodes", "rate"):
+                await tab.open(base + name, 390)
+                assert await tab.value("document.documentElement.scrollWidth") == 390, name  # nothing sticks out
+                assert name != "episodes" or EVIL in await tab.value("document.body.innerText")  # a text, no script
+            await tab.open(base + "rate", 390)
+            await tab.value("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'g', bubbles: true})), 0")
+            await tab.until("document.body.innerText.includes('rated 8.1/0 good')")
+            assert tab.faults == []
+
+    with served("rate", run, "--web", "--model", "tiny", "--rater", "ann") as address:
+        asyncio.run(look(address))
+    with RatingStore(run / RATINGS) as store:
+        assert [(one.answer.answer_id, one.value, one.rater) for one in store.all()] == [("8.1/0", "good", "ann")]
