@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from rllib_srl.envs.agents import endpoint as serving
-from rllib_srl.envs.agents.agent import Agent, AgentError
+from rllib_srl.envs.agents.agent import Agent
 from rllib_srl.envs.agents.endpoint import MAX_BODY_BYTES, Session, endpoint
+from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.requests import RequestError, read_request
 from rllib_srl.envs.agents.tasks import Tasks
 
