@@ -102,23 +102,26 @@ class FunctionProgram:
         self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
         if self._is_stopped:
             raise asyncio.CancelledError
-        async with self._async_client() as client:
+        async with async_client(self._url, self._token) as client:
             return await self._function(client, self._task)
 
     def _client(self) -> Any:
         import openai
 
         transport = openai.DefaultHttpxClient(verify=_ssl_context(), trust_env=False)
-        return openai.OpenAI(http_client=transport, **self._access())
+        return openai.OpenAI(http_client=transport, **_access(self._url, self._token))
 
-    def _async_client(self) -> Any:
-        import openai
 
-        transport = openai.DefaultAsyncHttpxClient(verify=_ssl_context(), trust_env=False)
-        return openai.AsyncOpenAI(http_client=transport, **self._access())
+def async_client(url: str, token: str) -> Any:
+    """Return an `openai.AsyncOpenAI` for the endpoint, to be closed by the caller."""
+    import openai
 
-    def _access(self) -> dict[str, Any]:
-        return {"base_url": self._url, "api_key": self._token, "timeout": CALL_TIMEOUT_S, "max_retries": 0}
+    transport = openai.DefaultAsyncHttpxClient(verify=_ssl_context(), trust_env=False)
+    return openai.AsyncOpenAI(http_client=transport, **_access(url, token))
+
+
+def _access(url: str, token: str) -> dict[str, Any]:
+    return {"base_url": url, "api_key": token, "timeout": CALL_TIMEOUT_S, "max_retries": 0}
 
 
 @cache

@@ -86,6 +86,8 @@ class AssistantMessage(_Strict):
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = Field(default=None, max_length=0)
+    reasoning: None = None
+    reasoning_content: None = None
 
 
 class ToolMessage(_Strict):

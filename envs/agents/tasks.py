@@ -1,15 +1,17 @@
-"""The tasks of an agent: rows of a file, or numbers.
+"""The tasks of an agent: rows of a file or of a data set, or numbers.
 
     Tasks("tasks.jsonl")      a prompt id is a hash of its row; a fixed share is held out, by hash
+    Tasks.of(rows)            the same for rows that are there already
     Tasks("")                 {"seed": 17}: a prompt id is a number; even numbers train, odd ones are held out
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,23 @@ class Tasks:
             if heldout_path:
                 raise ValueError("heldout_path is given without path; expected both, or path alone")
             return
-        if heldout_path:
-            self._rows["heldout"] = _read(heldout_path)
-            every = _read(path)
-            self._rows["train"] = {one: row for one, row in every.items() if one not in self._rows["heldout"]}
-        else:
-            for prompt_id, row in _read(path).items():
-                self._rows[text.split_of(prompt_id)][prompt_id] = row
+        self._divide(_read(path), _read(heldout_path) if heldout_path else None)
+
+    @classmethod
+    def of(cls, train: Mapping[str, dict[str, Any]], heldout: Mapping[str, dict[str, Any]] | None) -> Tasks:
+        """Return the tasks of rows by prompt id; without held-out ones a fixed share of the others is held out."""
+        tasks = cls()
+        tasks._is_numbered = False
+        tasks._divide(train, heldout)
+        return tasks
+
+    def _divide(self, train: Mapping[str, dict[str, Any]], heldout: Mapping[str, dict[str, Any]] | None) -> None:
+        if heldout is not None:
+            self._rows["heldout"] = dict(heldout)
+            self._rows["train"] = {one: row for one, row in train.items() if one not in heldout}
+            return
+        for prompt_id, row in train.items():
+            self._rows[text.split_of(prompt_id)][prompt_id] = row
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
         """Yield the prompt ids of a split, each once, in an order drawn from `seed`; numbers are without end."""
@@ -67,17 +79,26 @@ class Tasks:
             return {"seed": int(prompt_id)}
         for rows in self._rows.values():
             if prompt_id in rows:
-                return json.loads(json.dumps(rows[prompt_id]))  # type: ignore[no-any-return]
+                return copy.deepcopy(rows[prompt_id])
         raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {sum(map(len, self._rows.values()))} tasks")
 
 
-def _read(path: str) -> dict[str, dict[str, Any]]:
+def ids_of(rows: Iterable[Mapping[str, Any]], left_out: str = "") -> dict[str, dict[str, Any]]:
+    """Return rows by prompt id, a hash of their contents without the column `left_out`; equal rows are one."""
     found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        told = {name: value for name, value in row.items() if name != left_out}
+        written = json.dumps(told, sort_keys=True, ensure_ascii=False, default=str)
+        found.setdefault(hashlib.blake2b(written.encode("utf-8", "replace"), digest_size=12).hexdigest(), dict(row))
+    return found
+
+
+def _read(path: str) -> dict[str, dict[str, Any]]:
+    rows = []
     for number, row in rows_of(Path(path).expanduser()):
         if not isinstance(row, Mapping):
             raise ValueError(f"path = {path!r}: row {number} is {row!r:.80}; expected an object")
-        written = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
-        found[hashlib.blake2b(written.encode("utf-8", "replace"), digest_size=12).hexdigest()] = json.loads(written)
-    if not found:
+        rows.append(json.loads(json.dumps(row, ensure_ascii=False, default=str)))
+    if not rows:
         raise ValueError(f"path = {path!r} has no rows; expected tasks")
-    return found
+    return ids_of(rows)

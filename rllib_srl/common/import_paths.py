@@ -20,6 +20,7 @@ from typing import Any
 
 REWARD = "reward"  # setting of an environment that names functions
 AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
+LOAD = "load"  # setting that names what returns an environment of another library
 _NAMES_A_PATH = re.compile(r"path|directory|\w+_(path|dir)")
 _PREFIX = "srl_file_"  # of the names under which environments import files (envs/rewards/loading.py)
 
@@ -63,9 +64,9 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
 def with_whole_paths(settings: Any) -> Any:
     """Return settings of environments with absolute paths: the processes that read them run in other directories.
 
-    Changed are, at any depth, the files of `reward` and `agent` ("file.py:f") and of `agent_command`, and values of
-    `path`, `directory`, `..._path` and `..._dir` that exist in the working directory. Paths within a data set of the
-    hub (beside `hub_id`), URLs and names of modules stay as they are.
+    Changed are, at any depth, the files of `reward`, `agent` and `load` ("file.py:f") and of `agent_command`, and
+    values of `path`, `directory`, `..._path` and `..._dir` that exist in the working directory. Paths within a data set
+    of the hub (beside `hub_id`), URLs and names of modules stay as they are.
     """
     return _with_paths(settings, _whole)
 
@@ -88,7 +89,7 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
         is_on_hub = bool(settings.get("hub_id"))
         changed = {}
         for name, value in settings.items():
-            if name == REWARD or (name == AGENT and isinstance(value, str)):  # "agent" is an environment, too
+            if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is an environment, too
                 changed[name] = _with_reward_paths(value, change)
             elif name == COMMAND and isinstance(value, list | tuple):
                 # A link stays one: the Python of a virtual environment is a link, and knows its packages by its place.
@@ -119,7 +120,8 @@ def _with_reward_paths(given: Any, change: Callable[[str], str]) -> Any:
 def functions_in(settings: Any) -> list[str]:
     """Return the functions that settings of environments name, at any depth, sorted; URLs are none.
 
-    Those are rewards and agents; the command of an agent counts as one, written as a shell command.
+    Those are rewards, agents and what loads an environment; the command of an agent counts as one, written as a shell
+    command.
     """
     return sorted(set(_functions_in(settings)))
 
@@ -129,7 +131,7 @@ def _functions_in(value: Any) -> Iterator[str]:
         for name, one in value.items():
             if name == REWARD:
                 yield from _entries(one)
-            elif name == AGENT and isinstance(one, str) and ":" in one:
+            elif isinstance(one, str) and ((name == AGENT and ":" in one) or (name == LOAD and one)):
                 yield one
             elif name == COMMAND and isinstance(one, list | tuple) and one:
                 yield shlex.join(map(str, one))

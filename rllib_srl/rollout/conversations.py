@@ -152,9 +152,11 @@ class Conversations:
             raise AskRefusedError(UNSUPPORTED, " ".join(str(error).split())[:500]) from error
         prompt = opened.conversation.stream + opened.given
         if not 0 < len(prompt) < self._max_tokens:
+            # Clients recognise a limit by these words.
+            beyond = ", which exceeds the model's context length" if prompt else ""
             raise AskRefusedError(
-                TOO_LONG, f"the conversation has {len(prompt)} tokens; expected 1 to {self._max_tokens - 1}, so that a "
-                f"turn fits max_episode_tokens = {self._max_tokens}"
+                TOO_LONG, f"the conversation has {len(prompt)} tokens{beyond}; expected 1 to {self._max_tokens - 1}, "
+                f"so that a turn fits max_episode_tokens = {self._max_tokens}"
             )  # fmt: skip
         self._open = opened
         return prompt

@@ -1,0 +1,329 @@
+"""The environment `verifiers`: real environments of the library on the real endpoint; the test plays the policy.
+
+The library conflicts with the pins of vLLM (setup.cfg), so these tests run in an environment of their own:
+
+    pip install 'rllib_srl[verifiers,dev]' && python -m pytest tests/envs/test_verifiers.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.common.import_paths import functions_in, with_whole_paths
+from rllib_srl.envs.agents import verifiers_env
+from rllib_srl.envs.agents.endpoint import Ended
+from rllib_srl.envs.agents.environment import AgentError
+from rllib_srl.envs.agents.loops import Coroutine, EventLoop
+from rllib_srl.envs.agents.tasks import ids_of
+from rllib_srl.envs.agents.verifiers_env import RewardRangeError, Verifiers
+from rllib_srl.envs.agents.verifiers_parts import Played
+
+HERE = "tests.envs.verifiers_worlds:"
+
+
+def has_verifiers() -> bool:
+    """Return whether a version is installed that is supported."""
+    try:
+        return metadata.version("verifiers").split(".")[:2] in (["0", "2"], ["0", "3"])
+    except metadata.PackageNotFoundError:
+        return False
+
+
+needs_verifiers = pytest.mark.skipif(not has_verifiers(), reason="no verifiers 0.2 to 0.3; see the module")
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    made: list[Verifiers] = []
+
+    def build(load: str, **settings: Any) -> Verifiers:
+        made.append(Verifiers({"load": HERE + load, **settings}))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+
+
+def asked(info: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(info["conversation"])  # type: ignore[no-any-return]
+
+
+def any_task(env: Verifiers) -> str:
+    return [*env.prompt_ids("train", 1), *env.prompt_ids("heldout", 1)][0]
+
+
+# --- what the library's environments say is respected
+
+
+@needs_verifiers
+def test_one_turn_and_its_rubric(make: Any) -> None:
+    env = make("single", args={"num": 60, "weight": 0.5}, high=1.5)
+    assert env.domain == "tests.envs.verifiers_worlds"
+    for turn, reward in (("{}", 1.0), ("123", 0.0), ("12", 0.5 / 1.5)):
+        prompt_id = any_task(env)
+        _, info = env.reset(options={"prompt_id": prompt_id})
+        call, row = asked(info), env.tasks().task(prompt_id)
+        assert call["messages"] == [{"role": "user", "content": row["question"]}]
+        assert (call["stop"], call["max_tokens"], call["tools"]) == (["\n"], 8, "")
+        _, got, is_over, _, info = env.answer_call(turn.format(row["answer"]), "stop", 30, 2)
+        assert is_over and got == pytest.approx(reward)
+        assert info["reward/num_turns"] == 1 and info["reward/correct"] == (reward == 1)
+        assert json.loads(info["answered"])["content"] == turn.format(row["answer"])
+
+
+@needs_verifiers
+def test_several_turns_are_one_conversation(make: Any) -> None:
+    env = make("multi", args={"num": 20})
+    prompt_id = any_task(env)
+    answer = env.tasks().task(prompt_id)["answer"]
+    for wrong, reward in ((0, 1.0), (1, 0.5), (2, 0.25), (3, 0.0)):
+        _, info = env.reset(options={"prompt_id": prompt_id})
+        first = asked(info)["messages"]
+        for number in range(wrong):
+            observation, got, is_over, _, info = env.answer_call(f" {number}", "stop", 3, 1)
+            if is_over:
+                break
+            assert observation == "\nWrong. Try again.\nAnswer:" and got == 0
+            assert asked(info)["messages"] == [
+                *first,
+                *(
+                    message
+                    for n in range(number + 1)
+                    for message in (
+                        {"role": "assistant", "content": f" {n}"}, {"role": "user", "content": observation},
+                    )
+                ),
+            ]  # fmt: skip
+        if wrong < 3:
+            _, got, is_over, _, info = env.answer_call(answer, "stop", 3, 1)
+        assert is_over and got == reward and info["reward/num_turns"] == min(wrong + 1, 3)
+
+
+@needs_verifiers
+def test_tools_are_called_and_the_prompts_are_its_own(make: Any) -> None:
+    env = make("tool")
+    _, info = env.reset(options={"prompt_id": any_task(env)})
+    call = asked(info)
+    assert [(one["role"], one["content"]) for one in call["messages"]] == [
+        ("system", "Use the tool."), ("user", "1?"), ("assistant", "1"), ("user", "What is 2 + 3?")
+    ]  # fmt: skip
+    (tool,) = json.loads(call["tools"])
+    assert tool["function"]["name"] == "add" and {*tool["function"]["parameters"]["properties"]} == {"a", "b"}
+    turn = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    _, _, is_over, _, info = env.answer_call(turn, "stop", 3, 9)
+    said, result = asked(info)["messages"][-2:]
+    assert not is_over and said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+    assert result["role"] == "tool" and result["content"] == "5"
+    _, reward, is_over, _, info = env.answer_call("5", "stop", 3, 1)
+    assert is_over and reward == 1 and info["reward/add_calls"] == 1
+
+
+@needs_verifiers
+def test_splits_are_its_own_or_a_fixed_share(make: Any) -> None:
+    shared = make("single", args={"num": 150})
+    train, held = ({*shared.prompt_ids(split, 1)} for split in ("train", "heldout"))
+    assert not train & held and len(train | held) == 150 and 8 <= len(held) <= 45
+    own = make("single", args={"num": 50, "held": 9})
+    train, held = ({*own.prompt_ids(split, 1)} for split in ("train", "heldout"))
+    assert not train & held and (len(train), len(held)) == (50, 9)
+    assert [*own.prompt_ids("train", 1)] != [*own.prompt_ids("train", 2)]
+    with pytest.raises(ValueError, match="expected one of the 59 tasks"):
+        own.reset(options={"prompt_id": "x"})
+
+
+# --- endings
+
+
+@needs_verifiers
+def test_how_rollouts_end(make: Any) -> None:
+    env = make("single", args={"num": 20})
+    env.reset()
+    assert env.answer_call("", "stop", 3, 1)[1:3] == (0.0, True)  # an empty answer is the policy's
+    env.reset()
+    message = "the conversation has 300 tokens, which exceeds the model's context length; expected 1 to 255"
+    assert env.refuse_call("context_length_exceeded", message)[1:3] == (0.0, True)  # scored as it is
+    env.reset()
+    with pytest.raises(AgentError, match="no more calls"):
+        env.refuse_call("out_of_calls", "no more calls")
+    gone = make("failing")
+    gone.reset()
+    with pytest.raises(AgentError, match="the sandbox is gone"):
+        gone.answer_call("93", "stop", 3, 1)
+    wide = make("single", args={"num": 20, "weight": 2.0})
+    wide.reset()
+    with pytest.raises(RewardRangeError, match=r"the reward 2; expected low = 0 to high = 1: set low and high"):
+        wide.answer_call("1", "stop", 3, 1)
+    assert RewardRangeError.ends_run
+
+
+@needs_verifiers
+def test_a_reward_function_that_blocks_costs_its_episodes_only(make: Any) -> None:
+    env = make("blocking")
+    env.reset()
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            env.answer_call("block", "stop", 3, 1)
+        except AgentError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    start = time.monotonic()
+    env.abandon()  # as after env_timeout_s
+    thread.join(5)
+    assert len(failed) == 1 and time.monotonic() - start < 4
+    env.reset()
+    assert env.answer_call("fine", "stop", 3, 1)[1] == 1 and time.monotonic() - start < 5
+
+
+@needs_verifiers
+def test_handlers_of_signals_stay(make: Any) -> None:
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    make("single", args={"num": 21})
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert make("single", args={"num": 21})._loaded is make("single", args={"num": 21})._loaded  # once a process
+
+
+# --- what is refused
+
+
+@needs_verifiers
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        (HERE + "group", "scores the rollouts of a group together"),
+        (HERE + "only_evaluated", "no data set to train on"),
+        (HERE + "broken", r"with args = {} failed \(KeyError"),
+        (HERE + "nothing", "returned a int; expected an environment of verifiers"),
+        (HERE + "no_such", "has no 'no_such'"),
+        ("no-such-environment", "Ensure the package for the 'no-such-environment' environment is installed"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(load: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Verifiers({"load": load})
+
+
+@needs_verifiers
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["single", "multi"])
+def test_it_trains(which: str, tmp_path: Path) -> None:
+    config = (
+        SRLConfig()
+        .environment("rllib_srl.envs.agents.verifiers_env:Verifiers", env_config={"load": HERE + which})
+        .rl_module(model_config={"model": "tiny"})
+        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=8, max_episode_tokens=192, max_turns=4)
+        .training(lr=3e-4, num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
+        .training(log_directory=str(tmp_path), checkpoint_every=0)
+        .debugging(seed=1)
+    )
+    algo = config.build_algo()
+    try:
+        results = [algo.train()["env_runners"] for _ in range(2)]
+    finally:
+        algo.stop()
+    for played in results:
+        assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
+        name = {"single": "correct", "multi": "tries"}[which]
+        assert played[f"reward/{name}"] == pytest.approx(played["episode_return_mean"])
+        assert played["agent/num_calls"] >= played["reward/num_turns"] > 0  # an empty answer is no turn of the library
+        assert played["agent/num_conversations"] == 1
+        assert played["agent/num_rewritten"] == 0
+
+
+# --- without the library
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "load = ''; expected the id of an environment"),
+        ({"load": "x", "low": 1.0}, "low = 1 and high = 1; expected two numbers"),
+        ({"load": "x", "history": "y"}, "history = 'y'; expected one of split, refuse"),
+        ({"load": "x", "call_format": "y"}, "call_format = 'y'"),
+        ({"load": "x", "env": "y"}, "env is not a setting"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Verifiers(settings)
+
+
+@pytest.mark.parametrize(("found", "message"), [(None, "needs the package"), ("0.4.0", "verifiers 0.4.0 is installed")])
+def test_the_wrong_version_is_named(monkeypatch: pytest.MonkeyPatch, found: str | None, message: str) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(verifiers_env, "version", version)
+    with pytest.raises(ValueError, match=message):
+        Verifiers({"load": "x"})
+
+
+def test_what_is_loaded_counts_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    settings = {"verifiers": {"load": "mine.py:make", "args": {"n": 3}}}
+    assert with_whole_paths(settings)["verifiers"]["load"] == f"{tmp_path}{os.sep}mine.py:make"
+    assert functions_in(settings) == ["mine.py:make"] and functions_in({"load": "gsm8k"}) == ["gsm8k"]
+
+
+def test_rewards_are_scaled() -> None:
+    env = Verifiers.__new__(Verifiers)
+    env.settings = verifiers_env.VerifiersSettings(load="x", low=-1.0, high=3.0)
+    assert env.outcome(Played(1.0, {"f": 2.0})) == (0.5, {"reward/f": 2.0})
+    assert [env.outcome(Played(one, {}))[0] for one in (-1, 3.0, 3.0000001)] == [0, 1, 1]
+    for wrong in (None, "1", float("nan")):
+        with pytest.raises(AgentError, match="expected a number"):
+            env.outcome(Played(wrong, {}))
+    with pytest.raises(RewardRangeError):
+        env.outcome(Played(-1.1, {}))
+
+
+def test_a_column_left_out_does_not_change_an_id() -> None:
+    rows = [{"a": 1, "example_id": 0}, {"a": 2, "example_id": 1}, {"a": 1, "example_id": 2}]
+    assert [row["example_id"] for row in ids_of(rows, "example_id").values()] == [0, 1]
+    assert len(ids_of(rows)) == 3
+
+
+def test_a_blocked_loop_is_given_up_and_others_are_not() -> None:
+    blocked, free = EventLoop("blocked"), EventLoop("free")
+    ended: list[Ended] = []
+
+    async def block() -> None:
+        time.sleep(4)
+
+    async def fail() -> None:
+        raise KeyError("no")
+
+    async def sleep() -> None:
+        import asyncio
+
+        await asyncio.sleep(60)
+
+    programs = [Coroutine(blocked, block, ended.append), Coroutine(free, sleep, ended.append)]
+    programs.append(Coroutine(free, fail, ended.append))
+    for program in programs:
+        program.start()
+    time.sleep(0.2)
+    for program in programs:
+        program.stop()
+    time.sleep(0.2)
+    assert (blocked.is_lost, free.is_lost) == (True, False)
+    assert [one.error for one in ended] == ["KeyError: 'no'", "it was cancelled"]
