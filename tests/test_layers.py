@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "envs": {
         "aiohttp", "bm25s", "docstring_parser", "faiss", "gymnasium", "huggingface_hub", "math_verify", "mpmath",
         "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "sklearn", "textarena", "textworld",
-        "typing_extensions",
+        "typing_extensions", "verifiers", "websockets",
     },
     "tune_configs": {"rllib_srl", "ray"},
 }  # fmt: skip
