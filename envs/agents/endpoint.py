@@ -19,6 +19,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ MAX_WAITING = 64  # calls of one episode that wait at the same time; further one
 BODY_TIMEOUT_S = 30.0  # to receive a body
 CALL_TIMEOUT_S = 3600.0  # of a call; episodes end long before
 START_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 30.0  # to write an answer
 MODEL = "policy"  # the name under which the model is listed; requests may use any
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -56,6 +58,7 @@ class Call:
         self.is_gone = False  # whether the client has closed the connection
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Answer | Refusal] = self._loop.create_future()
+        self._is_written: Future[bool] = Future()
 
     async def outcome(self) -> Answer | Refusal:
         """Wait for the answer."""
@@ -67,6 +70,23 @@ class Call:
         except TimeoutError:
             self.is_gone = True
             return Refusal(408, "timeout", f"there was no answer within {CALL_TIMEOUT_S:g} s")
+
+    def answer(self, answer: Answer) -> bool:
+        """Answer the call, from another thread than the server's; return whether the answer was written.
+
+        A client that closes its connection before this call is noticed, whatever the timing. One that closes it while
+        the written answer is on its way is not: nothing short of a reply of its own would tell.
+        """
+        self.end(answer)
+        try:
+            return self._is_written.result(WRITE_TIMEOUT_S)
+        except TimeoutError:
+            return False
+
+    def written(self, is_written: bool) -> None:
+        """Report whether the answer was written; the first report counts."""
+        if not self._is_written.done():
+            self._is_written.set_result(is_written)
 
     def end(self, outcome: Answer | Refusal) -> None:
         """Answer or refuse the call, from any thread."""
@@ -221,20 +241,30 @@ class Endpoint:
         outcome: Answer | Refusal | None = session.put(call)
         try:
             outcome = outcome or await call.outcome()
+            if isinstance(outcome, Refusal):
+                return _failed(outcome)
+            await asyncio.sleep(0)  # the loop looks at its connections: this one may have been closed
+            return await self._answered(request, call, outcome)
         finally:
             session.done(call)
-        if isinstance(outcome, Refusal):
-            return _failed(outcome)
-        return await self._answered(request, asked, outcome)
+            call.written(False)
 
-    async def _answered(self, request: web.Request, asked: ChatRequest, answer: Answer) -> web.StreamResponse:
+    async def _answered(self, request: web.Request, call: Call, answer: Answer) -> web.StreamResponse:
+        """Write an answer, and report it to the call once it is written; a closed connection raises."""
         number = f"{next(self._numbers):08d}"
+        asked = call.request
+        response: web.StreamResponse
         if not asked.stream:
-            return web.json_response(completion(answer, asked, number))
+            response = web.json_response(completion(answer, asked, number))
+            await response.prepare(request)
+            await response.write_eof()
+            call.written(_is_open(request))
+            return response
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         for event in events(answer, asked, number):
             await response.write(event)
+        call.written(_is_open(request))  # a client may close the connection after the last event
         await response.write_eof()
         return response
 
@@ -246,6 +276,10 @@ class Endpoint:
                 "the agent's %s is not used: the policy is sampled by the settings of the run (%s)",
                 name, ", ".join(SAMPLING),
             )  # fmt: skip
+
+
+def _is_open(request: web.Request) -> bool:
+    return request.transport is not None and not request.transport.is_closing()
 
 
 _UNKNOWN = Refusal(401, "invalid_api_key", "expected the header 'Authorization: Bearer KEY' with the key of an episode")

@@ -145,9 +145,8 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         request = call.request
         call_id = f"call_{self._num_calls}"
         answer = answer_of(turn, request, self._format, call_id, reason, (num_prompt_tokens, num_tokens))
-        if call.is_gone:
+        if call.is_gone or not call.answer(answer):
             return self._next("")
-        call.end(answer)
         return self._next(json.dumps(plain_message(answer.message), ensure_ascii=False))
 
     def refuse_call(self, code: str, message: str) -> Step:

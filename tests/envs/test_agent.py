@@ -7,10 +7,14 @@ import gzip
 import http.client
 import json
 import os
+import random
+import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -566,6 +570,85 @@ def test_a_client_that_goes_away_is_not_waited_for():
     thread.join(5)
     assert status == [200]
     endpoint().close(opened)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_goes_away_as_it_is_answered_has_no_answer(is_stream: bool):
+    opened, parts = endpoint().open(), urlsplit(endpoint().url)
+    answer = serving.Answer({"role": "assistant", "content": "ok"}, "stop", 3, 1)
+    body = json.dumps({**BASE, "stream": is_stream})
+    for is_gone in [True, False] * 40:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=5)
+        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {opened.token}"})
+        call = opened.wait()
+        if is_gone:
+            connection.close()
+        assert call.answer(answer) is not is_gone
+        if not is_gone:
+            assert b"ok" in connection.getresponse().read()
+            connection.close()
+    endpoint().close(opened)
+
+
+# --- requests that are damaged on their way
+
+
+def damaged(number: int, token: str) -> bytes:
+    """Return a request with one to four places changed, or with a part taken out, doubled or cut off."""
+    generator = random.Random(number)
+    body = json.dumps(GOOD[number % len(GOOD)]).encode()
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {token}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close", "", ""]
+    head = "\r\n".join(lines).encode()
+    sent = bytearray(body if number % 2 else head + body)  # every second time the body alone, its length kept right
+    for _ in range(generator.randint(1, 4)):
+        first, last = sorted(generator.choices(range(len(sent)), k=2))
+        last = min(last, first + 40)
+        kind = generator.randrange(5)
+        if kind == 0:
+            sent[first] = generator.randrange(256)
+        elif kind == 1:
+            sent[first:first] = generator.choice([b"\x00", b"\r\n", b'"', b"\xff", b"{", b"0", b" ", b"\\u", b"e9"])
+        elif kind == 2 and len(sent) > 60:
+            del sent[first:last]
+        elif kind == 3:
+            sent[first:first] = sent[first:last]
+        else:
+            sent[first:last] = bytes(generator.sample(sent[first:last], last - first))
+    changed = bytes(sent)
+    return head.replace(b"Length: %d" % len(body), b"Length: %d" % len(changed)) + changed if number % 2 else changed
+
+
+def reply_to(request: bytes) -> bytes:
+    """Return the reply; b"" if the server waits for the rest of the request and then closes the connection."""
+    parts = urlsplit(endpoint().url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=0.7) as connection, suppress(ConnectionError):
+        connection.sendall(request)
+        reply = b""
+        try:
+            while part := connection.recv(1 << 16):
+                reply += part
+        except TimeoutError:
+            if not reply:
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(5)  # a server that hangs fails here
+                reply = connection.recv(1 << 16)
+        return reply
+    return b""
+
+
+def test_damaged_requests_get_an_answer_or_a_refusal(session, monkeypatch):
+    monkeypatch.setattr(serving, "BODY_TIMEOUT_S", 0.3)
+    with ThreadPoolExecutor(16) as pool:
+        replies = [*pool.map(lambda number: reply_to(damaged(number, session.token)), range(300))]
+    statuses = Counter(int(reply.split(b" ", 2)[1]) if reply else 0 for reply in replies)
+    assert all(status in (0, 200) or 400 <= status < 500 for status in statuses), statuses
+    assert statuses[200] >= 10 and statuses[400] >= 100 and statuses[0] <= 60, statuses
+    for reply in replies:
+        head, _, body = reply.partition(b"\r\n\r\n")
+        if head.startswith(b"HTTP/1.1 200") and b"text/event-stream" not in head:
+            assert json.loads(body)["choices"][0]["message"]["content"] == "ok", reply
+    assert post(session.token, json.dumps(BASE).encode())[0] == 200  # and the server goes on
 
 
 def test_the_server_listens_on_the_loopback_only():
