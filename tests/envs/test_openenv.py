@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
 
+from rllib_srl import SRLConfig
 from rllib_srl.envs.people.judge import VARIABLE
 from rllib_srl.envs.servers import openenv
 from rllib_srl.envs.servers.links import ServerError, SessionError
@@ -276,6 +278,30 @@ def test_closing_ends_the_session(make: Any, server: Server) -> None:
     assert server.num_open == before - 1
     with pytest.raises(ServerError, match="the connection is closed"):
         env.step("1")
+
+
+@pytest.mark.slow
+def test_a_run_plays_whole_groups(server: Server, tmp_path: Path) -> None:
+    url = f"ws://127.0.0.1:{server.port}/plain/ws"
+    settings = {"url": url, "action": {"message": "{turn}"}, "observation": "said.text", "low": -0.3, "stop": ["\n"]}
+    config = (
+        SRLConfig()
+        .environment("rllib_srl.envs.servers.openenv:OpenEnv", env_config=settings)
+        .rl_module(model_config={"model": "tiny"})
+        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=4, max_episode_tokens=64, max_turns=3)
+        .env_runners(max_concurrent_episodes=4)
+        .training(num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
+        .training(log_directory=str(tmp_path), checkpoint_every=0)
+        .debugging(seed=1)
+    )
+    server.most_open = server.num_open
+    algo = config.build_algo()
+    try:
+        played = algo.train()["env_runners"]
+    finally:
+        algo.stop()
+    assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
+    assert server.most_open <= 6  # four episodes, and what checks the settings
 
 
 @pytest.mark.parametrize(
