@@ -5,6 +5,7 @@
 
 The server does not know the engine. A request becomes a `Call` of the session that its token names, and waits for
 whoever plays the episode. A token is valid until its session is closed; without one there is nothing to read but 401.
+A library that keeps one key for all episodes sends the key of the process, and the name of an episode in a header.
 Bodies are limited to `MAX_BODY_BYTES`, calls of a session that wait to `MAX_WAITING`.
 """
 
@@ -36,6 +37,7 @@ BODY_TIMEOUT_S = 30.0  # to receive a body
 CALL_TIMEOUT_S = 3600.0  # of a call; episodes end long before
 START_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 30.0  # to write an answer
+SESSION_HEADER = "X-Session-ID"  # names the episode of a call with the key of the process
 MODEL = "policy"  # the name under which the model is listed; requests may use any
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -110,6 +112,7 @@ class Session:
 
     def __init__(self, token: str) -> None:
         self.token = token
+        self.names: list[str] = []
         self._events: queue.SimpleQueue[Call | Ended | None] = queue.SimpleQueue()
         self._waiting: set[Call] = set()
         self._lock = threading.Lock()
@@ -172,6 +175,8 @@ class Endpoint:
             RuntimeError: it does not start.
         """
         self._sessions: dict[bytes, Session] = {}
+        self._named: dict[str, Session] = {}
+        self.key = secrets.token_urlsafe(32)  # of calls that name their episode by `SESSION_HEADER`
         self._numbers = itertools.count()
         self._has_started = threading.Event()
         self._fault: BaseException | None = None
@@ -187,9 +192,17 @@ class Endpoint:
         self._sessions[_digest(session.token)] = session
         return session
 
+    def name(self, token: str, name: str) -> None:
+        """Give the open session of a token a name for `SESSION_HEADER`."""
+        if session := self._sessions.get(_digest(token)):
+            session.names.append(name)
+            self._named[name] = session
+
     def close(self, session: Session) -> None:
-        """Close a session; its token is not valid any more."""
+        """Close a session; its token and its names are not valid any more."""
         self._sessions.pop(_digest(session.token), None)
+        for name in session.names:
+            self._named.pop(name, None)
         session.close()
 
     def _serve(self) -> None:
@@ -216,7 +229,11 @@ class Endpoint:
 
     def _session_of(self, request: web.Request) -> Session | None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return self._sessions.get(_digest(token.strip())) if scheme.lower() == "bearer" else None
+        if scheme.lower() != "bearer":
+            return None
+        if secrets.compare_digest(_digest(token.strip()), _digest(self.key)):
+            return self._named.get(request.headers.get(SESSION_HEADER, ""))
+        return self._sessions.get(_digest(token.strip()))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._session_of(request) is None:

@@ -12,15 +12,18 @@ A function that blocks the loop holds up every episode on it. `stop` finds that 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from rllib_srl.envs.agents.endpoint import Ended
 from rllib_srl.envs.agents.programs import one_line
 
 _ANSWER_S = 2.0  # within which a loop that is not blocked runs what it is given
+_CLOSE_S = 5.0  # for servers of environments to end with the process
 
 
 class EventLoop:
@@ -30,10 +33,18 @@ class EventLoop:
         self.is_lost = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name=name).start()
+        atexit.register(self.close)
 
     def submit(self, coroutine: Any) -> Future[Any]:
         """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Cancel what still runs, so that it can end its servers, and stop the loop; called as the process ends."""
+        if not self.is_lost:
+            with suppress(TimeoutError):
+                self.submit(_cancel_others()).result(_CLOSE_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def check(self) -> None:
         """Give the loop up if it is blocked."""
@@ -41,6 +52,13 @@ class EventLoop:
         self._loop.call_soon_threadsafe(answered.set)
         if not answered.wait(_ANSWER_S):
             self.is_lost = True
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for one in others:
+        one.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Coroutine:

@@ -22,7 +22,7 @@ from rllib_srl.envs.agents.verifiers_parts import Played, RolloutError
 from rllib_srl.envs.rewards.loading import load_function
 
 # Errors of a rollout that the policy has caused; it then has the reward that the rubric gives it.
-POLICYS = ("EmptyModelResponseError", "OverlongPromptError", "ToolError", "ToolParseError", "ToolCallError")
+POLICY_ERRORS = ("EmptyModelResponseError", "OverlongPromptError", "ToolError", "ToolParseError", "ToolCallError")
 
 
 class Classic:
@@ -80,7 +80,7 @@ class Classic:
             client = self._vf.OpenAIChatCompletionsClient(openai)
             output = await self._env.run_rollout(task, client, MODEL, dict(self._env.sampling_args))
         error = output.get("error")
-        if error and error["error"] not in POLICYS:
+        if error and error["error"] not in POLICY_ERRORS:
             raise RolloutError(error.get("error_chain_repr") or error["error"])
         metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
         return Played(output["reward"], metrics)

@@ -2,6 +2,7 @@
 
     env_config = {"load": "my-env", "args": {"difficulty": 3}}       an installed environment
     env_config = {"load": "my_module:load_environment"}              or a function that returns one
+    env_config = {"load": "my-taskset", "args": {"agent": {...}}}    of version 0.4: a taskset and its configuration
 
 Its rollout calls the policy as an agent does. One environment is loaded in each process and plays all episodes there,
 on one event loop, as the library expects.
@@ -27,7 +28,7 @@ from rllib_srl.envs.agents.verifiers_parts import Loaded, Played
 from rllib_srl.envs.question import read_settings
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 
-INSTALL = "pip install 'verifiers>=0.2,<0.4'"
+INSTALL = "pip install 'rllib_srl[verifiers]'"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class VerifiersSettings:
     """Settings of the environment `verifiers`. Invariant: `faults` is empty for one that was built."""
 
     load: str = ""  # id of an installed environment, or "module:f" or "file.py:f" that returns one
-    args: dict[str, Any] = field(default_factory=dict)  # of its `load_environment`
+    args: dict[str, Any] = field(default_factory=dict)  # of its `load_environment`, or of its configuration
     low: float = 0.0  # reward of the rubric that counts as 0
     high: float = 1.0  # reward of the rubric that counts as 1
     history: str = "split"  # as of the environment `agent`
@@ -130,8 +131,12 @@ def _load(load: str, args: Mapping[str, Any]) -> Loaded:
     except PackageNotFoundError:
         raise ValueError(f"the environment verifiers needs the package of this name ({INSTALL})") from None
     numbers_of = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if not (0, 2) <= numbers_of < (0, 4):
-        raise ValueError(f"verifiers {found} is installed; expected 0.2 to 0.3 ({INSTALL})")
-    from rllib_srl.envs.agents.verifiers_classic import Classic
+    if not (0, 2) <= numbers_of < (0, 5):
+        raise ValueError(f"verifiers {found} is installed; expected 0.2 to 0.4 ({INSTALL})")
+    if numbers_of < (0, 4):
+        from rllib_srl.envs.agents.verifiers_classic import Classic
 
-    return Classic(load, args)
+        return Classic(load, args)
+    from rllib_srl.envs.agents.verifiers_tasksets import Tasksets
+
+    return Tasksets(load, args)

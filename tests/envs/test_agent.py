@@ -535,6 +535,20 @@ def test_tokens_of_other_schemes_and_of_ended_episodes_are_not_valid(session):
     )] == [404, 405, 404, 405]  # fmt: skip
 
 
+def test_the_key_of_the_process_needs_the_name_of_an_episode(session):
+    body, key = json.dumps(BASE).encode(), endpoint().key
+    other = endpoint().open()
+    endpoint().name(session.token, "mine")
+    endpoint().name(other.token, "other")
+    endpoint().name("no such token", "nobody")
+    assert post(key, body, **{"X-Session-ID": "mine"})[0] == 200
+    for names in ({}, {"X-Session-ID": ""}, {"X-Session-ID": "nobody"}, {"X-Session-ID": session.token}):
+        assert post(key, body, **names)[0] == 401
+    assert post("mine", body)[0] == post("x", body, **{"X-Session-ID": "mine"})[0] == 401  # a name is no key
+    endpoint().close(other)
+    assert post(key, body, **{"X-Session-ID": "other"})[0] == 401
+
+
 def test_an_ended_episode_answers_who_waits_and_a_crowd_is_refused():
     opened, body, statuses = endpoint().open(), json.dumps(BASE).encode(), []
     threads = [

@@ -1,8 +1,9 @@
 """The environment `verifiers`: real environments of the library on the real endpoint; the test plays the policy.
 
-The library conflicts with the pins of vLLM (setup.cfg), so these tests run in an environment of their own:
+The library conflicts with the pins (setup.cfg), so these tests run in environments of their own, once with each kind:
 
-    pip install 'rllib_srl[verifiers,dev]' && python -m pytest tests/envs/test_verifiers.py
+    pip install 'rllib_srl[dev]' 'verifiers<0.4' && python -m pytest tests/envs/test_verifiers.py
+    pip install 'rllib_srl[dev]' 'verifiers>=0.4' && python -m pytest tests/envs/test_verifiers.py
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,8 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.common.import_paths import functions_in, with_whole_paths
-from rllib_srl.envs.agents import verifiers_env
-from rllib_srl.envs.agents.endpoint import Ended
+from rllib_srl.envs.agents import loops, verifiers_env
+from rllib_srl.envs.agents.endpoint import Ended, endpoint
 from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.loops import Coroutine, EventLoop
 from rllib_srl.envs.agents.tasks import ids_of
@@ -32,15 +34,16 @@ from rllib_srl.envs.agents.verifiers_parts import Played
 HERE = "tests.envs.verifiers_worlds:"
 
 
-def has_verifiers() -> bool:
-    """Return whether a version is installed that is supported."""
+def installed() -> str:
+    """Return the version that is installed, as "0.3", or ""."""
     try:
-        return metadata.version("verifiers").split(".")[:2] in (["0", "2"], ["0", "3"])
+        return ".".join(metadata.version("verifiers").split(".")[:2])
     except metadata.PackageNotFoundError:
-        return False
+        return ""
 
 
-needs_verifiers = pytest.mark.skipif(not has_verifiers(), reason="no verifiers 0.2 to 0.3; see the module")
+needs_verifiers = pytest.mark.skipif(installed() not in ("0.2", "0.3"), reason="no verifiers below 0.4; see the module")
+needs_tasksets = pytest.mark.skipif(installed() != "0.4", reason="no verifiers 0.4; see the module")
 
 
 @pytest.fixture
@@ -62,6 +65,18 @@ def asked(info: dict[str, Any]) -> dict[str, Any]:
 
 def any_task(env: Verifiers) -> str:
     return [*env.prompt_ids("train", 1), *env.prompt_ids("heldout", 1)][0]
+
+
+def small_config(settings: dict[str, Any], log_directory: Path) -> SRLConfig:
+    return (
+        SRLConfig()
+        .environment("rllib_srl.envs.agents.verifiers_env:Verifiers", env_config=settings)
+        .rl_module(model_config={"model": "tiny"})
+        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=8, max_episode_tokens=192, max_turns=4)
+        .training(lr=3e-4, num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
+        .training(log_directory=str(log_directory), checkpoint_every=0)
+        .debugging(seed=1)
+    )
 
 
 # --- what the library's environments say is respected
@@ -223,16 +238,7 @@ def test_what_cannot_be_played_is_refused(load: str, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["single", "multi"])
 def test_it_trains(which: str, tmp_path: Path) -> None:
-    config = (
-        SRLConfig()
-        .environment("rllib_srl.envs.agents.verifiers_env:Verifiers", env_config={"load": HERE + which})
-        .rl_module(model_config={"model": "tiny"})
-        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=8, max_episode_tokens=192, max_turns=4)
-        .training(lr=3e-4, num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
-        .training(log_directory=str(tmp_path), checkpoint_every=0)
-        .debugging(seed=1)
-    )
-    algo = config.build_algo()
+    algo = small_config({"load": HERE + which}, tmp_path).build_algo()
     try:
         results = [algo.train()["env_runners"] for _ in range(2)]
     finally:
@@ -244,6 +250,109 @@ def test_it_trains(which: str, tmp_path: Path) -> None:
         assert played["agent/num_calls"] >= played["reward/num_turns"] > 0  # an empty answer is no turn of the library
         assert played["agent/num_conversations"] == 1
         assert played["agent/num_rewritten"] == 0
+
+
+# --- tasksets of version 0.4
+
+
+@pytest.fixture
+def taskset(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # a taskset is a module at the top level
+    made: list[Verifiers] = []
+
+    def build(**harness: Any) -> Verifiers:
+        made.append(Verifiers({"load": "verifiers-tasks", "args": taskset_args(**harness)}))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+
+
+def taskset_args(**harness: Any) -> dict[str, Any]:
+    return {"agent": {"runtime": {"type": "subprocess"}, "harness": {"id": "verifiers-tasks", **harness}}}
+
+
+@needs_tasksets
+def test_a_taskset_by_value(taskset: Any) -> None:
+    env = taskset(num_tries=3)
+    train, held = ([*env.prompt_ids(split, 1)] for split in ("train", "heldout"))
+    assert len({*train, *held}) == 200 and 15 <= len(held) <= 50 and env.domain == "verifiers-tasks"
+    answer = env._loaded._tasks[train[0]].data.answer
+    for wrong, reward in ((0, 1.0), (1, 0.5), (2, 0.25), (3, 0.0)):
+        _, info = env.reset(options={"prompt_id": train[0]})
+        for number in range(wrong):
+            *_, is_over, _, info = env.answer_call(f" {number}", "stop", 3, 1)
+            said = asked(info)["messages"][-2:] if not is_over else []
+            assert [one["content"] for one in said] == ([f" {number}", "\nWrong. Try again.\nAnswer:"] if said else [])
+        got, is_over = env.answer_call(answer, "stop", 3, 1)[1:3] if wrong < 3 else (0.0, is_over)
+        assert is_over and got == reward
+
+
+@needs_tasksets
+def test_rollouts_of_a_taskset_at_the_same_time_do_not_mix(taskset: Any) -> None:
+    def play(number: int) -> bool:
+        env = taskset(num_tries=2)
+        prompt_id = [*env.prompt_ids("train", 1)][number]
+        data = env._loaded._tasks[prompt_id].data
+        first = asked(env.reset(options={"prompt_id": prompt_id})[1])["messages"]
+        second = asked(env.answer_call(f"no {number}", "stop", 3, 1)[4])["messages"]
+        is_own = first[0]["content"] == data.prompt and second[1]["content"] == f"no {number}"
+        return is_own and env.answer_call(data.answer, "stop", 3, 1)[1] == 0.5
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(play, range(24)))
+
+
+@needs_tasksets
+def test_how_rollouts_of_a_taskset_end(taskset: Any) -> None:
+    env = taskset(fails=True)
+    env.reset()
+    with pytest.raises(AgentError, match="the harness broke"):
+        env.answer_call("1", "stop", 3, 1)
+    env = taskset()
+    env.reset()
+    with pytest.raises(AgentError, match="no more calls"):
+        env.refuse_call("out_of_calls", "no more calls")
+    names = endpoint()._named
+    assert not names  # of episodes that have ended
+    env.reset()
+    assert len(names) == 1
+    env.abandon()
+    assert not names
+
+
+@needs_tasksets
+@pytest.mark.parametrize(
+    ("load", "args", "message"),
+    [
+        ("no-such", {}, "taskset 'no-such' not found"),
+        ("verifiers-tasks", {"id": "best-of-n"}, "is a BestOfNEnv; expected an environment of one agent"),
+        ("verifiers-tasks", {"agent": {"model": "x"}}, "gives its agent a model of its own"),
+        ("verifiers-tasks", {"agent": {"retries": {"max_retries": 2}}}, "repeats failed rollouts"),
+        ("verifiers-tasks", {"agent": {"speed": 2}}, "failed"),
+    ],
+)
+@pytest.mark.usefixtures("taskset")
+def test_tasksets_that_cannot_be_played_are_refused(load: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Verifiers({"load": load, "args": args})
+
+
+@needs_tasksets
+@pytest.mark.slow
+@pytest.mark.usefixtures("taskset")
+def test_a_taskset_trains(tmp_path: Path) -> None:
+    settings = {"load": "verifiers-tasks", "args": taskset_args(num_tries=2)}
+    algo = small_config(settings, tmp_path).build_algo()
+    try:
+        results = [algo.train()["env_runners"] for _ in range(2)]
+    finally:
+        algo.stop()
+    for played in results:
+        assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
+        assert played["reward/correct"] == pytest.approx(played["episode_return_mean"])
+        assert 1 <= played["agent/num_calls"] <= 2 and played["agent/num_conversations"] == 1
 
 
 # --- without the library
@@ -264,7 +373,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
         Verifiers(settings)
 
 
-@pytest.mark.parametrize(("found", "message"), [(None, "needs the package"), ("0.4.0", "verifiers 0.4.0 is installed")])
+@pytest.mark.parametrize(("found", "message"), [(None, "needs the package"), ("0.5.0", "verifiers 0.5.0 is installed")])
 def test_the_wrong_version_is_named(monkeypatch: pytest.MonkeyPatch, found: str | None, message: str) -> None:
     def version(name: str) -> str:
         if found is None:
@@ -302,12 +411,13 @@ def test_a_column_left_out_does_not_change_an_id() -> None:
     assert len(ids_of(rows)) == 3
 
 
-def test_a_blocked_loop_is_given_up_and_others_are_not() -> None:
+def test_a_blocked_loop_is_given_up_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "_ANSWER_S", 0.3)
     blocked, free = EventLoop("blocked"), EventLoop("free")
     ended: list[Ended] = []
 
     async def block() -> None:
-        time.sleep(4)
+        time.sleep(1)
 
     async def fail() -> None:
         raise KeyError("no")
