@@ -8,30 +8,26 @@
     store.changed_since(seq)                    one indexed query; [] if nothing is new
 
 The file is private (mode 0600): it has the text of prompts and answers. Writers wait for each other for up to
-`TIMEOUT_S`. The newest rating of an answer counts, whoever gave it.
+`private_database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import time
-import uuid
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.people.answer import Answer
 from rllib_srl.people.rating import TAKEN_BACK, Rating, check_value
-from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message
+from rllib_srl.storage.private_database import PrivateDatabase
 
 RATINGS = "ratings.db"  # in the directory of a run
 SCHEMA_VERSION = 1
-TIMEOUT_S = 10.0
 _TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE answers (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL, fingerprint TEXT NOT NULL, group_id TEXT NOT NULL,
     episode INTEGER NOT NULL, key TEXT NOT NULL, env_id TEXT NOT NULL, domain TEXT NOT NULL, version INTEGER NOT NULL,
@@ -51,53 +47,10 @@ class RatingsError(RuntimeError):
     """The ratings of a run cannot be read or written; the message names the file and what to do."""
 
 
-class RatingStore:
+class RatingStore(PrivateDatabase):
     """The ratings of one run. Invariant: `answers.newest` is the seq of the last change of each answer's rating."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, or create it.
-
-        Raises:
-            RatingsError: it is damaged, of another version, locked, or cannot be created.
-        """
-        self.path = path
-        with self._explained("opening them"):
-            try:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives the -wal file the same mode
-            except OSError as error:
-                raise RatingsError(f"ratings {path} cannot be opened: {error.strerror}") from error
-            self._db = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None)
-            try:
-                self._prepare()
-            except BaseException:
-                self._db.close()
-                raise
-
-    def _prepare(self) -> None:
-        self._use_wal()
-        self._db.execute("PRAGMA synchronous = FULL")
-        with self._transaction():
-            if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                for statement in _TABLES.split(";")[:-1]:
-                    self._db.execute(statement)
-                meta = [("schema", str(SCHEMA_VERSION)), ("id", uuid.uuid4().hex)]
-                self._db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
-        meta_of = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
-        if meta_of.get("schema") != str(SCHEMA_VERSION):
-            raise RatingsError(f"ratings {self.path} have schema {meta_of.get('schema')}; expected {SCHEMA_VERSION}")
-        self.source_id: str = meta_of["id"]
-
-    def _use_wal(self) -> None:
-        """Switch to the write-ahead log; SQLite does not wait for another process that does the same."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL").fetchall()
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
+    tables, schema, content, error = _TABLES, SCHEMA_VERSION, "ratings", RatingsError
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -179,45 +132,9 @@ class RatingStore:
             with closing(sqlite3.connect(path)) as copy:
                 self._db.backup(copy)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
     def __enter__(self) -> RatingStore:
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _ratings(self, rest: str, *values: Any) -> list[Rating]:
         num = len(_OF_ANSWER)
         return [Rating(Answer(*row[:num]), *row[num:]) for row in self._read(f"{_SELECT} {rest}", *values)]
-
-    def _read(self, query: str, *values: Any) -> list[Any]:
-        with self._explained("reading them"):
-            return self._db.execute(query, values).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-
-    @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            text = str(error)
-            if "full" in text or ("I/O" in text and cannot_grow(self.path)):
-                raise DiskFull(full_message(self.path, f"{doing} failed; what was acknowledged is stored")) from error
-            if "locked" in text:
-                text += f": another process has written for {TIMEOUT_S:g} s; try again"
-            elif "malformed" in text or "not a database" in text or "no such table" in text:
-                text += ": the file is damaged, or no file of ratings; move it away, or restore a copy"
-            raise RatingsError(f"ratings {self.path}: {doing} failed: {text}") from error
