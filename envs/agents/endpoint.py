@@ -189,18 +189,18 @@ class Endpoint:
     def open(self) -> Session:
         """Return a new session."""
         session = Session(secrets.token_urlsafe(32))
-        self._sessions[_digest(session.token)] = session
+        self._sessions[digest_of(session.token)] = session
         return session
 
     def name(self, token: str, name: str) -> None:
         """Give the open session of a token a name for `SESSION_HEADER`."""
-        if session := self._sessions.get(_digest(token)):
+        if session := self._sessions.get(digest_of(token)):
             session.names.append(name)
             self._named[name] = session
 
     def close(self, session: Session) -> None:
         """Close a session; its token and its names are not valid any more."""
-        self._sessions.pop(_digest(session.token), None)
+        self._sessions.pop(digest_of(session.token), None)
         for name in session.names:
             self._named.pop(name, None)
         session.close()
@@ -218,7 +218,7 @@ class Endpoint:
         loop.run_forever()
 
     async def _start(self) -> None:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[as_json])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -231,35 +231,35 @@ class Endpoint:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        if secrets.compare_digest(_digest(token.strip()), _digest(self.key)):
+        if secrets.compare_digest(digest_of(token.strip()), digest_of(self.key)):
             return self._named.get(request.headers.get(SESSION_HEADER, ""))
-        return self._sessions.get(_digest(token.strip()))
+        return self._sessions.get(digest_of(token.strip()))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._session_of(request) is None:
-            return _failed(_UNKNOWN)
+            return failed(_UNKNOWN)
         listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rllib_srl"}
         return web.json_response({"object": "list", "data": [listed]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session = self._session_of(request)
         if session is None:
-            return _failed(_UNKNOWN)
+            return failed(_UNKNOWN)
         try:
             asked = read_request(await asyncio.wait_for(request.read(), BODY_TIMEOUT_S))
         except TimeoutError:
-            return _failed(Refusal(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s"))
+            return failed(Refusal(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s"))
         except web.RequestPayloadError as error:  # its Content-Encoding or Transfer-Encoding
-            return _failed(Refusal(400, "invalid_request", f"the body cannot be read: {' '.join(str(error).split())}"))
+            return failed(Refusal(400, "invalid_request", f"the body cannot be read: {' '.join(str(error).split())}"))
         except RequestError as error:
-            return _failed(Refusal(400, "invalid_request", str(error)), error.param)
+            return failed(Refusal(400, "invalid_request", str(error)), error.param)
         self._warn(asked)
         call = Call(asked)
         outcome: Answer | Refusal | None = session.put(call)
         try:
             outcome = outcome or await call.outcome()
             if isinstance(outcome, Refusal):
-                return _failed(outcome)
+                return failed(outcome)
             await asyncio.sleep(0)  # the loop looks at its connections: this one may have been closed
             return await self._answered(request, call, outcome)
         finally:
@@ -303,22 +303,22 @@ _UNKNOWN = Refusal(401, "invalid_api_key", "expected the header 'Authorization: 
 
 
 @web.middleware
-async def _as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Write the server's own errors, such as 404 and 413, as OpenAI's server does."""
     try:
         return await handler(request)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _failed(Refusal(error.status, error.reason.lower().replace(" ", "_"), error.reason))
+        return failed(Refusal(error.status, error.reason.lower().replace(" ", "_"), error.reason))
 
 
-def _failed(refusal: Refusal, param: str | None = None) -> web.Response:
+def failed(refusal: Refusal, param: str | None = None) -> web.Response:
     body = error_body(refusal.status, refusal.message, refusal.code, param)
     return web.json_response(body, status=refusal.status)
 
 
-def _digest(token: str) -> bytes:
+def digest_of(token: str) -> bytes:
     """Return a hash: a look-up by it reveals nothing of other tokens by its duration."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 

@@ -175,11 +175,11 @@ class ChatRequest(_Strict):
         return [name for name in SAMPLING if getattr(self, name) is not None]
 
 
-def read_request(body: bytes) -> ChatRequest:
-    """Return the request.
+def read_object(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object of a body.
 
     Raises:
-        RequestError: it is not JSON, or not a request that can be answered.
+        RequestError: it is not JSON, no object, nested too deeply, or no Unicode text.
     """
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
@@ -193,6 +193,16 @@ def read_request(body: bytes) -> ChatRequest:
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(value, Mapping):
         raise RequestError(f"the body is a {type(value).__name__}; expected a JSON object")
+    return value
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """Return the request.
+
+    Raises:
+        RequestError: it is not JSON, or not a request that can be answered.
+    """
+    value = read_object(body)
     try:
         request = ChatRequest.model_validate(value)
     except ValidationError as error:

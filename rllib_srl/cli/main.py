@@ -47,6 +47,8 @@ COMMANDS = {
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
     "rate": Command("rate answers of a run; ratings train and schedule", folder="people", is_paged=True),
+    "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
+    "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
     "doctor": Command("show this machine's resources, and which ways to train a model fit onto its GPUs"),

@@ -209,7 +209,7 @@ def _worlds(on: str, keep: Sequence[str]) -> tuple[list[World], list[str]]:
     worlds = []
     for text in filter(None, (on, *keep)):
         try:
-            worlds.append(_world(text))
+            worlds.append(world_named(text))
         except ValueError as error:
             faults.append(str(error))
     domains = [world.domain for world in worlds]
@@ -220,7 +220,7 @@ def _worlds(on: str, keep: Sequence[str]) -> tuple[list[World], list[str]]:
     return worlds, faults
 
 
-def _world(text: str) -> World:
+def world_named(text: str) -> World:
     """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check."""
     name, equals, settings = text.partition("=")
     world, _, domain = name.partition("#")

@@ -50,6 +50,8 @@ CREATE UNIQUE INDEX one_training ON versions (state) WHERE state = 'training';
 """
 _COLUMNS = ("number", "parent", "state", "begun_at", "changed_at", "settings", "metrics", "files", "reason")
 
+_OF_JSON = ("settings", "metrics", "files")
+
 
 class LineageError(RuntimeError):
     """The versions cannot be read or written, or a version cannot change so; the message says why."""
@@ -232,9 +234,8 @@ class Lineage(PrivateDatabase):
 
     def _selected(self, rest: str, *values: Any) -> list[Version]:
         rows = self._read(f"SELECT {', '.join(_COLUMNS)} FROM versions {rest}", *values)
-        return [
-            Version(*row[:5], json.loads(row[5]), json.loads(row[6]), json.loads(row[7]), row[8]) for row in rows
-        ]
+        named = (dict(zip(_COLUMNS, row, strict=True)) for row in rows)
+        return [Version(**{**row, **{name: json.loads(row[name]) for name in _OF_JSON}}) for row in named]
 
 
 def _now() -> str:

@@ -1,0 +1,81 @@
+"""Check that the server computes a version as the trainer did: fixed prompts, greedy tokens, their log-probs.
+
+    trainer   expected = its own next tokens after each prompt, and the learner's log-probs of them
+    server    the same prompts, greedy, with the adapter under test ──> gap in nats ──> `engine.canary.check_canary`
+
+Where the two choose different tokens, nothing after that token is comparable; the choice itself must then be a tie:
+the log-probs of the two tokens may differ by no more than the tolerance.
+
+vLLM 0.32 with adapters on a CPU fails on `prompt_logprobs` (lora/punica_wrapper/punica_cpu.py has one index a request,
+not one a token) and ends its engine, so given tokens cannot be scored there; generated ones can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.engine.canary import CanaryGap, check_canary
+from rllib_srl.engine.sync import WeightSyncError
+
+NUM_TOKENS = 8  # generated after each prompt
+PROMPT_TOKENS = 48
+MIN_COMPARED = 12  # tokens; with fewer the check shows nothing
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What follows a fixed prompt. Invariant: one log-prob, in nats, for each of `ids`."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    logps: list[float]
+
+
+@dataclass(frozen=True)
+class ServedContinuation:
+    """What the server generated. Invariant: `top[i]` has the log-probs of the likeliest tokens at position i."""
+
+    ids: list[int]
+    logps: list[float]
+    top: list[dict[int, float]]
+
+
+def gap_of(expected: Sequence[Continuation], served: Sequence[ServedContinuation]) -> CanaryGap:
+    """Return the gap between trainer and server over all tokens that can be compared.
+
+    Raises:
+        WeightSyncError: they choose other tokens so early that next to nothing can be compared.
+    """
+    ours: list[float] = []
+    theirs: list[float] = []
+    for want, got in zip(expected, served, strict=True):
+        for at, token in enumerate(want.ids):
+            if at >= len(got.ids):
+                break
+            ours.append(want.logps[at])
+            theirs.append(got.top[at].get(token, -np.inf))
+            if got.ids[at] != token:  # a tie, or another policy: then the log-probs differ
+                break
+    if len(ours) < MIN_COMPARED and np.isfinite(theirs).all():
+        raise WeightSyncError(f"only {len(ours)} tokens of the canary can be compared; expected {MIN_COMPARED}", 0)
+    return CanaryGap.between([np.array(ours)], [np.array(theirs)])
+
+
+def check(expected: Sequence[Continuation], served: Sequence[ServedContinuation], version: int) -> CanaryGap:
+    """Check that the server computes the version that was trained; return the gap.
+
+    Raises:
+        WeightSyncError: it does not; the message has version and gap.
+    """
+    gap = gap_of(expected, served)
+    check_canary(gap, None, "float32", version)
+    return gap
+
+
+def continuations(values: Any) -> list[Continuation]:
+    """Return what canary.json holds."""
+    return [Continuation(**one) for one in values]

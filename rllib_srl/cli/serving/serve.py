@@ -1,0 +1,175 @@
+"""Serve a model, take ratings of its answers, and train on them in the background.
+
+    srl serve smollm2-135m --out results/served --keep compare chain_sum
+    srl serve results/first/model --out results/served --keep compare --train-after 64 --port 8000
+    srl serve tiny --out results/served --train-after 0                       no training
+
+vLLM's own server answers, behind a gateway on the loopback: OpenAI's /v1/chat/completions, plain and streaming, and
+ratings by PUT /v1/conversations/ID/rating. The token is in DIR/token. After --train-after new ratings a version of the
+model (an adapter) is trained, at the lowest priority and only while nothing is being answered. It answers once held-out
+prompts of every --keep environment say that nothing is lost, and once the server computes it as the trainer does. `srl
+versions DIR` lists all versions, and rolls back. Everything is in DIR, readable by you only; the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from rllib_srl.cli.serving.gateway import Gateway
+from rllib_srl.cli.serving.job import KeptDomain, TrainingSettings, write_json
+from rllib_srl.cli.serving.place import SERVER, TOKEN, Place, Stores
+from rllib_srl.cli.serving.relay import Sampling
+from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.training import Training
+from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.upgrading.order import world_named
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import context_of, local_model
+
+CONTEXT = 4096  # most tokens of a conversation
+MAX_TOKENS = 256  # of an answer, unless a request says otherwise
+STOP_TIMEOUT_S = 5.0  # for answers under way at the end
+_HELP = {
+    "lr": "learning rate", "rank": "rank of the adapters", "passes": "passes over the rated answers of a version",
+    "slice_answers": "answers of a slice: one update, after which the state is saved",
+    "kl": "coefficient of the KL to the active version",
+    "gate_prompts": "held-out prompts of each environment to keep",
+    "max_drop": "largest drop of the share of right answers that the gate allows",
+    "confidence": "confidence of the gate's interval",
+    "max_kl": "largest KL to the active version, nats per token",
+}  # fmt: skip
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser.add_argument("model", metavar="MODEL", help="name or directory of a model")
+    text = "directory of the served model"
+    parser.add_argument("--out", type=local_directory, required=True, metavar="DIR", help=text)
+    parser.add_argument("--keep", nargs="*", default=[], metavar="ENV", help="domains that must not be lost")
+    parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0: any (default: 8000)")
+    text = "new ratings that start the training of a version; 0: no training (default: 32)"
+    parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
+    text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=f"tokens of an answer (default: {MAX_TOKENS})")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    group = parser.add_argument_group("training")
+    for name, default in vars(TrainingSettings()).items():
+        flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+        text = f"{_HELP[name]} (default: {default})"
+        group.add_argument(*flags, dest=name, type=type(default), default=default, metavar="VALUE", help=text)
+    return parser.parse_args(argv)
+
+
+def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[KeptDomain]]:
+    """Return settings and domains of the training.
+
+    Raises:
+        ValueError: all errors of the command line, one per line.
+    """
+    settings = TrainingSettings(**{name: getattr(arguments, name) for name in _HELP})
+    faults, keep = settings.faults(), []
+    for text in arguments.keep:
+        try:
+            world = world_named(text)
+            keep.append(KeptDomain(world.world, world.domain, dict(world.env_config)))
+        except ValueError as error:
+            faults.append(f"--keep: {error}")
+    names = [one.domain for one in keep]
+    faults += [f"--keep names the domain {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1]
+    if arguments.train_after < 0:
+        faults.append(f"--train-after {arguments.train_after}; expected 0 or more")
+    if arguments.train_after and not arguments.keep:
+        faults.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
+    if not 0 <= arguments.port <= 65535:
+        faults.append(f"--port {arguments.port}; expected 0 to 65535")
+    if not 0.05 <= arguments.temperature <= 2:
+        faults.append(f"--temperature {arguments.temperature}; expected 0.05 to 2")
+    if faults:
+        raise ValueError("the server cannot start:\n" + "\n".join(f"  {fault}" for fault in faults))
+    return settings, keep
+
+
+async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit status."""
+    settings, keep = training_of(arguments)
+    fixed = place.settings()
+    has_template = bool(getattr(load_tokenizer(model_dir), "chat_template", None))
+    server = VLLMServer(model_dir, fixed["context"], fixed["rank"], place.log, has_template)
+    most = arguments.max_tokens or min(MAX_TOKENS, fixed["context"] // 2)
+    usual = Sampling(fixed["temperature"], most, () if has_template else PLAIN_STOP)
+    stores = Stores(place)
+    serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
+    training = Training(place, stores, serving, settings, keep, arguments.train_after)
+    runner = web.AppRunner(
+        Gateway(place.token(), serving, stores, training, usual).app,
+        access_log=None, handler_cancellation=True, shutdown_timeout=STOP_TIMEOUT_S,
+    )  # fmt: skip
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
+        port = runner.addresses[0][1]
+        print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
+        await serving.start()
+        url = f"http://127.0.0.1:{port}/v1"
+        write_json(place.directory / SERVER, {"url": url, "pid": os.getpid()})
+        print(f"serving {url}  version {serving.number}  token in {place.directory / TOKEN}", flush=True)
+        return await _until_stopped(serving, training)
+    finally:
+        (place.directory / SERVER).unlink(missing_ok=True)
+        training.kill()
+        await runner.cleanup()
+        await server.stop()
+        stores.close()
+
+
+async def _until_stopped(serving: Serving, training: Training) -> int:
+    """Train and watch the engine; return 0 after SIGINT or SIGTERM."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    tasks = [asyncio.create_task(one) for one in (training.run(), serving.watch(), stopped.wait())]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    for task in done:
+        task.result()  # raises what ended it
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Check everything, then serve."""
+    training_of(arguments)
+    model_dir = local_model(arguments.model)
+    context = min(CONTEXT, context_of(model_dir) or CONTEXT)
+    if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
+        raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
+    place = Place(arguments.out)
+    fixed = {"model": str(model_dir.absolute()), "rank": arguments.rank, "context": context}
+    place.settle({**fixed, "temperature": arguments.temperature})
+    with place.locked():
+        return asyncio.run(run(arguments, place, model_dir))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: serve(arguments), arguments.debug)

@@ -1,0 +1,212 @@
+"""The trainer process: train one version a slice at a time, play held-out prompts, apply the gates, write the files.
+
+    python -m rllib_srl.cli.serving.trainer DIRECTORY OWNER
+
+It runs at the lowest priority and may be stopped (SIGSTOP) and continued at any instant. Killed, it continues with the
+newest slice when it is started again. It ends with its owner, the gateway. Exit status 0: result.json is complete.
+
+The gates compare a candidate with version 0, the model that was given, and not with its parent: small losses, each
+within the margin, would otherwise add up over many versions.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.cli.serving.adapter import CANARY, read_json
+from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Continuation
+from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, write_json
+from rllib_srl.cli.serving.learning import SliceLearner
+from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.cli.upgrade import changes_of, lines_of, most_lost, verdicts_of
+from rllib_srl.common.environments import environment_id
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.engine import Engine, Sampling, canary_sequences, make_engine
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
+from rllib_srl.engine.sync import pack_stream
+from rllib_srl.envs.kept_process import end_with
+from rllib_srl.learner.model_setup import policy_weights, weights_layout
+from rllib_srl.rollout.env_calls import EnvCalls
+from rllib_srl.rollout.player import Limits, LiveEpisode, play
+from rllib_srl.rollout.transcript import make_transcript
+from rllib_srl.studies import gates
+from rllib_srl.studies.gates import Change, Health, Verdict
+from rllib_srl.types import RIGHT, Prompt, passed
+
+BEFORE = "before.json"  # answers of version 0, beside the versions
+NICENESS = 19
+GATE_DEADLINE_S = 3600.0
+MAX_LOST = 0.1  # largest share of held-out episodes that infrastructure may end
+Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
+
+
+class Examiner:
+    """Plays held-out prompts of the domains to keep, greedily, with weights of the learner."""
+
+    def __init__(self, job: Job) -> None:
+        """Construct the environments and draw their held-out prompts, the same ones at each call.
+
+        Raises:
+            ValueError: an environment has too few.
+        """
+        self._job, self._configs, self.prompts = job, {}, dict[str, list[Prompt]]()
+        for domain in job.keep:
+            config = self._configs[domain.domain] = kept_config(job, domain)
+            env_id = environment_id(domain.world, domain.domain)
+            (creator,) = config.world_creators().values()
+            (given,) = config.world_configs().values()
+            source = PromptSource({env_id: creator}, {env_id: given}, {env_id: 1.0}, job.seed)
+            self.prompts[domain.domain] = source.heldout(job.settings.gate_prompts)
+            if not self.prompts[domain.domain]:
+                raise ValueError(f"--keep {domain.world} has no held-out prompts; expected some for the gate")
+            self._configs[domain.domain] = (config, {env_id: partial(creator, given)})
+
+    def answers(self, engine: Engine) -> dict[str, Answers]:
+        """Return for each domain which prompts are answered right; episodes lost to infrastructure are left out."""
+        tokenizer = load_tokenizer(local_model(self._job.model))
+        found: dict[str, Answers] = {}
+        for name, prompts in self.prompts.items():
+            config, worlds = self._configs[name]
+            episodes = [LiveEpisode(prompt, f"{name}/{number}", 0) for number, prompt in enumerate(prompts)]
+            calls = EnvCalls(num_workers=1, timeout_s=config.env_timeout_s)
+            found[name] = {}
+            try:
+                for episode in play(
+                    episodes,
+                    engine=engine,
+                    worlds=worlds,
+                    transcript=make_transcript(config.prompt_format, tokenizer),
+                    sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=0.0),
+                    limits=Limits(config.max_turns, config.max_turn_tokens, config.max_episode_tokens),
+                    calls=calls,
+                    deadline_s=GATE_DEADLINE_S,
+                ):
+                    about = episode.custom_data
+                    if not about["stop_reason"].is_infrastructure:
+                        reward_G = np.array([episode.get_return()], np.float32)
+                        is_right = bool(passed(reward_G, about["pass_reward"], RIGHT)[0])
+                        found[name][about["prompt"].key] = is_right
+            finally:
+                calls.close()
+        return found
+
+
+def kept_config(job: Job, domain: KeptDomain) -> Any:
+    """Return a valid config that plays one domain."""
+    values: dict[str, Any] = {"env": domain.world, "env_config": dict(domain.env_config), "model": job.model}
+    values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
+    values |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0}
+    values |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
+    config = build_config(values)
+    config.validate()
+    return config
+
+
+def train(directory: Path) -> None:
+    """Do the job of a version's directory."""
+    job = Job.read(directory)
+    examiner = Examiner(job)
+    learner = SliceLearner(job, directory)
+    engine = make_engine(**learner_engine(job))
+    with closing(engine):
+        before = answers_before(job, examiner, engine, directory.parent / BEFORE)
+        last = train_slices(learner, directory)
+        model = learner.learner.model
+        weights = (weights_layout(model), policy_weights(model))
+        engine.load_weights(pack_stream(*weights, job.version, "float32"))
+        after = examiner.answers(engine)
+        verdicts, changes = judged(job, examiner, before, after, last)
+        learner.write(directory)
+        write_json(directory / CANARY, [asdict(one) for one in canary_of(learner, engine, job)])
+    reasons = lines_of(verdicts)
+    counts = {"num_slices": learner.num_slices, "num_answers": len(job.answers)}
+    result = {"is_passed": not reasons, "reasons": reasons, "verdicts": verdicts_of(verdicts)}
+    write_json(directory / RESULT, {**result, "changes": changes_of(changes), "metrics": {**last, **counts}})
+    learner.forget_slices()
+
+
+def train_slices(learner: SliceLearner, directory: Path) -> dict[str, float]:
+    """Train all slices that are left; return the last metrics, with the counts of the whole job."""
+    total = read_json(directory / PROGRESS) if (directory / PROGRESS).exists() and learner.num_done else {}
+    last = {name: float(value) for name, value in total.get("metrics", {}).items()}
+    while learner.num_done < learner.num_slices:
+        found = learner.step()
+        wanted = {name: found[name] for name in ("reuse/kl", "reuse/ratio", "reuse/clip_fraction", "reuse/left_out")}
+        bad = found["num_nonfinite_gradients"] + found["num_nonfinite_logps"]
+        last = {**wanted, "num_nonfinite": last.get("num_nonfinite", 0.0) + bad}
+        write_json(directory / PROGRESS, {"done": learner.num_done, "of": learner.num_slices, "metrics": last})
+    return last
+
+
+def learner_engine(job: Job) -> dict[str, Any]:
+    """Return the arguments of the engine that plays held-out prompts."""
+    settings: dict[str, Any] = kept_config(job, job.keep[0]).engine_settings(local_model(job.model))
+    return settings
+
+
+def answers_before(job: Job, examiner: Examiner, engine: Engine, path: Path) -> dict[str, Answers]:
+    """Return the answers of version 0, played once and then read from `path` as long as the prompts are the same."""
+    wanted = {name: sorted(prompt.key for prompt in prompts) for name, prompts in examiner.prompts.items()}
+    if path.exists():
+        kept = read_json(path)
+        if kept["prompts"] == wanted and kept["model"] == job.model:
+            return dict(kept["answers"])
+    found = examiner.answers(engine)  # the engine has just read the model's own files
+    write_json(path, {"model": job.model, "prompts": wanted, "answers": found})
+    return found
+
+
+def judged(
+    job: Job, examiner: Examiner, before: Mapping[str, Answers], after: Mapping[str, Answers], last: Mapping[str, float]
+) -> tuple[list[Verdict], dict[str, Change]]:
+    """Apply the gates of upgrade mode to a candidate."""
+    settings, prompts = job.settings, examiner.prompts
+    kl = last["reuse/kl"] if settings.kl else float("nan")
+    health = Health(int(last["num_nonfinite"]), kl, *most_lost(prompts, after))
+    verdicts = [gates.sanity(health, MAX_LOST), gates.drift(health, settings.max_kl)]
+    if not verdicts[0].is_passed:
+        return verdicts, {}
+    changes = {name: gates.paired_change(before[name], after[name], settings.confidence) for name in prompts}
+    verdicts += [gates.kept(name, change, settings.max_drop) for name, change in changes.items()]
+    return verdicts, changes
+
+
+def canary_of(learner: SliceLearner, engine: Engine, job: Job) -> list[Continuation]:
+    """Return the candidate's own continuations of the fixed prompts: tokens of its engine, log-probs of the learner."""
+    tokenizer = load_tokenizer(local_model(job.model))
+    prompts = [ids[:PROMPT_TOKENS] for ids in canary_sequences(tokenizer, job.context_length - NUM_TOKENS)]
+    turns = engine.generate(prompts, Sampling(max_tokens=NUM_TOKENS, temperature=0.0, runs_to_limit=True))
+    sequences = [[*prompt, *turn.token_ids.tolist()] for prompt, turn in zip(prompts, turns, strict=True)]
+    logps = learner.learner.scorer.score(sequences)
+    return [
+        Continuation(prompt, turn.token_ids.tolist(), logp[len(prompt) - 1 :].tolist())
+        for prompt, turn, logp in zip(prompts, turns, logps, strict=True)
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the trainer; the last line of standard error says why it failed."""
+    directory, owner = Path(argv[0]), int(argv[1])
+    end_with(owner)
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    os.umask(0o077)
+    try:
+        train(directory)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

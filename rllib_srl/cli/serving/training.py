@@ -1,0 +1,249 @@
+"""Train versions in the background: start the trainer when enough ratings are new, stop it while answering.
+
+    enough new ratings ─> job ─> trainer process ─> candidate ─> gates ─> push ─> active
+                                  │  stopped (SIGSTOP) while an answer is under way or training is paused
+                                  └  killed: the next one continues with its newest slice
+
+The trainer writes no database and holds no lock, so it can be stopped at any instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.serving.adapter import AdapterError, checksums, read_json
+from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, RatedTokens, TrainingSettings
+from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.vllm_server import ServerError
+from rllib_srl.engine.sync import WeightSyncError
+from rllib_srl.envs.kept_process import start_kept
+from rllib_srl.people.lineage.versions import LineageError, Version
+from rllib_srl.people.rating_store import RatingsError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+QUIET_S = 0.05  # without an answer under way, before the trainer goes on
+MAX_TRIES = 3  # of a trainer that fails by itself
+LOG = "train.log"
+_LAST_WORDS = 300  # characters of a failed trainer's last line
+
+
+class Training:
+    """The training of one served model. Invariant: the trainer process runs only while nothing is being answered."""
+
+    def __init__(
+        self,
+        place: Place,
+        stores: Stores,
+        serving: Serving,
+        settings: TrainingSettings,
+        keep: Sequence[KeptDomain],
+        after: int,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            place: of the model.
+            stores: of the place.
+            serving: pushes what passes.
+            settings: of every version.
+            keep: domains that must not be lost.
+            after: number of new ratings that start a version; 0: no training.
+        """
+        self._place, self._stores, self._serving = place, stores, serving
+        self._settings, self._keep, self._after = settings, list(keep), after
+        self._process: subprocess.Popen[bytes] | None = None
+        self._version: Version | None = None
+        self._tries, self._is_stopped, self._is_busy = 0, False, False
+        self._resuming: asyncio.TimerHandle | None = None
+        self.is_paused = False
+
+    # --- stopping and continuing the process -------------------------------------------------------
+
+    def on_busy(self, is_busy: bool) -> None:
+        """Stop the trainer while answers are under way; continue it shortly after the last one."""
+        self._is_busy = is_busy
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        if is_busy:
+            self._steer()
+        else:
+            self._resuming = asyncio.get_running_loop().call_later(QUIET_S, self._steer)
+
+    def pause(self, is_paused: bool) -> None:
+        """Pause or resume training, for as long as the server runs."""
+        self.is_paused = is_paused
+        self._steer()
+
+    def _steer(self) -> None:
+        process, wanted = self._process, self._is_busy or self.is_paused
+        if process is None or process.poll() is not None or wanted == self._is_stopped:
+            return
+        process.send_signal(signal.SIGSTOP if wanted else signal.SIGCONT)
+        self._is_stopped = wanted
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Train until cancelled; versions that were interrupted are continued first."""
+        try:
+            self._version = await self._stores.run(self._stores.lineage.in_training)
+            for left in await self._stores.run(self._stores.lineage.candidates):
+                await self._push(left)
+            while True:
+                try:
+                    await self._turn()
+                except (OSError, RatingsError) as error:  # a full disk, or ratings that cannot be read now
+                    logger.error("training waits: %s", error)
+                    await asyncio.sleep(20 * POLL_S)
+                await asyncio.sleep(POLL_S)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the trainer process; its newest slice stays."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        self._process = None
+
+    async def drop(self, reason: str) -> None:
+        """End the version in training, if there is one; its ratings are free again."""
+        if self._version is not None:
+            self.kill()
+            await self._stores.run(self._stores.lineage.reject, self._version.number, reason, None, True)
+            self._version = None
+
+    async def _turn(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is not None:
+                await self._ended(self._process.returncode)
+        elif self._version is not None:
+            await self._start(self._version)
+        elif self._after and not self.is_paused:
+            free = await self._stores.run(self._stores.free_ratings)
+            if len(free) >= self._after:
+                self._version = await self._begin(free)
+                self._tries = 0
+
+    async def _begin(self, uses: dict[str, str]) -> Version:
+        """Write the job of a new version."""
+        about = {**vars(self._settings), "keep": [one.domain for one in self._keep]}
+        version = await self._stores.run(self._stores.lineage.begin, uses, about)
+        logger.info("version %d: training on %d ratings", version.number, len(uses))
+        return version
+
+    async def _job(self, version: Version) -> Job:
+        stores, fixed = self._stores, self._place.settings()
+        uses = await stores.run(stores.lineage.uses, version.number)
+        found = await stores.run(stores.conversations.trainable, [name.rpartition("/")[0] for name in uses])
+        rewards = {one.answer.group_id: one.reward for one in await stores.run(stores.ratings.all)}
+        answers = [
+            RatedTokens(one.id, one.version, list(tokens.prompt_ids), list(tokens.ids), list(tokens.logps), reward)
+            for one in found
+            if (tokens := one.tokens) is not None and (reward := rewards[one.id]) is not None
+        ]
+        parent = str(self._place.version(version.parent)) if version.parent else ""
+        where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
+        return Job(version.number, *where, version.number, self._settings, self._keep, answers)
+
+    async def _start(self, version: Version) -> None:
+        if await self._is_stale(version):
+            return
+        directory = self._place.version(version.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        job = await self._job(version)
+        await asyncio.to_thread(job.write, directory)
+        command = [sys.executable, "-m", "rllib_srl.cli.serving.trainer", str(directory.absolute()), str(os.getpid())]
+        with open(os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+            self._process = await asyncio.to_thread(start_kept, command, **how)
+        self._is_stopped = False
+        self._steer()
+
+    async def _is_stale(self, version: Version) -> bool:
+        """Return whether a rating of a version has changed since it was begun; such a version is dropped."""
+        today = await self._stores.run(self._stores.ratings_today)
+        changed = await self._stores.run(self._stores.lineage.stale_answers, version.number, today)
+        if changed:
+            await self.drop(f"{len(changed)} of its ratings have changed since")
+            logger.info("version %d: stale, a rating has changed", version.number)
+        return bool(changed)
+
+    async def _ended(self, status: int) -> None:
+        version, directory = self._version, None
+        assert version is not None
+        directory = self._place.version(version.number)
+        self._process = None
+        if status != 0:
+            self._tries += 1
+            last = await asyncio.to_thread(_last_line, directory / LOG)
+            logger.warning("version %d: the trainer ended with status %d: %s", version.number, status, last)
+            if self._tries >= MAX_TRIES:
+                await self._reject(version, f"the trainer failed {self._tries} times: {last}", None)
+            return
+        try:
+            result = await asyncio.to_thread(read_json, directory / RESULT)
+            files = await asyncio.to_thread(checksums, directory)
+        except AdapterError as error:
+            await self._reject(version, str(error), None)
+            return
+        about = {name: result[name] for name in ("metrics", "verdicts", "changes")}
+        if not result["is_passed"]:
+            await self._reject(version, "; ".join(result["reasons"]), about)
+            return
+        self._version = None
+        await self._push(await self._stores.run(self._stores.lineage.finish, version.number, files, about))
+
+    async def _push(self, candidate: Version) -> None:
+        lineage, number = self._stores.lineage, candidate.number
+        today = await self._stores.run(self._stores.ratings_today)
+        changed = await self._stores.run(lineage.stale_answers, number, today)
+        if changed:
+            reason = f"{len(changed)} of its ratings have changed since"
+            await self._stores.run(lineage.reject, number, reason, None, True)
+            return
+        try:
+            gap = await self._serving.push(candidate)
+        except (AdapterError, WeightSyncError) as error:
+            logger.warning("version %d: rejected: %s", number, error)
+            await self._stores.run(lineage.reject, number, str(error))
+        except LineageError as error:
+            await self._stores.run(lineage.reject, number, str(error), None, True)
+        except ServerError as error:
+            logger.warning("version %d: waits for the engine: %s", number, error)
+        else:
+            logger.info("version %d: active; canary gap %s", number, gap)
+
+    async def _reject(self, version: Version, reason: str, metrics: dict[str, Any] | None) -> None:
+        logger.warning("version %d: rejected: %s", version.number, reason)
+        await self._stores.run(self._stores.lineage.reject, version.number, reason, metrics)
+        self._version = None
+        await asyncio.to_thread(shutil.rmtree, self._place.version(version.number), True)
+
+    async def status(self) -> dict[str, Any]:
+        """Return what training does at present."""
+        found: dict[str, Any] = {"is_paused": self.is_paused, "starts_after": self._after}
+        found["num_new_ratings"] = len(await self._stores.run(self._stores.free_ratings))
+        if self._version is not None:
+            path = self._place.version(self._version.number) / PROGRESS
+            progress = await asyncio.to_thread(read_json, path) if path.exists() else {"done": 0, "of": None}
+            found["version"] = self._version.number
+            found["slices"] = {"done": progress["done"], "of": progress["of"]}
+        return found
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line[:_LAST_WORDS] for line in reversed(lines) if line.strip()), "no message")

@@ -1,0 +1,141 @@
+"""List the versions of a served model, and roll back to the one before.
+
+    srl versions results/served                                   all versions: parent, state, ratings, gates, reason
+    srl versions results/served --rollback --reason "it is rude"  the parent of the active version answers again
+    srl versions results/served --json
+
+Rolling back works while the server runs, without losing an answer, and while it does not. Ratings that only the version
+that was rolled back had used are withdrawn: they are kept, listed, and not trained on again unless they are changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.serving.adapter import read_json
+from rllib_srl.cli.serving.place import SERVER, Place, PlaceError, Stores
+from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.display import table
+
+TIMEOUT_S = 900.0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of srl serve")
+    parser.add_argument("--rollback", action="store_true", help="roll the active version back to its parent")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the list")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(argv)
+
+
+def versions(arguments: argparse.Namespace) -> int:
+    """Do what the flags say."""
+    place = Place(arguments.directory)
+    if not place.is_one:
+        raise PlaceError(f"{arguments.directory} is no served model; expected a directory of srl serve")
+    if arguments.reason and not arguments.rollback:
+        raise PlaceError("--reason is for --rollback")
+    if arguments.rollback:
+        roll_back(place, arguments.reason or "rolled back by hand")
+        return 0
+    stores = Stores(place)
+    try:
+        rows = listed(stores)
+    finally:
+        stores.close()
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print_rows(rows)
+    return 0
+
+
+def listed(stores: Stores) -> list[dict[str, Any]]:
+    """Return all versions, with the number of their ratings, and of those that changed or were withdrawn."""
+
+    def read() -> list[dict[str, Any]]:
+        lineage = stores.lineage
+        stale, withdrawn = stores.stale_versions(), lineage.withdrawn()
+        return [
+            {
+                **vars(one),
+                "num_ratings": len(uses := lineage.uses(one.number)),
+                "num_stale_ratings": stale.get(one.number, 0),
+                "num_withdrawn_ratings": len(withdrawn & set(uses.items())),
+                "history": lineage.history(one.number),
+            }
+            for one in lineage.all()
+        ]
+
+    return stores.now(read)
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print the versions as a table."""
+    shown = [["version", "parent", "state", "since", "ratings", "gate", "reason"]]
+    for row in rows:
+        state = f"{row['state']}, {row['num_stale_ratings']} stale" if row["num_stale_ratings"] else row["state"]
+        used = f"{row['num_ratings']}"
+        used += f", {row['num_withdrawn_ratings']} withdrawn" if row["num_withdrawn_ratings"] else ""
+        changes = row["metrics"].get("changes", {})
+        gate = ", ".join(f"{name} {one['before']:.3f} -> {one['after']:.3f}" for name, one in changes.items())
+        which = [str(row["number"]), str(row["parent"])]
+        shown.append([*which, state, row["changed_at"], used, gate or "-", row["reason"] or "-"])
+    print(table(shown, indent=""))
+    active = next((row["number"] for row in rows if row["state"] == "active"), 0)
+    print(f"version {active} is active" + ("" if active else ": the model that was given"))
+
+
+def roll_back(place: Place, reason: str) -> None:
+    """Roll back, through the server if one runs."""
+    try:
+        with place.locked():
+            stores = Stores(place)
+            try:
+                before, after = stores.now(lambda: stores.lineage.roll_back(reason))
+                num = len(stores.now(stores.lineage.withdrawn))
+                in_training = stores.now(stores.lineage.in_training)
+                if in_training is not None:
+                    why = f"version {before}, from which it was trained, was rolled back"
+                    stores.now(lambda: stores.lineage.reject(in_training.number, why, None, True))
+            finally:
+                stores.close()
+    except PlaceError:  # a server holds the directory
+        found = _ask_server(place, reason)
+        before, after, num = found["rolled_back"], found["active"], found["num_withdrawn_ratings"]
+    print(f"version {before} was rolled back; version {after} is active; {num} ratings are withdrawn")
+
+
+def _ask_server(place: Place, reason: str) -> dict[str, Any]:
+    server = place.directory / SERVER
+    if not server.exists():
+        raise PlaceError("the server is starting; try again in a minute")
+    headers = {"Authorization": f"Bearer {place.token()}", "Content-Type": "application/json"}
+    url = f"{read_json(server)['url']}/rollback"
+    request = urllib.request.Request(url, json.dumps({"reason": reason}).encode(), headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return dict(json.load(response))
+    except urllib.error.HTTPError as error:
+        raise PlaceError(str(json.load(error)["error"]["message"])) from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return versions(arguments)
+    except (ValueError, OSError, RuntimeError) as error:  # the message is enough without a traceback
+        if arguments.debug:
+            raise
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 1

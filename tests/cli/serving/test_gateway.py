@@ -1,0 +1,306 @@
+"""The gateway: what it forwards, logs and refuses; ratings; versions that change while answers are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+import pytest
+
+from rllib_srl.cli.serving import adapter
+from rllib_srl.cli.serving.adapter import AdapterError, checksums
+from rllib_srl.cli.serving.canary import Continuation
+from rllib_srl.engine.sync import WeightSyncError
+from rllib_srl.people.lineage.conversations import HAS_SECRET
+from tests.cli.serving.small_engine import TOKEN, served_with
+
+CANARY = [Continuation([1, 2], [3, 4, 5, 6, 7, 8, 9], [-0.5] * 7), Continuation([2], [4] * 7, [-0.25] * 7)]
+
+
+def run(directory, body, **how):
+    async def all_of_it():
+        async with served_with(directory, **how) as parts:
+            await body(parts)
+
+    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+
+
+async def candidate(parts, uses):
+    """Store a candidate with files that have the right checksums."""
+    lineage = parts.stores.lineage
+    version = await parts.stores.run(lineage.begin, uses, {})
+    directory = parts.place.version(version.number)
+    directory.mkdir(parents=True)
+    for name in adapter.FILES:
+        (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
+    return await parts.stores.run(lineage.finish, version.number, checksums(directory), {})
+
+
+def test_an_answer_is_logged_with_its_tokens_and_shows_none(tmp_path):
+    async def body(parts):
+        reply = await parts.ask(temperature=None)
+        value = await reply.json()
+        assert reply.status == 200 and value["choices"][0]["message"]["content"] == " 93"
+        assert "token_ids" not in json.dumps(value) and "prompt_token_ids" not in value
+        assert reply.headers["X-SRL-Version"] == "0" and value["system_fingerprint"] == "version-0"
+        logged = await parts.stores.run(parts.stores.conversations.find, value["id"])
+        assert (logged.tokens.prompt_ids, logged.tokens.ids, logged.tokens.logps) == ([1, 2], [5, 6], [-0.5, -0.25])
+        assert logged.answer == " 93" and logged.finish_reason == "stop"
+        (sent,) = parts.engine.bodies
+        assert sent["model"] == "v0" and sent["temperature"] == 1.0 and sent["return_token_ids"] is True
+        assert os.stat(parts.place.directory / "conversations.db").st_mode & 0o777 == 0o600
+
+    run(tmp_path, body)
+
+
+def test_a_stream_has_the_same_text_and_is_logged_before_it_ends(tmp_path):
+    async def body(parts):
+        text, name, reply = "", "", await parts.ask(stream=True)
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                value = json.loads(line[6:])
+                text, name = text + value["choices"][0]["delta"]["content"], value["id"]
+                if value["choices"][0].get("finish_reason"):
+                    assert (await parts.stores.run(parts.stores.conversations.find, name)).tokens.ids == [5, 6]
+            assert b"token_ids" not in line
+        assert text == " 93" and line == b"data: [DONE]\n" or line == b"\n"
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [({"temperature": 0.2}, "temperature = 0.2; expected 1.0"), ({"top_p": 0.5}, "top_p = 0.5"), ({"top_k": 3}, "top_k")],
+)
+def test_what_was_sampled_otherwise_is_not_trained_on(tmp_path, more, why):
+    async def body(parts):
+        name = (await (await parts.ask(**more)).json())["id"]
+        logged = await parts.stores.run(parts.stores.conversations.find, name)
+        assert logged.tokens is None and why in logged.untrainable
+        rated = await (await parts.rate(name, rating="good")).json()
+        assert rated["is_trained_on"] is False and await parts.stores.run(parts.stores.free_ratings) == {}
+
+    run(tmp_path, body)
+
+
+def test_a_secret_reaches_neither_the_log_nor_training(tmp_path):
+    async def body(parts):
+        name = (await (await parts.ask("my key is AKIAIOSFODNN7EXAMPLE")).json())["id"]
+        shown = await (await parts.send("GET", f"/v1/conversations/{name}")).json()
+        assert shown["untrainable"] == HAS_SECRET and "AKIA" not in json.dumps(shown)
+
+    run(tmp_path, body)
+
+
+def test_ratings_are_idempotent_change_and_are_counted_once(tmp_path):
+    async def body(parts):
+        name = (await (await parts.ask()).json())["id"]
+        replies = [await (await parts.rate(name, **one)).json() for one in (
+            {"rating": "good", "rater": "ann"}, {"rating": "good", "rater": "bob"}, {"rating": 2}, {"rating": None},
+        )]  # fmt: skip
+        assert [one["is_changed"] for one in replies] == [True, False, True, True]
+        assert (await (await parts.send("GET", f"/v1/conversations/{name}")).json())["rating"] == "none"
+        await asyncio.gather(*(parts.rate(name, rating=value, rater=value) for value in ("good", "bad")))
+        assert await parts.stores.run(parts.stores.free_ratings) in ({f"{name}/0": "good"}, {f"{name}/0": "bad"})
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "é"])
+def test_without_the_token_there_is_nothing_to_read(tmp_path, token):
+    async def body(parts):
+        for method, path in (("GET", "/v1/models"), ("GET", "/v1/versions"), ("POST", "/v1/rollback"), ("GET", "/x")):
+            reply = await parts.send(method, path, token)
+            assert reply.status == 401 and "rllib_srl" not in await reply.text()
+        assert (await parts.ask(token=token)).status == 401 and parts.engine.bodies == []
+
+    run(tmp_path, body)
+
+
+def test_bad_requests_have_clear_answers(tmp_path):
+    async def body(parts):
+        name = (await (await parts.ask()).json())["id"]
+        for reply, status, message in (
+            (await parts.ask(seed=3), 400, "seed is not supported"),
+            (await parts.ask(n=2), 400, "n"),
+            (await parts.rate("chatcmpl-none", rating="good"), 404, "is no conversation here"),
+            (await parts.rate(name, rating="great"), 400, "rating = 'great'; expected good, bad, 1 to 5"),
+            (await parts.rate(name, rating=True), 400, "rating is a bool"),
+            (await parts.rate(name, rating=6), 400, "rating = '6'"),
+            (await parts.rate(name, value="good"), 400, "expected"),
+            (await parts.rate(name, rating="good", rater="x" * 101), 400, "at most 100 characters"),
+            (await parts.send("POST", "/v1/rollback", json={}), 409, "expected a trained version to roll back"),
+            (await parts.send("POST", "/v1/training", json={"paused": 1}), 400, "paused"),
+            (await parts.send("POST", "/v1/chat/completions", data=b"{"), 400, "the body is not JSON"),
+            (await parts.send("DELETE", "/v1/versions"), 405, "Method Not Allowed"),
+        ):
+            assert reply.status == status
+            assert message in (await reply.json())["error"]["message"]
+
+    run(tmp_path, body)
+
+
+def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_as_such(tmp_path):
+    async def body(parts):
+        for fault, status in (("500", 502), ("400", 400)):
+            parts.engine.fault = fault
+            assert (await parts.ask()).status == status
+        parts.engine.fault = "cut"
+        text = await (await parts.ask(stream=True)).text()
+        assert "the engine failed in mid-answer" in text and "[DONE]" not in text
+        (name,) = {json.loads(line[6:])["id"] for line in text.split("\n") if line.startswith('data: {"id"')}
+        logged = await parts.stores.run(parts.stores.conversations.find, name)
+        assert (logged.finish_reason, logged.tokens, logged.answer) == ("cut", None, " 9")
+        parts.engine.fault = ""
+        assert (await parts.ask()).status == 200 and parts.serving.num_under_way == 0
+
+    run(tmp_path, body)
+
+
+def test_a_full_disk_is_a_clear_refusal(tmp_path, monkeypatch):
+    from rllib_srl.storage.disk import DiskFull
+
+    def full(*_):
+        raise DiskFull("disk full: cannot write conversations.db")
+
+    async def body(parts):
+        monkeypatch.setattr(parts.stores.conversations, "log", full)
+        reply = await parts.ask()
+        assert reply.status == 507 and "disk full" in (await reply.json())["error"]["message"]
+        assert "disk full" in await (await parts.ask(stream=True)).text()
+
+    run(tmp_path, body)
+
+
+# --- versions
+
+
+def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
+    async def body(parts):
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        assert (await parts.ask()).headers["X-SRL-Version"] == "1" and parts.engine.bodies[-1]["model"] == "v1"
+        await parts.serving.push(await candidate(parts, {"b/0": "good"}))
+        assert parts.engine.loaded == ["v2"]  # the one before was unloaded
+        reply = await (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).json()
+        assert reply == {"rolled_back": 2, "active": 1, "num_withdrawn_ratings": 1}
+        assert (await parts.ask()).headers["X-SRL-Version"] == "1" and parts.engine.loaded == ["v1"]
+        states = [one["state"] for one in (await (await parts.send("GET", "/v1/versions")).json())["versions"]]
+        assert states == ["active", "rolled_back"]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("how", ["checksum", "canary"])
+def test_no_answer_comes_from_a_version_that_fails_its_check(tmp_path, how):
+    async def body(parts):
+        version = await candidate(parts, {"a/0": "good"})
+        if how == "checksum":
+            (parts.place.version(1) / adapter.WEIGHTS).write_text("changed")
+        parts.engine.canary_shift = 0.5
+        with pytest.raises(AdapterError if how == "checksum" else WeightSyncError):
+            await parts.serving.push(version)
+        assert parts.engine.loaded == [] and (await parts.ask()).headers["X-SRL-Version"] == "0"
+        assert (await parts.stores.run(parts.stores.lineage.version, 1)).state == "candidate"
+
+    run(tmp_path, body)
+
+
+def test_answers_under_way_end_on_the_version_that_began_them(tmp_path):
+    async def body(parts):
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        with parts.serving.answering() as (number, _):
+            pushed = asyncio.create_task(parts.serving.push(await candidate(parts, {"b/0": "good"})))
+            while parts.serving.number != 2:
+                await asyncio.sleep(0.01)
+            assert number == 1 and set(parts.engine.loaded) == {"v1", "v2"}
+        await pushed
+        assert parts.engine.loaded == ["v2"]
+
+    run(tmp_path, body)
+
+
+def test_an_engine_that_ended_is_started_again_with_the_active_version(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.serving.WATCH_S", 0.01)
+
+    async def body(parts):
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        watch = asyncio.create_task(parts.serving.watch())
+        parts.engine.is_dead, parts.engine.loaded = True, []
+        while parts.engine.num_starts < 2 or not parts.serving.is_ready:
+            await asyncio.sleep(0.01)
+        assert parts.engine.loaded == ["v1"] and (await parts.ask()).headers["X-SRL-Version"] == "1"
+        watch.cancel()
+
+    run(tmp_path, body)
+
+
+def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
+    async def body(parts):
+        name = (await (await parts.ask()).json())["id"]
+        await parts.rate(name, rating="good")
+        await parts.serving.push(await candidate(parts, {f"{name}/0": "good"}))
+        assert (await (await parts.rate(name, rating="bad")).json())["stale_versions"] == [1]
+        assert await parts.stores.run(parts.stores.free_ratings) == {f"{name}/0": "bad"}
+
+    run(tmp_path, body)
+
+
+# --- mutated requests
+
+
+@asynccontextmanager
+async def raw(parts):
+    server = parts.client.server
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    yield reader, writer
+    writer.close()
+
+
+def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch):
+    """Bytes of real requests are changed, doubled, dropped: a 4xx or an answer, unless more bytes are announced."""
+    monkeypatch.setattr("rllib_srl.cli.serving.gateway.BODY_TIMEOUT_S", 0.2)
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it reports each malformed request
+    said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 5})
+    rating = '{"rating": "good", "rater": "ann"}'
+    head = "{} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}"
+    seeds = [
+        head.format(first, TOKEN, len(text), text).encode()
+        for first, text in (("POST /v1/chat/completions", said), ("PUT /v1/conversations/x/rating", rating),
+                            ("POST /v1/training", '{"paused": false}'), ("GET /v1/status", ""))
+    ]  # fmt: skip
+
+    async def body(parts):
+        rng, statuses = random.Random(11), Counter()
+        for _ in range(150):
+            data = bytearray(rng.choice(seeds))
+            first = data.index(b"\r\n\r\n") + 3 if rng.random() < 0.6 else 0  # the body alone, or anything
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(min(first, len(data) - 1), len(data))
+                kind = rng.randrange(4)
+                if kind == 0:
+                    data[at] = rng.randrange(256)
+                elif kind == 1:
+                    del data[at : at + rng.randint(1, 20)]
+                elif kind == 2:
+                    data[at:at] = data[at : at + rng.randint(1, 20)]
+                else:
+                    data[at:at] = bytes(rng.randrange(256) for _ in range(3))
+            async with raw(parts) as (reader, writer):
+                writer.write(bytes(data))
+                try:
+                    reply = await asyncio.wait_for(reader.readline(), 1)
+                except TimeoutError:
+                    assert not (data.count(b"\r\n\r\n") and b"\r\nHost: x\r\n" in data)  # its head is not complete
+                    continue
+            statuses[int(reply.split()[1])] += 1
+        assert not {one for one in statuses if one >= 500}, statuses
+        assert statuses[200] > 2 and statuses[400] > 20 and statuses[401] > 2
+        assert (await parts.ask()).status == 200
+
+    run(tmp_path, body)
