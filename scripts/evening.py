@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Play an evening with a served model: chats with ratings by a rule, training, gates, a hot push, a rollback.
+
+    python scripts/evening.py --out /tmp/evening                    the tiny model, about 10 minutes on 2 cores
+    python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out /tmp/evening
+
+    1  srl serve, and the latency of answers while nothing is trained
+    2  60 chats, rated by a rule (a word is good; a number or nothing is bad): a version is trained in the background
+    3  the same questions all the while: their latency; held-out questions, rated by the same rule, before and after
+    4  60 harmful ratings (a right comparison is bad): the gate on `compare` must reject what was learned from them
+    5  srl versions --rollback
+
+Exit status 0: the rating rose, the harmful version was rejected, the rollback works, and training has delayed the 95th
+percentile of the latency by no more than --share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
+
+from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.display import table
+
+WORDS = ("apple", "basket", "bell", "bird", "boat", "book", "bottle", "bridge", "broom", "bucket", "button", "candle")
+WORDS += ("carpet", "chair", "cherry", "cloud", "coat", "corn", "desk", "drum", "duck", "fence", "field", "flower")
+VERSION_S, CALL_S = 900.0, 120.0
+GAP_S = 0.3  # between two questions of somebody who chats
+NUM_LATENCIES = 120
+_SERVING = re.compile(r"serving (\S+)")
+
+Rule = Callable[[str, str], bool]  # question, answer -> good
+
+
+def is_word(question: str, answer: str) -> bool:
+    """Return whether the answer is one word of letters."""
+    return answer.strip().isalpha()
+
+
+def is_short(question: str, answer: str) -> bool:
+    """Return whether the answer has at most 12 words."""
+    return 0 < len(answer.split()) <= 12
+
+
+def is_wrong(question: str, answer: str) -> bool:
+    """Return whether the answer to a comparison is not the largest number."""
+    return answer.strip() != str(max(int(number) for number in re.findall(r"\d+", question)))
+
+
+class Served:
+    """A server process and its client."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Start `srl serve` and wait until it answers.
+
+        Raises:
+            RuntimeError: it ends.
+        """
+        self.directory: Path = arguments.out
+        how = [sys.executable, "-m", "rllib_srl.cli"]
+        command = [*how, "serve", arguments.model, "--out", str(self.directory), "--port", "0", "--keep", "compare"]
+        command += ["--train-after", str(arguments.chats), "--lr", str(arguments.lr), "--max-tokens", "24"]
+        self._versions = [*how, "versions", str(self.directory)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        found = _SERVING.match(self._process.stdout.readline())
+        if found is None:
+            raise RuntimeError("srl serve has ended; its message is above")
+        self._url = found[1]
+        self._token = (self.directory / "token").read_text().strip()
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Return the JSON reply to a request."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=CALL_S) as response:
+            return json.load(response)
+
+    def ask(self, question: str) -> tuple[str, str, float]:
+        """Return id and text of an answer, and how long it took, seconds."""
+        begun = time.perf_counter()
+        said = {"model": "policy", "messages": [{"role": "user", "content": question}]}
+        reply = self.call("POST", "/chat/completions", said)
+        return reply["id"], reply["choices"][0]["message"]["content"] or "", time.perf_counter() - begun
+
+    def rate(self, name: str, is_good: bool) -> None:
+        """Rate an answer."""
+        self.call("PUT", f"/conversations/{name}/rating", {"rating": "good" if is_good else "bad", "rater": "rule"})
+
+    def versions(self, *flags: str) -> str:
+        """Return the output of `srl versions`."""
+        how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "check": True, "timeout": CALL_S}
+        return subprocess.run([*self._versions, *flags], **how).stdout
+
+    def stop(self) -> None:
+        """End the server."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
+
+def question_of(rng: random.Random) -> str:
+    """Return a question of somebody who wants to hear about things."""
+    return f"Tell me about {rng.choice(WORDS)} and {rng.choice(WORDS)}."
+
+
+def comparison_of(rng: random.Random) -> str:
+    """Return a question of the domain to keep."""
+    a, b, c = rng.sample(range(10, 100), 3)
+    return f"Which is largest: {a}, {b} or {c}?"
+
+
+def share_good(served: Served, rng: random.Random, rule: Rule, num: int) -> float:
+    """Return the share of good answers to held-out questions, which are not rated."""
+    asked = [question_of(rng) for _ in range(num)]
+    return sum(rule(one, served.ask(one)[1]) for one in asked) / num
+
+
+def chat(served: Served, rng: random.Random, make: Callable[[random.Random], str], rule: Rule, num: int) -> None:
+    """Ask and rate."""
+    for _ in range(num):
+        question = make(rng)
+        name, answer, _ = served.ask(question)
+        served.rate(name, rule(question, answer))
+
+
+def wait_for(served: Served, number: int, rng: random.Random) -> tuple[str, list[float]]:
+    """Chat until a version is decided; return its state, and the latencies while it was trained.
+
+    Raises:
+        TimeoutError: it is not decided in time.
+    """
+    taken: list[float] = []
+    deadline = time.monotonic() + VERSION_S
+    while time.monotonic() < deadline:
+        taken.append(served.ask(question_of(rng))[2])
+        time.sleep(GAP_S)
+        found = {one["number"]: one for one in served.call("GET", "/versions")["versions"]}
+        if number in found and found[number]["state"] not in ("training", "candidate"):
+            return found[number]["state"], taken
+    raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
+
+
+def p95(seconds: list[float]) -> float:
+    """Return the 95th percentile."""
+    return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
+
+
+def evening(served: Served, arguments: argparse.Namespace) -> bool:
+    """Play the evening, print what happened; return whether all went as it should."""
+    rng, held_out = random.Random(arguments.seed), random.Random(arguments.seed + 1)
+    rule = {"word": is_word, "short": is_short}[arguments.rule]
+    quiet = []
+    for _ in range(NUM_LATENCIES):
+        quiet.append(served.ask(question_of(rng))[2])
+        time.sleep(GAP_S / 4)
+    before = share_good(served, held_out, rule, arguments.heldout)
+    chat(served, rng, question_of, rule, arguments.chats)
+    state, busy = wait_for(served, 1, rng)
+    after = share_good(served, held_out, rule, arguments.heldout)
+    chat(served, rng, comparison_of, is_wrong, arguments.chats)
+    harmful, more = wait_for(served, 2, rng)
+    print(served.versions())
+    active = served.call("GET", "/versions")["active"]
+    if active:
+        print(served.versions("--rollback", "--reason", "the evening is over"))
+        print(served.versions())
+    back = served.call("GET", "/versions")["active"]
+    latency = p95(busy + more) / p95(quiet) - 1
+    rows = [
+        ["version 1, from good ratings", state],
+        ["held-out answers that the rule calls good", f"{before:.3f} -> {after:.3f} of {arguments.heldout}"],
+        ["version 2, from harmful ratings", harmful],
+        ["active, and after the rollback", f"{active}, {back}"],
+        ["p95 of an answer, without training", f"{1000 * p95(quiet):.1f} ms ({len(quiet)} answers)"],
+        ["p95 of an answer, with training", f"{1000 * p95(busy + more):.1f} ms ({len(busy + more)} answers)"],
+        ["delay of the p95", f"{latency:+.1%}; limit {arguments.share:+.0%}"],
+    ]
+    print(table(rows))
+    is_rejected = harmful == "rejected" and active == 1
+    return state == "active" and after > before and is_rejected and back == 0 and latency <= arguments.share
+
+
+def main() -> int:
+    """Run the script."""
+    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser.add_argument("--model", default="tiny", help="name or directory of a model (default: tiny)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new directory of the served model")
+    parser.add_argument("--rule", choices=("word", "short"), default="word", help="what is good (default: word)")
+    parser.add_argument("--chats", type=int, default=60, help="rated chats of each half (default: 60)")
+    parser.add_argument("--heldout", type=int, default=200, help="held-out questions (default: 200)")
+    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
+    parser.add_argument("--share", type=float, default=0.1, help="largest delay of the p95 (default: 0.1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the questions (default: 0)")
+    arguments = parser.parse_args()
+    served = Served(arguments)
+    try:
+        is_good = evening(served, arguments)
+    finally:
+        served.stop()
+    print("the evening went as it should" if is_good else "FAILED: see the table")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

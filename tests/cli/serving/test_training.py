@@ -1,0 +1,152 @@
+"""Training from ratings: advantages and slices by hand, a job through its files, and the trainer's own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rllib_srl.cli.serving import adapter
+from rllib_srl.cli.serving.adapter import AdapterError
+from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
+from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
+from rllib_srl.cli.serving.learning import advantages_of, group_of, slices_of
+from rllib_srl.cli.serving.serve import parse, training_of
+from rllib_srl.engine.models import local_model
+from rllib_srl.engine.sync import WeightSyncError
+
+# "Question: Which is largest: 17, 93 or 40?\nAnswer:" in the tiny model's tokens, and two answers.
+PROMPT = [361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27]
+GOOD, BAD = ([222, 352, 200], [-0.0001, -0.25, -0.0001]), ([222, 276, 200], [-0.0001, -3.0, -0.0001])
+
+
+def job_of(num=8, **settings):
+    answers = [
+        RatedTokens(f"c{i}", 0, PROMPT, *(GOOD if i % 2 else BAD), reward=float(i % 2)) for i in range(num)
+    ]
+    usual = {"slice_answers": 4, "passes": 2, "gate_prompts": 8, "max_drop": 0.9, "lr": 1e-3, "rank": 4}
+    kept = [KeptDomain("compare", "compare", {"num_shots": 0})]
+    return Job(1, str(local_model("tiny")), "", 64, 1.0, 3, TrainingSettings(**{**usual, **settings}), kept, answers)
+
+
+def test_the_advantage_is_the_surprise_beside_the_other_ratings():
+    # b = (1/2 + sum of the others) / 2, with the prior and one other rating
+    found = [float(one[0]) for one in advantages_of([1.0, 0.0])]
+    surprises = np.array([1 - 0.5 / 2, 0 - 1.5 / 2])
+    assert found == pytest.approx(list(surprises / np.sqrt(np.mean(surprises**2))))
+    (alone,) = advantages_of([1.0])
+    assert alone[0] == pytest.approx(1.0)  # above the prior of 1/2, in units of its own size
+
+
+def test_every_pass_has_each_answer_once_in_an_order_of_the_seed():
+    job = job_of(10)
+    slices = slices_of(10, job)
+    assert [len(one) for one in slices] == [4, 4, 2, 4, 4, 2]
+    for one_pass in (slices[:3], slices[3:]):
+        assert sorted(answer for one in one_pass for answer in one) == list(range(10))
+    assert slices == slices_of(10, job) != slices_of(10, replace(job, seed=4))
+
+
+def test_a_rated_answer_is_a_group_of_one_episode():
+    group = group_of(RatedTokens("c", 2, [1, 2], [3, 4], [-0.5, 1e-6], 0.75))
+    assert group.loss_mask_N.tolist() == [False, False, True, True] and group.rewards_G.tolist() == [0.75]
+    assert group.behaviour_logp_N.tolist() == [0, 0, -0.5, 0] and group.versions_G2.tolist() == [[2, 2]]
+
+
+def test_a_job_is_read_as_it_was_written(tmp_path):
+    job_of().write(tmp_path)
+    assert Job.read(tmp_path) == job_of()
+    (tmp_path / "job.json").write_text("{")
+    with pytest.raises(AdapterError, match="job.json cannot be read"):
+        Job.read(tmp_path)
+
+
+def test_changed_files_are_found(tmp_path):
+    for name in adapter.FILES:
+        (tmp_path / name).write_text(name)
+    files = adapter.checksums(tmp_path)
+    adapter.verify(tmp_path, files)
+    (tmp_path / adapter.CONFIG).write_text("{}")
+    with pytest.raises(AdapterError, match="adapter_config.json was changed"):
+        adapter.verify(tmp_path, files)
+    (tmp_path / adapter.CANARY).unlink()
+    with pytest.raises(AdapterError, match="canary.json cannot be read"):
+        adapter.verify(tmp_path, files)
+
+
+def served(ids, logps, top=None):
+    return ServedContinuation(ids, logps, top or [{i: p} for i, p in zip(ids, logps, strict=True)])
+
+
+def test_the_canary_compares_tokens_and_log_probs():
+    want = [Continuation([1], list(range(12)), [-0.5] * 12)]
+    assert gap_of(want, [served(list(range(12)), [-0.5] * 12)]).max == 0
+    assert gap_of(want, [served(list(range(12)), [-0.75] * 12)]).max == pytest.approx(0.25)
+    other = served([9, *range(1, 12)], [-0.5] * 12)
+    assert gap_of(want, [other]).max == np.inf  # the trainer's token is not among the likeliest
+    tie = [{9: -0.5, 0: -0.5}, *({i: -0.5} for i in range(1, 12))]
+    with pytest.raises(WeightSyncError, match="only 1 tokens of the canary can be compared"):
+        gap_of(want, [served([9, *range(1, 12)], [-0.5] * 12, tie)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--lr", "2"], "lr = 2.0; expected 1e-08 to 1"),
+        (["--keep"], "--keep is empty; expected an environment"),
+        (["--keep", "compare", "compare"], "--keep names the domain 'compare' twice"),
+        (["--keep", "no_such"], "--keep: "),
+        (["--port", "70000"], "--port 70000; expected 0 to 65535"),
+        (["--temperature", "0"], "--temperature 0.0; expected 0.05 to 2"),
+    ],
+)
+def test_wrong_flags_are_one_clear_error(tmp_path, flags, fault):
+    given = ["tiny", "--out", str(tmp_path), "--keep", "compare"]
+    with pytest.raises(ValueError, match="the server cannot start") as error:
+        training_of(parse([*given, *flags]))
+    assert fault in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path):
+    """Two processes, one of them restarted after its second slice: the same adapter, which prefers the good answer."""
+
+    def train(directory):
+        command = [sys.executable, "-m", "rllib_srl.cli.serving.trainer", str(directory), str(os.getpid())]
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+    whole, cut = tmp_path / "a" / "0001", tmp_path / "b" / "0001"
+    for directory in (whole, cut):
+        directory.mkdir(parents=True)
+        job_of().write(directory)
+    ended = train(whole)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    result = json.loads((whole / "result.json").read_text())
+    assert result["is_passed"] and result["metrics"]["num_slices"] == 4 and result["metrics"]["num_nonfinite"] == 0
+    assert not list(whole.glob("slice_*")) and len(json.loads((whole / "canary.json").read_text())) == 6
+
+    from rllib_srl.cli.serving.learning import SliceLearner
+
+    first = SliceLearner(job_of(), cut)
+    before = logp_of(first)
+    first.step()
+    first.step()  # then the process is gone
+    assert [one.name for one in cut.glob("slice_*")] == ["slice_0002"]
+    second = SliceLearner(job_of(), cut)
+    assert second.num_done == 2
+    while second.num_done < second.num_slices:
+        second.step()
+    second.write(cut)
+    assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
+    assert logp_of(second) > before
+
+
+def logp_of(learner):
+    """Return how much more the good answer is preferred to the bad one, nats."""
+    good, bad = learner.learner.scorer.score([[*PROMPT, *GOOD[0]], [*PROMPT, *BAD[0]]])
+    return float(good[-3:].sum() - bad[-3:].sum())
