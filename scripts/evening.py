@@ -4,9 +4,9 @@
     python scripts/evening.py --out /tmp/evening                    the tiny model, about 10 minutes on 2 cores
     python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out /tmp/evening
 
-    1  srl serve, and the latency of answers while nothing is trained
-    2  60 chats, rated by a rule (a word is good; a number or nothing is bad): a version is trained in the background
-    3  the same questions all the while: their latency; held-out questions, rated by the same rule, before and after
+    1  srl serve; 60 chats, rated by a rule (a word is good, a number or nothing is bad)
+    2  a version is trained in the background, while questions go on: their latency, in turn with training paused
+    3  held-out questions, rated by the same rule, before and after
     4  60 harmful ratings (a right comparison is bad): the gate on `compare` must reject what was learned from them
     5  srl versions --rollback
 
@@ -35,11 +35,14 @@ if __name__ == "__main__":
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 
-WORDS = ("apple", "basket", "bell", "bird", "boat", "book", "bottle", "bridge", "broom", "bucket", "button", "candle")
-WORDS += ("carpet", "chair", "cherry", "cloud", "coat", "corn", "desk", "drum", "duck", "fence", "field", "flower")
+_WORDS = """
+    apple basket bell bird boat book bottle bridge broom bucket button candle carpet chair cherry cloud coat corn desk
+    drum duck fence field flower forest garden glass hammer horse island kettle ladder lamp leaf letter lion map mirror
+"""
+WORDS = _WORDS.split()
 VERSION_S, CALL_S = 900.0, 120.0
 GAP_S = 0.3  # between two questions of somebody who chats
-NUM_LATENCIES = 120
+BLOCK = 12  # questions, in turn with and without training
 _SERVING = re.compile(r"serving (\S+)")
 
 Rule = Callable[[str, str], bool]  # question, answer -> good
@@ -103,8 +106,7 @@ class Served:
 
     def versions(self, *flags: str) -> str:
         """Return the output of `srl versions`."""
-        how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "check": True, "timeout": CALL_S}
-        return subprocess.run([*self._versions, *flags], **how).stdout
+        return subprocess.check_output([*self._versions, *flags], text=True, timeout=CALL_S)
 
     def stop(self) -> None:
         """End the server."""
@@ -137,20 +139,32 @@ def chat(served: Served, rng: random.Random, make: Callable[[random.Random], str
         served.rate(name, rule(question, answer))
 
 
-def wait_for(served: Served, number: int, rng: random.Random) -> tuple[str, list[float]]:
-    """Chat until a version is decided; return its state, and the latencies while it was trained.
+def wait_for(served: Served, number: int, rng: random.Random, taken: dict[bool, list[float]]) -> str:
+    """Chat until a version is decided; return its state.
+
+    Training is paused and resumed every `BLOCK` questions, so that whatever else the machine does slows both alike.
+
+    Args:
+        served: the server.
+        number: of the version.
+        rng: for the questions.
+        taken: whether training was paused -> latencies, to which those of these chats are added.
 
     Raises:
         TimeoutError: it is not decided in time.
     """
-    taken: list[float] = []
-    deadline = time.monotonic() + VERSION_S
+    deadline, num = time.monotonic() + VERSION_S, 0
     while time.monotonic() < deadline:
-        taken.append(served.ask(question_of(rng))[2])
+        is_paused = num % (2 * BLOCK) >= BLOCK
+        if num % BLOCK == 0:
+            served.call("POST", "/training", {"paused": is_paused})
+        num += 1
+        taken[is_paused].append(served.ask(question_of(rng))[2])
         time.sleep(GAP_S)
         found = {one["number"]: one for one in served.call("GET", "/versions")["versions"]}
         if number in found and found[number]["state"] not in ("training", "candidate"):
-            return found[number]["state"], taken
+            served.call("POST", "/training", {"paused": False})
+            return str(found[number]["state"])
     raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
 
 
@@ -163,30 +177,27 @@ def evening(served: Served, arguments: argparse.Namespace) -> bool:
     """Play the evening, print what happened; return whether all went as it should."""
     rng, held_out = random.Random(arguments.seed), random.Random(arguments.seed + 1)
     rule = {"word": is_word, "short": is_short}[arguments.rule]
-    quiet = []
-    for _ in range(NUM_LATENCIES):
-        quiet.append(served.ask(question_of(rng))[2])
-        time.sleep(GAP_S / 4)
+    taken: dict[bool, list[float]] = {False: [], True: []}
     before = share_good(served, held_out, rule, arguments.heldout)
     chat(served, rng, question_of, rule, arguments.chats)
-    state, busy = wait_for(served, 1, rng)
+    state = wait_for(served, 1, rng, taken)
     after = share_good(served, held_out, rule, arguments.heldout)
     chat(served, rng, comparison_of, is_wrong, arguments.chats)
-    harmful, more = wait_for(served, 2, rng)
+    harmful = wait_for(served, 2, rng, taken)
     print(served.versions())
     active = served.call("GET", "/versions")["active"]
     if active:
         print(served.versions("--rollback", "--reason", "the evening is over"))
         print(served.versions())
     back = served.call("GET", "/versions")["active"]
-    latency = p95(busy + more) / p95(quiet) - 1
+    latency = p95(taken[False]) / p95(taken[True]) - 1
     rows = [
         ["version 1, from good ratings", state],
         ["held-out answers that the rule calls good", f"{before:.3f} -> {after:.3f} of {arguments.heldout}"],
         ["version 2, from harmful ratings", harmful],
         ["active, and after the rollback", f"{active}, {back}"],
-        ["p95 of an answer, without training", f"{1000 * p95(quiet):.1f} ms ({len(quiet)} answers)"],
-        ["p95 of an answer, with training", f"{1000 * p95(busy + more):.1f} ms ({len(busy + more)} answers)"],
+        ["p95 of an answer, training paused", f"{1000 * p95(taken[True]):.1f} ms ({len(taken[True])} answers)"],
+        ["p95 of an answer, with training", f"{1000 * p95(taken[False]):.1f} ms ({len(taken[False])} answers)"],
         ["delay of the p95", f"{latency:+.1%}; limit {arguments.share:+.0%}"],
     ]
     print(table(rows))

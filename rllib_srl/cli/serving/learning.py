@@ -178,7 +178,7 @@ def slices_of(num_answers: int, job: Job) -> list[list[int]]:
     """Return the answers of each slice: every pass has all of them once, in an order of the job's seed."""
     slices: list[list[int]] = []
     for number in range(job.settings.passes):
-        order = np.random.default_rng([job.seed, number]).permutation(num_answers).tolist()
+        order = np.random.default_rng([job.seed, job.version, number]).permutation(num_answers).tolist()
         size = job.settings.slice_answers
         slices += [order[at : at + size] for at in range(0, num_answers, size)]
     return slices

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import KeptDomain, TrainingSettings, write_json
 from rllib_srl.cli.serving.place import SERVER, TOKEN, Place, Stores
@@ -37,6 +38,7 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.upgrading.order import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import context_of, local_model
+from rllib_srl.engine.sync import WeightSyncError
 
 CONTEXT = 4096  # most tokens of a conversation
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
@@ -123,7 +125,7 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
         await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
         port = runner.addresses[0][1]
         print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
-        await serving.start()
+        await _started(serving, place)
         url = f"http://127.0.0.1:{port}/v1"
         write_json(place.directory / SERVER, {"url": url, "pid": os.getpid()})
         print(f"serving {url}  version {serving.number}  token in {place.directory / TOKEN}", flush=True)
@@ -134,6 +136,19 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
         await runner.cleanup()
         await server.stop()
         stores.close()
+
+
+async def _started(serving: Serving, place: Place) -> None:
+    """Start the engine with the active version.
+
+    Raises:
+        ValueError: the version fails its check.
+    """
+    try:
+        await serving.start()
+    except (AdapterError, WeightSyncError) as error:
+        how = f"go back to its parent: srl versions {place.directory} --rollback"
+        raise ValueError(f"the active version is not served, since it fails its check: {error}; {how}") from error
 
 
 async def _until_stopped(serving: Serving, training: Training) -> int:

@@ -27,6 +27,7 @@ from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.kept_process import start_kept
+from rllib_srl.people.lineage.conversations import ConversationsError
 from rllib_srl.people.lineage.versions import LineageError, Version
 from rllib_srl.people.rating_store import RatingsError
 
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 QUIET_S = 0.05  # without an answer under way, before the trainer goes on
+SEED = 0  # of held-out prompts, the same ones for all versions, and of the order of the answers
 MAX_TRIES = 3  # of a trainer that fails by itself
 LOG = "train.log"
 _LAST_WORDS = 300  # characters of a failed trainer's last line
@@ -67,6 +69,8 @@ class Training:
         self._version: Version | None = None
         self._tries, self._is_stopped, self._is_busy = 0, False, False
         self._resuming: asyncio.TimerHandle | None = None
+        self._turning = asyncio.Lock()  # a rollback must not drop a version in mid-turn
+        self._too_few_at = -1  # newest change of the ratings when there were too few new ones
         self.is_paused = False
 
     # --- stopping and continuing the process -------------------------------------------------------
@@ -104,8 +108,9 @@ class Training:
                 await self._push(left)
             while True:
                 try:
-                    await self._turn()
-                except (OSError, RatingsError) as error:  # a full disk, or ratings that cannot be read now
+                    async with self._turning:
+                        await self._turn()
+                except (OSError, RatingsError, ConversationsError, LineageError) as error:  # such as a full disk
                     logger.error("training waits: %s", error)
                     await asyncio.sleep(20 * POLL_S)
                 await asyncio.sleep(POLL_S)
@@ -120,10 +125,15 @@ class Training:
 
     async def drop(self, reason: str) -> None:
         """End the version in training, if there is one; its ratings are free again."""
+        async with self._turning:
+            await self._drop(reason)
+
+    async def _drop(self, reason: str) -> None:
         if self._version is not None:
             self.kill()
             await self._stores.run(self._stores.lineage.reject, self._version.number, reason, None, True)
             self._version = None
+            self._too_few_at = -1
 
     async def _turn(self) -> None:
         if self._process is not None:
@@ -132,10 +142,15 @@ class Training:
         elif self._version is not None:
             await self._start(self._version)
         elif self._after and not self.is_paused:
+            newest = await self._stores.run(self._stores.ratings.newest_change)
+            if newest == self._too_few_at:
+                return
             free = await self._stores.run(self._stores.free_ratings)
             if len(free) >= self._after:
                 self._version = await self._begin(free)
                 self._tries = 0
+            else:
+                self._too_few_at = newest
 
     async def _begin(self, uses: dict[str, str]) -> Version:
         """Write the job of a new version."""
@@ -156,7 +171,7 @@ class Training:
         ]
         parent = str(self._place.version(version.parent)) if version.parent else ""
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
-        return Job(version.number, *where, version.number, self._settings, self._keep, answers)
+        return Job(version.number, *where, SEED, self._settings, self._keep, answers)
 
     async def _start(self, version: Version) -> None:
         if await self._is_stale(version):
@@ -177,7 +192,7 @@ class Training:
         today = await self._stores.run(self._stores.ratings_today)
         changed = await self._stores.run(self._stores.lineage.stale_answers, version.number, today)
         if changed:
-            await self.drop(f"{len(changed)} of its ratings have changed since")
+            await self._drop(f"{len(changed)} of its ratings have changed since")
             logger.info("version %d: stale, a rating has changed", version.number)
         return bool(changed)
 
@@ -213,6 +228,7 @@ class Training:
         if changed:
             reason = f"{len(changed)} of its ratings have changed since"
             await self._stores.run(lineage.reject, number, reason, None, True)
+            self._too_few_at = -1
             return
         try:
             gap = await self._serving.push(candidate)
@@ -221,6 +237,7 @@ class Training:
             await self._stores.run(lineage.reject, number, str(error))
         except LineageError as error:
             await self._stores.run(lineage.reject, number, str(error), None, True)
+            self._too_few_at = -1
         except ServerError as error:
             logger.warning("version %d: waits for the engine: %s", number, error)
         else:
