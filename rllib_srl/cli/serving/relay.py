@@ -41,12 +41,16 @@ def forwarded(asked: ChatRequest, usual: Sampling, model: str) -> tuple[dict[str
     for name, why in REFUSED.items():
         if getattr(asked, name) is not None:
             raise RequestError(f"{name} is not supported: {why}", name)
+    messages = asked.plain_messages()
+    if any(one["role"] == "tool" or one.get("tool_calls") for one in messages):
+        raise RequestError(f"calls of tools are not supported: {REFUSED['tools']}", "messages")
     temperature = usual.temperature if asked.temperature is None else asked.temperature
     top_p, top_k = asked.top_p or 1.0, asked.top_k or 0
     limits = [one for one in (asked.max_tokens, asked.max_completion_tokens) if one is not None]
-    body: dict[str, Any] = {"model": model, "messages": asked.plain_messages(), "stream": bool(asked.stream)}
+    body: dict[str, Any] = {"model": model, "messages": messages, "stream": bool(asked.stream)}
     body |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": 0.0, "repetition_penalty": 1.0}
-    body |= {"max_tokens": min(limits, default=usual.max_tokens), "stop": list({*usual.stop, *asked.stops()})}
+    body["max_tokens"] = min(limits, default=usual.max_tokens)
+    body["stop"] = list(dict.fromkeys((*usual.stop, *asked.stops())))
     body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
     if asked.stream:
         body["stream_options"] = {"include_usage": True}

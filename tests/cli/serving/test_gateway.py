@@ -130,6 +130,7 @@ def test_bad_requests_have_clear_answers(tmp_path):
         for reply, status, message in (
             (await parts.ask(seed=3), 400, "seed is not supported"),
             (await parts.ask(n=2), 400, "n"),
+            (await parts.ask(messages=[{"role": "tool", "content": "7", "tool_call_id": "1"}]), 400, "calls of tools"),
             (await parts.rate("chatcmpl-none", rating="good"), 404, "is no conversation here"),
             (await parts.rate(name, rating="great"), 400, "rating = 'great'; expected good, bad, 1 to 5"),
             (await parts.rate(name, rating=True), 400, "rating is a bool"),

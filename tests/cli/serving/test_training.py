@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rllib_srl.cli.serving import adapter
+from rllib_srl.cli.serving import adapter, trainer
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
-from rllib_srl.cli.serving.learning import advantages_of, group_of, slices_of
+from rllib_srl.cli.serving.learning import SliceLearner, advantages_of, group_of, slices_of
 from rllib_srl.cli.serving.serve import parse, training_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
@@ -114,26 +111,19 @@ def test_wrong_flags_are_one_clear_error(tmp_path, flags, fault):
 
 @pytest.mark.slow
 def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path):
-    """Two processes, one of them restarted after its second slice: the same adapter, which prefers the good answer."""
-
-    def train(directory):
-        command = [sys.executable, "-m", "rllib_srl.cli.serving.trainer", str(directory), str(os.getpid())]
-        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-
+    """One is restarted after its second slice: the same adapter, which prefers the good answer."""
     whole, cut = tmp_path / "a" / "0001", tmp_path / "b" / "0001"
     for directory in (whole, cut):
         directory.mkdir(parents=True)
         job_of().write(directory)
-    ended = train(whole)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    trainer.train(whole)
     result = json.loads((whole / "result.json").read_text())
     assert result["is_passed"] and result["metrics"]["num_slices"] == 4 and result["metrics"]["num_nonfinite"] == 0
+    assert result["changes"]["compare"]["num"] == 8 and (whole.parent / "before.json").exists()
     assert not list(whole.glob("slice_*")) and len(json.loads((whole / "canary.json").read_text())) == 6
 
-    from rllib_srl.cli.serving.learning import SliceLearner
-
     first = SliceLearner(job_of(), cut)
-    before = logp_of(first)
+    before = preference(first)
     first.step()
     first.step()  # then the process is gone
     assert [one.name for one in cut.glob("slice_*")] == ["slice_0002"]
@@ -143,10 +133,13 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path):
         second.step()
     second.write(cut)
     assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
-    assert logp_of(second) > before
+    assert preference(second) > before
+
+    child = SliceLearner(replace(job_of(), version=2, parent=str(whole)), tmp_path)
+    assert child.num_done == 0 and preference(child) == preference(second)  # it starts as its parent
 
 
-def logp_of(learner):
+def preference(learner):
     """Return how much more the good answer is preferred to the bad one, nats."""
     good, bad = learner.learner.scorer.score([[*PROMPT, *GOOD[0]], [*PROMPT, *BAD[0]]])
     return float(good[-3:].sum() - bad[-3:].sum())

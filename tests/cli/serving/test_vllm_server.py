@@ -1,0 +1,76 @@
+"""vLLM's own server: an adapter is loaded while it runs, and the canary tells it from the model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from rllib_srl.cli.serving.adapter import WEIGHTS, read_adapter, write_adapter
+from rllib_srl.cli.serving.canary import Continuation, check
+from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
+from rllib_srl.engine.models import local_model
+from rllib_srl.engine.sync import WeightSyncError
+from rllib_srl.learner.model_setup import add_adapters
+
+PROMPTS = [[361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27], [222, 352, 200, 360, 27]]
+
+
+def tiny_with_adapters(seed):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(local_model("tiny"), dtype=torch.float32)
+    add_adapters(model, 4, 8.0, ("q_proj", "v_proj", "down_proj"), seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def continued(model, prompt, num=8):
+    ids, logps = list(prompt), []
+    for _ in range(num):
+        with torch.no_grad():
+            logp_V = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        ids.append(int(logp_V.argmax()))
+        logps.append(float(logp_V.max()))
+    return Continuation(list(prompt), ids[len(prompt) :], logps)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_read_as_it_was_written(tmp_path):
+    first, second = tiny_with_adapters(1), tiny_with_adapters(2)
+    write_adapter(first, tmp_path, 4, 8.0, "tiny")
+    assert continued(first, PROMPTS[0]) != continued(second, PROMPTS[0])
+    read_adapter(second, tmp_path)
+    assert continued(first, PROMPTS[0]) == continued(second, PROMPTS[0]) and (tmp_path / WEIGHTS).stat().st_size > 1000
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_server_computes_an_adapter_as_its_trainer_does(tmp_path):
+    model = tiny_with_adapters(1)
+    write_adapter(model, tmp_path, 4, 8.0, "tiny")
+    expected = [continued(model, prompt) for prompt in PROMPTS]
+
+    async def body():
+        server = VLLMServer(local_model("tiny"), 128, 4, tmp_path / "engine.log", has_template=False)
+        await server.start()
+        try:
+            await server.load("v1", tmp_path)
+            gap = check(expected, await server.continuations("v1", expected), 1)
+            assert gap.max < 1e-4
+            with pytest.raises(WeightSyncError):  # the model itself is another policy
+                check(expected, await server.continuations(BASE, expected), 1)
+            await server.unload("v1")
+            with pytest.raises(ServerError, match="404"):
+                await server.continuations("v1", expected)
+            assert not server.has_ended()
+        finally:
+            await server.stop()
+        assert server.has_ended()
+
+    asyncio.run(asyncio.wait_for(body(), 280))
