@@ -71,7 +71,7 @@ class Training:
         self._resuming: asyncio.TimerHandle | None = None
         self._turning = asyncio.Lock()  # a rollback must not drop a version in mid-turn
         self._too_few_at = -1  # newest change of the ratings when there were too few new ones
-        self.is_paused = False
+        self.is_paused, self.error = False, ""
 
     # --- stopping and continuing the process -------------------------------------------------------
 
@@ -89,6 +89,7 @@ class Training:
     def pause(self, is_paused: bool) -> None:
         """Pause or resume training, for as long as the server runs."""
         self.is_paused = is_paused
+        self.error = self.error if is_paused else ""
         self._steer()
 
     def _steer(self) -> None:
@@ -139,9 +140,11 @@ class Training:
         if self._process is not None:
             if self._process.poll() is not None:
                 await self._ended(self._process.returncode)
+        elif self.is_paused:
+            return
         elif self._version is not None:
             await self._start(self._version)
-        elif self._after and not self.is_paused:
+        elif self._after:
             newest = await self._stores.run(self._stores.ratings.newest_change)
             if newest == self._too_few_at:
                 return
@@ -197,29 +200,36 @@ class Training:
         return bool(changed)
 
     async def _ended(self, status: int) -> None:
-        version, directory = self._version, None
+        version = self._version
         assert version is not None
         directory = self._place.version(version.number)
         self._process = None
         if status != 0:
-            self._tries += 1
-            last = await asyncio.to_thread(_last_line, directory / LOG)
-            logger.warning("version %d: the trainer ended with status %d: %s", version.number, status, last)
-            if self._tries >= MAX_TRIES:
-                await self._reject(version, f"the trainer failed {self._tries} times: {last}", None)
+            await self._failed(version, f"status {status}: {await asyncio.to_thread(_last_line, directory / LOG)}")
             return
         try:
             result = await asyncio.to_thread(read_json, directory / RESULT)
             files = await asyncio.to_thread(checksums, directory)
         except AdapterError as error:
-            await self._reject(version, str(error), None)
+            await self._failed(version, str(error))
             return
+        self._tries = 0
         about = {name: result[name] for name in ("metrics", "verdicts", "changes")}
         if not result["is_passed"]:
             await self._reject(version, "; ".join(result["reasons"]), about)
             return
         self._version = None
         await self._push(await self._stores.run(self._stores.lineage.finish, version.number, files, about))
+
+    async def _failed(self, version: Version, reason: str) -> None:
+        """Note that the trainer failed by itself; after `MAX_TRIES` training is paused, and no rating is lost."""
+        self._tries += 1
+        logger.warning("version %d: the trainer ended with %s", version.number, reason)
+        if self._tries >= MAX_TRIES:
+            self.error = f"version {version.number}: the trainer failed {self._tries} times, {reason}"
+            logger.error("training is paused: %s", self.error)
+            self.pause(True)
+            self._tries = 0
 
     async def _push(self, candidate: Version) -> None:
         lineage, number = self._stores.lineage, candidate.number
@@ -253,6 +263,7 @@ class Training:
         """Return what training does at present."""
         found: dict[str, Any] = {"is_paused": self.is_paused, "starts_after": self._after}
         found["num_new_ratings"] = len(await self._stores.run(self._stores.free_ratings))
+        found |= {"error": self.error} if self.error else {}
         if self._version is not None:
             path = self._place.version(self._version.number) / PROGRESS
             progress = await asyncio.to_thread(read_json, path) if path.exists() else {"done": 0, "of": None}

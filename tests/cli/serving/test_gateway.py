@@ -253,6 +253,24 @@ def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
     run(tmp_path, body)
 
 
+def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_rating(tmp_path):
+    async def body(parts):
+        lineage, training = parts.stores.lineage, parts.training
+        training._version = await parts.stores.run(lineage.begin, {"a/0": "good"}, {})
+        parts.place.version(1).mkdir(parents=True)
+        (parts.place.version(1) / "train.log").write_text("started\nDiskFull: disk full\n\n")
+        for is_paused in (False, False, True):
+            await training._ended(1)
+            assert training.is_paused == is_paused
+        status = await (await parts.send("GET", "/v1/status")).json()
+        assert status["training"]["error"].endswith("failed 3 times, status 1: DiskFull: disk full")
+        assert (await parts.stores.run(lineage.in_training)).number == 1
+        reply = await parts.send("POST", "/v1/training", json={"paused": False})
+        assert await reply.json() == {"is_paused": False} and not training.error
+
+    run(tmp_path, body)
+
+
 # --- mutated requests
 
 
