@@ -26,11 +26,12 @@ from aiohttp import web
 
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
-from rllib_srl.cli.serving.job import KeptDomain, TrainingSettings, write_json
+from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
 from rllib_srl.cli.serving.place import SERVER, TOKEN, Place, Stores
 from rllib_srl.cli.serving.relay import Sampling
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.training import Training
+from rllib_srl.cli.serving.trainer import Examiner
+from rllib_srl.cli.serving.training import SEED, Training
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
@@ -170,11 +171,12 @@ async def _until_stopped(serving: Serving, training: Training) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Check everything, then serve."""
-    training_of(arguments)
+    settings, keep = training_of(arguments)
     model_dir = local_model(arguments.model)
     context = min(CONTEXT, context_of(model_dir) or CONTEXT)
     if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
         raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
+    Examiner(Job(0, str(model_dir), "", context, arguments.temperature, SEED, settings, keep, []))  # its errors, now
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
     place = Place(arguments.out)

@@ -28,7 +28,7 @@ def job_of(num=8, **settings):
     ]
     usual = {"slice_answers": 4, "passes": 2, "gate_prompts": 8, "max_drop": 0.9, "lr": 1e-3, "rank": 4}
     kept = [KeptDomain("compare", "compare", {"num_shots": 0})]
-    return Job(1, str(local_model("tiny")), "", 64, 1.0, 3, TrainingSettings(**{**usual, **settings}), kept, answers)
+    return Job(1, str(local_model("tiny")), "", 128, 1.0, 3, TrainingSettings(**{**usual, **settings}), kept, answers)
 
 
 def test_the_advantage_is_the_surprise_beside_the_other_ratings():
