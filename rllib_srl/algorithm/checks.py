@@ -23,6 +23,7 @@ from rllib_srl.common.environments import lacks
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, cache_root, context_of, described_model
+from rllib_srl.engine.stub.answers import gold_turns
 from rllib_srl.replay.diversity.embedders import packaged_sentence_model
 from rllib_srl.replay.diversity.neighbours import check_faiss
 from rllib_srl.rollout import EnvCalls, make_transcript
@@ -37,7 +38,7 @@ _passed: set[str] = set()  # keys of environment checks without error, see `_key
 # Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
 MODEL_NAMES = ("model_config", "max_episode_tokens", "prompt_format")
 ENVIRONMENT_NAMES = (
-    *("env", "worlds", "mixture", "prompt_order", "stream", "seed", "evaluation_", "planner_probe"),
+    *("env", "worlds", "mixture", "prompt_order", "engine", "stream", "seed", "evaluation_", "planner_probe"),
     *MODEL_NAMES[1:],
 )
 
@@ -118,7 +119,7 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
     if directory is None:
         return
     name, tokens = config.model_config["model"], config.max_episode_tokens
-    longest = context_of(directory)
+    longest = None if config.is_stub else context_of(directory)
     if longest is not None and isinstance(tokens, int) and tokens > longest:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model {name!r}"
     if config.prompt_format == "chat" and (fault := _chat_fault(directory)):
@@ -145,7 +146,7 @@ def _key(config: Any, directory: Path | None) -> str:
         (
             *(config.world_configs(), config.world_creators(), config.mixture, config.stream, directory),
             config.prompt_order,
-            *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s),
+            *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s, config.is_stub),
             *(config.evaluation_interval, config.evaluation_duration),
             *(planner.probe_every, planner.probe_first, planner.probe_prompts),
         )
@@ -202,6 +203,8 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
                 source.probes(domain, planner.probe_prompts, share)
     except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be listed")
+    if config.is_stub and (fault := _fault_of_gold(env_id, env, prompt)):
+        return fault
     step_s = getattr(env.unwrapped, "step_timeout_s", 0.0)
     if isinstance(step_s, int | float) and step_s >= config.env_timeout_s:
         return (
@@ -213,6 +216,15 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
     except Exception as error:  # likewise
         return f"its prompt {prompt.prompt_id!r}: {_said(error, 'reset failed')}"
     return _fault_of_length(config, prompt, observation, directory)
+
+
+def _fault_of_gold(env_id: str, env: Any, prompt: Prompt) -> str:
+    """Return why the stub engine cannot answer an environment's prompts, "" if it can."""
+    try:
+        gold_turns(env.unwrapped, env_id, prompt.prompt_id)
+    except Exception as error:  # user code can raise anything
+        return _said(error, "gold_turns failed")
+    return ""
 
 
 def _fault_of_length(config: Any, prompt: Prompt, observation: str, directory: Path | None) -> str:

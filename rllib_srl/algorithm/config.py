@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
+from rllib_srl.engine.models import described_model, local_model
+from rllib_srl.engine.stub.answers import Answers
+from rllib_srl.engine.stub.law import Law
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
@@ -331,7 +335,8 @@ class SRLConfig(AlgorithmConfig):
             return []  # `faults_of` reports it
         given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
         try:
-            shares = gpu_shares(num_gpus_here() if None in given else 0, *counts, size, given)
+            num_gpus = num_gpus_here() if None in given and not self.is_stub else 0
+            shares = gpu_shares(num_gpus, *counts, size, given)
         except PlacementError as error:
             self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
             return [str(error)]
@@ -348,6 +353,9 @@ class SRLConfig(AlgorithmConfig):
 
     def _settle(self) -> None:
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
+        if self.is_stub:
+            self.compute_dtype = "float32"
+            return
         if self.compute_dtype == "auto":
             self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
         flat = self.flat()
@@ -413,9 +421,24 @@ class SRLConfig(AlgorithmConfig):
     def _env_id(self) -> str:
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
+    @property
+    def is_stub(self) -> bool:
+        """Return whether the run has no model (engine = "stub")."""
+        return bool(self.rule_of("engine") == "stub")
+
+    def model_dir(self) -> Path:
+        """Return the directory of the model; with the stub engine only its config and tokenizer are needed."""
+        name = self.model_config["model"]
+        return (described_model(name) if self.is_stub else None) or local_model(name)
+
     def engine_settings(self, model_dir: Path) -> dict[str, Any]:
         """Return the arguments of `make_engine`."""
         flat = self.flat()
+        if self.is_stub:
+            creators, configs = self.world_creators(), self.world_configs()
+            answers = Answers({name: partial(create, configs[name]) for name, create in creators.items()})
+            settings = {"law": Law.of(flat), "answers": answers, "context_length": self.max_episode_tokens}
+            return {"kind": "stub", "model_dir": model_dir, "seed": self.seed or 0, **settings}
         common = {
             "kind": flat.engine,
             "model_dir": model_dir,
@@ -436,15 +459,23 @@ class SRLConfig(AlgorithmConfig):
         }
 
     def get_default_learner_class(self) -> type:
-        """Return `GRPOTorchLearner`."""
+        """Return `GRPOTorchLearner`, `StubLearner` with the stub engine."""
         from rllib_srl.learner.learner import GRPOTorchLearner
 
+        if self.is_stub:
+            from rllib_srl.learner.stub.learner import StubLearner
+
+            return StubLearner
         return GRPOTorchLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """Return the spec of the Hugging Face causal language model (`CausalLMModule`)."""
+        """Return the spec of the Hugging Face causal language model (`CausalLMModule`), or of the stub's skills."""
         from rllib_srl.learner.rl_module import CausalLMModule
 
+        if self.is_stub:
+            from rllib_srl.learner.stub.module import StubModule
+
+            return RLModuleSpec(module_class=StubModule)
         return RLModuleSpec(module_class=CausalLMModule)
 
     @property

@@ -54,7 +54,6 @@ from rllib_srl.curriculum.filling import make_filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.models import local_model
 from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.people.rating_feed import RatingFeed
@@ -111,8 +110,11 @@ class SRL(SavedAlgorithm):
         if ray.util.get_current_placement_group() is None:
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         starting.info("preparing the model")
-        model_dir = local_model(self.config.model_config["model"])  # once, before runners and learners start
-        check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
+        model_dir = self.config.model_dir()  # once, before runners and learners start
+        if self.config.is_stub:
+            logging.getLogger(__name__).warning("engine = 'stub': no model is trained, answers follow a law")
+        else:
+            check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
         starting.info("starting engine and learner")
         super().setup(config)
         self.version = 0

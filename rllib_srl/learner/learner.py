@@ -74,7 +74,7 @@ class GRPOTorchLearner(TorchLearner):
         config, settings, device = self.config, self.config.loss_settings(), self._device
         # Without `fsdp` all learners have whole weights, and only one is called.
         self._is_first = not config.fsdp or torch.distributed.get_rank() == 0
-        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.fsdp)
+        self.scorer = self._make_scorer()
         self.reference = Reference.of(self.policy, device, config.compute_dtype) if settings.needs_reference else None
         self.critic = None
         if settings.use_critic:
@@ -86,8 +86,14 @@ class GRPOTorchLearner(TorchLearner):
         self._diagnostics = GroupDiagnostics([])
         self._is_saved = False
         self._save_error: Exception | None = None
-        shares = bool(config.prefix_sharing)
-        self.can_share_prefixes = shares and is_sharing_exact(self.scorer, self.model, config.max_episode_tokens)
+        self.can_share_prefixes = self._shares_prefixes()
+
+    def _make_scorer(self) -> Scorer:
+        return Scorer(self.policy, self._device, self.config.compute_dtype, self.config.fsdp)
+
+    def _shares_prefixes(self) -> bool:
+        is_wanted = bool(self.config.prefix_sharing)
+        return is_wanted and is_sharing_exact(self.scorer, self.model, self.config.max_episode_tokens)
 
     def _make_module(self) -> Any:
         module = super()._make_module()

@@ -36,7 +36,7 @@ from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.models import local_model
+from rllib_srl.engine.stub.engine import StubEngine
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
@@ -162,7 +162,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _start(self) -> None:
         if self.worker_index and not self.config.num_gpus_per_env_runner:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # since 2.60 Ray leaves all GPUs visible to actors that have none
-        self._model_dir = local_model(self.config.model_config["model"])
+        self._model_dir = self.config.model_dir()
         self.engine = make_engine(**self.config.engine_settings(self._model_dir))
         self.tokenizer = load_tokenizer(self._model_dir)
         self.transcript = make_transcript(self.config.prompt_format, self.tokenizer)
@@ -355,6 +355,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
             max_concurrent=self.config.max_concurrent_episodes,
         )
+        if isinstance(self.engine, StubEngine):
+            self.engine.expect({live.group_id: live.prompt for live in unplayed})
         return list(
             play(
                 unplayed,
