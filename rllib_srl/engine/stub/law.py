@@ -95,8 +95,13 @@ def drawn(logps_K: np.ndarray, temperature: float, point: float) -> int:
     """Return the outcome at `point` in [0, 1) of softmax(logps / temperature); temperature 0: the most likely one."""
     if temperature == 0:
         return int(logps_K.argmax())
-    mass_K = np.exp((logps_K - logps_K.max()) / temperature).cumsum()
-    return int(np.searchsorted(mass_K, point * mass_K[-1], side="right"))
+    highest = float(logps_K.max())
+    masses = [math.exp((logp - highest) / temperature) for logp in logps_K.tolist()]
+    left = point * sum(masses)
+    for outcome, mass in enumerate(masses):
+        if (left := left - mass) < 0:
+            return outcome
+    return max(outcome for outcome, mass in enumerate(masses) if mass)  # rounding
 
 
 @dataclass
