@@ -105,8 +105,8 @@ def _described(name: str, root: str) -> Path | None:
     Raises:
         ModelError: there is no such model, or the hub does not answer in time.
     """
-    (answer,) = _in_turn(HUB_DEADLINE_S, partial(_caught, ModelError, partial(described_model, name, root)))
-    if isinstance(answer, _Fault):
+    (answer,) = in_turn(HUB_DEADLINE_S, partial(_caught, ModelError, partial(described_model, name, root)))
+    if isinstance(answer, Fault):
         reason = f"did not answer within {HUB_DEADLINE_S:g} s" if answer.is_late else answer.text
         raise ModelError(f"model {name!r} could not be looked up: the hub {reason}")
     if isinstance(answer, ModelError):
@@ -157,14 +157,14 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
     """Create each environment, list its prompts and reset it to the first one; return error messages."""
     creators, configs = config.world_creators(), config.world_configs()
     makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
-    made = dict(zip(configs, _in_turn(config.env_timeout_s, *makers), strict=True))
-    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, _Fault)}
-    faults = [f"{_setting_of(config, name)}; {env.text}" for name, env in made.items() if isinstance(env, _Fault)]
+    made = dict(zip(configs, in_turn(config.env_timeout_s, *makers), strict=True))
+    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, Fault)}
+    faults = [f"{_setting_of(config, name)}; {env.text}" for name, env in made.items() if isinstance(env, Fault)]
     looks = [partial(_fault_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
-    for env_id, found in zip(envs, _in_turn(config.env_timeout_s, *looks), strict=True):
-        text = found.text if isinstance(found, _Fault) else found
+    for env_id, found in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
+        text = found.text if isinstance(found, Fault) else found
         faults += [f"{_setting_of(config, env_id)}; {text}"] if text else []
-    _in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
+    in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
     return faults
 
 
@@ -176,13 +176,13 @@ def _setting_of(config: Any, env_id: str) -> str:
 
 
 def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) -> Any:
-    """Return an environment, or a `_Fault` with the reason why it cannot be used."""
+    """Return an environment, or a `Fault` with the reason why it cannot be used."""
     try:
         env = creator(env_config)
     except Exception as error:  # user code can raise anything
-        return _Fault(_said(error, "it cannot be created"))
+        return Fault(_said(error, "it cannot be created"))
     if faults := lacks(env):
-        return _Fault("it cannot be played: " + "; ".join(faults))
+        return Fault("it cannot be played: " + "; ".join(faults))
     return env
 
 
@@ -257,7 +257,7 @@ def _said(error: Exception, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Fault:
+class Fault:
     """An error in place of a return value. Invariant: `text` is one line."""
 
     text: str
@@ -271,8 +271,8 @@ def _caught(kind: type[Exception], function: Callable[[], Any]) -> Any:
         return error
 
 
-def _in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
-    """Call functions one after the other; return their values, a `_Fault` for each that fails or times out."""
+def in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
+    """Call functions one after the other; return their values, a `Fault` for each that fails or times out."""
     if not functions:
         return []
     calls = EnvCalls(num_workers=1, timeout_s=timeout_s)
@@ -282,7 +282,7 @@ def _in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
             calls.submit(number, function)
         while calls.num_open:
             for call in calls.poll(timeout_s):
-                answers[call.call_id] = _Fault(call.error, call.timed_out) if call.error else call.value
+                answers[call.call_id] = Fault(call.error, call.timed_out) if call.error else call.value
     finally:
         calls.close()
     return [answers[number] for number in range(len(functions))]

@@ -33,7 +33,15 @@ from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import showing_progress
-from rllib_srl.cli.shared.settings import Parser, SettingsError, add_settings, build_config, check, given_settings
+from rllib_srl.cli.shared.settings import (
+    Parser,
+    SettingsError,
+    add_settings,
+    build_config,
+    check,
+    given_settings,
+    refuse_stub,
+)
 from rllib_srl.cli.shared.settings import with_underscores as with_names
 from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -232,6 +240,7 @@ def lengths(
 
 def solved(found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, verbose: bool) -> None:
     """Let the untrained model answer prompts, and report what it earns."""
+    refuse_stub(config, "--solve asks a model")
     with showing_progress(1, sys.stderr) as progress, hushed_stderr(verbose):
         progress.begin(f"{config.model_config['model']} answers {len(ids)} prompts, {NUM_TRIES} times each ...")
         rewards = _played(ids, config)

@@ -1,13 +1,20 @@
-"""Show the machine's resources, and which ways to train a model fit onto its GPUs or onto others.
+"""Check a machine, or a whole run before it starts: packages, model, environments, replay, gradient, checkpoint.
 
-    srl doctor                                         this machine, and SmolLM2-135M on its GPUs
+    srl doctor                                         this machine: resources, packages, what fits onto its GPUs
+    srl doctor --env compare --model tiny              the run that `srl train` with the same flags would start
     srl doctor --model DIR --gpus 4x80                 a model on four GPUs of 80 GiB, from any machine
     srl doctor --model DIR --gpus 1x24 --micro-batch-tokens 2048 --max-episode-tokens 4096
     srl doctor --table                                 the table of docs/gpu.md
 
-The estimate is that of the check at the start of a run (`algorithm/gpu_memory.py`). No figure was measured on a GPU.
+With an environment it takes every flag of `srl train` (`srl train --help`). It prints a line for each check, with ok,
+warning or failure: right answers are graded 1 and empty ones 0, the memory replays the set share (in a short run
+without a model, engine = stub), the gradient is not 0, and a checkpoint restores the same weights. Nothing is left
+behind.
 
-Exit status: 0 if some way fits, or no GPU is asked for; else 1.
+The estimate for GPUs is that of the check at the start of a run (`algorithm/gpu_memory.py`). No figure was measured on
+a GPU.
+
+Exit status: 1 if a check fails or, with GPUs, no way to train fits; else 0.
 """
 
 from __future__ import annotations
@@ -16,12 +23,19 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rllib_srl.cli.shared.command_line import help_of
+
+if TYPE_CHECKING:
+    from rllib_srl.cli.diagnosis.lines import Findings
 
 GIB = 2**30
+DEFAULT_MODEL = "smollm2-135m"
 
 
 def _gpus(text: str) -> tuple[int, float]:
@@ -32,28 +46,42 @@ def _gpus(text: str) -> tuple[int, float]:
     return int(found[1]), float(found[2])
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected an integer of at least 1")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    one = argparse.ArgumentParser(prog="srl doctor", description=__doc__.splitlines()[0] if __doc__ else "")
-    one.add_argument("--model", default="smollm2-135m", metavar="MODEL", help="name or directory, as for srl train")
+def add_flags(one: argparse.ArgumentParser) -> None:
+    """Add the flags that `srl train` does not have."""
     one.add_argument("--gpus", type=_gpus, metavar="NxGIB", help="GPUs to plan for, such as 4x80; default: those here")
-    one.add_argument("--micro-batch-tokens", type=_positive, metavar="N", help="as the setting of that name")
-    one.add_argument("--max-episode-tokens", type=_positive, metavar="N", help="as the setting of that name")
     one.add_argument("--no-activation-checkpointing", action="store_true", help="plan without it")
     one.add_argument("--table", action="store_true", help="print what fits by model size and card, as Markdown")
+    one.add_argument("--out", type=Path, metavar="DIR", help="directory that the run would write (default: results)")
+    one.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     one.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return one
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line. Help does not import the settings, which takes seconds."""
+    if {"-h", "--help"} & {*argv}:
+        light = argparse.ArgumentParser(
+            usage="%(prog)s [--env ENV | --data FILE | --config YAML] [--model MODEL] [--SETTING VALUE ...]",
+            **help_of(__doc__),
+        )  # fmt: skip
+        add_flags(light)
+        light.parse_args(["--help"])
+    from rllib_srl.cli.shared.settings import Parser, add_settings, with_underscores
+
+    full = Parser(**help_of(__doc__))
+    add_flags(full)
+    add_settings(full, without=("iterations", "grace_s"))
+    arguments: argparse.Namespace = full.parse_args(with_underscores(argv))
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not {"-h", "--help"} & {*words}:
+        from rllib_srl.cli.shared.cluster import quiet
+
+        quiet(verbose="--verbose" in words)
+    args = parse(words)
     from rllib_srl.cli.shared.cluster import run_cleanly
 
     return run_cleanly(lambda: _run(args), args.debug)
@@ -61,18 +89,70 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from rllib_srl.algorithm.gpu_memory import table
+    from rllib_srl.cli.shared.settings import given_settings
 
+    given = given_settings(args)
     if args.table:
-        print("\n".join(table(_settings(args))))
+        print("\n".join(table(_settings(args, given))))
         return 0
     for line in machine():
         print(line)
     number, gib = args.gpus or gpus_here()
     print()
-    if not number:
+    status = 0
+    if number:
+        status = _plan(args, given, number, gib)
+    else:
         print("no GPU: the run computes on the CPU; --gpus 1x80 plans for a GPU that is elsewhere")
-        return 0
-    return _plan(args, number, gib)
+    return status if args.gpus else max(status, _checked(args, given))
+
+
+def _checked(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    """Run the checks and print a line for each; return the exit status."""
+    from rllib_srl.cli.diagnosis.lines import FAILURE, WARNING, Findings
+    from rllib_srl.cli.diagnosis.surroundings import of_directory, of_memory, of_packages
+
+    start, found = time.monotonic(), Findings()
+    print()
+    found.add(of_memory())
+    found.add(of_packages())
+    found.add(of_directory(args.out or Path("results")))
+    if any(given.get(name) for name in ("env", "worlds", "stream")):
+        _check_run(given, found, args.verbose)
+        seconds = f" in {time.monotonic() - start:.0f} s"
+    else:
+        seconds = ""
+        print("no environment: srl doctor --env compare --model tiny checks a whole run")
+    num_failures, num_warnings = found.count(FAILURE), found.count(WARNING)
+    print(f"{num_failures} failures, {num_warnings} warnings{seconds}")
+    return int(num_failures > 0)
+
+
+def _check_run(given: Mapping[str, Any], found: Findings, verbose: bool) -> None:
+    """Check settings, model and environments, then short real runs unless one of these fails."""
+    import ray
+
+    from rllib_srl.cli.diagnosis.parts import of_environments, of_model, of_settings
+    from rllib_srl.cli.diagnosis.trial import of_replay, of_training
+    from rllib_srl.cli.shared.cluster import start_ray
+    from rllib_srl.cli.shared.settings import build_config
+
+    config = build_config(given)
+    if not found.add(of_settings(config)):
+        print("fix the settings first: model, environments and training are not checked")
+        return
+    is_fine = found.add(of_model(config))
+    if not (found.add(of_environments(config)) and is_fine):
+        print("fix this first: training is not checked")
+        return
+    is_ours = not ray.is_initialized()
+    start_ray(verbose)
+    try:
+        found.add(of_replay(config, verbose))
+        found.add(of_training(config, verbose))
+    finally:
+        if is_ours:
+            ray.shutdown()
 
 
 def machine() -> Iterator[str]:
@@ -101,28 +181,29 @@ def gpus_here() -> tuple[int, float]:
     return torch.cuda.device_count(), (card_bytes_here() or 0.0) / GIB
 
 
-def _settings(args: argparse.Namespace) -> Any:
+def _settings(args: argparse.Namespace, given: Mapping[str, Any]) -> Any:
     from rllib_srl import SRLConfig
 
     config = SRLConfig().training(activation_checkpointing=not args.no_activation_checkpointing)
     for name in ("micro_batch_tokens", "max_episode_tokens"):
-        if getattr(args, name) is not None:
-            setattr(config, name, getattr(args, name))
+        if name in given:
+            setattr(config, name, given[name])
     return config.flat()
 
 
-def _plan(args: argparse.Namespace, number: int, gib: float) -> int:
+def _plan(args: argparse.Namespace, given: Mapping[str, Any], number: int, gib: float) -> int:
     from rllib_srl.algorithm.gpu_memory import ModelShape, variants
     from rllib_srl.engine.models import local_model
 
-    shape = ModelShape.of(Path(local_model(args.model)))
+    model = given.get("model", DEFAULT_MODEL)
+    shape = ModelShape.of(Path(local_model(model)))
     if shape is None:
-        print(f"error: model {args.model!r}; expected a config.json with a Llama-like model's sizes", file=sys.stderr)
+        print(f"error: model {model!r}; expected a config.json with a Llama-like model's sizes", file=sys.stderr)
         return 1
-    print(f"{args.model}: {shape.num_parameters / 1e9:.2f} billion parameters on {number} x {gib:.0f} GiB")
+    print(f"{model}: {shape.num_parameters / 1e9:.2f} billion parameters on {number} x {gib:.0f} GiB")
     checkpointing = "without" if args.no_activation_checkpointing else "with"
     print(f"(an estimate, {checkpointing} activation checkpointing; no figure was measured on a GPU)")
-    found = variants(shape, _settings(args), number, gib * GIB)
+    found = variants(shape, _settings(args, given), number, gib * GIB)
     for one in found:
         where = "engine and learner share it" if number == 1 else f"{one.num_gpus} GPUs, one for the engine"
         print(f"\n{one.name} ({where}): {'does not fit' if one.faults else 'fits'}")

@@ -32,6 +32,7 @@ from rllib_srl.cli.shared.settings import (
     build_config,
     check,
     given_settings,
+    refuse_stub,
     with_underscores,
 )
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
@@ -67,7 +68,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json == Path("-"):
         print(json.dumps(figures, indent=1))
         return 0
-    print(f"{figures['what']} on {', '.join(figures['worlds'])}")
+    no_model = " (engine = stub: no model)" if figures["engine"] == "stub" else ""
+    print(f"{figures['what']}{no_model} on {', '.join(figures['worlds'])}")
     print(table(list(rows_of(figures))))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -98,6 +100,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
         found = baselines.baselines(config, prompts, algo.seed)
         return {
             "what": str(checkpoint or values["model"]),
+            "engine": config.rule_of("engine"),
             "iteration": algo.iteration,
             "worlds": list(config.world_configs()),
             "dtype": config.compute_dtype,
@@ -121,6 +124,8 @@ def started(
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "tracker": None}
         config = build_config({**values, **changed})
+        if checkpoint is None:
+            refuse_stub(config, "a model is measured")
         check(config)
         progress.begin("starting Ray ...")
         start_ray(verbose)

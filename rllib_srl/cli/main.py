@@ -51,7 +51,7 @@ COMMANDS = {
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
-    "doctor": Command("show this machine's resources, and which ways to train a model fit onto its GPUs"),
+    "doctor": Command("check this machine, or a whole run before it starts: model, grading, replay, gradient"),
     "tokens": Command("check a chat template against token-exact training", starts_ray=True),
 }
 

@@ -34,6 +34,7 @@ from rllib_srl.cli.shared.settings import (
     check,
     given_settings,
     grace_of,
+    refuse_stub,
     with_underscores,
 )
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
@@ -82,6 +83,8 @@ def train(arguments: argparse.Namespace) -> int:
         again = ("--export", arguments.export.absolute())
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config, faults)  # before anything starts
+    if arguments.export:
+        refuse_stub(config, "--export writes a model")
     with showing_progress(last) as progress:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)

@@ -31,7 +31,15 @@ from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.settings import Parser, add_settings, add_trust, check, grace_of, with_underscores
+from rllib_srl.cli.shared.settings import (
+    Parser,
+    add_settings,
+    add_trust,
+    check,
+    grace_of,
+    refuse_stub,
+    with_underscores,
+)
 from rllib_srl.cli.shared.stopping import WATCH, StopRequest, stop_between_iterations
 from rllib_srl.cli.upgrading.attempts import CHECKPOINTS, Answers, Attempt, starting_model
 from rllib_srl.cli.upgrading.ledger import (
@@ -265,6 +273,7 @@ def upgrade(arguments: argparse.Namespace) -> int:
     order, past = _asked(arguments)
     WATCH.grace_s = grace_of(order.values)
     config = order.config(order.model, order.rehearsal, order.out)
+    refuse_stub(config, "srl upgrade trains a model")
     check(config)
     prompts = held_out(order, config)
     with showing_progress(order.iterations) as progress:

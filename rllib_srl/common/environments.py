@@ -12,6 +12,7 @@ Optional attributes:
     prompt_ids                                  prompts of a split; needs reset(options={"prompt_id", "history"})
     pool_ids, num_prompts                       of a finite set: its prompts, graded by right answers; their number
     domain, stop_strings, gold_turns
+    graded_turns(prompt_id)                     grade 1 to 4 -> turns, of environments with a rubric (docs/stub.md)
     tool_schemas, system_prompt                 of the episode, for the chat template
     pass_reward                                 lowest reward that counts as a pass
     is_unpaid                                   True: it pays no reward, people rate the answers (docs/people.md)

@@ -70,7 +70,7 @@ class StubEngine:
         if sampling.top_p != 1 or sampling.top_k or sampling.runs_to_limit:
             raise EngineError("top_p, top_k or runs_to_limit; expected none of them with engine = 'stub'")
         if request_id.rsplit("/", 2)[0] not in self._prompts:
-            raise EngineError(f"request {request_id!r}; engine = 'stub' only answers prompts of an environment in a run")
+            raise EngineError(f"request {request_id!r}; engine = 'stub' only answers prompts of a run's environments")
         nth, self._num_uses[request_id] = self._num_uses[request_id], self._num_uses[request_id] + 1
         self._waiting[request_id] = (nth, sampling)
 

@@ -1,4 +1,4 @@
-"""The Learner of the stub: fetches the shard's groups, sums the gains of their domains, and moves the skills by the law.
+"""The Learner of the stub: sums the gains of the shard's domains and moves their skills by the law.
 
 It is a learner of the ordinary group: weights travel, are verified, checkpointed and restored as those of a model. The
 loss, the optimiser and the learning rate do not act; advantages, loss weights and reuse do.
