@@ -1,7 +1,7 @@
 """Check a machine, or a whole run before it starts: packages, model, environments, replay, gradient, checkpoint.
 
     srl doctor                                         this machine: resources, packages, what fits onto its GPUs
-    srl doctor --env compare --model tiny              the run that `srl train` with the same flags would start
+    srl doctor --env compare --model smollm2-135m      the run that `srl train` with the same flags would start
     srl doctor --model DIR --gpus 4x80                 a model on four GPUs of 80 GiB, from any machine
     srl doctor --model DIR --gpus 1x24 --micro-batch-tokens 2048 --max-episode-tokens 4096
     srl doctor --table                                 the table of docs/gpu.md
@@ -122,7 +122,7 @@ def _checked(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
         seconds = f" in {time.monotonic() - start:.0f} s"
     else:
         seconds = ""
-        print("no environment: srl doctor --env compare --model tiny checks a whole run")
+        print("no environment: srl doctor --env compare --model smollm2-135m checks a whole run")
     num_failures, num_warnings = found.count(FAILURE), found.count(WARNING)
     print(f"{num_failures} failures, {num_warnings} warnings{seconds}")
     return int(num_failures > 0)

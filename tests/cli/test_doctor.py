@@ -1,7 +1,8 @@
-"""`srl doctor`: the machine, what fits, the table of docs/gpu.md, and bad input."""
+"""`srl doctor`: the machine, what fits, the table of docs/gpu.md, bad input, checks of good and bad runs."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl import SRLConfig
 from rllib_srl.cli import doctor
+from rllib_srl.cli.diagnosis.lines import FAILURE, OK, WARNING
+from rllib_srl.cli.diagnosis.parts import of_environments, of_model, of_settings
+from rllib_srl.cli.diagnosis.surroundings import of_directory, of_packages
+from rllib_srl.cli.diagnosis.trial import _gradient, _shares, of_replay
+from rllib_srl.engine.models import TINY_DIR
+from tests.small_worlds import Even
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,3 +68,166 @@ def test_an_unknown_model_is_one_line(capsys):
 def test_the_page_has_the_table_of_the_command(capsys):
     assert doctor.main(["--table"]) == 0
     assert capsys.readouterr().out in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+
+
+# --- the checks, one by one -----------------------------------------------------------------------
+
+
+class Asked(Even):
+    """Pays 1 for "yes", and says that `gold` is right; an empty answer earns `empty`."""
+
+    gold, empty = "yes", 0.0
+
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return the answer that should be right."""
+        return [self.gold]
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Pay."""
+        return "", float(action == "yes") if action else self.empty, True, False, {}
+
+
+class WrongGold(Asked):
+    """Says that a wrong answer is right."""
+
+    gold = "no"
+
+
+class PaysSilence(Asked):
+    """Pays an empty answer."""
+
+    empty = 1.0
+
+
+class Crashes(Asked):
+    """Cannot grade."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Crash."""
+        raise RuntimeError("no grader")
+
+
+def config_of(world: type, **model) -> SRLConfig:
+    config = SRLConfig().environment(f"tests.cli.test_doctor:{world.__name__}")
+    return config.rl_module(model_config={"model": "tiny", **model}).env_runners(max_episode_tokens=256)
+
+
+def said(lines) -> list[tuple[str, str]]:
+    return [(line.status, line.text) for line in lines]
+
+
+def test_packages_in_their_ranges_are_fine():
+    assert said(of_packages(["numpy>=1", "pytest>=1; extra == 'dev'"])) == [(OK, "all 1 in the expected versions")]
+
+
+def test_a_missing_package_and_a_wrong_version():
+    missing, wrong = said(of_packages(["not-a-package-here>=2", "numpy<1"]))
+    assert missing == (
+        FAILURE,
+        "not-a-package-here is missing; expected not-a-package-here>=2: pip install 'not-a-package-here>=2'",
+    )
+    assert wrong[0] == WARNING and wrong[1].startswith("numpy ") and "expected <1" in wrong[1]
+
+
+def test_a_directory_that_can_be_written_and_ones_that_cannot(tmp_path):
+    ((status, text),) = said(of_directory(tmp_path / "new" / "run"))
+    assert status == OK and "can be written" in text and not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    ((status, text),) = said(of_directory(tmp_path / "file" / "run"))
+    assert status == FAILURE and "cannot be written: Not a directory" in text
+    (tmp_path / "metrics.jsonl").write_text("")
+    ((status, text),) = said(of_directory(tmp_path))
+    assert status == FAILURE and "already has a run" in text
+
+
+def test_a_good_environment():
+    name = "tests.cli.test_doctor:Asked"
+    assert said(of_environments(config_of(Asked))) == [
+        (OK, f"{name}: right answers to 3 prompts are graded as right"),
+        (OK, f"{name}: an empty answer earns 0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("world", "status", "text"),
+    [
+        (WrongGold, FAILURE, "the right answer 'no' of prompt"),
+        (PaysSilence, FAILURE, "an empty answer earns 1; expected 0"),
+        (Crashes, FAILURE, "no grader"),
+        (Even, WARNING, "has no gold_turns"),
+    ],
+)
+def test_faults_of_environments(world, status, text):
+    config = config_of(world) if world is not Even else SRLConfig().environment("tests.small_worlds:Even")
+    assert any(one == status and text in line for one, line in said(of_environments(config)))
+
+
+def test_a_model_without_weights_and_one_with_damaged_weights(tmp_path):
+    shutil.copytree(TINY_DIR, tmp_path / "bare")
+    (tmp_path / "bare" / "model.safetensors").unlink()
+    lines = said(of_settings(config_of(Asked, model=str(tmp_path / "bare"))))
+    assert [status for status, _ in lines] == [FAILURE] and "has no weights" in lines[0][1]
+    shutil.copytree(TINY_DIR, tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"cut")
+    ((status, text),) = said(of_model(config_of(Asked, model=str(tmp_path / "cut"))))
+    assert status == FAILURE and "cannot be used" in text
+
+
+def test_wrong_settings_are_failures_of_one_line_each():
+    config = config_of(Asked).training(group_size=1, lr=-1)
+    lines = said(of_settings(config))
+    assert {status for status, _ in lines} == {FAILURE}
+    assert any(text.startswith("group_size = 1") for _, text in lines)
+    assert any(text.startswith("lr = -1") for _, text in lines)
+
+
+def test_a_memory_that_is_never_drawn_from():
+    config = config_of(Asked).replay(revisit_fraction=0.0, reuse_fraction=0.0)
+    ((status, text),) = said(of_replay(config, verbose=False))
+    assert status == WARNING and "the memory is never drawn from" in text
+
+
+def test_realised_shares_against_the_set_ones():
+    wanted = {"revisit": 0.25, "reuse": 0.5}
+    lines = list(_shares(wanted, {"revisit_share_prompts": 0.24, "reuse_share_prompts": 0.0}))
+    assert [line.status for line in lines] == [OK, FAILURE]
+    lines = list(_shares(wanted, {"revisit_share_prompts": 0.1, "reuse_share_prompts": 0.45}))
+    assert [line.status for line in lines] == [WARNING, OK]
+
+
+@pytest.mark.parametrize(
+    ("norm", "num_silent", "status"), [(0.5, 1, OK), (0.0, 4, WARNING), (0.0, 1, FAILURE), (float("nan"), 0, FAILURE)]
+)
+def test_gradients(norm, num_silent, status):
+    played = {"num_groups_without_signal": num_silent, "num_groups": 4, "episode_return_mean": 0.5}
+    learned = {"default_policy": {"gradients_default_optimizer_global_norm": norm}}
+    assert _gradient({"env_runners": played, "learners": learned}, False).status == status
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+WHOLE = ("--max_episode_tokens", "256", "--max_turn_tokens", "16", "--group_size", "4", "--engine", "transformers")
+
+
+def test_faults_end_with_1_before_a_run(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    words = ["--env", "compare", "--model", "tiny", "--lr", "-1", *WHOLE, "--out", str(tmp_path / "file" / "run")]
+    assert doctor.main(words) == 1
+    out = capsys.readouterr().out
+    assert "failure  directory" in out and "failure  settings     lr = -1" in out
+    assert "training are not checked" in out and "2 failures" in out
+
+
+@pytest.mark.slow
+def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path):
+    fractions = ("--replay_revisit_fraction", "0.25", "--replay_reuse_fraction", "0.25")
+    words = ["--env", "compare", "--model", "tiny", "--out", str(tmp_path / "run"), *WHOLE, *fractions]
+    status = doctor.main(words)
+    out = capsys.readouterr().out
+    assert status == 0, out
+    rows = [line.split(maxsplit=2) for line in out.splitlines() if line.startswith(("ok", "warning", "failure"))]
+    found = {topic: status for status, topic, _ in rows}
+    expected = ("machine", "packages", "directory", "settings", "model", "environment", "replay", "gradient")
+    assert set(found) == {*expected, "checkpoint"}, out
+    assert all(found[name] == OK for name in ("settings", "model", "environment", "replay", "checkpoint")), out
+    assert "0 failures" in out and not (tmp_path / "run").exists()
