@@ -39,13 +39,9 @@ def faults_of_stub(config: Any) -> Iterator[str]:
     if config.replay_grade_reuse:
         yield _needs_model("replay_grade_reuse", config.replay_grade_reuse, False)
     loss = config.loss_settings()
-    for name, given, value in (
-        ("kl_coeff", loss.kl_coeff, 0),
-        ("use_critic", loss.use_critic, False),
-        ("silent_groups", loss.silent_groups, "skip"),
-    ):
-        if given != value:
-            yield _needs_model(name, given, value)
+    for name, only in (("kl_coeff", 0), ("use_critic", False), ("silent_groups", "skip")):
+        if getattr(loss, name) != only:
+            yield _needs_model(name, getattr(loss, name), only)
 
 
 def _needs_model(name: str, given: Any, value: Any) -> str:
