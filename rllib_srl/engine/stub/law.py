@@ -45,9 +45,9 @@ class Law:
 
     @classmethod
     def of(cls, settings: Any) -> Law:
-        """Return the law in the settings `stub_...` of an `SRLConfig`."""
-        return cls(*(getattr(settings, f"stub_{name}") for name in ("chance", "malformed", "learns", "forgets",
-                                                                     "spread")))  # fmt: skip
+        """Return the law in the settings of an `SRLConfig`."""
+        rates = (settings.stub_learns, settings.stub_forgets)
+        return cls(settings.stub_chance, settings.stub_malformed, *rates, settings.stub_spread)
 
     def logps(self, prompt: Prompt, skills_S: np.ndarray) -> np.ndarray:
         """Return the log-probs of the `OUTCOMES` of a prompt, float64 [3], nats; all are finite."""
