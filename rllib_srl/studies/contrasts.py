@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -170,6 +171,8 @@ def ratios_of(
 def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
     """Return warnings about the validity of the results: few seeds, missing trials, missed budgets, few reviews."""
     study, lines = results.study, []
+    if stubs := [arm.title for arm in study.arms if _has_no_model(study.settings_of(arm.name, 0))]:
+        lines.append(f"no model was trained (engine = 'stub', answers follow a law): {', '.join(stubs)}")
     if len(study.seeds) < MIN_SEEDS:
         few = "runs per arm are too few: intervals are too narrow, and no difference can be significant"
         lines.append(f"{len(study.seeds)} {few}")
@@ -182,6 +185,11 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
             shares = ", ".join(f"{share:.0%} with seed {seed}" for seed, share in off.items())
             lines.append(f"{arm.title}: the budget of generated tokens was not met: {shares}")
     return lines + spacing_faults(results, findings)
+
+
+def _has_no_model(settings: Mapping[str, Any]) -> bool:
+    engine = settings.get("engine")
+    return bool((engine.get("name") if isinstance(engine, Mapping) else engine) == "stub")
 
 
 def spacing_faults(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:

@@ -91,6 +91,14 @@ def test_ratios_of_the_targets(whole):
     assert against["no_replay"].tokens < against["uniform"].tokens < 1
 
 
+def test_arms_without_a_model_are_named(whole):
+    results, _, findings = whole
+    arms = [replace(arm, settings={**arm.settings, "engine": {"name": "stub"}}) for arm in results.study.arms[:1]]
+    stub = replace(results, study=replace(results.study, arms=(*arms, *results.study.arms[1:])))
+    line = f"no model was trained (engine = 'stub', answers follow a law): {arms[0].title}"
+    assert warnings_of(stub, findings) == [line]
+
+
 def test_missed_budgets_and_untested_spacing_are_said(whole):
     results, _, findings = whole
     assert warnings_of(results, findings) == []
