@@ -74,7 +74,7 @@ def test_domains_are_learned_and_forgotten(ray_here, tmp_path):
     rewards = [result["env_runners"]["episode_return_mean"] for result in results]
     assert np.mean(rewards[:3]) < 0.4 < 0.7 < np.mean(rewards[24:29]) and np.mean(rewards[30:33]) < 0.5
     learned = [result["learners"][DEFAULT_MODULE_ID] for result in results if DEFAULT_MODULE_ID in result["learners"]]
-    assert max(one["stub/step_norm"] for one in learned) > 0 and learned[-1]["stub/gain"] < learned[0]["stub/gain"]
+    assert all(one["stub/gain"] > 0 and one["stub/step_norm"] > 0 for one in learned) and len(learned) > 40
 
 
 @pytest.mark.slow
