@@ -134,14 +134,15 @@ def _check_run(given: Mapping[str, Any], found: Findings, verbose: bool) -> None
 
     from rllib_srl.cli.diagnosis.parts import of_environments, of_model, of_settings
     from rllib_srl.cli.diagnosis.trial import of_replay, of_training
-    from rllib_srl.cli.shared.cluster import start_ray
+    from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
     from rllib_srl.cli.shared.settings import build_config
 
     config = build_config(given)
     if not found.add(of_settings(config)):
         print("fix the settings first: model, environments and training are not checked")
         return
-    is_fine = found.add(of_model(config))
+    with hushed_stderr(verbose):  # progress bars
+        is_fine = found.add(of_model(config))
     if not (found.add(of_environments(config)) and is_fine):
         print("fix this first: training is not checked")
         return
