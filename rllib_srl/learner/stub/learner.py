@@ -44,11 +44,11 @@ class StubLearner(GRPOTorchLearner):
         self._gains.clear()
         groups = shard.groups()
         self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
-        self._seen = dict.fromkeys(group.prompt.domain or group.prompt.env_id for group in groups)
         for group, advantages_G, scale in zip(groups, shard.advantages, shard.scales, strict=True):
             self._gains.add(group, advantages_G, scale)
         (gains,) = summed([torch.from_numpy(self._gains.gains_S)], self.config.num_learners)
         self._gains_S = gains.numpy()
+        self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
 
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
@@ -59,6 +59,8 @@ class StubLearner(GRPOTorchLearner):
         skills.data.copy_(torch.from_numpy(new_S))
         self._log("stub/step_norm", step)
         self._log("stub/gain", float(self._gains_S.sum()))
+        if self._has_reused:
+            self._log("reuse/ess", 1.0)  # the planner reads it; stored answers do not age in the law
         self._log("num_nonfinite_gradients", 0.0 if np.isfinite(step) else 1.0)
         return {}, {DEFAULT_MODULE_ID: -float(self._gains_S.sum())}, {}
 
