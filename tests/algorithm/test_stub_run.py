@@ -98,7 +98,7 @@ def test_a_resumed_run_goes_on_exactly_with_memory_and_planner(ray_here, tmp_pat
     assert set(moved.tolist()) == {slot_of(name) for name in WORLDS} and (skills[moved] > 0).all()
     replay, planner = last["replay"], last["planner"]
     assert replay["num_revisits"] > 0 and replay["num_reuses"] > 0 and replay["revisit_share_intended"] == 0.25
-    shares = [planner[f"share_intended/{name}"] for name in WORLDS]
+    shares = [planner["share_intended"][name] for name in WORLDS]
     assert sum(shares) == pytest.approx(1) and shares[0] != 0.5
     assert seconds < CPU_S, f"{seconds:.3f} s of CPU time an iteration"
     with pytest.raises(CheckpointError, match="is of engine = 'stub' and has no model"):
