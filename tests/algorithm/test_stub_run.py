@@ -106,7 +106,8 @@ def test_a_resumed_run_goes_on_exactly_with_memory_and_planner(ray_here, tmp_pat
 
 
 def test_the_page_of_a_run_says_that_there_is_no_model(tmp_path):
-    facts = RunFacts(tmp_path, {"engine": {"name": "stub"}, "model": "tiny"}, [{"iteration": 1.0}], [])
+    once = (np.array([1]), {"iteration": np.array([1.0])}, [])
+    facts = RunFacts(tmp_path, {"engine": {"name": "stub"}, "model": "tiny"}, *once)
     assert facts.is_stub
     assert facts.warnings()[0] == "no model was trained: engine = 'stub', the answers follow a law"
-    assert not RunFacts(tmp_path, {"engine": "vllm"}, [{"iteration": 1.0}], []).is_stub
+    assert not RunFacts(tmp_path, {"engine": "vllm"}, *once).is_stub
