@@ -60,10 +60,11 @@ from rllib_srl.curriculum.streams import Stream, make_stream
 from rllib_srl.engine.models import described_model, local_model
 from rllib_srl.engine.stub.answers import Answers
 from rllib_srl.engine.stub.law import Law
+from rllib_srl.losses.regulariser_settings import RegulariserSettings
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
-_NAME_FILES = ("env_config", "worlds", "stream")  # settings whose relative paths are made absolute
+_NAME_FILES = ("env_config", "worlds", "stream", "regularisers")  # settings whose relative paths are made absolute
 
 logger = logging.getLogger(__name__)
 
@@ -376,6 +377,10 @@ class SRLConfig(AlgorithmConfig):
     def loss_settings(self) -> LossSettings:
         """Return the resolved settings of the loss: the user's value, else the preset's, else the default."""
         return LossSettings.of(self.flat())
+
+    def regulariser_settings(self) -> RegulariserSettings:
+        """Return the regularisers that act, with their parameters."""
+        return RegulariserSettings.of(self.regularisers)
 
     def replay_settings(self) -> ReplaySettings:
         """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""

@@ -37,7 +37,7 @@ OPTIMIZER_BYTES = {"adamw": 8.0, "sgd": 0.0, "adamw_8bit": 2.02, "paged_adamw": 
 READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "max_episode_tokens", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
-    *("lora_rank", "activation_checkpointing", "loss_settings"),
+    *("lora_rank", "activation_checkpointing", "loss_settings", "regulariser_settings"),
 )
 CARDS = (24, 40, 80, 141)  # GiB, of the table
 
@@ -152,6 +152,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "bf16 copies": copies,
             "gathered layers": 2 * 4.0 * largest if config.fsdp else 0.0,
             "reference": 4.0 * num if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
+            "regularisers": 4.0 * trained / parts * config.regulariser_settings().num_copies,
             "activations": config.micro_batch_tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
             "reserve": RESERVE,
         }

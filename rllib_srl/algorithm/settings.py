@@ -108,6 +108,9 @@ TRAINING = {
         "advantage.name", is_head=True,
     ),
     **LOSS_TABLE,
+    "regularisers": Setting(
+        None, "terms against forgetting by name: ewc l2 lwf gere, with their parameters, docs/losses.md; None: none"
+    ),
     "compute_dtype": Setting(
         "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'
     ),

@@ -223,6 +223,7 @@ class SRL(SavedAlgorithm):
             self.filler.observe(groups, {group.group_id for group in batch.groups})
             outcome = (groups, batch.played, bool(reused), is_updated)
             ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
+            self._end_stages(ended, groups)
             call_finished(self, groups, reused, ended, now)
         self.ratings.note_played(group.group_id for group in groups)
         self._report_iteration(now, batches, groups, batch, reused, visits)
@@ -463,6 +464,25 @@ class SRL(SavedAlgorithm):
             self.report.count("num_reference_moves", 1)
         if self.config.replay_embedding == "policy":
             self.memory.embed(self.learners.take_embeddings(), groups, now)
+
+    def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:
+        """Let the regularisers take over what was learned in stages that ended; the groups are those just played."""
+        settings = self.config.regulariser_settings()
+        if not ended or not settings.needs_stages:
+            return
+        own = [group for group in groups if group.prompt.domain in ended]
+        if settings.ewc:
+            num_P = np.cumsum([0, *(len(group.rewards_G) for group in own)])
+            own = own[: int(np.searchsorted(num_P, settings.ewc.episodes))]
+        nothing = [np.zeros(len(group.rewards_G)) for group in own]
+        shards = build_shards(own, nothing, max(1, self.config.num_learners), self.config.sync_timeout_s)
+        with self._engines_at_rest():
+            num = self.learners.end_stages(ended, shards, self.config.update_timeout_s)
+        if settings.ewc:
+            self.report.count("num_importance_episodes", num)
+        if settings.ewc and not num:
+            named = ", ".join(ended)
+            self.report.warn(f"regularisers.ewc: no episode of {named} at the end of its stage; it is not protected")
 
     def _sync_weights(self) -> None:
         self.version += 1

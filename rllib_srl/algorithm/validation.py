@@ -15,6 +15,7 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.algorithm.loss_validation import faults_of_loss
+from rllib_srl.algorithm.regulariser_validation import faults_of_regularisers
 from rllib_srl.algorithm.rollout_validation import faults_of_rollout
 from rllib_srl.algorithm.settings import GROUPS
 from rllib_srl.algorithm.stub_validation import faults_of_stub
@@ -123,7 +124,8 @@ def faults_of(config: Any) -> list[str]:
     lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
     flat, given = config.flat(), config.names_given()
     own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
-    for check in (*own, _replay, _planner, faults_of_loss, faults_of_rollout, faults_of_stub, faults_of_tracker):
+    others = (faults_of_loss, faults_of_regularisers, faults_of_rollout, faults_of_stub, faults_of_tracker)
+    for check in (*own, _replay, _planner, *others):
         lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
     return lines
 

@@ -211,6 +211,8 @@ class MicroBatch(TypedDict, Generic[Array]):
     with_embedding: NotRequired[bool]  # whether hidden states are wanted for embeddings of the episodes
     with_hidden: NotRequired[bool]  # whether the forward pass returns hidden states
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
+    is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`
+    stage_logp: NotRequired[Array]  # [N], nats; under the policy at the end of the last stage
     prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next two
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
     value_target: NotRequired[Array]  # [N]; with "gae"

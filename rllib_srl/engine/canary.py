@@ -33,7 +33,7 @@ SELF_TEST_SCALES = (0.05, 0.1, 0.2)  # the first that moves the canary enough; m
 SELF_TEST_BF16_GROWTH = 3.0  # times the healthy mean: perturbed weights round worse (measured: 1.16 to 1.4)
 MAX_SEQUENCE_TOKENS = 64
 
-_TEXTS = (
+GENERAL_TEXTS = (
     "17 + 25 = 42. 42 - 8 = 34. 34 * 2 = 68. 68 / 4 = 17. If a box holds 12 eggs and 5 of them are broken, 7 eggs "
     "are whole. 9 * 9 = 81 and 81 - 17 = 64, which is 8 * 8. Half of 64 is 32, and a quarter of it is 16.",
     "The old lighthouse stood at the end of the harbour wall, where the wind never rested. Every evening Martha "
@@ -56,7 +56,7 @@ def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
         ValueError: if the tokenizer returns fewer than 3 tokens for a text, or the context holds fewer than 4 tokens.
     """
     longest = min(MAX_SEQUENCE_TOKENS, context_length - 1)
-    sequences = [list(tokenizer.encode(text, add_special_tokens=False))[:longest] for text in _TEXTS]
+    sequences = [list(tokenizer.encode(text, add_special_tokens=False))[:longest] for text in GENERAL_TEXTS]
     if min(map(len, sequences)) < 3:
         raise ValueError(
             f"the canary texts have {[len(s) for s in sequences]} tokens with context_length = {context_length}; "

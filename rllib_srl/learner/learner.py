@@ -38,6 +38,7 @@ from rllib_srl.learner.gradients import gradients_of, norm, set_gradients, summe
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.learner.reference import Reference
+from rllib_srl.learner.regularisers.regularisers import Regularisers
 from rllib_srl.learner.rl_module import CausalLMModule, episode_means
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharing_check import is_sharing_exact
@@ -58,12 +59,14 @@ class GRPOTorchLearner(TorchLearner):
         scorer: forward passes of the policy.
         critic: value head; None without `use_critic`.
         reference: anchor of the KL; None without a KL term.
+        regularisers: terms that keep the policy near what it has learned.
         can_share_prefixes: whether micro-batches are tries; False pads.
     """
 
     scorer: Scorer
     critic: Critic | None
     reference: Reference | None
+    regularisers: Regularisers
     can_share_prefixes: bool
 
     # --- build --------------------------------------------------------------------------------
@@ -80,6 +83,8 @@ class GRPOTorchLearner(TorchLearner):
         if settings.use_critic:
             hidden_size = int(self.model.config.hidden_size)
             self.critic = Critic(hidden_size, settings.critic_lr, device, config.num_learners)
+        own = (config.regulariser_settings(), self.policy, self.scorer, device)
+        self.regularisers = Regularisers(*own, config.num_learners, config.fsdp)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.fsdp, self._is_first)
         self._sender = WeightSender(self.model, config.compute_dtype, self.scorer.score, self._is_first)
         self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
@@ -134,6 +139,7 @@ class GRPOTorchLearner(TorchLearner):
             self._episode_keys = keys_of_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = [turns_of(episode, self.config.turn_mask) for episode in episodes]
+            self.regularisers.begin(groups, shard.origins)
             sizes = [group.size for group in groups]
             is_reused_B = np.repeat(shard.is_reused_P, sizes)
             self._is_silent_B = torch.from_numpy(np.repeat(shard.is_silent_P, sizes)).to(self._device)
@@ -150,6 +156,8 @@ class GRPOTorchLearner(TorchLearner):
         has_kl = not is_reused or self.config.loss_settings().kl_on_reused == "weighted"
         if self.reference is not None and has_kl:
             batch["ref_logp"] = self.reference.logp(batch)
+        if not is_reused:
+            self.regularisers.prepare(batch)
         batch["is_reused"] = is_reused
         batch["with_embedding"] = not is_reused and self.config.replay_embedding == "policy"
         batch["with_hidden"] = batch["with_embedding"] or self.critic is not None
@@ -163,8 +171,9 @@ class GRPOTorchLearner(TorchLearner):
             batch_stats = self._set_batch_statistics()
         sums = self._accumulate_gradients()
         with self._timed("reduce_s"):
-            gradients = self._summed_gradients()
-            stats = statistics(self._sums_over_learners(sums))
+            gradients, penalties = self.regularisers.add_to(self._summed_gradients())
+            sums = self._sums_over_learners(sums)
+            stats = statistics(sums) | penalties | self.regularisers.metrics(sums)
         with self._timed("optimizer_s"):
             self.apply_gradients(self.postprocess_gradients(dict(zip(self._params, gradients, strict=True))))
         total_loss = stats.pop("total_loss")
@@ -182,7 +191,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def _accumulate_gradients(self) -> Sums:
         """Run all micro-batches, reused ones first; return the sums for the metrics."""
-        sums: Sums = dict.fromkeys(SUMS, 0.0)
+        sums: Sums = dict.fromkeys((*SUMS, *self.regularisers.sums), 0.0)
         reused_norm = 0.0
         if self._has_reused:
             self._run(self._micro_batches[True], sums)
@@ -190,6 +199,8 @@ class GRPOTorchLearner(TorchLearner):
                 reused_norm = float(self._norm(self._summed_gradients()))
         self._log("reuse/gradient_norm", reused_norm)
         self._run(self._micro_batches[False], sums)
+        with self._timed("forward_backward_s"):
+            self.regularisers.backward(sums)
         return sums
 
     def _run(self, batches: Sequence[MicroBatch[torch.Tensor]], sums: Sums) -> None:
@@ -203,6 +214,7 @@ class GRPOTorchLearner(TorchLearner):
                 if self.critic is not None:
                     value_loss, one["stats"]["value_loss"] = self.critic.loss(one, fwd_out)
                     loss = loss + value_loss
+                loss = self.regularisers.loss(one, loss, fwd_out["logp"])
                 loss.backward()
                 for name, value in one.pop("stats").items():
                     sums[name] = sums[name] + value
@@ -334,6 +346,17 @@ class GRPOTorchLearner(TorchLearner):
         if self.reference is not None:
             self.reference.follow(self.model, rate)
 
+    def end_stages(self, domains: list[str], shard: TrainingShard) -> int:
+        """Let the regularisers take over what was learned in stages that ended; see `Regularisers.end_stages`.
+
+        Args:
+            domains: those that ended.
+            shard: this learner's part of their groups; its advantages are not read.
+        """
+        groups = shard.groups()
+        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
+        return self.regularisers.end_stages(domains, episodes, self.config.temperature, self.can_share_prefixes)
+
     def send(self, version: int, sequences: list[list[int]], scale: float = 0.0) -> Sent:
         """Put the weights into the object store; see `WeightSender.send`."""
         return self._sender.send(version, sequences, scale)
@@ -366,13 +389,15 @@ class GRPOTorchLearner(TorchLearner):
     # --- state and checkpoints ------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state plus that of the value head and of a reference that moves."""
+        """Return RLlib's state plus that of the value head, of a reference that moves and of regularisers."""
         state = super().get_state(*args, **kwargs)
         if self.critic is not None:
             state["critic"] = self.critic.get_state()
         # "base" is loaded from the model's files.
         if self.reference is not None and self.config.loss_settings().kl_reference != "base":
             state["reference"] = self.reference.get_state()
+        if kept := self.regularisers.get_state():
+            state["regularisers"] = kept
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -384,6 +409,7 @@ class GRPOTorchLearner(TorchLearner):
             self.critic.set_state(own["critic"])
         if "reference" in own and self.reference is not None:
             self.reference.set_state(own["reference"])
+        self.regularisers.set_state(own.get("regularisers", {}))
 
     def _get_optimizer_state(self) -> dict[str, Any]:
         return self._state.gathered_optimizers() if self.config.fsdp else super()._get_optimizer_state()

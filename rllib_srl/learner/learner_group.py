@@ -91,6 +91,11 @@ class Learners:
         """Move every learner's reference model towards the policy; see `Reference.follow`."""
         self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "updating the reference model")
 
+    def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:
+        """Return the number of episodes that count for EWC at the end of stages; see `Regularisers.end_stages`."""
+        calls = [Call.of(GRPOTorchLearner.end_stages, list(domains), shard) for shard in shards]
+        return self._run(calls, timeout_s, "ending a stage")[0]
+
     def onload(self, timeout_s: float) -> None:
         """Move the optimiser state to the GPU that the learners share with engines."""
         self._every(Call.of(GRPOTorchLearner.onload), timeout_s, "moving the learner to the GPU")

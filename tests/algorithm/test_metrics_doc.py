@@ -34,6 +34,7 @@ RLLIBS = {  # RLlib's own, beside ours
 # Not in these runs: restarts, moving references, GPUs, reward functions of one's own (test_own_data.py), agents
 # (rollout/test_agents.py).
 RARE = {"num_runner_restarts", "num_reference_moves", "num_attention_graphs", "reward/[^/]+"}
+RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
 RARE |= {"stub/gain", "stub/step_norm"}  # of runs without a model (test_stub_run.py)
 NO_METRICS = ("Trackers",)  # headings of other sections

@@ -86,7 +86,7 @@ USED_MOST = (
     *("seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
     *("max_turn_tokens", "max_episode_tokens", "num_env_runners", "evaluation_interval", "checkpoint_every"),
 )
-MAPPINGS = ("env_config", "worlds", "mixture", "custom_resources_per_env_runner")
+MAPPINGS = ("env_config", "worlds", "mixture", "regularisers", "custom_resources_per_env_runner")
 SHORTHANDS = {  # stand for env and env_config
     "data": "your own questions: a file or a hub data set",
     "reward": 'with data: reward functions, module:f, file.py:f or a URL',

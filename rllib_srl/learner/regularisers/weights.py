@@ -1,0 +1,142 @@
+"""Pull the trained weights towards earlier ones: L2 to the starting model, and online EWC.
+
+    gradient of the whole batch, summed over learners  +  coeff * importance * (weight - anchor)  -> clip -> step
+
+The term is added after the sum over learners, to each learner's own rows: learners, shards and micro-batches do not
+change it. Trained weights only: with LoRA the adapters (docs/design/0017-regularisers.md), never the critic's head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rllib_srl.batch.layout import Episode, micro_batch
+from rllib_srl.learner.fsdp.sharding import local, of_local
+from rllib_srl.learner.gradients import summed
+from rllib_srl.learner.scoring import Scorer
+from rllib_srl.losses.regularisers import decayed, pull
+
+Named = Mapping[str, torch.nn.Parameter]  # the trained parameters by name
+
+
+def _copied(parameters: Named) -> dict[str, torch.Tensor]:
+    """Return copies of the weights, of this learner's rows where they are sharded."""
+    return {name: local(parameter).clone() for name, parameter in parameters.items()}
+
+
+def _pulled(
+    parameters: Named,
+    gradients: Sequence[torch.Tensor],
+    coeff: float,
+    anchor: Mapping[str, torch.Tensor],
+    importance: Mapping[str, torch.Tensor] | None,
+) -> tuple[list[torch.Tensor], float]:
+    """Return the gradients with those of the penalty added, and the penalty of this learner's rows."""
+    result, total = [], 0.0
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        weight = None if importance is None else importance[name]
+        more, penalty = pull(local(parameter), anchor[name], weight)
+        result.append(of_local(parameter, torch.add(local(gradient), more, alpha=coeff)))
+        total += coeff * float(penalty)
+    return result, total
+
+
+class L2Pull:
+    """L2 to the weights of the starting model.
+
+    Invariant: the anchor is what the model's files hold (with LoRA: the adapters' first values, which the seed fixes),
+    also in a restored run, so that checkpoints need no copy.
+    """
+
+    def __init__(self, coeff: float, parameters: Named) -> None:
+        """Copy the weights; call it before a checkpoint is loaded."""
+        self._coeff, self._anchor = coeff, _copied(parameters)
+
+    def add_to(self, parameters: Named, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+        """Return the gradients with those of the penalty added, and the penalty of this learner's rows."""
+        return _pulled(parameters, gradients, self._coeff, self._anchor, None)
+
+
+class ElasticPull:
+    """Online EWC: importance and anchor of the domains that ended.
+
+    Invariant: equal on all learners; both are None until the first stage with samples has ended.
+    """
+
+    def __init__(self, coeff: float, decay: float, num_learners: int) -> None:
+        """Set the coefficient, the decay of the importance at each stage, and the number of learners."""
+        self._coeff, self._decay, self._num_learners = coeff, decay, num_learners
+        self._importance: dict[str, torch.Tensor] | None = None
+        self._anchor: dict[str, torch.Tensor] | None = None
+
+    def add_to(self, parameters: Named, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+        """As `L2Pull.add_to`, with the importance; before the first end of a stage the gradients stay as they are."""
+        if self._anchor is None:
+            return list(gradients), 0.0
+        return _pulled(parameters, gradients, self._coeff, self._anchor, self._importance)
+
+    def end_stage(
+        self, parameters: Named, scorer: Scorer, episodes: Iterable[Episode], temperature: float, shares: bool
+    ) -> int:
+        """Add the importance of a domain and move the anchor to the present weights; a collective.
+
+        The squares are of the gradient of log pi(y | x) of whole episodes that the policy wrote: with its own samples
+        their mean estimates the diagonal of the Fisher information, not of the loss.
+
+        Args:
+            parameters: trained ones.
+            scorer: of the policy.
+            episodes: this learner's part of the domain's episodes.
+            temperature: at which they were sampled.
+            shares: whether micro-batches are tries.
+
+        Returns:
+            The number of episodes of all learners that count. One with a gradient that is not finite is left out;
+            without any, importance and anchor stay as they are.
+        """
+        squares = [torch.zeros_like(parameter) for parameter in parameters.values()]
+        num = 0
+        for episode in episodes:
+            if not episode.loss_mask_T.any():
+                continue
+            batch = scorer.tensors(micro_batch([episode], shares), temperature)
+            total = scorer.forward(batch)["logp"].sum()
+            found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+            if all(bool(torch.isfinite(one).all()) for one in found if one is not None):
+                num += 1
+                for square, gradient in zip(squares, found, strict=True):
+                    if gradient is not None:
+                        square.addcmul_(gradient, gradient)
+        *squares, count = summed([*squares, squares[0].new_tensor([float(num)])], self._num_learners)
+        if num := int(count):
+            before = self._importance or {}
+            named = zip(parameters, squares, strict=True)
+            self._importance = {name: decayed(before.get(name), one, num, self._decay) for name, one in named}
+            self._anchor = _copied(parameters)
+        return num
+
+    def get_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return importance and anchor by the names of weights, fp32; {} before the first end of a stage."""
+        if self._importance is None or self._anchor is None:
+            return {}
+        both = {"importance": self._importance, "anchor": self._anchor}
+        return {key: as_arrays(weights) for key, weights in both.items()}
+
+    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Load what `get_state` returned."""
+        self._importance = as_tensors(state["importance"], device) if state else None
+        self._anchor = as_tensors(state["anchor"], device) if state else None
+
+
+def as_arrays(weights: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Return copies of tensors by name, in host memory."""
+    return {name: one.detach().cpu().numpy().copy() for name, one in weights.items()}
+
+
+def as_tensors(weights: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return copies of arrays by name, on a device; arrays of the object store are read-only."""
+    return {name: torch.tensor(np.asarray(one), device=device) for name, one in weights.items()}

@@ -1,0 +1,85 @@
+"""Compute terms that keep a policy near what it has learned: pure torch.
+
+    l2     1/2 sum_i (theta_i - theta0_i)^2                      gradient  theta - theta0
+    ewc    1/2 sum_i F_i (theta_i - theta*_i)^2                  gradient  F (theta - theta*)
+           F_i = mean over episodes of (d log pi(y|x) / d theta_i)^2,  F <- decay F + F_new at the end of a stage
+    lwf    KL of the policy and a frozen policy on the policy's own tokens: `losses/kl.py`
+    gere   margin of activations beyond the thresholds of the starting model: `Thresholds`
+
+Each is multiplied by its `coeff` elsewhere (`learner/regularisers/`).
+
+Sources: Kirkpatrick et al. 2017 (EWC), arXiv 1612.00796 eq. 3; Schwarz et al. 2018 (online EWC), arXiv 1805.06370
+section 3; Li and Hoiem 2016 (LwF), arXiv 1606.09282; GeRe, arXiv 2508.04676 and its released code.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+LOWER, BETWEEN, UPPER = -1, 0, 1  # labels of activations
+
+
+def pull(
+    value: torch.Tensor, anchor: torch.Tensor, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradient of 1/2 sum importance (value - anchor)^2, and that sum, fp64.
+
+    Args:
+        value: a weight.
+        anchor: the weight that it is pulled towards, of the same shape.
+        importance: at least 0, of the same shape; None: 1 everywhere.
+    """
+    gap = value.detach() - anchor
+    gradient = gap if importance is None else importance * gap
+    return gradient, 0.5 * torch.linalg.vecdot(gap.flatten().double(), gradient.flatten().double())
+
+
+def decayed(before: torch.Tensor | None, squares: torch.Tensor, num: int, decay: float) -> torch.Tensor:
+    """Return the importance of a weight after a stage: decay * before + squares / num.
+
+    Args:
+        before: importance so far; None: 0.
+        squares: sum over episodes of the squared gradient of the episode's log-prob.
+        num: number of episodes, at least 1.
+        decay: in [0, 1].
+    """
+    fresh = squares / num
+    return fresh if before is None else decay * before + fresh
+
+
+class Thresholds(NamedTuple):
+    """Bounds [D] of the activations of a layer: mean -+ one standard deviation of the starting model."""
+
+    low_D: torch.Tensor
+    high_D: torch.Tensor
+
+    @classmethod
+    def of(cls, hidden_ND: torch.Tensor) -> Thresholds:
+        """Return the bounds over all tokens of all texts, dimension by dimension."""
+        mean_D, std_D = hidden_ND.mean(0), hidden_ND.std(0, correction=0)
+        return cls(mean_D - std_D, mean_D + std_D)
+
+    def labels(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Return LOWER at or below the lower bound, UPPER at or above the upper one, else BETWEEN; int8 [N, D]."""
+        is_low, is_high = hidden_ND <= self.low_D, hidden_ND >= self.high_D
+        return is_high.to(torch.int8) - is_low.to(torch.int8)
+
+    def margin(self, hidden_ND: torch.Tensor, labels_ND: torch.Tensor) -> torch.Tensor:
+        """Return the mean distance of activations from the side that the starting model had them on.
+
+            LOWER    relu(h - low)
+            BETWEEN  relu(h - high) + relu(low - h)
+            UPPER    relu(high - h)
+
+        The mean is over the entries that are not 0; without any it is 0, with a gradient of 0.
+
+        Args:
+            hidden_ND: activations of the policy in training, with gradient.
+            labels_ND: `labels` of the starting model on the same tokens.
+        """
+        above_low, below_high = torch.relu(hidden_ND - self.low_D), torch.relu(self.high_D - hidden_ND)
+        outside = torch.relu(hidden_ND - self.high_D) + torch.relu(self.low_D - hidden_ND)
+        entries = torch.where(labels_ND == LOWER, above_low, torch.where(labels_ND == UPPER, below_high, outside))
+        return entries.sum() / torch.count_nonzero(entries).clamp(min=1)

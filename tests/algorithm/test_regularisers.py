@@ -1,0 +1,64 @@
+"""Regularisers through `algo.train()`: ends of stages, weights that are held, runs without them, exact resumes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_srl import SRL
+from tests.algorithm.test_resume import assert_same, go_on
+from tests.small_memory import memory_config
+
+ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, "gere": {"texts_per_step": 2, "max_tokens": 16}}
+STAGES = [
+    {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}, "iterations": 2},
+    {"world": "tests.small_worlds:Odd", "env_config": {"num_prompts": 400}, "iterations": 2},
+    {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}},
+]
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5)
+    config.env = None
+    config.env_config = {}
+    return config.environment(stream=STAGES)
+
+
+def weights_of(algo):
+    return {name: one.detach().clone() for name, one in algo.learner_group._learner.policy.named_parameters()}
+
+
+def distance(state, weights):
+    """Return the distance of weights from the anchor by importance, as EWC measures it."""
+    gaps = {name: (weights[name].numpy() - one) ** 2 for name, one in state["anchor"].items()}
+    return sum(float((state["importance"][name] * gap).sum()) for name, gap in gaps.items())
+
+
+@pytest.mark.slow
+def test_coefficients_of_zero_are_the_run_without(config, build):
+    plain = go_on(build(config), 3)
+    assert_same(go_on(build(config, regularisers={"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}, "gere": 0}), 3), plain)
+
+
+@pytest.mark.slow
+def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tmp_path):
+    free, held = build(config), build(config, regularisers={"ewc": 1e4})
+    for algo in (free, held):
+        go_on(algo, 2)
+    state = held.learner_group._learner.get_state()["regularisers"]["ewc"]
+    assert distance(state, weights_of(held)) == 0  # measured at the end of the stage, after its last update
+    assert all(np.array_equal(weights_of(free)[name].numpy(), one) for name, one in state["anchor"].items())
+    for algo in (free, held):
+        go_on(algo, 2)  # another domain
+    assert distance(state, weights_of(held)) < 0.8 * distance(state, weights_of(free))
+    algo = build(config, regularisers=ALL)
+    results = [algo.train() for _ in range(3)]
+    learned = [result["learners"]["default_policy"] for result in results]
+    assert [result.get("num_importance_episodes", 0) for result in results] == [0, 8, 8]  # two whole groups of four
+    assert learned[1]["regularisers/ewc"] == 0 and learned[2]["regularisers/lwf_tokens"] > 0
+    algo.save_to_path(tmp_path / "three")
+    whole = go_on(algo, 2)
+    again = SRL.from_checkpoint(tmp_path / "three")
+    assert_same(go_on(again, 2), whole)
+    again.stop()

@@ -1,0 +1,323 @@
+"""Regularisers in the real learner: gradients against slow ones, weights pulled back, states, learners, LoRA."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rllib_srl import SRLConfig
+from rllib_srl.batch.shard import build_shards
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.types import GroupMeta, Prompt
+from tests.learner.test_fitting import Gathering
+from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
+
+STAGES = [{"world": name, "env_config": {"num_shots": 0}, "iterations": 2} for name in ("compare", "lookup")]
+OLD = [replace(one, origin="revisit", prompt=Prompt("world", "1", domain="old")) for one in GROUPS]
+NOTHING = [np.zeros(group.size) for group in GROUPS]
+LORA = {"lora": 4}
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    return (
+        SRLConfig()
+        .environment(stream=STAGES)
+        .rl_module(model_config={"model": str(random_llama_dir)})
+        .training(compute_dtype="float32", lr=0.1, optimizer_name="sgd", grad_clip=None, micro_batch_tokens=60)
+        .learners(learner_class=Recording)
+        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
+        .replay(revisit_fraction=0.25, reuse_fraction=0)
+    )
+
+
+def changed(config, **settings):
+    return config.copy(copy_frozen=False).training(**settings)
+
+
+def trained(group):
+    """Return copies of the trained weights."""
+    return {name: one.detach().clone() for name, one in group._learner.model.named_parameters() if one.requires_grad}
+
+
+def shaken(group, seed=3):
+    """Move every trained weight a little; return the moves."""
+    torch.manual_seed(seed)
+    moves = {}
+    with torch.no_grad():
+        for name, one in group._learner.model.named_parameters():
+            if one.requires_grad:
+                moves[name] = 0.02 * torch.randn_like(one)
+                one.add_(moves[name])
+    return moves
+
+
+def end_stage(group, groups, domains=("old",)):
+    metas = [GroupMeta.of(one, one) for one in groups]
+    shards = build_shards(metas, [np.zeros(one.size) for one in groups], max(1, group.config.num_learners), 30)
+    return Learners(group).end_stages(domains, shards, 120)
+
+
+def difference(one, other):
+    return {name: one[name] - other[name] for name in one}
+
+
+def logps_of(model, group, g):
+    """Return the log-probs of the tokens that the policy wrote, by Hugging Face's forward pass alone."""
+    ids = torch.tensor(group.stream(g), dtype=torch.long)
+    mask = torch.from_numpy(group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]])
+    logp = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return logp[mask[1:]]
+
+
+# --- L2 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_l2_pulls_every_trained_weight_back(config, ray_here, lora):
+    group = learner_group(changed(config, regularisers={"l2": 0.5}, **lora))
+    start = trained(group)
+    moves = shaken(group)
+    (gradient,), stats = update(group, GROUPS, advantages=NOTHING)  # the loss itself has no gradient
+    assert relative_gap(gradient, {name: 0.5 * move.numpy() for name, move in moves.items()}) < 1e-4
+    assert stats["regularisers/l2"] == pytest.approx(0.25 * sum(float((m**2).sum()) for m in moves.values()), rel=1e-4)
+    for name, now in trained(group).items():  # a step of .1: 5 % of the way
+        torch.testing.assert_close(now - start[name], 0.95 * moves[name], rtol=1e-4, atol=1e-6)
+    assert bool(lora) == all("lora_" in name for name in moves)
+
+
+@pytest.mark.slow
+def test_a_coefficient_of_zero_changes_no_bit(config, ray_here):
+    plain = learner_group(config)
+    off = learner_group(changed(config, regularisers={"l2": 0, "ewc": {"coeff": 0.0}, "lwf": 0}))
+    for group in (plain, off):
+        shaken(group)
+    end_stage(off, OLD)
+    (wanted, first), (own, second) = (update(group, OLD) for group in (plain, off))
+    assert all(np.array_equal(own[0][name], wanted[0][name]) for name in wanted[0])
+    assert set(first) == set(second)
+    assert all(torch.equal(one, trained(plain)[name]) for name, one in trained(off).items())
+    assert "regularisers" not in off._learner.get_state()
+
+
+@pytest.mark.slow
+def test_l2_and_gere_are_the_same_with_shards(config, ray_here):
+    config = changed(config, regularisers={"l2": 0.5, "gere": 2.0}, grad_clip=0.5, optimizer_name="adamw", lr=1e-4)
+    local = learner_group(config)
+    wanted = [update(local, GROUPS) for _ in range(3)]
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
+    sharded = learner_group(two.training(fsdp=True))
+    try:
+        own = [update(sharded, GROUPS) for _ in range(3)]
+    finally:
+        sharded.shutdown()
+    assert wanted[2][1]["regularisers/l2"] > wanted[1][1]["regularisers/l2"] > wanted[0][1]["regularisers/l2"] == 0
+    for (gradients, stats), (expected, by_one) in zip(own, wanted, strict=True):
+        assert relative_gap(gradients[0], expected[0]) < 1e-4
+        for name in ("regularisers/l2", "regularisers/gere"):
+            assert stats[name] == pytest.approx(by_one[name], rel=1e-3)
+
+
+# --- EWC ----------------------------------------------------------------------------------------------
+
+
+def slow_importance(path, groups):
+    """Return the mean over episodes of the squared gradient of an episode's log-prob."""
+    model = load_causal_lm(str(path))
+    parameters = dict(model.named_parameters())
+    episodes = [(group, g) for group in groups for g in range(group.size)]
+    total = {name: torch.zeros_like(one) for name, one in parameters.items()}
+    for group, g in episodes:
+        found = torch.autograd.grad(logps_of(model, group, g).sum(), list(parameters.values()))
+        for name, one in zip(parameters, found, strict=True):
+            total[name] += one**2
+    return {name: (one / len(episodes)).numpy() for name, one in total.items()}
+
+
+@pytest.mark.slow
+def test_ewc_measures_the_importance_and_pulls_by_it(config, random_llama_dir, ray_here):
+    group = learner_group(changed(config, regularisers={"ewc": {"coeff": 3.0, "decay": 0.5}}))
+    plain, learner = learner_group(config), group._learner
+    (before,), stats = update(group, GROUPS, advantages=NOTHING)
+    assert stats["regularisers/ewc"] == 0 and not any(one.any() for one in before.values())  # no stage has ended
+    num = sum(one.size for one in OLD)
+    assert end_stage(group, OLD) == num
+    first = learner.get_state()["regularisers"]["ewc"]
+    importance = {name.removeprefix("model."): one for name, one in first["importance"].items()}
+    wanted = slow_importance(random_llama_dir, OLD)
+    assert relative_gap(importance, wanted) < 1e-4
+    for one in (group, plain):
+        moves = shaken(one)
+    (own,), stats = update(group, GROUPS)
+    (other,), _ = update(plain, GROUPS)
+    pulls = {name: 3.0 * wanted[name] * moves[name].numpy() for name in wanted}
+    assert relative_gap(difference(own, other), pulls) < 1e-3
+    by_hand = 1.5 * sum(float((wanted[name] * moves[name].numpy() ** 2).sum()) for name in wanted)
+    assert stats["regularisers/ewc"] == pytest.approx(by_hand, rel=1e-4)
+    # The second stage halves what the first has measured, and moves the anchor.
+    end_stage(group, OLD[:1], ("newer",))
+    second = learner.get_state()["regularisers"]["ewc"]
+    assert all((second["importance"][name] >= 0.5 * one - 1e-9).all() for name, one in first["importance"].items())
+    assert relative_gap(second["anchor"], first["anchor"]) > 1e-3
+    assert learner.regularisers.end_stages(["empty"], [], 1.0, True) == 0  # and an empty stage changes nothing
+    assert relative_gap(learner.get_state()["regularisers"]["ewc"]["importance"], second["importance"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_states_restore_and_gradients_go_on(config, ray_here, lora):
+    config = changed(config, regularisers={"ewc": 5.0, "lwf": 1.0}, **lora)
+    group = learner_group(config)
+    update(group, GROUPS)
+    end_stage(group, OLD)
+    shaken(group)
+    state = deepcopy(group.get_state())
+    wanted, stats = update(group, OLD)
+    other = learner_group(config)
+    other.set_state(state)
+    own, again = update(other, OLD)
+    assert relative_gap(own[0], wanted[0]) == 0 and stats["regularisers/ewc"] > 0 and stats["regularisers/lwf"] > 0
+    assert again["regularisers/ewc"] == stats["regularisers/ewc"]
+    kept = state["learner"]["regularisers"]
+    assert set(kept["ewc"]["importance"]) == set(kept["lwf"]["weights"])
+    assert bool(lora) == all("lora_" in name for name in kept["ewc"]["importance"])
+    start = learner_group(config)
+    fresh = deepcopy(start.get_state())
+    group.set_state(fresh)  # of before the first end of a stage
+    assert group._learner.get_state()["regularisers"]["ewc"] == {}
+
+
+@pytest.mark.slow
+def test_two_learners_measure_the_importance_of_one(config, ray_here):
+    config = changed(config, regularisers={"ewc": 2.0, "lwf": 1.0})
+    local = learner_group(config)
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Recording)
+    both = learner_group(two)
+    try:
+        for group in (local, both):
+            update(group, GROUPS)
+            assert end_stage(group, OLD[1:2]) == 2  # one learner has none
+            update(group, OLD)
+        (wanted,), stats = update(local, OLD)
+        own, again = update(both, OLD)
+    finally:
+        both.shutdown()
+    for gradients in own:
+        assert relative_gap(gradients, wanted) < 1e-4
+    for name in ("regularisers/ewc", "regularisers/lwf", "regularisers/lwf_tokens"):
+        assert again[name] == pytest.approx(stats[name], rel=1e-3) and stats[name] > 0
+
+
+# --- LwF ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_lwf_holds_old_prompts_at_the_policy_of_the_stage(config, random_llama_dir, ray_here):
+    group, plain = learner_group(changed(config, regularisers={"lwf": 2.0})), learner_group(config)
+    newer = [make_group(21, 5, [4, 3])]  # of a domain that has not ended
+    end_stage(group, OLD)
+    for one in (group, plain):
+        shaken(one)
+    moved = deepcopy(group._learner.model)
+    (own,), stats = update(group, [*OLD, *newer])
+    (other,), _ = update(plain, [*OLD, *newer])
+    frozen = load_causal_lm(str(random_llama_dir))
+    num = sum(int(one.num_loss_tokens_G().sum()) for one in (*OLD, *newer))
+    parameters = dict(moved.named_parameters())
+    total, kl = 0.0, 0.0
+    for one in OLD:
+        for g in range(one.size):
+            with torch.no_grad():
+                target = logps_of(frozen, one, g)
+            gap = logps_of(moved, one, g) - target
+            total = total + 2.0 / num * (0.5 * gap**2).sum()
+            kl += float((torch.exp(-gap) + gap - 1).sum().detach())
+    found = torch.autograd.grad(total, list(parameters.values()))
+    wanted = {name: one.numpy() for name, one in zip(parameters, found, strict=True)}
+    assert relative_gap(difference(own, other), wanted) < 1e-3
+    num_old = sum(int(one.num_loss_tokens_G().sum()) for one in OLD)
+    assert stats["regularisers/lwf_tokens"] == num_old
+    assert stats["regularisers/lwf"] == pytest.approx(kl / num_old, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_lwf_brings_the_policy_back(config, ray_here):
+    settings = {"optimizer_name": "adamw", "lr": 2e-3}
+    group = learner_group(changed(config, regularisers={"lwf": 1.0}, **settings))
+    end_stage(group, OLD)
+    shaken(group)
+    kls = [update(group, OLD, advantages=NOTHING)[1]["regularisers/lwf"] for _ in range(12)]
+    assert kls[-1] < 0.5 * kls[0] and kls[0] > 1e-3
+    (gradient,), stats = update(group, GROUPS, advantages=NOTHING)  # fresh prompts, of another domain
+    assert not any(one.any() for one in gradient.values()) and stats["regularisers/lwf_tokens"] == 0
+
+
+# --- GeRe ---------------------------------------------------------------------------------------------
+
+TEXTS = ["The old lighthouse stood at the end of the wall.", "17 + 25 = 42", "Half of 64 is 32, a quarter is 16."]
+
+
+@pytest.fixture
+def anchored(config, tmp_path):
+    """Return settings that keep the first layer's activations on three texts, two and one per step."""
+    (tmp_path / "texts.txt").write_text("\n\n".join(TEXTS))
+    own = {"coeff": 2.0, "path": str(tmp_path / "texts.txt"), "layer": 0, "texts_per_step": 2, "max_tokens": 12}
+    return changed(config, regularisers={"gere": own})
+
+
+def activations(model, path, texts):
+    """Return the first layer's output at each token of the texts, by Hugging Face's forward pass alone."""
+    tokenizer = load_tokenizer(path)
+    ids = [tokenizer.encode(text, add_special_tokens=False)[:12] for text in texts]
+    return torch.cat([model(torch.tensor([one]), output_hidden_states=True).hidden_states[1][0] for one in ids])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_gere_keeps_activations(anchored, random_llama_dir, ray_here, lora):
+    group = learner_group(changed(anchored, **lora))
+    (gradient,), stats = update(group, GROUPS, advantages=NOTHING)  # texts 0 and 1, with the starting weights
+    assert stats["regularisers/gere"] == 0 and not any(one.any() for one in gradient.values())
+    shaken(group)
+    (_,), stats = update(group, GROUPS, advantages=NOTHING)  # text 2
+    first = learner_group(changed(anchored, optimizer_name="adamw", lr=2e-3, **lora))
+    shaken(first)
+    moved = deepcopy(first._learner.model)
+    (own,), once = update(first, GROUPS, advantages=NOTHING)  # texts 0 and 1
+    base = load_causal_lm(str(random_llama_dir))
+    with torch.no_grad():
+        start = [activations(base, random_llama_dir, texts) for texts in (TEXTS[:2], TEXTS[2:])]
+    whole = torch.cat(start)
+    low, high = whole.mean(0) - whole.std(0, correction=0), whole.mean(0) + whole.std(0, correction=0)
+    for texts, before, found in ((TEXTS[:2], start[0], once), (TEXTS[2:], start[1], stats)):
+        now = activations(moved, random_llama_dir, texts)
+        past = torch.where(before <= low, now - low, torch.where(before >= high, high - now, now - high))
+        both = torch.where((before > low) & (before < high), (low - now).clamp(min=0), 0.0)
+        entries = past.clamp(min=0) + both
+        margin = 2.0 * entries.sum() / (entries > 0).sum()
+        assert found["regularisers/gere"] == pytest.approx(float(margin), rel=1e-3)
+        if found is once:
+            names = [name for name, one in moved.named_parameters() if one.requires_grad]
+            weights = [one for one in moved.parameters() if one.requires_grad]
+            wanted = torch.autograd.grad(margin, weights, allow_unused=True, retain_graph=False)
+            pairs = zip(names, weights, wanted, strict=True)
+            wanted = {name: np.zeros(one.shape) if g is None else g.numpy() for name, one, g in pairs}
+            assert relative_gap(own, wanted) < 1e-2
+    margins = [update(first, GROUPS, advantages=NOTHING)[1]["regularisers/gere"] for _ in range(12)]
+    assert margins[-1] < 0.7 * once["regularisers/gere"]  # texts 0 and 1 again
+    state = deepcopy(first.get_state())
+    assert state["learner"]["regularisers"] == {"gere": {"num_steps": 13}}
+
+
+@pytest.mark.slow
+def test_a_layer_that_the_model_lacks_is_refused_before_training(anchored, ray_here):
+    anchored.regularisers["gere"]["layer"] = 7
+    with pytest.raises(ValueError, match=r"regularisers.gere.layer = 7; expected -2 to 1, a layer of the model"):
+        learner_group(anchored)

@@ -1,0 +1,187 @@
+"""Terms against forgetting, worked by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.learner.regularisers.anchor_texts import read_texts
+from rllib_srl.losses.kl import k3_k2
+from rllib_srl.losses.regulariser_settings import EWC, L2, REGULARISERS, LwF, RegulariserSettings
+from rllib_srl.losses.regularisers import BETWEEN, LOWER, UPPER, Thresholds, decayed, pull
+
+STAGES = [{"world": "compare", "iterations": 2}, {"world": "lookup", "iterations": 2}]
+
+
+def test_l2_pulls_by_the_distance():
+    gradient, penalty = pull(torch.tensor([3.0, -1.0]), torch.tensor([1.0, 1.0]))
+    assert gradient.tolist() == [2.0, -2.0] and float(penalty) == 4.0  # (4 + 4) / 2
+
+
+def test_ewc_pulls_by_importance():
+    value = torch.tensor([[3.0], [-1.0]], requires_grad=True)
+    gradient, penalty = pull(value, torch.tensor([[1.0], [1.0]]), torch.tensor([[0.5], [0.0]]))
+    assert gradient.tolist() == [[1.0], [0.0]] and float(penalty) == 1.0  # .5 * 4 / 2
+    by_torch = 0.5 * (torch.tensor([[0.5], [0.0]]) * (value - 1).square()).sum()
+    assert torch.equal(torch.autograd.grad(by_torch, value)[0], gradient)
+
+
+def test_importance_decays_at_each_stage():
+    squares = torch.tensor([8.0, 0.0])
+    first = decayed(None, squares, 4, 0.5)
+    assert first.tolist() == [2.0, 0.0]
+    assert decayed(first, torch.tensor([0.0, 6.0]), 2, 0.5).tolist() == [1.0, 3.0]
+    assert decayed(first, torch.tensor([0.0, 6.0]), 2, 0.0).tolist() == [0.0, 3.0]  # the last stage alone
+
+
+def test_the_importance_of_a_coin_is_its_fisher_information():
+    # pi(heads) = sigmoid(theta) = p: squared gradients (1 - p)^2 and p^2, whose mean under pi is p (1 - p).
+    theta = torch.tensor([math.log(3.0)], requires_grad=True)  # p = 3 / 4
+    squares = torch.zeros(1)
+    for is_heads in (True, True, True, False):  # a sample in exact proportion
+        logp = torch.nn.functional.logsigmoid(theta if is_heads else -theta)
+        squares += torch.autograd.grad(logp.sum(), theta)[0] ** 2
+    assert decayed(None, squares, 4, 1.0).item() == pytest.approx(3 / 16)
+
+
+def test_lwf_pushes_by_the_log_ratio():
+    logp = torch.tensor([-1.0, -3.0], requires_grad=True)
+    frozen = torch.tensor([-2.0, -2.0])
+    loss = k3_k2(logp, frozen)  # d = 1, -1: exp(-d) + d - 1
+    assert loss.tolist() == pytest.approx([math.exp(-1), math.e - 2], abs=1e-6)
+    assert torch.autograd.grad(loss.sum(), logp)[0].tolist() == [1.0, -1.0]
+
+
+def test_thresholds_are_those_of_each_dimension():
+    base = torch.tensor([[0.0, 10.0], [2.0, 10.0], [4.0, 40.0]])
+    low, high = Thresholds.of(base)
+    spread = math.sqrt(8 / 3)  # of 0, 2, 4
+    assert low.tolist() == pytest.approx([2 - spread, 20 - 10 * math.sqrt(2)])
+    assert high.tolist() == pytest.approx([2 + spread, 20 + 10 * math.sqrt(2)])
+    labels = Thresholds(low, high).labels(base)
+    assert labels.tolist() == [[LOWER, BETWEEN], [BETWEEN, BETWEEN], [UPPER, UPPER]]
+
+
+def test_the_margin_is_zero_where_nothing_moved_and_acts_past_a_threshold_only():
+    bounds = Thresholds(torch.tensor([-1.0]), torch.tensor([1.0]))
+    base = torch.tensor([[-2.0], [0.0], [3.0], [0.5]])
+    labels = bounds.labels(base)
+    still = base.clone().requires_grad_()
+    margin = bounds.margin(still, labels)
+    assert margin.item() == 0 and not torch.autograd.grad(margin, still)[0].any()
+    # By 0.5 above the lower bound, by 2 above the upper one, by 1.5 below it, and inside.
+    moved = torch.tensor([[-0.5], [3.0], [-0.5], [-0.5]], requires_grad=True)
+    margin = bounds.margin(moved, labels)
+    assert margin.item() == pytest.approx((0.5 + 2.0 + 1.5) / 3)  # the mean of those that are not 0
+    gradient = torch.autograd.grad(margin, moved)[0]
+    assert gradient[:, 0].tolist() == pytest.approx([1 / 3, 1 / 3, -1 / 3, 0.0])
+
+
+# --- the setting ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(random_llama_dir):
+    config = SRLConfig().environment(stream=STAGES).rl_module(model_config={"model": str(random_llama_dir)})
+    return config.replay(revisit_fraction=0.25)
+
+
+def test_names_and_numbers_stand_for_parameters():
+    settings = RegulariserSettings.of({"ewc": {"coeff": 10, "decay": 0.9}, "l2": 0.5, "lwf": {}})
+    assert settings == RegulariserSettings(ewc=EWC(10, 0.9, 64), l2=L2(0.5), lwf=LwF(0.1, "k3_k2"))
+    assert settings.names == tuple(name for name in REGULARISERS if name in ("ewc", "l2", "lwf"))
+    assert RegulariserSettings.of(None) == RegulariserSettings.of({"l2": 0, "ewc": {"coeff": 0.0}}) == (
+        RegulariserSettings()
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("ewc", "regularisers = 'ewc'; expected a mapping from some of 'ewc'"),
+        ({"si": 1}, "regularisers.si = 1; expected some of 'ewc'"),
+        ({"l2": -1}, "regularisers.l2.coeff = -1; expected a number of at least 0"),
+        ({"l2": None}, "regularisers.l2.coeff = None; expected a number of at least 0"),
+        ({"l2": {"decay": 1}}, "regularisers.l2.decay = 1; expected some of coeff"),
+        ({"ewc": {"decay": 1.5}}, "regularisers.ewc.decay = 1.5; expected a number in [0, 1]"),
+        ({"ewc": {"episodes": 0}}, "regularisers.ewc.episodes = 0; expected an integer of at least 1"),
+        ({"lwf": {"estimator": "k1"}}, "regularisers.lwf.estimator = 'k1'; expected one of 'k2', 'k3', 'k3_k2'"),
+    ],
+)
+def test_a_wrong_value_is_named(config, value, fault):
+    (line,) = faults_of(config.training(regularisers=value))
+    assert line.startswith(fault)
+
+
+def test_all_wrong_values_are_named_at_once(config):
+    lines = faults_of(config.training(regularisers={"l2": -1, "ewc": {"decay": 2, "coeff": "x"}}))
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("name", ["ewc", "lwf"])
+def test_stages_are_needed_and_shards_refused(config, name):
+    config.training(regularisers={name: 1.0})
+    assert faults_of(config) == []
+    one = config.copy(copy_frozen=False).environment(stream=STAGES[:1])
+    drift = config.copy(copy_frozen=False).environment(
+        stream={"domains": [{"world": "compare"}, {"world": "lookup"}], "drift": 10}
+    )
+    for wrong in (one, drift):
+        (line,) = faults_of(wrong)
+        assert line.startswith(f"regularisers.{name} with stream") and "at least two stages" in line
+    none = SRLConfig().environment("compare").training(regularisers={name: 1.0}).replay(revisit_fraction=0.25)
+    assert [line.split(";")[0] for line in faults_of(none)] == [f"regularisers.{name} with stream = None"]
+    sharded = config.training(fsdp=True).learners(num_learners=2)
+    assert [line.split(";")[0] for line in faults_of(sharded)] == [f"regularisers.{name} with fsdp = True"]
+    sharded.training(regularisers={name: 0.0, "l2": 1.0})  # L2 works, and a coefficient of 0 needs nothing
+    assert faults_of(sharded) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (None, "expected a file of texts, or 'packaged': [Errno 2]"),
+        ("\n \n", "expected a file with at least one text; it is empty"),
+        ('{"text": "a"}\n{"txt": 1}\n', 'expected {"text": ...} in row 1'),
+        ("{", "expected JSON in row 0"),
+    ],
+)
+def test_a_file_of_texts_must_hold_some(config, tmp_path, content, fault):
+    path = tmp_path / "texts.jsonl"
+    if content is not None:
+        path.write_text(content)
+    (line,) = faults_of(config.training(regularisers={"gere": {"path": str(path)}}))
+    assert line.startswith(f"regularisers.gere.path = {str(path)!r}; {fault}")
+
+
+def test_texts_are_lines_or_rows_and_paths_become_whole(config, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\nthree\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\nno JSON\n')
+    assert read_texts(str(tmp_path / "a.txt"), 2) == read_texts(str(tmp_path / "a.jsonl"), 2) == ["one", "two"]
+    assert len(read_texts("packaged", 64)) == 6
+    monkeypatch.chdir(tmp_path)
+    config.training(regularisers={"gere": {"path": "a.txt"}})
+    assert config.regularisers["gere"]["path"] == str(tmp_path / "a.txt") and faults_of(config) == []
+
+
+def test_the_document_of_losses_names_every_parameter():
+    text = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+    section = text.partition("## Regularisers")[2].partition("\n## ")[0]
+    rows = {line.split("|")[1].strip(" `"): line for line in section.splitlines() if line.startswith("| `")}
+    assert set(rows) >= set(REGULARISERS)
+    for one in REGULARISERS.values():
+        for field in fields(one):
+            default = 0.001 if field.default == 1e-3 else field.default
+            shown = f"`{default}`" if isinstance(default, str) else f"{default:g}"
+            assert f"`{field.name}` ({shown})" in section
+
+
+def test_lwf_needs_revisits(config):
+    (line,) = faults_of(config.replay(revisit_fraction=0.0).training(regularisers={"lwf": 1.0}))
+    assert line.startswith("regularisers.lwf with replay_revisit_fraction = 0; expected above 0")
