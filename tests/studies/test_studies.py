@@ -35,7 +35,7 @@ ASKED_FOR = {  # every arm that must be there, by study
 
 def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
-    named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate"}
+    named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate", "regularisers"}
     named |= {"pool_tuning", "pool_proof", "pool_stream", "pool_stream_heldout", "facts", "reuse_choice"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
