@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl import SRL
 from tests.algorithm.test_resume import assert_same, go_on
 from tests.small_memory import memory_config
 
@@ -59,6 +58,5 @@ def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tm
     assert learned[1]["regularisers/ewc"] == 0 and learned[2]["regularisers/lwf_tokens"] > 0
     algo.save_to_path(tmp_path / "three")
     whole = go_on(algo, 2)
-    again = SRL.from_checkpoint(tmp_path / "three")
-    assert_same(go_on(again, 2), whole)
-    again.stop()
+    algo.restore_from_path(tmp_path / "three")
+    assert_same(go_on(algo, 2), whole)
