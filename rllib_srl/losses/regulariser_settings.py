@@ -1,7 +1,7 @@
 """Define the setting `regularisers`: its parameters, their defaults and their ranges.
 
-    {"ewc": {"coeff": 10.0, "decay": 0.9}, "l2": 0.01}      a number alone is the coefficient
-    RegulariserSettings.of(value).ewc                        EWC(coeff=10.0, decay=0.9, episodes=64)
+    {"ewc": {"coeff": 10.0, "decay": 0.9}, "l2": 0.1}      a number alone is the coefficient
+    RegulariserSettings.of(value).ewc                       EWC(coeff=10.0, decay=0.9, episodes=64)
     parameter_faults(value)                                  error messages "regularisers = ...; expected ..."
 
 A regulariser that is not named, or whose coefficient is 0, is None: the run is that without it, bit for bit.
@@ -35,14 +35,14 @@ def _parameter(default: Any, valid: _Range) -> Any:
 class L2:
     """Pulls every trained weight towards its value in the starting model."""
 
-    coeff: float = _parameter(1e-3, _COEFF)
+    coeff: float = _parameter(0.1, _COEFF)
 
 
 @dataclass(frozen=True)
 class EWC:
     """Pulls weights that mattered for the domains so far towards their values at the end of the last stage."""
 
-    coeff: float = _parameter(1.0, _COEFF)
+    coeff: float = _parameter(100.0, _COEFF)
     decay: float = _parameter(1.0, _Range(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]"))
     episodes: int = _parameter(64, _AT_LEAST_1)  # of the domain that ended; whole groups, so there may be a few more
 
@@ -64,7 +64,7 @@ PACKAGED = "packaged"  # stands for the package's own texts
 class GeRe:
     """Keeps activations on general texts on the side of their thresholds that the starting model had them on."""
 
-    coeff: float = _parameter(1.0, _COEFF)
+    coeff: float = _parameter(0.01, _COEFF)
     path: str = _parameter(PACKAGED, _Range(lambda x: isinstance(x, str) and bool(x), "the path of a file of texts"))
     layer: int = _parameter(-1, _Range(lambda x: is_integer(x, -(2**31)), "an integer, the number of a decoder layer"))
     num_texts: int = _parameter(64, _AT_LEAST_1)  # of the file, the first ones
