@@ -14,6 +14,7 @@ WITHOUT_MODEL = {
     "colocate": False,
     "activation_checkpointing": False,
     "evaluation_iterations": 0,
+    "regularisers": None,
 }
 LAW = ("chance", "malformed", "learns", "forgets", "spread")
 
