@@ -15,11 +15,15 @@ An environment whose agent calls the policy itself (`Reply.ask`) takes the same 
 `Conversations` decides what tokens it is given. The episode is written when it ends, one conversation after the other.
 
 Every `LiveEpisode` yields exactly one episode, in order of completion, whatever its `StopReason`.
+
+    for episode in play(episodes, ...)                            to the end
+    player.add(episodes, deadline_s); player.advance(until)       in slices, with new episodes between them
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -61,6 +65,8 @@ class LiveEpisode:
     __slots__ = (
         "ask",
         "conversations",
+        "deadline",
+        "deadline_s",
         "doing",
         "episode",
         "group_id",
@@ -71,6 +77,7 @@ class LiveEpisode:
         "num_refused",
         "num_turns",
         "pass_reward",
+        "place",
         "prompt",
         "refused_as",
         "stream",
@@ -92,6 +99,8 @@ class LiveEpisode:
         self.pass_reward: float | None = None
         self.is_unpaid = False
         self.versions = (0, 0)  # of the engine's weights; set when the episode starts or is aborted before that
+        self.place = 0  # among all episodes of its player
+        self.deadline_s = self.deadline = math.inf  # given, and as a time of the monotonic clock
         self.doing = _NOT_STARTED
         self.conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
         self.ask: Ask | None = None  # the agent's present call
@@ -251,31 +260,23 @@ def play(
         TooManyHangingCallsError: see `EnvCalls.poll`.
         RunEndedError: an environment raised an exception with `ends_run`.
     """
-    names = [(live.group_id, live.index) for live in episodes]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"episode (group_id, index) = {twice} appears twice; expected each episode once")
-    if started := [name for name, live in zip(names, episodes, strict=True) if live.doing != _NOT_STARTED]:
-        raise ValueError(f"episode (group_id, index) = {started[0]} was played before; expected a new LiveEpisode")
-    unknown = sorted({live.prompt.env_id for live in episodes} - set(worlds))
-    if unknown:
-        raise ValueError(f"env_id = {', '.join(map(repr, unknown))}; expected one of {', '.join(map(repr, worlds))}")
-    return _Loop(
+    player = Player(
         engine=engine,
         worlds=worlds,
         transcript=transcript,
         sampling=sampling,
         limits=limits,
         calls=calls,
-        deadline_s=deadline_s,
-        waiting=deque(episodes),
+        is_ordered=engine.is_reproducible,
         seconds={} if seconds is None else seconds,
-    ).run()
+    )
+    player.add(episodes, deadline_s)
+    return player.to_the_end()
 
 
 @dataclass(eq=False)
-class _Loop:
-    """The event loop of one `play`.
+class Player:
+    """The event loop: plays the episodes that it was given, to the end or in slices.
 
     Invariant: a live episode is in `writing` (the engine has its request), in `ready`, or has one open call.
     """
@@ -286,33 +287,84 @@ class _Loop:
     sampling: Sampling
     limits: Limits
     calls: EnvCalls
-    deadline_s: float
-    waiting: deque[LiveEpisode]
+    is_ordered: bool  # step the engine only while no environment call is open; see `_advance`
     seconds: dict[str, float]
+    waiting: deque[LiveEpisode] = field(default_factory=deque)
     live: set[LiveEpisode] = field(default_factory=set)
     writing: dict[str, LiveEpisode] = field(default_factory=dict)
-    ready: list[LiveEpisode] = field(default_factory=list)  # to be submitted; only with a reproducible engine
+    ready: list[LiveEpisode] = field(default_factory=list)  # to be submitted; only if `is_ordered`
     ended: deque[SingleAgentEpisode] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + self.deadline_s
+        self._deadline = self._until = math.inf  # the earliest of the unfinished episodes; the end of the slice
+        self._num_added = 0
         self._max_tokens = min(self.limits.max_episode_tokens, self.engine.context_length)
         self.seconds.update(engine_s=0.0, environment_s=0.0)
-        self._place: dict[Hashable, int] = {live: place for place, live in enumerate(self.waiting)}
         self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
 
-    def run(self) -> Iterator[SingleAgentEpisode]:
+    def add(self, episodes: Sequence[LiveEpisode], deadline_s: float) -> None:
+        """Queue new episodes; those that are unfinished `deadline_s` seconds from now end as ABORTED.
+
+        Raises:
+            ValueError: a duplicate or started episode, or an unknown environment; nothing was queued.
+        """
+        names = [(live.group_id, live.index) for live in episodes]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"episode (group_id, index) = {twice} appears twice; expected each episode once")
+        if started := [name for name, live in zip(names, episodes, strict=True) if live.doing != _NOT_STARTED]:
+            raise ValueError(f"episode (group_id, index) = {started[0]} was played before; expected a new LiveEpisode")
+        unknown = sorted({live.prompt.env_id for live in episodes} - set(self.worlds))
+        if unknown:
+            known = ", ".join(map(repr, self.worlds))
+            raise ValueError(f"env_id = {', '.join(map(repr, unknown))}; expected one of {known}")
+        deadline = time.monotonic() + deadline_s
+        for place, live in enumerate(episodes, self._num_added):
+            live.place, live.deadline_s, live.deadline = place, deadline_s, deadline
+        self._num_added += len(episodes)
+        self._deadline = min(self._deadline, deadline)
+        self.waiting.extend(episodes)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Return how many episodes have not ended, started or not."""
+        return len(self.waiting) + len(self.live)
+
+    def to_the_end(self) -> Iterator[SingleAgentEpisode]:
+        """Play and yield all episodes, then `close`, also if the caller stops iterating."""
         try:
-            while self.waiting or self.live:
-                self._start()
-                for call in self._advance():
-                    self._take_reply(call)
-                if time.monotonic() >= self._deadline:
-                    self._abort_all()
-                while self.ended:
-                    yield self.ended.popleft()
-        finally:  # also when the caller stops iterating, or a prompt raises ValueError
-            self._drop_all()
+            yield from self.advance()
+        finally:
+            self.close()
+
+    def advance(self, until: float = math.inf) -> Iterator[SingleAgentEpisode]:
+        """Play until no episode is left or the monotonic clock shows `until`; yield each episode as it ends.
+
+        Raises:
+            ValueError, TooManyHangingCallsError, RunEndedError: see `play`; call `close` then.
+        """
+        self._until = until
+        while self.num_unfinished and time.monotonic() < until:
+            self._start()
+            for call in self._advance():
+                self._take_reply(call)
+            if time.monotonic() >= self._deadline:
+                self._abort_overdue()
+            while self.ended:
+                yield self.ended.popleft()
+
+    def close(self) -> None:
+        """Drop all episodes without ending them: their requests, and the environments with a running call."""
+        for live in [*(self._stop_writing(list(self.writing)) if self.writing else []), *self.ready]:
+            self._give_back(live)
+        self.ready.clear()
+        self.waiting.clear()
+        inside = self.calls.abandon(self.live)
+        for live in self.live:
+            if live.instance is not None:
+                (self.calls.abandon_instance if live in inside else self.calls.discard)(live.instance)
+            live.instance = None
+        self.live.clear()
 
     def _start(self) -> None:
         limit = self.limits.max_concurrent
@@ -334,14 +386,14 @@ class _Loop:
     def _advance(self) -> list[FinishedCall]:
         """Step the engine or, if no turn is being generated, wait for environments; return the finished calls.
 
-        A reproducible engine is stepped only while no environment call is open, and gets the turns in the order of
-        the episodes. Otherwise the timing of the environment threads would decide which turns share a batch, and so
-        how their log-probs are rounded.
+        With `is_ordered` the engine is stepped only while no environment call is open, and gets the turns in the order
+        of the episodes. Otherwise the timing of the environment threads would decide which turns share a batch, and so
+        how the log-probs of a reproducible engine are rounded.
         """
-        if self.engine.is_reproducible:
+        if self.is_ordered:
             if num_open := len(self.live) - len(self.writing) - len(self.ready):
                 return self._all_replies(num_open)
-            for live in sorted(self.ready, key=self._place.__getitem__):
+            for live in sorted(self.ready, key=_place_of):
                 self._submit(live)
             self.ready.clear()
         if self.writing and not self.engine.is_paused:
@@ -352,19 +404,23 @@ class _Loop:
             time.sleep(_PAUSED_S)
             return self.calls.poll(0.0)
         with self._timed("environment_s"):
-            replies = self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
+            replies = self.calls.poll(self._patience())
             linger_until = time.monotonic() + _MAX_LINGER_S
             while time.monotonic() < linger_until and (more := self.calls.poll(_LINGER_S)):
                 replies += more
         return replies
 
     def _all_replies(self, num_open: int) -> list[FinishedCall]:
-        """Wait for all open calls, at most until the deadline; return the finished ones in the order of episodes."""
+        """Wait for all open calls, at most until the slice ends; return the finished ones in the order of episodes."""
         replies: list[FinishedCall] = []
         with self._timed("environment_s"):
-            while len(replies) < num_open and time.monotonic() < self._deadline:
-                replies += self.calls.poll(max(self._deadline - time.monotonic(), 0.0))
-        return sorted(replies, key=lambda call: self._place[call.call_id])
+            while len(replies) < num_open and self._patience():
+                replies += self.calls.poll(self._patience())
+        return sorted(replies, key=lambda call: _place_of(call.call_id))
+
+    def _patience(self) -> float:
+        """Return the seconds until the slice ends or an episode is overdue, at least 0."""
+        return max(0.0, min(self._deadline, self._until) - time.monotonic())
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -377,7 +433,7 @@ class _Loop:
             turns = self.engine.step()
         except Exception as error:
             message = f"the engine failed while generating {len(self.writing)} turns: {one_line(error)}"
-            for live in self._stop_writing():
+            for live in self._stop_writing(list(self.writing)):
                 self._end(live, StopReason.ENGINE_FAILED, message)
             return
         for turn in turns:
@@ -508,9 +564,9 @@ class _Loop:
         return reply.stop_reason or (StopReason.TERMINATED if reply.is_terminated else StopReason.TRUNCATED)
 
     def _write(self, live: LiveEpisode) -> None:
-        """Start the next turn: submit it, or queue it for a reproducible engine."""
+        """Start the next turn: submit it, or queue it if `is_ordered`."""
         live.doing = "writing"
-        if self.engine.is_reproducible:
+        if self.is_ordered:
             self.ready.append(live)
         else:
             self._submit(live)
@@ -538,7 +594,7 @@ class _Loop:
         return self._samplings[key]
 
     def _end(self, live: LiveEpisode, reason: StopReason, error: str = "", is_terminated: bool = False) -> None:
-        """Remove the episode from the loop and queue it for `run` to yield."""
+        """Remove the episode from the loop and queue it for `advance` to yield."""
         if error:
             logger.info("episode %s ended as %s: %s", live.episode.id_, reason.value, error)
         self.live.discard(live)
@@ -550,35 +606,37 @@ class _Loop:
             self.calls.pool.put(live.prompt.env_id, live.instance)
             live.instance = None
 
-    def _stop_writing(self) -> list[LiveEpisode]:
-        """Abort all requests of the engine; return their episodes."""
-        stopped, request_ids = list(self.writing.values()), list(self.writing)
-        self.writing.clear()
+    def _stop_writing(self, request_ids: Sequence[str]) -> list[LiveEpisode]:
+        """Abort requests of the engine; return their episodes."""
+        stopped = [self.writing.pop(request_id) for request_id in request_ids]
         try:
             self.engine.abort(request_ids)
         except Exception as error:  # an engine that has just failed may fail here too
             logger.warning("the engine could not abort %d requests: %s", len(request_ids), one_line(error))
         return stopped
 
-    def _abort_all(self) -> None:
-        """End every unfinished episode as ABORTED, started or not."""
-        unfinished = sorted(self.live, key=lambda live: (live.group_id, live.index))
-        self._drop_all()
-        for live in self.waiting:
-            live.versions = (self.engine.version, self.engine.version)
-        unfinished += self.waiting
-        self.waiting.clear()
-        for live in unfinished:
-            self._end(live, StopReason.ABORTED, f"{live.where}: deadline_s = {self.deadline_s:g} passed")
-
-    def _drop_all(self) -> None:
-        """Remove all requests and calls from engine and threads; an instance with a running call is lost."""
-        for live in [*(self._stop_writing() if self.writing else []), *self.ready]:
-            self._give_back(live)
-        self.ready.clear()
-        inside = self.calls.abandon(self.live)
-        for live in self.live:
-            if live.instance is not None:
+    def _abort_overdue(self) -> None:
+        """End the episodes whose deadline has passed as ABORTED, started or not; an instance in a call is lost."""
+        now = time.monotonic()
+        overdue = [live for live in self.live if live.deadline <= now]
+        requests = [request_id for request_id, live in self.writing.items() if live.deadline <= now]
+        stopped = set(self._stop_writing(requests) if requests else [])
+        stopped |= {live for live in self.ready if live.deadline <= now}
+        self.ready = [live for live in self.ready if live not in stopped]
+        inside = self.calls.abandon(live for live in overdue if live not in stopped)
+        for live in overdue:
+            if live not in stopped and live.instance is not None:
                 (self.calls.abandon_instance if live in inside else self.calls.discard)(live.instance)
-            live.instance = None
-        self.live.clear()
+                live.instance = None
+        unstarted = [live for live in self.waiting if live.deadline <= now]
+        self.waiting = deque(live for live in self.waiting if live.deadline > now)
+        for live in unstarted:
+            live.versions = (self.engine.version, self.engine.version)
+        for live in [*sorted(overdue, key=lambda live: (live.group_id, live.index)), *unstarted]:
+            self._end(live, StopReason.ABORTED, f"{live.where}: deadline_s = {live.deadline_s:g} passed")
+        self._deadline = min((live.deadline for live in (*self.live, *self.waiting)), default=math.inf)
+
+
+def _place_of(live: Hashable) -> int:
+    assert isinstance(live, LiveEpisode)
+    return live.place
