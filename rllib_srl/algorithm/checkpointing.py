@@ -12,6 +12,7 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,14 @@ from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.journal.codec import prompt_fields, prompt_of
 from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
+from rllib_srl.types import Prompt
 from rllib_srl.weights.sync import WeightSync
 
 SNAPSHOTS = "memory"  # path within a checkpoint
@@ -71,7 +75,9 @@ class SavedAlgorithm(Algorithm):
     version: int
     policy_kl: float
     seed: int
+    ahead: RolloutsAhead | None
     _is_saving = False
+    _again: Sequence[tuple[Prompt, bool]] = ()  # prompts in play when the restored state was saved; is it a revisit?
 
     def step(self) -> dict[str, Any]:
         """Run one iteration; every `checkpoint_every` iterations write a checkpoint, or request one from Tune."""
@@ -94,6 +100,9 @@ class SavedAlgorithm(Algorithm):
         own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
+        in_play = self.ahead.outstanding if self.ahead is not None else []
+        own["in_play"] = [(prompt_fields(one.prompt), one.is_revisit) for one in in_play]
+        own["in_play"] += [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self._again]
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
             self._gather_learners()
             own["snapshot"] = str(Path(self.logdir) / "replay" / f"state_{uuid.uuid4().hex[:12]}")
@@ -119,9 +128,17 @@ class SavedAlgorithm(Algorithm):
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
             self.filler.set_state(state["srl"].get("filling", {}))  # earlier versions had none
+            if self.ahead is not None:
+                self.ahead.forget()
+            self._again = [(prompt_of(fields), again) for fields, again in state["srl"].get("in_play", [])]  # likewise
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
+            self._sync_restored()
+
+    def _sync_restored(self) -> None:
+        """Send the restored weights to every engine."""
+        with self._runners_at_rest():
             self._restore_runners(self.weight_sync.sync(self.version)[1])
 
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
@@ -197,7 +214,7 @@ class SavedAlgorithm(Algorithm):
             if about.get("has_learner_shards"):
                 self.learners.load_shards(str(Path(path).absolute() / SHARDS), self.config.sync_timeout_s)
             self._restore_memory(Path(path) / SNAPSHOTS)
-        self._restore_runners(self.weight_sync.sync(self.version)[1])
+        self._sync_restored()
 
     def restore_weights(self, path: Any) -> None:
         """Load only the weights of a checkpoint and sync them to every engine; no pickle is opened.
@@ -218,7 +235,7 @@ class SavedAlgorithm(Algorithm):
         else:
             self.learners.take_weights(read_weights(place / MODULE / WEIGHTS), self.config.sync_timeout_s)
         self.version, self._iteration = int(about.get("version", 0)), int(about.get("iteration", 0))
-        self._restore_runners(self.weight_sync.sync(self.version)[1])
+        self._sync_restored()
 
     def restore(self, checkpoint_path: Any) -> None:
         """Restore a checkpoint that Tune passes; see `restore_from_path`.

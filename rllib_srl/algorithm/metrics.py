@@ -199,6 +199,29 @@ class Report:
         for name, value in values.items():
             self._metrics.log_value((ROLLOUT_RESULTS, name), value, reduce="mean", window=1)
 
+    def ahead(
+        self, lags: Sequence[int], num_late: int, num_dropped_tokens: int, seconds: Mapping[int, Mapping[str, float]]
+    ) -> None:
+        """Log rollouts that are ahead of training.
+
+        Args:
+            lags: updates between the start of each group and its training.
+            num_late: groups with more lag than `max_lag`.
+            num_dropped_tokens: generated tokens of late groups that were dropped.
+            seconds: of each runner, playing (slice_s) and without groups (idle_s).
+        """
+        idle = [one.get("idle_s", 0.0) / max(sum(one.get(k, 0.0) for k in ("idle_s", "slice_s")), 1e-9)
+                for one in seconds.values()]  # fmt: skip
+        values = {
+            "lag_mean": float(np.mean(lags)) if lags else float("nan"),
+            "lag_max": max(lags, default=0),
+            "late_share": num_late / len(lags) if lags else 0.0,
+            "runner_idle_share": float(np.mean(idle)) if idle else float("nan"),
+        }
+        for name, value in values.items():
+            self._metrics.log_value((ROLLOUT_RESULTS, name), value, reduce="mean", window=1)
+        self.count("num_tokens_dropped_late", num_dropped_tokens)
+
     def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:
         """Log a weight sync: the canary's log-prob gap between engines and learner (None: no answer) and timings."""
         for name, value in seconds.items():

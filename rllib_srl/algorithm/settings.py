@@ -83,6 +83,20 @@ ENV_RUNNERS = {
         None, "maximum number of episodes that a runner plays at the same time, for environments that start programs; "
         "None: all"
     ),
+    "max_lag": Setting(
+        0,
+        "policy updates between the start of a group and its training, at most; 0: rollout and training take turns; "
+        "above 0: runners play on during updates, docs/rollouts.md",
+    ),
+    "in_flight": Setting(
+        None,
+        "with max_lag: groups that are played or wait to be trained on, at most; None: (max_lag + 1) * "
+        "num_prompts_per_batch",
+    ),
+    "slice_s": Setting(0.5, "with max_lag: seconds that a runner plays between two chances to load weights"),
+    "late": Setting(
+        "memory", 'with max_lag: groups with more lag are stored and not trained on ("memory"), or dropped ("drop")'
+    ),
     "num_transcripts": Setting(2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none"),
 }
 TRAINING = {

@@ -50,7 +50,7 @@ from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
-from rllib_srl.curriculum.filling import make_filler
+from rllib_srl.curriculum.filling import Batch, make_filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -63,6 +63,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.visits import Visit
+from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.rollout.runner_group import RunnerGroup
@@ -86,6 +87,7 @@ class SRL(SavedAlgorithm):
     """
 
     config: SRLConfig
+    ahead: RolloutsAhead | None = None
 
     @classmethod
     def get_default_config(cls) -> SRLConfig:
@@ -125,12 +127,13 @@ class SRL(SavedAlgorithm):
             self.source.iterating([], self.config.evaluation_iterations)
         self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
         self.runners.check_started(self.config.start_timeout_s)
+        self.ahead = self._start_ahead()
         starting.info("testing the weight sync")
         self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
-        self.filler = make_filler(self.source, self.memory, self.config.num_prompts_per_batch, worlds[2])
+        self.filler = make_filler(self.source, self.memory, self._num_in_flight, worlds[2])
         self.filler.start()
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(
@@ -145,6 +148,19 @@ class SRL(SavedAlgorithm):
         self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
+
+    def _start_ahead(self) -> RolloutsAhead | None:
+        """Return what keeps the runners playing during updates, None if rollout and training take turns."""
+        if not self.config.max_lag:
+            return None
+        how = {"slice_s": self.config.slice_s, "timeout_s": self.config.sample_timeout_s, "max_tries": MAX_TRIES}
+        return RolloutsAhead(self.runners, **how)
+
+    @property
+    def _num_in_flight(self) -> int:
+        """Return the largest number of groups that are played or wait to be trained on."""
+        default: int = (self.config.max_lag + 1) * self.config.num_prompts_per_batch
+        return default if self.config.in_flight is None else int(self.config.in_flight)
 
     def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
         settings = self.config.replay_settings()
@@ -198,18 +214,18 @@ class SRL(SavedAlgorithm):
             self._apply_ratings()
         with self._timed("plan"):
             plan = self.controller.begin(now, self.config.evaluation_duration, self._play_probes)
-            filled = self.filler.fill(self.config.num_prompts_per_batch, now, plan)
+            filled = self._fill(now, plan)
             prompts = augmented(self, filled.prompts, now)
         with self._timed("rollout"):
-            # asynchronous rollouts: an iterator
             batches = self._play_training(prompts, num_revisits=filled.num_revisits)
-            batches += self._resampled(batches, len(prompts), now, plan)
-            groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _slot(g.group_id))
+            num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in batches)
+            batches += self._resampled(batches, num_played, now, plan)
+            groups, late = self._kept(batches)
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
-            reused = self.memory.sample(len(prompts), now, plan.stored)
+            reused = self.memory.sample(num_played, now, plan.stored)
         with self._timed("batch"):
-            left_out = _untrained(batches, groups)
+            left_out = _untrained(batches, groups) | late
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
             shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
@@ -247,6 +263,39 @@ class SRL(SavedAlgorithm):
         if (settings := self.config.flat()).rollout != "full":
             num_screened_out = sum(len(one.screened_out) for one in batches)
             self.report.rollout(groups, num_screened_out, settings.group_size - settings.screen_size)
+
+    def _fill(self, now: int, plan: Plan) -> Batch:
+        """Return the prompts to begin in this iteration; after a resume those that were in play come first."""
+        again, self._again = self._again, []
+        in_play = [one.prompt.key for one in self.ahead.outstanding] if self.ahead is not None else []
+        num = max(0, self._num_in_flight - len(in_play) - len(again))
+        filled = self.filler.fill(num, now, plan, [*in_play, *(prompt.key for prompt, _ in again)])
+        if not again:
+            return filled
+        revisits = [prompt for prompt, is_revisit in again if is_revisit]
+        fresh = [prompt for prompt, is_revisit in again if not is_revisit]
+        num_revisits = len(revisits) + filled.num_revisits
+        at = filled.num_revisits
+        return Batch([*revisits, *filled.prompts[:at], *fresh, *filled.prompts[at:]], num_revisits)
+
+    def _kept(self, batches: Sequence[RunnerBatch]) -> tuple[list[GroupMeta], frozenset[str]]:
+        """Return the played groups in the order in which they were begun, and the ids of late ones among them.
+
+        A group's lag is the number of updates since the weights of its first token. With `late` "drop" groups that lag
+        more than `max_lag` are not among the groups.
+        """
+        groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _place(g.group_id))
+        if self.ahead is None:
+            return groups, frozenset()
+        lag = {group.group_id: self.version - int(group.versions_G2[:, 0].min()) for group in groups}
+        late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
+        num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
+        is_dropped = self.config.late == "drop"
+        self.report.ahead(list(lag.values()), len(late), num_tokens * is_dropped, self.ahead.take_seconds())
+        names = frozenset(group.group_id for group in late)
+        if is_dropped:
+            return [group for group in groups if group.group_id not in names], frozenset()
+        return groups, names
 
     def _apply_ratings(self) -> None:
         """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
@@ -316,17 +365,50 @@ class SRL(SavedAlgorithm):
             where: `stream`, `num_revisits` and `first_slot` of `play`.
         """
         settings = self.config.flat()
+        if self.ahead is not None:
+            return self._play_ahead(self.ahead, prompts, **where)
         if settings.rollout == "screening":
             return list(self.play(prompts, **where, screen_size=settings.screen_size))
         if settings.rollout == "knapsack":
-            largest = settings.largest_group or LARGEST_SHARE * settings.group_size
-            limits = (len(prompts) * settings.group_size, settings.smallest_group, largest)
-            sizes_P = group_sizes(self.memory.pass_rates(prompts), *limits)
-            return list(self.play(prompts, **where, sizes=sizes_P.tolist()))
+            return list(self.play(prompts, **where, sizes=self._group_sizes(prompts)))
         return list(self.play(prompts, **where))
+
+    def _group_sizes(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the number of episodes of each prompt."""
+        settings = self.config.flat()
+        if settings.rollout != "knapsack":
+            return [settings.group_size] * len(prompts)
+        largest = settings.largest_group or LARGEST_SHARE * settings.group_size
+        limits = (len(prompts) * settings.group_size, settings.smallest_group, largest)
+        sizes: list[int] = group_sizes(self.memory.pass_rates(prompts), *limits).tolist()
+        return sizes
+
+    def _play_ahead(
+        self, ahead: RolloutsAhead, prompts: Sequence[Prompt], num_revisits: int
+    ) -> list[RunnerBatch]:
+        """Begin prompts, each on the runner with the fewest episodes; return the batches of P groups that have ended.
+
+        Args:
+            ahead: plays.
+            prompts: new ones; the first `num_revisits` come from the memory.
+            num_revisits: their number.
+        """
+        loads = ahead.loads()
+        shares: dict[int, dict[str, tuple[Prompt, int]]] = {}
+        for slot, (prompt, size) in enumerate(zip(prompts, self._group_sizes(prompts), strict=True)):
+            runner_id = min(loads, key=lambda i: (loads[i], i))
+            loads[runner_id] += size
+            shares.setdefault(runner_id, {})[f"{self.iteration + 1}.{slot}"] = prompt, size
+        revisits = frozenset(f"{self.iteration + 1}.{slot}" for slot in range(num_revisits))
+        for runner_id, share in shares.items():
+            played = {group_id: prompt for group_id, (prompt, _) in share.items()}
+            arguments = self._play_arguments(played, self._play_seed("train", runner_id, 0), revisits, {})
+            ahead.launch(runner_id, arguments, {group_id: size for group_id, (_, size) in share.items()})
+        return ahead.take(self.config.num_prompts_per_batch, self._restore_runners)
 
     def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
         """Play prompts greedily, once each, with a separate random stream."""
+        self._finish_play()
         batches = self.play(prompts, "probe", group_size=1, temperature=0.0, as_groups=False, num_transcripts=0)
         return [group for batch in batches for group in batch.groups]
 
@@ -359,6 +441,8 @@ class SRL(SavedAlgorithm):
                 self.report.count("num_runner_restarts", 1)
                 try:
                     self.weight_sync.start(self.version, [runner_id])
+                    if self.ahead is not None:
+                        self.ahead.restarted({runner_id: failure})
                     break
                 except RunnerFailure as error:
                     if attempt + 1 == MAX_TRIES:
@@ -485,10 +569,26 @@ class SRL(SavedAlgorithm):
             self.report.warn(f"regularisers.ewc: no episode of {named} at the end of its stage; it is not protected")
 
     def _sync_weights(self) -> None:
-        self.version += 1
-        gap, lost = self.weight_sync.sync(self.version)
-        self._restore_runners(lost)
+        with self._runners_at_rest():
+            self.version += 1
+            gap, lost = self.weight_sync.sync(self.version)
+            self._restore_runners(lost)
         self.report.sync(gap, self.version, self.weight_sync.seconds)
+
+    @contextmanager
+    def _runners_at_rest(self) -> Iterator[None]:
+        """Play nothing ahead inside the context, and play on with the weights of `version` after it."""
+        if self.ahead is None:
+            yield
+            return
+        with self.ahead.at_rest():
+            yield
+            self.ahead.version = self.version
+
+    def _finish_play(self) -> None:
+        """Play all groups ahead to their end, so that the engines are free for other prompts."""
+        if self.ahead is not None:
+            self.ahead.finish(self._restore_runners)
 
     @contextmanager
     def _engines_at_rest(self) -> Iterator[None]:
@@ -524,6 +624,7 @@ class SRL(SavedAlgorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""
         call_rllibs(self, "on_evaluate_start")
+        self._finish_play()
         results = evaluate(self.config, self.source, self.play)
         call_rllibs(self, "on_evaluate_end", evaluation_metrics=results)
         return results
@@ -555,6 +656,8 @@ class SRL(SavedAlgorithm):
 
     def cleanup(self) -> None:
         """Stop the memory, end the trackers' runs, close the log files, and stop runners and learners."""
+        if self.ahead is not None:
+            self.ahead.close()
         if hasattr(self, "memory"):
             self.memory.stop()
         if hasattr(self, "tracking"):
@@ -587,5 +690,7 @@ def _untrained(batches: Sequence[RunnerBatch], groups: Sequence[GroupMeta]) -> f
     return frozenset([*screened_out, *(group.group_id for group in groups if group.has_reward_G is not None)])
 
 
-def _slot(group_id: str) -> int:
-    return int(group_id.rsplit(".", 1)[1])
+def _place(group_id: str) -> tuple[int, int]:
+    """Return the iteration in which a group was begun, and its slot in it."""
+    iteration, slot = group_id.split(".")
+    return int(iteration), int(slot)

@@ -93,11 +93,11 @@ class StreamFiller:
     def start(self) -> None:
         """Do nothing: the source needs no preparation."""
 
-    def fill(self, num: int, now: int, plan: Plan) -> Batch:
-        """Return the `num` prompts of iteration `now`."""
+    def fill(self, num: int, now: int, plan: Plan, in_play: Collection[str] = ()) -> Batch:
+        """Return the `num` prompts of iteration `now`; revisits are not among the keys `in_play`."""
         fraction = plan.revisit_fraction if self._balance is None else self._balance.fraction
         self._memory.set_fractions(fraction, plan.reuse_fraction)
-        revisits = self._memory.due(num, now, plan.stored)
+        revisits = self._memory.due(num, now, plan.stored, in_play)
         return Batch(revisits + self._source.draw(num - len(revisits), plan.fresh), len(revisits))
 
     def more(self, num: int, now: int, plan: Plan) -> Batch:
@@ -131,8 +131,11 @@ class PoolFiller:
         num_new = self._memory.enrol(self._pool, 0)
         logger.info("a finite pool of %d prompts, %d of them new to the memory", len(self._pool), num_new)
 
-    def fill(self, num: int, now: int, plan: Plan) -> Batch:
-        """Return the `num` prompts of iteration `now`; a plan's shares divide them among domains."""
+    def fill(self, num: int, now: int, plan: Plan, in_play: Collection[str] = ()) -> Batch:
+        """Return the `num` prompts of iteration `now`; a plan's shares divide them among domains.
+
+        Prompts in play were drawn last, so their priority is lowest: they need not be left out.
+        """
         self._memory.set_fractions(None, plan.reuse_fraction)
         return self.more(num, now, plan)
 

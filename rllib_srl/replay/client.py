@@ -129,11 +129,18 @@ class ReplayClient:
 
     # --- an iteration ----------------------------------------------------------------------------
 
-    def due(self, num_prompts: int, now: int, shares: DomainShares | None = None) -> list[Prompt]:
+    def due(
+        self, num_prompts: int, now: int, shares: DomainShares | None = None, in_play: Collection[str] = ()
+    ) -> list[Prompt]:
         """Draw the revisits of an iteration of `num_prompts` prompts, at most `revisit_fraction` of them.
 
-        Slots without an available item are counted in `num_revisits_short` and not carried over. `shares` are a
-        planner's domain shares; without them `domain_quotas` applies.
+        Slots without an available item are counted in `num_revisits_short` and not carried over.
+
+        Args:
+            num_prompts: of the iteration.
+            now: the training iteration.
+            shares: domain shares of a planner; None: `domain_quotas` applies.
+            in_play: keys of prompts that are being played and must not be drawn.
         """
         if self.num_items < self.settings.min_buffer_size:
             return []
@@ -141,7 +148,8 @@ class ReplayClient:
         room = self.revisit_fraction * num_prompts / len(self._shards)
 
         def due(part: int, request: str, without: Collection[str]) -> Call[list[Prompt]]:
-            return Call.of(ReplayBufferActor.due, part, now, request, room, without, shares)
+            taken = [*in_play, *without]
+            return Call.of(ReplayBufferActor.due, part, now, request, room, taken, shares)
 
         prompts = self._drawn(due, "due", num, now)
         self.counts["num_revisits_owed"] += num

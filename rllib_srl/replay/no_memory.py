@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ class NoMemory:
 
     num_shards = 0
 
-    def due(self, num_prompts: int, now: int, shares: DomainShares | None = None) -> list[Prompt]:
+    def due(
+        self, num_prompts: int, now: int, shares: DomainShares | None = None, in_play: Collection[str] = ()
+    ) -> list[Prompt]:
         """Return nothing."""
         return []
 

@@ -3,6 +3,9 @@
     driver: play(prompts) ──> rollout.play(engine, environments) ──> SingleAgentEpisodes ──> Groups in the object store
             <── RunnerBatch: GroupMeta (small), transcripts of a few, counts
 
+With `max_lag` the driver calls `advance` instead, again and again: the runner plays for the time of a slice, returns
+the groups that have ended, and keeps the others for the next slice, which may have newer weights.
+
 The runner keeps no state that a restart would lose: prompts, seeds and weights come from the driver. The groups are a
 second return value of the same call: the driver owns return values, so they outlive the runner.
 
@@ -40,7 +43,8 @@ from rllib_srl.engine.stub.engine import StubEngine
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
-from rllib_srl.rollout.player import play
+from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
+from rllib_srl.rollout.player import Player, play
 from rllib_srl.rollout.screening import with_signal
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
@@ -132,6 +136,18 @@ class RunnerBatch:
 
 
 @dataclass(frozen=True)
+class Slice:
+    """The result of one `advance` call.
+
+    Invariant: each batch is that of one group, with none in it if it was dropped; a group is in one slice only.
+    """
+
+    batches: dict[str, RunnerBatch]  # by group id
+    seconds: dict[str, float]  # slice_s, and its parts engine_s and environment_s
+    num_unfinished: int  # groups
+
+
+@dataclass(frozen=True)
 class Loaded:
     """The result of loading weights: the canary gap to the learner, and the seconds get_s, load_s, engine_canary_s."""
 
@@ -172,6 +188,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         # The same callable for the runner's lifetime: `EnvPool` discards the instances of another one.
         self.worlds = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
         self._source: PromptSource | None = None
+        self._in_play: GroupsInPlay | None = None
         self._callbacks = [cls() for cls in _as_list(self.config.callbacks_class)]
 
     # --- playing ------------------------------------------------------------------------------
@@ -261,19 +278,118 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
         groups = self._groups_of(prompts, by_group, revisits, min_episodes if as_groups else 1)
-        metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
+        batch = self._batch_of(episodes, groups, as_groups)
+        metas = batch.groups
         shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]
-        errors = [str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")]
-        reasons = Counter(e.custom_data["stop_reason"].value for e in episodes)
         answers = {meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {}
         seconds["play_s"] = time.perf_counter() - start
+        about = {"transcripts": shown, "seconds": seconds, "metrics": self.get_metrics(), "answers": answers}
+        return replace(batch, version=version, screened_out=screened_out, **about)
+
+    def _batch_of(
+        self, episodes: Sequence[SingleAgentEpisode], groups: Sequence[Group | None], as_groups: bool = True
+    ) -> RunnerBatch:
+        """Return what is counted over episodes and their groups."""
+        metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
         return RunnerBatch(
-            version, metas, len(groups) - len(metas), dict(reasons),
+            self.engine.version,
+            metas,
+            len(groups) - len(metas),
+            dict(Counter(e.custom_data["stop_reason"].value for e in episodes)),
             num_turns=sum(len(episode) for episode in episodes),
-            transcripts=shown, errors=errors, seconds=seconds, metrics=self.get_metrics(), answers=answers,
-            num_unparsed=sum(map(is_unparsed, episodes)), reward_sums=reward_sums(episodes),
-            unpaid=unpaid_answers(episodes), screened_out=screened_out,
-        )  # fmt: skip
+            transcripts=[],
+            errors=[str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")],
+            num_unparsed=sum(map(is_unparsed, episodes)),
+            reward_sums=reward_sums(episodes),
+            unpaid=unpaid_answers(episodes),
+        )
+
+    def advance(self, slice_s: float, enough: int = 0, begin: PlayArguments | None = None) -> Slice:
+        """Play for `slice_s` seconds and return the groups that have ended; the others go on in the next slice.
+
+        Weights may be loaded between slices; the next token of every running turn is sampled from the new ones.
+
+        Args:
+            slice_s: seconds after which the slice ends; it ends earlier if no group is left.
+            enough: the slice also ends with this many ended groups; 0: not.
+            begin: new groups to play, arguments of `play_groups`; None: no new ones.
+
+        Raises:
+            Exception: as `play_groups`; no group is left in play then.
+        """
+        if self._in_play is None:
+            self._in_play = GroupsInPlay(self._player())
+        start = time.monotonic()
+        try:
+            if begin is not None:
+                self._begin(self._in_play, begin)
+            ended = self._in_play.advance(start + slice_s, enough)
+            batches = self._batches_of(ended)
+        except BaseException:
+            self.drop_play()
+            raise
+        seconds = {**self._in_play.take_seconds(), "slice_s": time.monotonic() - start}
+        return Slice(batches, seconds, len(self._in_play))
+
+    def _begin(self, in_play: GroupsInPlay, arguments: PlayArguments) -> None:
+        if (seed := arguments["seed"]) is not None and not len(in_play):
+            self.engine.reseed(seed)
+        sizes = arguments.get("group_sizes") or dict.fromkeys(arguments["prompts"], arguments["group_size"])
+        shown = list(arguments["prompts"])[: arguments.get("num_transcripts", 0)]
+        in_play.add(
+            arguments["prompts"],
+            sizes,
+            deadline_s=self.config.sample_timeout_s * PLAY_SHARE,
+            revisits=arguments.get("revisits", ()),
+            shown=shown,
+            min_episodes=arguments.get("min_episodes", 2),
+        )
+        if isinstance(self.engine, StubEngine):
+            self.engine.expect(in_play.prompts)
+
+    def _batches_of(self, ended: Sequence[GroupInPlay]) -> dict[str, RunnerBatch]:
+        """Settle rewards and return a batch for each group; the first one has the runner's metrics."""
+        episodes = [episode for one in ended for episode in one.episodes]
+        self._settle(episodes, SETTLE_SHARE)
+        self._tell(episodes)
+        batches: dict[str, RunnerBatch] = {}
+        for one in ended:
+            by_group, revisits = {one.group_id: one.episodes}, (one.group_id,) if one.is_revisit else ()
+            groups = self._groups_of({one.group_id: one.prompt}, by_group, revisits, one.min_episodes)
+            batch = self._batch_of(one.episodes, groups)
+            shown = list(map(transcript_of, one.episodes)) if one.is_shown else []
+            metrics = None if batches else self.get_metrics()
+            seconds = {"play_s": one.seconds}
+            batches[one.group_id] = replace(batch, transcripts=shown, metrics=metrics, seconds=seconds)
+        return batches
+
+    @ray.method(num_returns=2)
+    def advance_apart(
+        self, version: int, slice_s: float, enough: int, begin: PlayArguments | None
+    ) -> tuple[Slice | None, list[Group]]:
+        """Play as `advance`; return metadata whose `ref` is None, and the groups as a separate object.
+
+        Args:
+            version: of the policy; with another version the runner was restarted since: (None, []).
+            slice_s: as in `advance`, likewise the others.
+            enough: see there.
+            begin: see there.
+        """
+        if self.engine.version != version:
+            return None, []
+        played = self.advance(slice_s, enough, begin)
+        groups = ColumnarList(meta.ref for batch in played.batches.values() for meta in batch.groups)
+        apart = {
+            group_id: replace(batch, groups=[replace(meta, ref=None) for meta in batch.groups])
+            for group_id, batch in played.batches.items()
+        }
+        return replace(played, batches=apart), groups
+
+    def drop_play(self) -> None:
+        """Drop all groups in play; nothing of them is returned."""
+        if self._in_play is not None:
+            self._in_play.close()
+        self._in_play = None
 
     def _groups_of(
         self,
@@ -348,6 +464,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         seconds: dict[str, float] | None,
     ) -> list[SingleAgentEpisode]:
         """Play episodes; return them in the order in which they ended."""
+        if self._in_play:
+            raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; play them to their end first")
+        if isinstance(self.engine, StubEngine):
+            self.engine.expect({live.group_id: live.prompt for live in unplayed})
+        return list(play(unplayed, deadline_s=deadline_s, seconds=seconds, **self._how_to_play(overrides)))
+
+    def _player(self) -> Player:
+        """Return a player for slices: environments that wait never hold up the engine."""
+        return Player(is_ordered=False, seconds={}, **self._how_to_play({}))
+
+    def _how_to_play(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that `play` and `Player` share."""
         sampling = {"max_tokens": self.config.max_turn_tokens, "temperature": self.config.temperature, **overrides}
         limits = Limits(
             max_turns=self.config.max_turns,
@@ -355,21 +483,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
             max_concurrent=self.config.max_concurrent_episodes,
         )
-        if isinstance(self.engine, StubEngine):
-            self.engine.expect({live.group_id: live.prompt for live in unplayed})
-        return list(
-            play(
-                unplayed,
-                engine=self.engine,
-                worlds=self.worlds,
-                transcript=self.transcript,
-                sampling=Sampling(**sampling),
-                limits=limits,
-                calls=self.calls,
-                deadline_s=deadline_s,
-                seconds=seconds,
-            )
-        )
+        how: dict[str, Any] = {"engine": self.engine, "worlds": self.worlds, "transcript": self.transcript}
+        return {**how, "sampling": Sampling(**sampling), "limits": limits, "calls": self.calls}
 
     def _settle(self, episodes: Sequence[SingleAgentEpisode], share: float) -> None:
         deadline_s = self.config.sample_timeout_s * share
@@ -379,12 +494,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self, episodes: Sequence[SingleAgentEpisode], unplayed: Sequence[LiveEpisode]
     ) -> list[SingleAgentEpisode]:
         """Call the callbacks and count the episodes; return them in the order of `unplayed`."""
+        self._tell(episodes)
+        order = {(live.group_id, live.index): at for at, live in enumerate(unplayed)}
+        return sorted(episodes, key=lambda e: order[e.custom_data["group_id"], e.custom_data["index"]])
+
+    def _tell(self, episodes: Sequence[SingleAgentEpisode]) -> None:
         for episode in episodes:
             self._callback("on_episode_end", episode=episode)
         self._callback("on_sample_end", samples=episodes)
         self.metrics.log_value(NUM_EPISODES, len(episodes), reduce="sum")
-        order = {(live.group_id, live.index): at for at, live in enumerate(unplayed)}
-        return sorted(episodes, key=lambda e: order[e.custom_data["group_id"], e.custom_data["index"]])
 
     def _own_source(self) -> PromptSource:
         if self._source is None:
@@ -489,6 +607,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def stop(self) -> None:
         """Close environments and engine."""
         if self._fault is None:
+            self.drop_play()
             self.calls.close()
             self.engine.close()
 

@@ -344,14 +344,18 @@ class Player:
             ValueError, TooManyHangingCallsError, RunEndedError: see `play`; call `close` then.
         """
         self._until = until
+        yield from self._take_ended()  # the caller may have stopped iterating
         while self.num_unfinished and time.monotonic() < until:
             self._start()
             for call in self._advance():
                 self._take_reply(call)
             if time.monotonic() >= self._deadline:
                 self._abort_overdue()
-            while self.ended:
-                yield self.ended.popleft()
+            yield from self._take_ended()
+
+    def _take_ended(self) -> Iterator[SingleAgentEpisode]:
+        while self.ended:
+            yield self.ended.popleft()
 
     def close(self) -> None:
         """Drop all episodes without ending them: their requests, and the environments with a running call."""

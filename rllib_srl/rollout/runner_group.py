@@ -1,6 +1,7 @@
 """The driver's proxy of the EnvRunners: every call is typed, has a timeout, and names the runner that failed.
 
     runners.play_groups({id: arguments}, version, timeout_s)  ->  (id, RunnerBatch or Failure) in order of arrival
+    runners.start_slice(id, version, ...)                     ->  PendingSlice, read by `slice_of`
     runners.load_weights(ids, ..., timeout_s)                 ->  {id: Loaded or Failure}
     runners.score(ids, sequences, timeout_s)                  ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
@@ -11,7 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import ray
@@ -20,10 +22,18 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, RunnerFailure, gather
 from rllib_srl.engine.fingerprint import Fingerprint
-from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded, PlayArguments, RunnerBatch
+from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded, PlayArguments, RunnerBatch, Slice
 from rllib_srl.types import listed
 
 Result = TypeVar("Result")
+
+
+class PendingSlice(NamedTuple):
+    """References to the results of a slice that a runner plays."""
+
+    runner_id: int
+    answer: ray.ObjectRef[Slice | None]
+    groups: Any  # a reference to the list of its groups
 
 
 class RunnerGroup:
@@ -63,6 +73,29 @@ class RunnerGroup:
             if isinstance(answer, RunnerBatch) and arguments[i].get("as_groups", True):
                 answer = replace(answer, groups=listed(answer.groups, references[i][1]))
             yield i, answer or Failure("was restarted and does not have the current weights", is_silent=False)
+
+    def start_slice(
+        self, runner_id: int, version: int, slice_s: float, enough: int, begin: PlayArguments | None
+    ) -> PendingSlice:
+        """Start a slice on a remote runner; see `LLMEnvRunner.advance_apart`. Played groups outlive their runner."""
+        call = Call.of_first(LLMEnvRunner.advance_apart, version, slice_s, enough, begin)
+        answer, groups = call.submit_all(self._actors()[runner_id])
+        return PendingSlice(runner_id, answer, groups)
+
+    def slice_of(self, pending: PendingSlice, timeout_s: float) -> Slice | Failure:
+        """Return a slice whose `answer` is there, with references to its groups."""
+        (_, played), *_ = gather({pending.runner_id: pending.answer}, timeout_s)
+        if isinstance(played, Failure):
+            return played
+        if played is None:
+            return Failure("was restarted and does not have the current weights", is_silent=False)
+        metas = iter(listed([meta for batch in played.batches.values() for meta in batch.groups], pending.groups))
+        batches = {i: replace(one, groups=list(islice(metas, len(one.groups)))) for i, one in played.batches.items()}
+        return replace(played, batches=batches)
+
+    def drop_play(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
+        """Drop the groups that are played in slices; return the runners that died or timed out."""
+        return _failures(self._same(ids, Call.of(LLMEnvRunner.drop_play), timeout_s))
 
     def load_weights(
         self,

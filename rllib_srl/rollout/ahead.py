@@ -1,0 +1,342 @@
+"""Rollouts ahead of training: the runners play on while the learners update (`max_lag`).
+
+    ahead.launch(runner, arguments)    new groups; the runner begins with them in its next slice
+    ahead.take(P, restore)             waits for P groups; of more those that were launched first
+    with ahead.at_rest(): sync         no slice is being played: weights may be loaded
+    ahead.finish(restore)              plays all groups to their end, for evaluation on the same engines
+
+One thread keeps a slice of `slice_s` seconds going on each runner. The runners keep unfinished groups from one slice to
+the next, so a turn may span several versions of the weights. The groups of a lost runner are played again from their
+start by the restarted one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ray
+
+from rllib_srl.common.remote_calls import ActorFailure, Failure
+from rllib_srl.rollout.env_runner import PlayArguments, RunnerBatch, Slice
+from rllib_srl.rollout.runner_group import PendingSlice, RunnerGroup
+from rllib_srl.types import Prompt
+
+POLL_S = 0.05  # longest time until an idle runner gets new groups
+JOIN_S = 10.0  # at the end, beside the time of a slice
+ANSWER_S = 60.0  # to fetch a result that is there
+
+Restore = Callable[[dict[int, Failure]], None]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A group that was launched and has not been taken.
+
+    Invariant: `order` grows with every launch.
+    """
+
+    group_id: str
+    prompt: Prompt
+    size: int  # episodes
+    is_revisit: bool
+    order: int
+
+
+class RolloutsAhead:
+    """Keeps the runners playing in the background.
+
+    Invariant: a launched group is in `outstanding` until `take` returns its batch, whatever happens to its runner.
+    """
+
+    def __init__(
+        self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int, version: int = 0
+    ) -> None:
+        """Start the thread; nothing is played yet.
+
+        Args:
+            runners: remote ones.
+            slice_s: seconds of a slice.
+            timeout_s: seconds without an answer, or for the groups of one `take`, after which something is lost.
+            max_tries: attempts to play a group when runners die.
+            version: of the weights.
+        """
+        self.version = version
+        self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
+        self._changed = threading.Condition()
+        self._outstanding: dict[str, Launched] = {}
+        self._runner_of: dict[str, int] = {}  # of the groups that have not ended
+        self._to_begin: dict[int, list[PlayArguments]] = {}
+        self._arguments: dict[str, Any] = {}  # those of the newest launch that all groups share
+        self._ended: dict[str, RunnerBatch] = {}
+        self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and when it is lost
+        self._lost: dict[int, Failure] = {}
+        self._tries: Counter[str] = Counter()
+        self._error: Exception | None = None
+        self._wanted = self._num_at_rest = self._num_launched = 0
+        self._is_closed = False
+        self._seconds: dict[int, dict[str, float]] = {}
+        self._idle_since: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._keep_going, name="rollouts-ahead", daemon=True)
+        self._thread.start()
+
+    # --- called by the main thread ----------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> list[Launched]:
+        """Return the groups that were launched and not taken, in the order of their launch."""
+        with self._changed:
+            return sorted(self._outstanding.values(), key=lambda one: one.order)
+
+    def loads(self) -> dict[int, int]:
+        """Return runner id -> number of its episodes whose groups have not ended."""
+        with self._changed:
+            loads = dict.fromkeys(self._runners.ids, 0)
+            for group_id, runner_id in self._runner_of.items():
+                loads[runner_id] += self._outstanding[group_id].size
+            return loads
+
+    def launch(self, runner_id: int, arguments: PlayArguments, sizes: Mapping[str, int]) -> None:
+        """Let a runner play new groups; it begins with them in its next slice.
+
+        Args:
+            runner_id: of the runner.
+            arguments: of `LLMEnvRunner.play_groups`.
+            sizes: number of episodes by group id.
+        """
+        with self._changed:
+            revisits = arguments.get("revisits", ())
+            for group_id, prompt in arguments["prompts"].items():
+                self._num_launched += 1
+                marks = group_id in revisits, self._num_launched
+                self._outstanding[group_id] = Launched(group_id, prompt, sizes[group_id], *marks)
+                self._runner_of[group_id] = runner_id
+            self._to_begin.setdefault(runner_id, []).append({**arguments, "group_sizes": dict(sizes)})
+            self._changed.notify_all()
+
+    def take(self, num: int, restore: Restore) -> list[RunnerBatch]:
+        """Wait until `num` groups have ended, all if fewer are outstanding; return a batch for each of them.
+
+        Of more ended groups those that were launched first are returned.
+
+        Args:
+            num: groups.
+            restore: restarts lost runners with the weights of `version` and calls `restarted`, or raises.
+
+        Raises:
+            ActorFailure: the same group was lost `max_tries` times, or the groups did not end in time.
+            Exception: raised by a runner or by `restore`.
+        """
+        num = min(num, len(self._outstanding))
+        with self._changed:
+            self._wanted = num
+        try:
+            self._wait(lambda: len(self._ended) >= num, f"{num} groups did not end", restore)
+        finally:
+            with self._changed:
+                self._wanted = 0
+        with self._changed:
+            first = sorted(self._ended, key=lambda group_id: self._outstanding[group_id].order)[:num]
+            for group_id in first:
+                del self._outstanding[group_id]
+                self._tries.pop(group_id, None)
+            return [self._ended.pop(group_id) for group_id in first]
+
+    def finish(self, restore: Restore) -> None:
+        """Wait until all outstanding groups have ended; `take` returns them later. See `take`."""
+        self._wait(lambda: len(self._ended) == len(self._outstanding), "groups did not end", restore)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Wait until the slices have ended, and play none inside the context.
+
+        Raises:
+            ActorFailure: a runner did not end its slice in time.
+        """
+        with self._changed:
+            self._num_at_rest += 1
+        try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: not self._in_slice, self._timeout_s + self._slice_s):
+                    raise ActorFailure(f"runners did not end their slice within {self._timeout_s:g} s")
+            yield
+        finally:
+            with self._changed:
+                self._num_at_rest -= 1
+                self._changed.notify_all()
+
+    def take_seconds(self) -> dict[int, dict[str, float]]:
+        """Return runner id -> seconds since the last call: slice_s, engine_s, environment_s, idle_s (no groups)."""
+        with self._changed:
+            now = time.monotonic()
+            for runner_id, since in self._idle_since.items():
+                self._spend(runner_id, {"idle_s": now - since})
+                self._idle_since[runner_id] = now
+            found, self._seconds = self._seconds, {}
+            return found
+
+    def forget(self) -> list[Launched]:
+        """Drop all outstanding groups, on the runners too; return them."""
+        with self.at_rest():
+            with self._changed:
+                dropped = sorted(self._outstanding.values(), key=lambda one: one.order)
+                for mapping in (self._outstanding, self._runner_of, self._to_begin, self._ended, self._tries):
+                    mapping.clear()
+                alive = [i for i in self._runners.ids if i not in self._lost]
+            lost = self._runners.drop_play(alive, self._timeout_s)
+        with self._changed:
+            self._lost.update(lost)
+        return dropped
+
+    def close(self) -> None:
+        """End the thread; running slices are not waited for longer than they should take."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(self._slice_s + JOIN_S)
+
+    def _wait(self, is_done: Callable[[], bool], what: str, restore: Restore) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: is_done() or self._lost or self._error, max(0.0, deadline - time.monotonic())
+                )
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                if is_done():
+                    return
+                lost = dict(self._lost)
+            if not lost:
+                raise ActorFailure(f"{what} within {self._timeout_s:g} s")
+            restore(lost)
+
+    def restarted(self, runners: Mapping[int, Failure]) -> None:
+        """Play the groups of restarted runners again, each on the same runner.
+
+        Args:
+            runners: by id, why they were restarted.
+
+        Raises:
+            ActorFailure: a group was lost `max_tries` times.
+        """
+        with self._changed:
+            for runner_id, failure in runners.items():
+                again = [group_id for group_id, own in self._runner_of.items() if own == runner_id]
+                self._tries.update(again)
+                worst = max(again, key=self._tries.__getitem__, default=None)
+                if worst is not None and self._tries[worst] >= self._max_tries:
+                    raise ActorFailure(
+                        f"{len(again)} prompts could not be played in {self._max_tries} attempts: "
+                        f"runner {runner_id} {failure.reason}"
+                    )
+                self._to_begin.pop(runner_id, None)
+                if again:
+                    self._to_begin[runner_id] = [self._arguments_of(again)]
+                self._lost.pop(runner_id, None)
+            self._changed.notify_all()
+
+    def _arguments_of(self, group_ids: Sequence[str]) -> PlayArguments:
+        groups = [self._outstanding[group_id] for group_id in group_ids]
+        own: dict[str, Any] = {
+            "prompts": {one.group_id: one.prompt for one in groups},
+            "group_sizes": {one.group_id: one.size for one in groups},
+            "revisits": frozenset(one.group_id for one in groups if one.is_revisit),
+            "seed": None,
+        }
+        return cast("PlayArguments", {**self._arguments, **own})
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _keep_going(self) -> None:
+        try:
+            self._play_slices()
+        except Exception as error:  # any: the main thread raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _play_slices(self) -> None:
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return
+                if not self._num_at_rest and self._error is None:
+                    self._start_slices()
+                if not self._in_slice:
+                    self._changed.wait(POLL_S if self._runner_of and not self._num_at_rest else None)
+                    continue
+                pending = {one.answer: one for one, _ in self._in_slice.values()}
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_S)
+            for answer in ready:
+                self._end_slice(pending[answer])
+            self._drop_silent()
+
+    def _start_slices(self) -> None:
+        for runner_id in self._runners.ids:
+            if runner_id in self._in_slice or runner_id in self._lost:
+                continue
+            begin = self._to_begin.get(runner_id, [])
+            if not begin and runner_id not in self._runner_of.values():
+                self._idle_since.setdefault(runner_id, time.monotonic())
+                continue
+            if (since := self._idle_since.pop(runner_id, None)) is not None:
+                self._spend(runner_id, {"idle_s": time.monotonic() - since})
+            arguments = begin.pop(0) if begin else None
+            if arguments is not None:
+                self._arguments = {
+                    name: value
+                    for name, value in arguments.items()
+                    if name not in ("prompts", "seed", "revisits", "group_sizes")
+                }
+            missing = self._wanted - len(self._ended)
+            enough = -(-missing // len(self._runners.ids)) if self._wanted and missing > 0 else 0
+            slice_s = 0.0 if begin else self._slice_s  # more is to begin
+            pending = self._runners.start_slice(runner_id, self.version, slice_s, enough, arguments)
+            self._in_slice[runner_id] = pending, time.monotonic() + slice_s + self._timeout_s
+
+    def _end_slice(self, pending: PendingSlice) -> None:
+        played: Slice | Failure
+        error: Exception | None = None
+        try:
+            played = self._runners.slice_of(pending, ANSWER_S)
+        except Exception as raised:  # any that the runner raised: the main thread raises it
+            error, played = raised, Failure("raised an error", is_silent=False)
+        with self._changed:
+            self._in_slice.pop(pending.runner_id, None)
+            self._error = self._error or error
+            if isinstance(played, Failure):
+                self._lost[pending.runner_id] = played
+            else:
+                self._keep(pending.runner_id, played)
+            self._changed.notify_all()
+
+    def _keep(self, runner_id: int, played: Slice) -> None:
+        """Keep the batches of a slice; a runner that has not the groups it should have is lost."""
+        self._spend(runner_id, played.seconds)
+        for group_id, batch in played.batches.items():
+            if self._runner_of.pop(group_id, None) is not None:
+                self._ended[group_id] = batch
+        unbegun = sum(len(one["prompts"]) for one in self._to_begin.get(runner_id, ()))
+        expected = sum(own == runner_id for own in self._runner_of.values()) - unbegun
+        if played.num_unfinished != expected:
+            reason = f"plays {played.num_unfinished} groups instead of {expected}"
+            self._lost[runner_id] = Failure(reason, is_silent=False)
+
+    def _spend(self, runner_id: int, seconds: Mapping[str, float]) -> None:
+        own = self._seconds.setdefault(runner_id, {})
+        own.update({name: own.get(name, 0.0) + value for name, value in seconds.items()})
+
+    def _drop_silent(self) -> None:
+        with self._changed:
+            now = time.monotonic()
+            for runner_id in [i for i, (_, end) in self._in_slice.items() if now > end]:
+                del self._in_slice[runner_id]
+                self._lost[runner_id] = Failure(f"gave no answer within {self._timeout_s:g} s", is_silent=True)
+                self._changed.notify_all()
