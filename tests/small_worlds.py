@@ -105,6 +105,25 @@ class Hanging(Even):
         return super().step(action)
 
 
+class Straggling(Even):
+    """Takes three turns, each after `slow_s` seconds, for every fourth training prompt: the numbers 0 mod 8."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
+        """Ask the prompt of `options`, with two more turns for a straggler."""
+        asked = super().reset(seed=seed, options=options)
+        self.turns_left = 3 if int(self.prompt_id.rsplit(" ", 1)[1]) % 8 == 0 else 1
+        return asked
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Wait and ask again, or pay as `Even`."""
+        self.turns_left -= 1
+        if self.turns_left:
+            time.sleep(self.slow_s)
+            return " Again: ", 0.0, False, False, {}
+        reward = float(bool(action) and ord(action[0]) % 2 == 0)
+        return "", reward, True, False, {}
+
+
 ON_BOTH_ENGINES = pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.engine)])
 
 
