@@ -24,7 +24,8 @@ P = 4  # prompts of a batch
 def ahead_config(model_dir, directory, env="Even", max_lag=1, num_env_runners=1, **env_config):
     config = memory_config(model_dir, directory, env, groups_per_item=4, max_logp_gap=None)
     config.environment(env_config={"num_prompts": 400, **env_config})
-    return config.env_runners(num_env_runners=num_env_runners, max_lag=max_lag, slice_s=0.05, num_env_threads=32)
+    config.env_runners(num_env_runners=num_env_runners, max_turns=3, num_env_threads=32)
+    return config.env_runners(max_lag=max_lag, slice_s=0.05)
 
 
 def lag_of(meta, version) -> int:
@@ -43,7 +44,7 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
             assert len(iterations[-1].metas) == result["env_runners"]["num_groups"] == P
             assert result["rollout"]["late_share"] == 0 and len(algo.ahead.outstanding) == P
             assert result["rollout"]["lag_max"] == max(lags[-P:])
-            num_heldout.append(result.get("evaluation", {}).get("env_runners", {}).get("num_prompts"))
+            num_heldout.append(result.get("evaluation", {}).get("num_prompts"))
     ids = [meta.group_id for one in iterations for meta in one.metas]
     begun = ids + [one.group_id for one in algo.ahead.outstanding]
     first = {f"1.{slot}" for slot in range(2 * P)}  # of the first iteration, then P in each
@@ -57,7 +58,7 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
 
 def test_late_groups_enter_the_memory_and_are_reused_later(random_llama_dir, tmp_path, ray_here, build):
     config = ahead_config(random_llama_dir, tmp_path, "Straggling", slow_s=0.5)
-    algo = build(config.replay(reuse_fraction=0.5, revisit_fraction=0.0, max_age=None))
+    algo = build(config.replay(reuse_fraction=0.5, revisit_fraction=0.0, max_age=50))
     late, reused = {}, set()
     with watched(algo) as iterations:
         deadline = time.monotonic() + 120
@@ -108,7 +109,7 @@ def test_log_probs_are_those_of_the_version_that_wrote_the_token(
 ):
     """Of each episode the versions of its tokens never fall, from the first version to the last."""
     config = ahead_config(random_llama_dir, tmp_path, "Straggling", slow_s=0.4)
-    config.env_runners(max_turns=3).replay(revisit_fraction=0.0).training(lr=3e-3)
+    config.replay(revisit_fraction=0.0).training(lr=3e-3)
     algo = build(with_engine(config, engine))
     weights, spanning = [algo.export_to_huggingface(tmp_path / "v0")], 0
     with watched(algo) as iterations:
