@@ -146,16 +146,19 @@ def test_a_killed_runner_costs_time_and_no_group(random_llama_dir, tmp_path, ray
     assert len({repr(sorted(one.items())) for one in prints.values()}) == 1
 
 
-def test_a_resumed_run_asks_again_what_was_in_play(random_llama_dir, tmp_path, ray_here, build):
+def test_a_resumed_run_asks_again_what_was_in_play(random_llama_dir, tmp_path, ray_here):
     config = ahead_config(random_llama_dir, tmp_path, max_lag=2, slow_s=0.05).replay(revisit_fraction=0.0)
-    algo = build(config)
-    with watched(algo) as iterations:
-        for _ in range(3):
-            algo.train()
-    taken = [meta.prompt.key for one in iterations for meta in one.metas]
-    in_play = [one.prompt.key for one in algo.ahead.outstanding]
-    assert len(in_play) == 2 * P and len(set(taken + in_play)) == 5 * P
-    saved = Path(algo.save_to_path(tmp_path / "saved"))
+    algo = config.build_algo()
+    try:
+        with watched(algo) as iterations:
+            for _ in range(3):
+                algo.train()
+        taken = [meta.prompt.key for one in iterations for meta in one.metas]
+        in_play = [one.prompt.key for one in algo.ahead.outstanding]
+        assert len(in_play) == 2 * P and len(set(taken + in_play)) == 5 * P
+        saved = Path(algo.save_to_path(tmp_path / "saved"))
+    finally:
+        algo.stop()
     again = SRL.from_checkpoint(saved)
     try:
         with watched(again) as iterations:
@@ -176,7 +179,7 @@ def test_environments_that_wait_cost_less_time(random_llama_dir, tmp_path, ray_h
         config = ahead_config(random_llama_dir, tmp_path / str(max_lag), max_lag=1, slow_s=0.4)
         if not max_lag:
             config.env_runners(max_lag=0, slice_s=0.5)
-        algo = build(config)
+        algo = build(config.replay(revisit_fraction=0.0))
         algo.train()
         start = time.monotonic()
         for _ in range(6):

@@ -94,3 +94,43 @@ def test_group_sizes_by_signal_need_a_memory(config):
 def test_a_group_of_one_is_reported_once(config):
     lines = faults_of(config.training(rollout="screening", group_size=1))
     assert len(lines) == 1 and lines[0].startswith("group_size = 1; expected")
+
+
+AHEAD = {"max_lag": 1}
+WRONG_AHEAD = [
+    *(
+        ({"max_lag": lag}, f"max_lag = {lag!r}; expected an integer of at least 0")
+        for lag in (-1, 1.5, None, True, "1")
+    ),
+    ({**AHEAD, "slice_s": 0}, "slice_s = 0; expected a number above 0"),
+    ({**AHEAD, "late": "wait"}, "late = 'wait'; expected one of 'memory', 'drop'"),
+    ({"in_flight": 64}, "in_flight = 64 with max_lag = 0; expected it only with max_lag above 0"),
+    ({"slice_s": 1.0}, "slice_s = 1.0 with max_lag = 0; expected it only with max_lag above 0"),
+    ({"late": "drop"}, "late = 'drop' with max_lag = 0; expected it only with max_lag above 0"),
+    ({**AHEAD, "in_flight": 16}, "in_flight = 16; expected an integer above num_prompts_per_batch = 16, or None"),
+    ({**AHEAD, "num_env_runners": 0, "num_learners": 0}, "num_env_runners = 0 with max_lag = 1; expected at least 1"),
+    ({**AHEAD, "colocate": True}, "colocate = True with max_lag = 1; expected False"),
+    ({**AHEAD, "rollout": "screening"}, "rollout = 'screening' with max_lag = 1; expected 'full' or 'knapsack'"),
+    ({**AHEAD, "dynamic_sampling_tries": 2}, "dynamic_sampling_tries = 2 with max_lag = 1; expected 0"),
+    (
+        {**AHEAD, "rollout_is_correction": "none"},
+        "rollout_is_correction = 'none' with max_lag = 1; expected a correction",
+    ),
+    (
+        {**AHEAD, "kl_coeff": 0.1, "kl_estimator": "k1"},
+        "kl_coeff = 0.1 with max_lag = 1; expected 0, or a kl_estimator",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "reason"), WRONG_AHEAD)
+def test_what_cannot_be_played_ahead_is_refused(config, settings, reason):
+    (line,) = faults_of(config.env_runners(num_env_runners=1).update_from_dict(settings))
+    assert line.startswith(reason)
+
+
+def test_late_groups_need_a_memory_or_are_dropped(config):
+    config.env_runners(num_env_runners=1, max_lag=2).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+    (line,) = faults_of(config)
+    assert line.startswith("replay_capacity = 0 with max_lag = 2; expected a memory, or late = 'drop'")
+    assert faults_of(config.env_runners(late="drop", in_flight=20, slice_s=2)) == []

@@ -1,0 +1,118 @@
+"""A player in slices: episodes go on from one to the next, with new ones and other weights between them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rllib_srl.engine.protocol import Sampling
+from rllib_srl.rollout import Limits, RawTranscript
+from rllib_srl.rollout.groups_in_play import GroupsInPlay
+from rllib_srl.rollout.player import Player
+from rllib_srl.types import Prompt, StopReason
+from tests.rollout.fakes import ScriptedEngine, World
+
+STEP_S = 0.02
+
+
+@pytest.fixture
+def in_play(calls, tokenizer):
+    """Return groups in play on an engine that takes `STEP_S` a token: "xx\\n" for a short prompt, 20 for a long one."""
+
+    def script(request_id, token_ids):
+        text = "x" * 19 + "\n" if "long" in tokenizer.decode(token_ids) else "xx\n"
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    player = Player(
+        engine=ScriptedEngine(tokenizer, script, step_s=STEP_S),
+        worlds={"world": World},
+        transcript=RawTranscript(tokenizer),
+        sampling=Sampling(max_tokens=1, temperature=0.7),
+        limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500),
+        calls=calls,
+        is_ordered=False,
+        seconds={},
+    )
+    yield GroupsInPlay(player)
+    player.close()
+
+
+def prompts(*ids: str) -> dict[str, Prompt]:
+    return {f"1.{name}": Prompt("world", name, "world") for name in ids}
+
+
+def to_the_end(in_play, slices_s=0.1):
+    ended = []
+    while len(in_play):
+        ended += in_play.advance(time.monotonic() + slices_s)
+    return ended
+
+
+def test_a_group_is_returned_once_when_its_last_episode_has_ended(in_play):
+    in_play.add(prompts("a", "long b"), {"1.a": 2, "1.long b": 3}, deadline_s=20, revisits=["1.a"], shown=["1.long b"])
+    first = in_play.advance(time.monotonic() + 8 * STEP_S)
+    assert [one.group_id for one in first] == ["1.a"] and len(in_play) == 1
+    second = to_the_end(in_play)
+    assert [one.group_id for one in second] == ["1.long b"]
+    marks = [(one.size, one.is_revisit, one.is_shown) for one in (*first, *second)]
+    assert marks == [(2, True, False), (3, False, True)]
+    assert [episode.custom_data["index"] for episode in second[0].episodes] == [0, 1, 2]
+    assert [float(episode.get_return()) for one in (*first, *second) for episode in one.episodes] == [2, 2, 19, 19, 19]
+    assert second[0].seconds >= 20 * STEP_S > first[0].seconds
+
+
+def test_a_turn_spans_the_versions_of_its_slices(in_play):
+    in_play.add(prompts("long"), {"1.long": 2}, deadline_s=20)
+    assert in_play.advance(time.monotonic() + 5 * STEP_S) == []
+    in_play._player.engine.version = 8
+    (group,) = to_the_end(in_play)
+    assert [episode.custom_data["versions"] for episode in group.episodes] == [(7, 8), (7, 8)]
+
+
+def test_new_groups_join_between_slices_and_an_id_only_once(in_play):
+    in_play.add(prompts("long"), {"1.long": 1}, deadline_s=20)
+    in_play.advance(time.monotonic() + 2 * STEP_S)
+    in_play.add(prompts("a"), {"1.a": 2}, deadline_s=20)
+    with pytest.raises(ValueError, match=r"^group '1.long' is in play already; expected new group ids$"):
+        in_play.add(prompts("long"), {"1.long": 1}, deadline_s=20)
+    assert set(in_play.prompts) == {"1.long", "1.a"}
+    assert [one.group_id for one in to_the_end(in_play)] == ["1.a", "1.long"]
+
+
+def test_a_slice_ends_with_enough_groups_and_loses_none(in_play):
+    in_play.add(prompts("a", "b", "c"), dict.fromkeys(prompts("a", "b", "c"), 2), deadline_s=20)
+    found = [in_play.advance(time.monotonic() + 20, enough=1) for _ in range(3)]
+    assert [len(ended) for ended in found] == [1, 1, 1] and len(in_play) == 0
+    assert {one.group_id for ended in found for one in ended} == {"1.a", "1.b", "1.c"}
+    assert in_play.advance(time.monotonic() + 20) == []  # at once
+
+
+def test_only_the_overdue_are_aborted(in_play):
+    in_play.add(prompts("long a"), {"1.long a": 1}, deadline_s=4 * STEP_S)
+    in_play.add(prompts("long b"), {"1.long b": 1}, deadline_s=20)
+    first, second = to_the_end(in_play)
+    assert (first.group_id, second.group_id) == ("1.long a", "1.long b")
+    assert [one.episodes[0].custom_data["stop_reason"] for one in (first, second)] == [
+        StopReason.ABORTED,
+        StopReason.TERMINATED,
+    ]
+    assert f"deadline_s = {4 * STEP_S:g} passed" in first.episodes[0].custom_data["error"]
+
+
+def test_a_slice_does_not_wait_for_an_environment(in_play):
+    in_play.add(prompts("sleep-step"), {"1.sleep-step": 1}, deadline_s=20)
+    start = time.monotonic()
+    assert in_play.advance(start + 0.15) == []
+    assert time.monotonic() - start < 0.4  # the environment's call takes longer
+    assert in_play.take_seconds()["environment_s"] > 0 == in_play.take_seconds()["environment_s"]
+    (group,) = to_the_end(in_play)
+    assert group.episodes[0].custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
+
+
+def test_closing_frees_engine_and_environments(in_play):
+    in_play.add(prompts("long", "a"), {"1.long": 2, "1.a": 1}, deadline_s=20)
+    in_play.advance(time.monotonic() + 2 * STEP_S)
+    in_play.close()
+    assert len(in_play) == 0 and in_play._player.num_unfinished == 0
+    assert in_play._player.engine.num_running() == 0 and in_play.advance(time.monotonic() + 20) == []
