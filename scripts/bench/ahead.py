@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="two waits, two lags, few iterations")
     parser.add_argument("--iterations", type=int, default=12, help="counted in each run (default: 12)")
     add_output(parser)
-    args = parser.parse_args(argv)
-    waits, lags, num = ((0.0, 0.3), (0, 1), 4) if args.short else (WAITS_S, LAGS, args.iterations)
+    arguments = parser.parse_args(argv)
+    waits, lags, num = ((0.0, 0.3), (0, 1), 4) if arguments.short else (WAITS_S, LAGS, arguments.iterations)
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory:
         for wait_s in waits:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ratios = "  ".join(f"max_lag {lag}: {times[lag] / times[0]:.2f}" for lag in lags if lag)
             print(f"wait {wait_s:g} s: {times[0]:.2f} s an iteration; {ratios}", flush=True)
             found |= {f"wait_{wait_s:g}_lag_{lag}_s": seconds for lag, seconds in times.items()}
-    write(args, "ahead", found)
+    write(arguments, "ahead", found)
     return 0
 
 

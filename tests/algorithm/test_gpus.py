@@ -150,7 +150,7 @@ def test_a_runner_without_a_card_does_not_see_one(config, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     seen = []
     monkeypatch.setattr(
-        "rllib_srl.rollout.env_runner.local_model", lambda name: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        "rllib_srl.algorithm.config.local_model", lambda name: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     )
     for shares, index in (((0, 0), 1), ((0.6, 0.4), 1), ((0, 0), 0)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
