@@ -111,6 +111,7 @@ def _checked(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run the checks and print a line for each; return the exit status."""
     from rllib_srl.cli.diagnosis.lines import FAILURE, WARNING, Findings
     from rllib_srl.cli.diagnosis.surroundings import of_directory, of_memory, of_packages
+    from rllib_srl.replay.tools.explain import counted
 
     start, found = time.monotonic(), Findings()
     print()
@@ -124,7 +125,7 @@ def _checked(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
         seconds = ""
         print("no environment: srl doctor --env compare --model smollm2-135m checks a whole run")
     num_failures, num_warnings = found.count(FAILURE), found.count(WARNING)
-    print(f"{num_failures} failures, {num_warnings} warnings{seconds}")
+    print(f"{counted(num_failures, 'failure')}, {counted(num_warnings, 'warning')}{seconds}")
     return int(num_failures > 0)
 
 

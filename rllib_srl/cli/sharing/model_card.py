@@ -21,6 +21,7 @@ from rllib_srl.cli.shared.cluster import ROOT
 from rllib_srl.cli.shared.settings import flag_settings
 from rllib_srl.engine.models import SMOLLM2, TINY
 from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.tools.explain import counted
 
 CARD = "README.md"
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -200,11 +201,6 @@ def publishable(value: Any) -> Any:
         is_path = value.startswith(("/", "~", "./", "../")) and "\n" not in value
         return redact(Path(value).name if is_path else value)
     return value
-
-
-def counted(num: int, noun: str) -> str:
-    """Return "1 iteration" or "20 iterations"."""
-    return f"{num} {noun}{'' if num == 1 else 's'}"
 
 
 def _listed(value: Any) -> Any:
