@@ -10,16 +10,11 @@ frozen setting, the next lot for the next idea, and report every run.
 
 from __future__ import annotations
 
-from rllib_srl.studies.study import Primary, Study
+from rllib_srl.studies.study import Study
 from rllib_srl.tune_configs.kinds import LOTS
-from rllib_srl.tune_configs.pools import MEASURES, METHODS, method, on_pool
-
-LOT = 0  # number of this idea: a second and a third get fresh kinds and seeds
+from rllib_srl.tune_configs.pools import proof
 
 
 def study() -> Study:
     """Return the study."""
-    lot, controls = LOTS[LOT], ("plain", "passes", "memory_group")
-    return on_pool(lot.kinds, module=__name__, doc=__doc__, arms=[method(name) for name in METHODS],
-                   primary=Primary("memory", controls, MEASURES), seeds=lot.seeds, pool_seed=lot.pool_seed,
-                   is_confirmation=True)
+    return proof("memory", ("plain", "passes", "memory_group"), LOTS[0], module=__name__, doc=__doc__)

@@ -1,6 +1,7 @@
 """Shared parts of the studies on finite pools: the pool, its arms, and a study that measures at equal token marks.
 
     on_pool(DEVELOPMENT, module=__name__, doc=__doc__, arms=[...], primary=...)     a whole `Study`
+    proof("memory", ("plain", ...), LOTS[0], module=__name__, doc=__doc__)          a confirmation on fresh kinds
 
 A pool is `PROMPTS_PER_KIND` fixed prompts of each kind, a tenth of them with a wrong reference answer. A trial
 generates `TOKENS` tokens, about ten visits a prompt, and is measured before training and at `NUM_MARKS` equal marks:
@@ -18,7 +19,7 @@ from typing import Any
 
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.tune_configs.arms import COMMON, changed
-from rllib_srl.tune_configs.kinds import KINDS
+from rllib_srl.tune_configs.kinds import KINDS, Lot
 
 TOKENS = 120_000  # generated in a trial: about ten visits of 250 prompts, 8 answers of 5 to 6 tokens
 NUM_MARKS = 8
@@ -154,3 +155,19 @@ def on_pool(
         settings={**COMMON, **pool, **(settings or {})},
         **others,
     ).checked()
+
+
+def proof(idea: str, controls: Sequence[str], lot: Lot, *, module: str, doc: str | None) -> Study:
+    """Return the study that compares a method with its controls on the kinds and seeds of a lot.
+
+    Args:
+        idea: a key of `METHODS`, like the controls; each runs at its tuned setting.
+        controls: plain GRPO, and methods that differ from the idea in one thing; the other methods are arms as well.
+        lot: drawn by lot; used for one idea only.
+        module: as in `on_pool`.
+        doc: as in `on_pool`.
+    """
+    arms = [method(name) for name in dict.fromkeys((idea, *controls, *METHODS))]
+    primary = Primary(idea, tuple(controls), MEASURES)
+    return on_pool(lot.kinds, module=module, doc=doc, arms=arms, primary=primary, seeds=lot.seeds,
+                   pool_seed=lot.pool_seed, is_confirmation=True)  # fmt: skip

@@ -68,7 +68,18 @@ def test_the_arms_of_the_primary_differ_in_one_thing_each():
     study = tune.load("pool_proof")
     assert study.primary == Primary("memory", ("plain", "passes", "memory_group"), ("accuracy_area",))
     assert len(study.seeds) == 16 and len(study.domains) >= 25 and study.is_confirmation
+    assert [arm.name for arm in study.arms][:4] == ["memory", "plain", "passes", "memory_group"]
+    assert {arm.name for arm in study.arms} == set(METHODS)
     assert method("memory").settings.items() >= METHODS["memory"].items()
+
+
+def test_each_idea_has_kinds_and_seeds_of_its_own():
+    ours, theirs = METHODS["passes"], METHODS["reuse"]
+    assert {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)} == {"advantage"}
+    first, second = tune.load("pool_proof"), tune.load("pool_proof_history")
+    assert second.primary == Primary("passes", ("plain", "memory", "reuse"), ("accuracy_area",))
+    assert not {domain.name for domain in first.domains} & {domain.name for domain in second.domains}
+    assert not set(first.seeds) & set(second.seeds) and second.is_confirmation
 
 
 def test_kinds_and_seeds_were_drawn_by_lot():
