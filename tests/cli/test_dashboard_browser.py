@@ -21,6 +21,7 @@ import pytest
 
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from tests.cli.dashboard_run import EVIL, memory_of, write_files
+from tests.cli.served_model import write_served
 from tests.cli.test_script_report import row
 
 pytestmark = pytest.mark.slow
@@ -156,3 +157,32 @@ def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
         asyncio.run(look(address))
     with RatingStore(run / RATINGS) as store:
         assert [(one.answer.answer_id, one.value, one.rater) for one in store.all()] == [("8.1/0", "good", "ann")]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_served_model_in_a_browser(tmp_path: Path) -> None:
+    directory = tmp_path / "served"
+    write_served(directory)
+
+    async def look(address: str) -> None:
+        async with browser(tmp_path / "profile") as tab:
+            await tab.open(address, 1280)
+            base = address.partition("?")[0]
+            for name in ("", "conversations", "training"):
+                await tab.open(base + name, 390)
+                assert await tab.value("document.documentElement.scrollWidth") == 390, name
+                assert EVIL in await tab.value("document.body.textContent") or name == "training"
+            await tab.open(base + "conversations", 1280)
+            await tab.value("document.querySelector('.marks button[value=good]').click()")
+            await tab.until("document.querySelector('.marks [aria-pressed=true]')?.value === 'good'")
+            await tab.open(base, 390)
+            await tab.value("document.querySelector('[name=reason]').value = 'it is rude'")
+            twice = "const one = document.querySelector('form.once button'); one.click(); one.click()"
+            await tab.value(f"(() => {{ {twice} }})()")
+            await tab.until("document.body.innerText.includes('Version 2 was rolled back; version 1 is active')")
+            assert tab.faults == []
+
+    with served("dashboard", directory, "--allow-rating", "--rater", "ann") as address:
+        asyncio.run(look(address))
+    with RatingStore(directory / RATINGS) as store:
+        assert [(one.answer.group_id, one.value) for one in store.all()][-1] == ("chatcmpl-0004", "good")

@@ -1,13 +1,16 @@
-"""Serve a live page of a run in the browser: what it learns, forgets and remembers, its episodes, and ratings.
+"""Serve a live page of a run, or of a served model, in the browser.
 
     srl dashboard results/first                      print an address; Ctrl-C ends
     srl dashboard results/first --allow-rating       ratings can be given on the page
     srl rate results/first --web                     the same, opened at the ratings
+    srl dashboard results/served                     the page of a served model
     ssh -L 8642:127.0.0.1:8642 machine               the page of another machine, at the same address
 
-RUN is the directory of a run, going on or ended; the page fills by itself while the run goes on, and does not disturb
-it. The address has a token, made anew at each start: without it nothing can be read. The page is served on this machine
-only, unless --host says otherwise; the connection is not encrypted. Nothing is loaded from the network.
+RUN is the directory of a run, going on or ended: what it learns, forgets and remembers, its episodes, and ratings; or
+the directory of srl serve, whose server may run: versions, conversations, training. The page fills by itself and does
+not disturb what it shows. With --allow-rating, that of a served model also rolls back and pauses training. The address
+has a token, made anew at each start: without it nothing can be read. The page is served on this machine only, unless
+--host says otherwise; the connection is not encrypted. Nothing is loaded from the network.
 """
 
 from __future__ import annotations
@@ -17,12 +20,17 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.replay.tools.explain import Decode
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from rllib_srl.cli.dashboard.access import Access
 
 HOST, PORT = "127.0.0.1", 8642
 MOST_CONNECTIONS = 64
@@ -39,9 +47,9 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
-    parser.add_argument("directory", type=local_directory, metavar="RUN", help="the directory of a run")
+    parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run, or of srl serve")
     add_flags(parser)
-    parser.add_argument("--allow-rating", action="store_true", help="ratings can be given on the page")
+    parser.add_argument("--allow-rating", action="store_true", help="the page can rate, roll back and pause")
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
@@ -71,7 +79,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, tab: str = "") -> int:
-    """Serve the page of a run until Ctrl-C.
+    """Serve the page of a run, or of a served model, until Ctrl-C.
 
     Args:
         arguments: the command line, with `directory` and the flags of `add_flags`.
@@ -80,18 +88,19 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
         tab: that the printed address opens.
 
     Raises:
-        RunError: the directory holds no run.
-        ValueError: the address cannot be used, or a package is missing.
+        RunError: the directory holds neither.
+        ValueError: a flag is not for this page, the address cannot be used, or a package is missing.
     """
     from rllib_srl.cli.dashboard.live_run import check_is_run
+    from rllib_srl.cli.serving.place import Place
 
-    check_is_run(arguments.directory)
+    is_served = Place(arguments.directory).is_one
+    if not is_served:
+        check_is_run(arguments.directory)
     try:
         import uvicorn
 
         from rllib_srl.cli.dashboard.access import Access
-        from rllib_srl.cli.dashboard.app import make_app
-        from rllib_srl.cli.dashboard.views import Views
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -99,20 +108,50 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     listening = bound(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])
     access = Access(port=port)
-    views = Views(arguments.directory, decode, arguments.rater, may_rate, arguments.trust_rules)
-    views.sources.run.refresh()  # a long file is read before the first visit
+    make = _served_page if is_served else _run_page
+    title, app = make(arguments, decode, may_rate, access)
     how: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "on", "log_level": "warning"}
     how |= {"access_log": False, "server_header": False, "limit_concurrency": MOST_CONNECTIONS}  # a log has the token
     how |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": GRACE_S}
-    server = uvicorn.Server(uvicorn.Config(make_app(views, access), **how))
+    server = uvicorn.Server(uvicorn.Config(app, **how))
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    print(f"{views.title}, {'ratings allowed' if may_rate else 'read-only'}; Ctrl-C ends")
+    print(f"{title}, {'ratings allowed' if may_rate else 'read-only'}; Ctrl-C ends")
     print(f"http://{shown}:{port}/{tab}?token={access.token}", flush=True)
     if not listening.getsockname()[0].startswith(("127.", "::1")):
         print("others on the network can reach this address, and the connection is not encrypted", file=sys.stderr)
     with listening, suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
     return 0
+
+
+def _run_page(
+    arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, access: Access
+) -> tuple[str, Starlette]:
+    """Return title and application of the page of a run."""
+    from rllib_srl.cli.dashboard.app import make_app
+    from rllib_srl.cli.dashboard.views import Views
+
+    views = Views(arguments.directory, decode, arguments.rater, may_rate, arguments.trust_rules)
+    views.sources.run.refresh()  # a long file is read before the first visit
+    return views.title, make_app(views, access)
+
+
+def _served_page(
+    arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, access: Access
+) -> tuple[str, Starlette]:
+    """Return title and application of the page of a served model, whose files have text.
+
+    Raises:
+        ValueError: a flag is for a run.
+    """
+    from rllib_srl.cli.dashboard.served.app import make_served_app
+    from rllib_srl.cli.dashboard.served.views import ServedViews
+
+    for name in ("model", "trust_rules"):
+        if value := getattr(arguments, name):
+            raise ValueError(f"--{name.replace('_', '-')} = {value}; {arguments.directory} is served, it is for a run")
+    views = ServedViews(arguments.directory, arguments.rater, may_rate)
+    return views.title, make_served_app(views, access)
 
 
 def run(arguments: argparse.Namespace) -> int:

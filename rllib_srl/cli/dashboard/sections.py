@@ -6,13 +6,14 @@ A new section is one more entry of `SECTIONS` and a function that yields blocks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rllib_srl.cli.dashboard.live_run import LiveRun
 from rllib_srl.cli.dashboard.memory_view import MemoryView
+from rllib_srl.cli.dashboard.page_views import Blocks, Section
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import HEADING, ORDERS, review_rows, row_of
 from rllib_srl.cli.report.run_facts import RunFacts
@@ -23,9 +24,8 @@ from rllib_srl.cli.shared.display import rounded
 from rllib_srl.replay.journal.reader import Reading
 from rllib_srl.replay.store.records import LEECH
 from rllib_srl.replay.tools.explain import GRADE_NAMES, Draw, Found, all_items, described, newest_draws, why
-from rllib_srl.studies.report.blocks import Block, Cell, Details, Heading, Notice, Table, Text, Verbatim
+from rllib_srl.studies.report.blocks import Cell, Details, Heading, Notice, Table, Text, Verbatim
 
-Blocks = Iterator[Block | PlotRow]
 MOST_DRAWS, MOST_ITEMS, MOST_LAPSES = 30, 20, 20
 RECALL_COLUMNS = ("recall", "pass rate", "lapses", "visits", "due")  # of `srl memory ls`
 WIDEST = 60  # characters of a prompt in a table
@@ -39,17 +39,6 @@ class Sources:
 
     run: LiveRun
     memory: MemoryView
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a tab. `of_memory`: made from the memory instead of the metrics."""
-
-    name: str  # in addresses
-    title: str
-    tab: str
-    blocks: Callable[[Sources], Blocks]
-    of_memory: bool = False
 
 
 # --- metrics --------------------------------------------------------------------------------------

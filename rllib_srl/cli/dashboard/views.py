@@ -7,29 +7,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from rllib_srl.cli.dashboard.drawing import drawing_of
 from rllib_srl.cli.dashboard.live_run import LiveRun
 from rllib_srl.cli.dashboard.memory_view import MemoryView
+from rllib_srl.cli.dashboard.page_views import PageViews, Section
 from rllib_srl.cli.dashboard.rating_desk import RatingDesk
-from rllib_srl.cli.dashboard.sections import SECTIONS, TABS, Section, Sources, item_blocks
+from rllib_srl.cli.dashboard.sections import SECTIONS, TABS, Sources, item_blocks
 from rllib_srl.people.rating_store import RatingsError
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.tools.explain import Decode, Found, all_items, turns
-from rllib_srl.studies.report.blocks import HERE as REPORT
-from rllib_srl.studies.report.blocks import Notice, Text, templates_in
+from rllib_srl.studies.report.blocks import Notice, Text
 
 T = TypeVar("T")
 TROUBLES = (JournalError, RatingsError, ValueError, OSError)  # files that cannot be read now; the message says why
-PAGE = Path(__file__).with_name("page")
 
 
-class Views:
+class Views(PageViews):
     """The parts of one run's page. Invariant: each of the two threads runs one function at a time."""
 
     def __init__(
@@ -50,14 +48,12 @@ class Views:
             trusts: import and run rules that the memory's settings name as module:rule.
         """
         memory = MemoryView(directory, trusts)
-        self.title = f"Run {directory.resolve().name}"
+        super().__init__(f"Run {directory.resolve().name}", TABS, SECTIONS, may_rate)
         self.sources = Sources(LiveRun(directory), memory)
         self._decode = cache(decode)
         self.desk = RatingDesk(directory, memory, self._decode, rater, may_rate)
         self._files, self._memory = (ThreadPoolExecutor(1, name) for name in ("files", "memory"))
         self._made: dict[str, tuple[str, str]] = {}  # section -> version and HTML
-        self._templates = templates_in(PAGE, REPORT)
-        self._templates.globals["drawing_of"] = drawing_of
 
     async def in_files(self, work: Callable[[], T]) -> T:
         """Run a function in the thread of the files."""
@@ -67,16 +63,16 @@ class Views:
         """Run a function in the thread of the memory."""
         return await asyncio.get_running_loop().run_in_executor(self._memory, work)
 
-    async def part(self, section: Section) -> tuple[str, str]:
+    async def part(self, section: Section[Sources]) -> tuple[str, str]:
         """Return the version and the HTML of a section."""
         run_in = self.in_memory if section.of_memory else self.in_files
         return await run_in(lambda: self._part(section))
 
     async def versions(self, tab: str) -> dict[str, str]:
-        """Return the version of each section of a tab, after a look at the files."""
-        chosen = [one for one in SECTIONS if one.tab == tab]
-        found = [await self.part(one) for one in chosen]
-        return {one.name: version for one, (version, _) in zip(chosen, found, strict=True)}
+        """Return the version of each section of a tab, and the number of transcripts, after a look at the files."""
+        if tab == "episodes":
+            return {tab: str(len(self.sources.run.transcripts))}
+        return await super().versions(tab)
 
     async def state(self) -> str:
         """Return how far the run is, in words."""
@@ -90,7 +86,7 @@ class Views:
 
         return await self.in_files(look)
 
-    def _part(self, section: Section) -> tuple[str, str]:
+    def _part(self, section: Section[Sources]) -> tuple[str, str]:
         run, memory = self.sources.run, self.sources.memory
         try:
             if section.of_memory:
@@ -108,15 +104,6 @@ class Views:
             html = self.blocks([Notice("This part cannot be read", (" ".join(str(error).split()),), "warn")])
         self._made[section.name] = version, html
         return version, html
-
-    def blocks(self, blocks: Iterable[Any]) -> str:
-        """Return blocks as HTML."""
-        return self._templates.get_template("parts.html.j2").render(blocks=list(blocks))
-
-    def render(self, template: str, tab: str, state: str, **values: Any) -> str:
-        """Return a whole page."""
-        about = {"title": self.title, "tabs": TABS, "tab": tab, "state": state, "may_rate": self.desk.may_rate}
-        return self._templates.get_template(template).render(**about, **values)
 
     def item(self, key: str) -> tuple[str, str] | None:
         """Return the name and the HTML of an item of the memory, in the memory's thread; None without such an item."""

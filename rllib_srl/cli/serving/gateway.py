@@ -5,7 +5,7 @@
     GET  /v1/conversations/ID                   a conversation with its rating
     PUT  /v1/conversations/ID/rating            {"rating": "good" | "bad" | 1 to 5 | "none", "rater": "ann"}
     GET  /v1/versions                           the lineage
-    POST /v1/rollback                           {"reason": "..."}
+    POST /v1/rollback                           {"reason": "...", "version": 3}; only while that version is active
     POST /v1/training                           {"paused": true | false}
     GET  /v1/status
 
@@ -57,6 +57,7 @@ ANSWER_TIMEOUT_S = 900.0
 PIECE_TIMEOUT_S = 300.0  # between two pieces of an answer
 MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
+MAX_REASON = 1000  # characters
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CUT = "the answer was cut off"
 
@@ -238,10 +239,11 @@ class Gateway:
 
     async def _roll_back(self, request: web.Request) -> web.StreamResponse:
         body = read_object(await self._body(request))
-        reason = body.get("reason", "")
-        if not isinstance(reason, str) or set(body) - {"reason"}:
-            raise RequestError('the body is another object; expected {"reason": "..."}')
-        before, after = await self._serving.roll_back(reason[:1000] or "rolled back by hand")
+        reason, number = body.get("reason", ""), body.get("version")
+        is_number = number is None or (isinstance(number, int) and not isinstance(number, bool))
+        if not isinstance(reason, str) or not is_number or set(body) - {"reason", "version"}:
+            raise RequestError('the body is another object; expected {"reason": "...", "version": NUMBER}')
+        before, after = await self._serving.roll_back(reason[:MAX_REASON] or "rolled back by hand", number)
         await self._training.drop(f"version {before}, from which it was trained, was rolled back")
         withdrawn = await self._stores.run(self._stores.lineage.withdrawn)
         return web.json_response({"rolled_back": before, "active": after, "num_withdrawn_ratings": len(withdrawn)})

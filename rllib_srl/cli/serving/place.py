@@ -33,6 +33,10 @@ class PlaceError(ValueError):
     """The directory cannot be used; the message says why."""
 
 
+class InUse(PlaceError):
+    """Another process holds the directory."""
+
+
 class Place:
     """The directory of one served model. Invariant: it is readable by its owner only."""
 
@@ -93,13 +97,13 @@ class Place:
         """Hold the directory: one server, or one command that changes it.
 
         Raises:
-            PlaceError: another process holds it.
+            InUse: another process holds it.
         """
         with open(os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise PlaceError(f"{self.directory} is in use by another srl serve") from error
+                raise InUse(f"{self.directory} is in use by another srl serve") from error
             yield
 
 
@@ -114,7 +118,11 @@ class Stores:
         """
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stores")
         self._place = place
-        self._thread.submit(self._open).result()
+        try:
+            self._thread.submit(self._open).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
 
     def _open(self) -> None:
         directory = self._place.directory

@@ -121,6 +121,7 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
         Gateway(place.token(), serving, stores, training, usual).app,
         access_log=None, handler_cancellation=True, shutdown_timeout=STOP_TIMEOUT_S,
     )  # fmt: skip
+    (place.directory / SERVER).unlink(missing_ok=True)  # of one that was killed
     try:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", arguments.port).start()

@@ -104,26 +104,32 @@ class Serving:
         async with self._changing:
             gap = await self._verified(candidate)
             try:
-                await self._stores.run(self._stores.lineage.activate, candidate.number)
+                reason = f"it passed all gates; canary gap {gap}"
+                await self._stores.run(self._stores.lineage.activate, candidate.number, reason)
             except (LineageError, OSError):
                 await self._unload(candidate.number)
                 raise
             await self._switch(candidate.number)
             return gap
 
-    async def roll_back(self, reason: str) -> tuple[int, int]:
+    async def roll_back(self, reason: str, number: int | None = None) -> tuple[int, int]:
         """Make the parent of the active version answer again; return the numbers of both.
 
+        Args:
+            reason: why.
+            number: of the version that is meant; None: the active one.
+
         Raises:
-            LineageError: there is nothing to roll back.
+            LineageError: there is nothing to roll back, or another version is active than was meant.
             AdapterError, WeightSyncError, ServerError: the parent is not verified; nothing has changed.
         """
         async with self._changing:
             lineage = self._stores.lineage
+            await self._stores.run(lineage.check_active, number)
             active = await self._stores.run(lineage.active)
             if active is not None and active.parent and active.parent not in self._loaded:
                 await self._verified(await self._stores.run(lineage.version, active.parent))
-            numbers = await self._stores.run(lineage.roll_back, reason)
+            numbers = await self._stores.run(lineage.roll_back, reason, number)
             await self._switch(numbers[1])
             return numbers
 

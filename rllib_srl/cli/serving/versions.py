@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.serving.adapter import read_json
-from rllib_srl.cli.serving.place import SERVER, Place, PlaceError, Stores
+from rllib_srl.cli.serving.client import asked
+from rllib_srl.cli.serving.place import InUse, Place, PlaceError, Stores
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 
@@ -45,7 +43,8 @@ def versions(arguments: argparse.Namespace) -> int:
     if arguments.reason and not arguments.rollback:
         raise PlaceError("--reason is for --rollback")
     if arguments.rollback:
-        roll_back(place, arguments.reason or "rolled back by hand")
+        before, after, num = roll_back(place, arguments.reason or "rolled back by hand")
+        print(f"version {before} was rolled back; version {after} is active; {num} ratings are withdrawn")
         return 0
     stores = Stores(place)
     try:
@@ -95,13 +94,29 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     print(f"version {active} is active" + ("" if active else ": the model that was given"))
 
 
-def roll_back(place: Place, reason: str) -> None:
-    """Roll back, through the server if one runs."""
+def roll_back(
+    place: Place, reason: str, number: int | None = None, timeout_s: float = TIMEOUT_S
+) -> tuple[int, int, int]:
+    """Roll back, through the server if one runs.
+
+    Args:
+        place: of the model.
+        reason: why.
+        number: of the version that is meant; None: the active one.
+        timeout_s: for the server; answers of the version that goes may take long to end.
+
+    Returns:
+        The version that was rolled back, the one that is active, and the number of withdrawn ratings.
+
+    Raises:
+        RuntimeError: the lineage or the server refuses; the message says why.
+        PlaceError: the server refuses, or cannot be asked.
+    """
     try:
         with place.locked():
             stores = Stores(place)
             try:
-                before, after = stores.now(lambda: stores.lineage.roll_back(reason))
+                before, after = stores.now(lambda: stores.lineage.roll_back(reason, number))
                 num = len(stores.now(stores.lineage.withdrawn))
                 in_training = stores.now(stores.lineage.in_training)
                 if in_training is not None:
@@ -109,24 +124,11 @@ def roll_back(place: Place, reason: str) -> None:
                     stores.now(lambda: stores.lineage.reject(in_training.number, why, None, True))
             finally:
                 stores.close()
-    except PlaceError:  # a server holds the directory
-        found = _ask_server(place, reason)
+    except InUse:  # a server holds the directory
+        body = {"reason": reason, **({} if number is None else {"version": number})}
+        found = asked(place, "/rollback", timeout_s, body)
         before, after, num = found["rolled_back"], found["active"], found["num_withdrawn_ratings"]
-    print(f"version {before} was rolled back; version {after} is active; {num} ratings are withdrawn")
-
-
-def _ask_server(place: Place, reason: str) -> dict[str, Any]:
-    server = place.directory / SERVER
-    if not server.exists():
-        raise PlaceError("the server is starting; try again in a minute")
-    headers = {"Authorization": f"Bearer {place.token()}", "Content-Type": "application/json"}
-    url = f"{read_json(server)['url']}/rollback"
-    request = urllib.request.Request(url, json.dumps({"reason": reason}).encode(), headers, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return dict(json.load(response))
-    except urllib.error.HTTPError as error:
-        raise PlaceError(str(json.load(error)["error"]["message"])) from error
+    return before, after, num
 
 
 def main(argv: list[str] | None = None) -> int:

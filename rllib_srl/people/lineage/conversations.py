@@ -2,6 +2,7 @@
 
     store.log(conversation)            durable when it returns; texts are redacted here, whoever calls
     store.find("chatcmpl-...")         one conversation, None if there is none
+    store.search("fruit", None, 20, 1) the newest ones with a text
 
 Token ids say as much as the text. A conversation in which the redaction found a secret is stored without them, so it
 can be rated and is not trained on; `untrainable` says so.
@@ -10,6 +11,7 @@ can be rated and is not trained on; `untrainable` says so.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +29,7 @@ CREATE TABLE conversations (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL, at TEXT NOT NULL,
     messages TEXT NOT NULL, answer TEXT NOT NULL, finish_reason TEXT NOT NULL, tokens TEXT, untrainable TEXT NOT NULL);
 """
+_AT_ONCE = 100  # conversations that a search reads at once
 _COLUMNS = ("id", "version", "at", "messages", "answer", "finish_reason", "tokens", "untrainable")
 
 
@@ -79,6 +82,15 @@ def redacted(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=messages, answer=answer, **without)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Hits:
+    """Conversations that a search has found, the newest first."""
+
+    conversations: Sequence[Conversation]
+    before: int | None  # where the search goes on; None: at the end
+    is_cut: bool  # it stopped for its time
+
+
 class ConversationStore(PrivateDatabase):
     """The conversations of one served model. Invariant: nothing in it was left unredacted."""
 
@@ -110,6 +122,30 @@ class ConversationStore(PrivateDatabase):
     def num(self) -> int:
         """Return the number of conversations."""
         return int(self._read("SELECT count(*) FROM conversations")[0][0])
+
+    def search(self, text: str, before: int | None, most: int, limit_s: float) -> Hits:
+        """Return the newest conversations in which a text occurs, in any case; all have "".
+
+        Args:
+            text: in a message or the answer.
+            before: a former `Hits.before`, to go on; None: from the newest one.
+            most: number of conversations to find.
+            limit_s: after which the search stops.
+        """
+        found: list[Conversation] = []
+        deadline, wanted, at = time.monotonic() + limit_s, text.casefold(), before
+        where = "WHERE ? IS NULL OR seq < ? ORDER BY seq DESC LIMIT ?"
+        while rows := self._read(f"SELECT seq, {', '.join(_COLUMNS)} FROM conversations {where}", at, at, _AT_ONCE):
+            for at, *row in rows:
+                one = _conversation(dict(zip(_COLUMNS, row, strict=True)))
+                said = [str(message["content"]) for message in one.messages]
+                if any(wanted in part.casefold() for part in (*said, one.answer)):
+                    found.append(one)
+                    if len(found) == most:
+                        return Hits(found, at, False)
+            if time.monotonic() > deadline:
+                return Hits(found, at, True)
+        return Hits(found, None, False)
 
     def trainable(self, ids: Sequence[str]) -> list[Conversation]:
         """Return those of some conversations that have tokens, in the order of `ids`."""

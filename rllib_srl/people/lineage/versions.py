@@ -124,7 +124,7 @@ class Lineage(PrivateDatabase):
                 text = json.dumps(dict(metrics))
                 self._db.execute("UPDATE versions SET metrics = ? WHERE number = ?", (text, number))
 
-    def activate(self, number: int) -> None:
+    def activate(self, number: int, reason: str = "it passed all gates") -> None:
         """Make a candidate the active version, and the active one superseded, in one transaction.
 
         Raises:
@@ -136,16 +136,21 @@ class Lineage(PrivateDatabase):
                 raise LineageError(f"version {number} was trained from version {parent}; active is version {active}")
             if active:
                 self._change(active, SUPERSEDED, f"version {number} follows")
-            self._change(number, ACTIVE, "it passed all gates")
+            self._change(number, ACTIVE, reason)
 
-    def roll_back(self, reason: str) -> tuple[int, int]:
+    def roll_back(self, reason: str, number: int | None = None) -> tuple[int, int]:
         """Roll the active version back to its parent, in one transaction; return both numbers.
 
+        Args:
+            reason: why.
+            number: of the version that is meant; None: the active one.
+
         Raises:
-            LineageError: no trained version is active.
+            LineageError: no trained version is active, or another one than was meant.
         """
         with self._explained("rolling back"), self._transaction():
             active = self._active_number()
+            self.check_active(number)
             if not active:
                 raise LineageError("the model that was given is active; expected a trained version to roll back")
             parent = self.version(active).parent
@@ -155,6 +160,20 @@ class Lineage(PrivateDatabase):
         return active, parent
 
     # --- reading ---------------------------------------------------------------------------------
+
+    def check_active(self, number: int | None) -> None:
+        """Check that a version is the active one; None: any.
+
+        Raises:
+            LineageError: it is not.
+        """
+        if number is not None and (active := self._active_number()) != number:
+            raise LineageError(f"version {number} is not active, version {active} is; nothing was rolled back")
+
+    def newest_change(self) -> int:
+        """Return the seq of the last change of a version, 0 without one."""
+        newest: int = self._read("SELECT ifnull(max(seq), 0) FROM changes")[0][0]
+        return newest
 
     def version(self, number: int) -> Version:
         """Return a version.

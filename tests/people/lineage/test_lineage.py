@@ -48,6 +48,17 @@ def test_rolling_back_restores_the_parent_and_withdraws_its_ratings(lineage):
         lineage.roll_back("")
 
 
+def test_a_roll_back_of_another_version_than_the_active_one_changes_nothing(lineage):
+    lineage.activate(candidate(lineage, {"a/0": "good"}))
+    lineage.activate(candidate(lineage, {"b/0": "good"}), "canary gap 0")
+    seen = lineage.newest_change()
+    for number in (0, 1, 7):
+        with pytest.raises(LineageError, match=f"version {number} is not active, version 2 is; nothing was rolled"):
+            lineage.roll_back("", number)
+    assert lineage.newest_change() == seen and lineage.history(2)[-1][2] == "canary gap 0"
+    assert lineage.roll_back("", 2) == (2, 1) and lineage.newest_change() == seen + 2
+
+
 def test_a_changed_rating_makes_versions_stale_and_is_free_again(lineage):
     number = candidate(lineage, {"a/0": "good", "b/0": "bad"})
     today = {"a/0": "good", "b/0": "bad"}

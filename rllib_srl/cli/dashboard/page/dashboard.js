@@ -32,8 +32,8 @@ async function look() {
       const version = found.versions[part.dataset.part];
       if (version !== undefined && version !== part.dataset.version) await renew(part);
     }
-    const listed = document.querySelector("[data-episodes]");
-    if (listed && found.versions.episodes > Number(listed.dataset.episodes)) document.getElementById("fresh").hidden = false;
+    const listed = document.querySelector("[data-listed]");
+    if (listed && found.versions[tab] > Number(listed.dataset.listed)) document.getElementById("fresh").hidden = false;
     state.classList.remove("lost");
     pause = PAUSE_MS;
   } catch (error) {
@@ -83,10 +83,10 @@ document.addEventListener("keydown", (event) => {
   if (button && !button.disabled && !event.repeat) button.click();
 });
 for (const asked of document.querySelectorAll(".asked pre")) asked.scrollTop = asked.scrollHeight; // the question itself
-for (const form of document.querySelectorAll("form.rating")) {
-  form.addEventListener("submit", (event) => { // a second click rates nothing
+for (const form of document.querySelectorAll("form.rating, form.once")) {
+  form.addEventListener("submit", (event) => { // a second click does nothing
     if (form.dataset.isSent) event.preventDefault();
     form.dataset.isSent = "1";
   });
 }
-if (tab in { "": 1, forgetting: 1, memory: 1, episodes: 1 }) setTimeout(whenSeen, PAUSE_MS);
+if (!["rate", "none"].includes(tab)) setTimeout(whenSeen, PAUSE_MS);

@@ -1,0 +1,185 @@
+"""What the live pages of a run and of a served model share: tabs, parts, forms, styles and errors.
+
+    GET  /  /TAB          a tab of sections                     GET /pulse?tab=..  versions of a tab's parts
+    GET  /part/NAME       a part, as HTML                       GET /static/NAME   styles and script
+
+What is malformed is answered with 400 and one line that names what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rllib_srl.cli.dashboard.access import Access, Guard, is_of_another_site
+from rllib_srl.cli.dashboard.page_views import PAGE, PageViews
+from rllib_srl.cli.episodes import printable
+from rllib_srl.studies.report.blocks import STYLES, Notice
+from rllib_srl.studies.report.charts import COLOURS, DASHES
+
+LONGEST_TEXT = 200  # characters of a field of a form
+LARGEST_FORM = 8192  # bytes
+
+
+def application(
+    pages: Pages, views: PageViews, access: Access, tabs: Sequence[str], more: Sequence[Route]
+) -> Starlette:
+    """Return the application of a page.
+
+    Args:
+        pages: its handlers.
+        views: its parts; closed at the end.
+        access: who may read it.
+        tabs: that consist of sections.
+        more: its own addresses.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await views.close()
+
+    routes = [
+        *(Route(f"/{name}", pages.tab) for name in tabs),
+        *more,
+        Route("/part/{name}", pages.part),
+        Route("/pulse", pages.pulse),
+        Route("/static/{name}", pages.static),
+    ]
+    handlers: dict[Any, Callable[..., Any]] = {HTTPException: pages.refused}
+    return Starlette(
+        routes=routes, lifespan=lifespan, middleware=[Middleware(Guard, access=access)], exception_handlers=handlers
+    )
+
+
+class Pages:
+    """The handlers that all pages have."""
+
+    read_only = "this page is read-only; start it with --allow-rating"
+
+    def __init__(self, views: PageViews, access: Access) -> None:
+        """Prepare the handlers of a page."""
+        self._views, self._access = views, access
+        styles = {"page.css": STYLES.read_bytes(), "dashboard.css": (PAGE / "dashboard.css").read_bytes()}
+        self._static = {name: (text, "text/css") for name, text in styles.items()}
+        self._static["lines.css"] = (line_styles().encode(), "text/css")
+        self._static["icon.svg"] = ((PAGE / "icon.svg").read_bytes(), "image/svg+xml")
+        self._static["dashboard.js"] = ((PAGE / "dashboard.js").read_bytes(), "text/javascript")
+
+    async def tab(self, request: Request) -> Response:
+        """Return a tab of sections."""
+        return await self._tab(request.url.path.strip("/"))
+
+    async def _tab(self, tab: str, status: int = 200, template: str = "sections.html.j2", **values: Any) -> Response:
+        chosen = [one for one in self._views.sections if one.tab == tab]
+        parts = [(one, *await self._views.part(one)) for one in chosen]
+        return await self._page(template, tab, status, parts=parts, **values)
+
+    async def part(self, request: Request) -> Response:
+        """Return the HTML of one section."""
+        section = next((one for one in self._views.sections if one.name == request.path_params["name"]), None)
+        if section is None:
+            raise HTTPException(404, "there is no such part")
+        version, html = await self._views.part(section)
+        return Response(_encoded(html), media_type="text/html", headers={"x-version": version})
+
+    async def pulse(self, request: Request) -> Response:
+        """Return the state of what is shown, and the versions of the sections of a tab."""
+        tab = request.query_params.get("tab", "")
+        tabs = self._views.tabs
+        if tab not in tabs:
+            raise HTTPException(400, f"tab = {tab[:40]!r}; expected one of {', '.join(filter(None, tabs))}, or nothing")
+        state = await self._views.state()
+        return JSONResponse({"state": state, "versions": await self._views.versions(tab)})
+
+    async def static(self, request: Request) -> Response:
+        """Return a style sheet or the script."""
+        found = self._static.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404, "there is no such file")
+        return Response(found[0], media_type=found[1])
+
+    # --- for the handlers of a page ----------------------------------------------------------------
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form of this page.
+
+        Raises:
+            HTTPException: the page is read-only, or the request is not of one of its own forms.
+        """
+        if not self._views.may_rate:
+            raise HTTPException(403, self.read_only)
+        if is_of_another_site(request.headers):
+            raise HTTPException(403, "this request comes from the page of another site")
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST_FORM:
+                raise HTTPException(413, f"a form has at most {LARGEST_FORM} bytes")
+        try:
+            form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20))
+        except ValueError:
+            raise HTTPException(400, "expected the fields of a form") from None
+        if not self._access.has_form_key(form.get("key", "")):
+            raise HTTPException(403, "the key of the form is missing or of an earlier start; load the page again")
+        return form
+
+    async def refused(self, request: Request, error: HTTPException) -> Response:
+        """Return the page of an error."""
+        html = self._views.blocks([Notice(f"{error.status_code}", (printable(error.detail),), "warn")])
+        page = await self._page("item.html.j2", "none", error.status_code, name="", html=html)
+        page.headers.update(error.headers or {})
+        return page
+
+    async def _page(self, template: str, tab: str, status: int = 200, **values: Any) -> Response:
+        state = await self._views.state()
+        return Response(_encoded(self._views.render(template, tab, state, **values)), status, media_type="text/html")
+
+
+def short_fields(request: Request, names: Sequence[str]) -> dict[str, str]:
+    """Return fields of the address.
+
+    Raises:
+        HTTPException: one is too long.
+    """
+    given = {name: request.query_params.get(name, "").strip() for name in names}
+    for name, value in given.items():
+        if len(value) > LONGEST_TEXT:
+            raise HTTPException(400, f"{name} has {len(value)} characters; expected at most {LONGEST_TEXT}")
+    return given
+
+
+def position_in(request: Request) -> int | None:
+    """Return where a search goes on, None without such a field.
+
+    Raises:
+        HTTPException: it is no number.
+    """
+    before = request.query_params.get("before", "")
+    if not re.fullmatch(r"[0-9]{0,15}", before):
+        raise HTTPException(400, f"before = {before[:40]!r}; expected a number")
+    return int(before) if before else None
+
+
+def line_styles() -> str:
+    """Return the colours and dashes of the charts' lines, those of a report, as styles."""
+    rules = []
+    for number, (colour, dash) in enumerate(zip(COLOURS, DASHES, strict=True)):
+        dashes = " ".join(f"{2 * length:g}" for length in dash[1]) if isinstance(dash, tuple) else "none"
+        rules.append(f".s{number} {{ --line-colour: {colour}; stroke-dasharray: {dashes}; }}\n")
+    return "".join(rules)
+
+
+def _encoded(html: str) -> bytes:
+    """Return a page as bytes; half of a surrogate pair, which a model may write, becomes a question mark."""
+    return html.encode("utf-8", "replace")

@@ -1,0 +1,137 @@
+"""The addresses of the page of a served model.
+
+    GET  /  /training                        versions, training         GET  /conversations?q=...   the newest first
+    POST /                                   rolls a version back        POST /conversations         rates an answer
+    POST /training                           pauses or continues it
+
+Writing needs `--allow-rating`, and a form of this page. What is sent twice is done once: a roll-back names the version
+that is meant, a rating or a pause says what shall be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from rllib_srl.cli.dashboard.access import Access
+from rllib_srl.cli.dashboard.pages import Pages, application, position_in, short_fields
+from rllib_srl.cli.dashboard.served.sections import shown_time
+from rllib_srl.cli.dashboard.served.views import TROUBLES, ServedViews
+from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.report.run_page import shortened
+from rllib_srl.people.rating import VALUES
+
+MOST_CONVERSATIONS = 20  # on a page
+LONGEST_REASON = 300  # characters
+BRIEF = 100  # characters of a question in the list
+T = TypeVar("T")
+
+
+def make_served_app(views: ServedViews, access: Access) -> Starlette:
+    """Return the application of the page of a served model."""
+    pages = ServedPages(views, access)
+    routes = [
+        Route("/", pages.roll_back, methods=["POST"]),
+        Route("/training", pages.pause, methods=["POST"]),
+        Route("/conversations", pages.conversations, methods=["GET"]),
+        Route("/conversations", pages.rate, methods=["POST"]),
+    ]
+    return application(pages, views, access, ("", "training"), routes)
+
+
+class ServedPages(Pages):
+    """The handlers of the addresses. Invariant: nothing here reads files; `ServedViews` does, in its thread."""
+
+    def __init__(self, views: ServedViews, access: Access) -> None:
+        """Prepare the handlers of a page."""
+        super().__init__(views, access)
+        self._views: ServedViews = views
+        self._acting = asyncio.Lock()  # a second click finds what the first has done
+
+    async def tab(self, request: Request) -> Response:
+        """Return a tab of sections with its form."""
+        return await self._with_form(request.url.path.strip("/"))
+
+    async def _with_form(self, tab: str, status: int = 200, said: str = "") -> Response:
+        try:
+            active = await self._views.in_files(self._views.model.active)
+        except TROUBLES:  # the section says so
+            active = None
+        about = {"active": active.number if active else 0, "parent": active.parent if active else 0}
+        more = {"form_key": self._access.form_key, "longest": LONGEST_REASON, "said": printable(said)}
+        return await self._tab(tab, status, "served.html.j2", **about, **more)
+
+    async def _done(self, tab: str, work: Callable[[], str]) -> Response:
+        """Do something through the server, outside of the thread of the files; what is impossible is one message."""
+        async with self._acting:
+            try:
+                return await self._with_form(tab, 200, await asyncio.to_thread(work))
+            except TROUBLES as error:
+                said = " ".join(str(error).split())
+                return await self._with_form(tab, 409, f"Not done: {said}.")
+
+    async def roll_back(self, request: Request) -> Response:
+        """Roll a version back."""
+        form = await self._form(request)
+        number, reason = form.get("version", ""), form.get("reason", "").strip()
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", number):
+            raise HTTPException(400, f"version = {number[:40]!r}; expected the number of the active version")
+        if not 0 < len(reason) <= LONGEST_REASON:
+            raise HTTPException(400, f"the reason has {len(reason)} characters; expected 1 to {LONGEST_REASON}")
+        return await self._done("", lambda: self._views.model.roll_back(int(number), printable(reason)))
+
+    async def pause(self, request: Request) -> Response:
+        """Pause or continue training."""
+        paused = (await self._form(request)).get("paused", "")
+        if paused not in ("yes", "no"):
+            raise HTTPException(400, f"paused = {paused[:40]!r}; expected yes or no")
+        return await self._done("training", lambda: self._views.model.pause(paused == "yes"))
+
+    # --- conversations ---------------------------------------------------------------------------
+
+    async def conversations(self, request: Request) -> Response:
+        """Return the newest conversations with a text."""
+        q, before = short_fields(request, ("q",))["q"], position_in(request)
+        model = self._views.model
+        hits, found = await self._readable(lambda: model.search(q, before, MOST_CONVERSATIONS))
+        num = await self._readable(model.num_conversations)
+        older = f"/conversations?{urlencode({'q': q, 'before': hits.before})}" if hits.before else ""
+        opened = request.query_params.get("opened", "")
+        about: dict[str, Any] = {"q": q, "before": before or "", "num": num, "is_first": before is None, "older": older}
+        about |= {"conversations": found, "is_cut": hits.is_cut, "opened": opened, "values": VALUES}
+        about |= {"clean": printable, "shortened": shortened, "brief": _brief, "shown_time": shown_time}
+        about["form_key"] = self._access.form_key
+        return await self._page("conversations.html.j2", "conversations", **about)
+
+    async def rate(self, request: Request) -> Response:
+        """Rate an answer, or take its rating back."""
+        form = await self._form(request)
+        name, value, q, before = (form.get(field, "") for field in ("id", "value", "q", "before"))
+        if value not in VALUES or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
+            raise HTTPException(400, f"expected the id of a conversation, and a rating: {', '.join(VALUES)}")
+        if not await self._readable(lambda: self._views.model.rate(name, value)):
+            raise HTTPException(404, f"{name} is no conversation here")
+        place = {"before": before} if re.fullmatch(r"[0-9]{1,15}", before) else {}
+        return RedirectResponse(f"/conversations?{urlencode({'q': q[:200], **place, 'opened': name})}#{name}", 303)
+
+    async def _readable(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread of the files; what cannot be read is one message."""
+        try:
+            return await self._views.in_files(work)
+        except TROUBLES as error:
+            raise HTTPException(409, " ".join(str(error).split())) from error
+
+
+def _brief(text: Any) -> str:
+    """Return the beginning of a text in one line."""
+    line = printable(" ".join(str(text).split()))
+    return line if len(line) <= BRIEF else f"{line[:BRIEF]}…"
