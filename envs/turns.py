@@ -102,6 +102,10 @@ class TurnWorld(gymnasium.Env[str, str]):
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return turns that earn reward 1."""
 
+    def shot_turns(self, prompt_id: str) -> list[str]:
+        """Return the turns that a shot shows: the gold turns, if a policy can choose them from what it sees."""
+        return self.gold_turns(prompt_id)
+
     @abstractmethod
     def begin(self, prompt_id: str) -> str:
         """Set up a task and return its opening text, without the cue.
@@ -180,7 +184,7 @@ class TurnWorld(gymnasium.Env[str, str]):
         return drawn
 
     def _shot(self, prompt_id: str) -> str:
-        turns = self.gold_turns(prompt_id)
+        turns = self.shot_turns(prompt_id)
         transcript = self._started(prompt_id)
         for turn in turns:
             transcript += turn + self.step(turn)[0]

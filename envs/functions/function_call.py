@@ -21,6 +21,7 @@ from typing import Any
 
 from rllib_srl.envs.functions.call_files import PACKAGED, CallRow, call_rows, packaged_paths
 from rllib_srl.envs.functions.call_questions import FUNCTIONS, NUM_REQUESTS, request
+from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.question import Question
 from rllib_srl.envs.tools.calls import Said, ToolCall
 from rllib_srl.envs.tools.matching import do_match
@@ -95,7 +96,7 @@ class FunctionCall(ToolWorld):
     def _prompt_id(self, number: int) -> str:
         if self._row_ids:
             return self._row_ids[number]
-        return ", ".join(map(str, combination(number, max(self.settings.num_calls, 1))))
+        return ", ".join(map(str, combination(number, NUM_REQUESTS, max(self.settings.num_calls, 1))))
 
     def question(self, prompt_id: str) -> Question:
         """Return the request, with its offered tools if the prompt shows them."""
@@ -181,22 +182,6 @@ class FunctionCall(ToolWorld):
             docs=tuple(function.doc for function in offered),
             expected=tuple(one.expected for one in asked) if self.settings.num_calls else (),
         )
-
-
-def combination(number: int, num_chosen: int) -> list[int]:
-    """Return set `number` of `num_chosen` distinct numbers >= 0, ascending, in the order of their largest.
-
-    Source: Knuth, TAOCP 4A, 7.2.1.3, combinatorial number system.
-    """
-    chosen = []
-    for size in range(num_chosen, 0, -1):
-        low, high = size - 1, NUM_REQUESTS
-        while high - low > 1:  # the largest n with comb(n, size) <= number
-            middle = (low + high) // 2
-            low, high = (middle, high) if comb(middle, size) <= number else (low, middle)
-        number -= comb(low, size)
-        chosen.append(low)
-    return chosen[::-1]
 
 
 def _numbers(prompt_id: Any, num_chosen: int) -> list[int]:

@@ -19,8 +19,8 @@ each direction, at most `sight`; doors look like free cells, and everything outs
 leaves the position unchanged and uses up the turn.
 
 A policy needs memory for its possible positions and for the sign. The sign's cell has one exit, so a memoryless policy
-leaves it in the same way whatever the sign says, and wins at most one of two episodes. The tests compute this value and
-the value of the best policy with memory (a belief over positions and doors) exactly.
+leaves it in the same way whatever the sign says, and wins at most one of two episodes. `Grid.optimal_values` computes
+this value and the value of the best policy with memory (a belief over positions and doors) exactly.
 
 The prompt id is the map, row by row, with the hidden start and door: "1..2/#.##/#S## from 0,2 door 2" (row 0, column 2;
 both from 0). From every cell the way by the sign to either door takes at most `num_turns` turns. The split depends on
@@ -31,10 +31,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import perm
 
+from rllib_srl.envs.games.beliefs import OptimalValues, Outcome, Pomdp, optimal_values
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
@@ -92,6 +93,16 @@ class Maze:
     def seen(self, cell: Cell, sight: int) -> tuple[int, ...]:
         """Return the number of free cells in line to the north, east, south and west, at most `sight` each."""
         return tuple(self._open_cells(cell, move, sight) for move in MOVES)
+
+    def starts(self) -> list[Cell]:
+        """Return the possible start cells, all equally likely."""
+        return sorted(self.inside - {self.sign})
+
+    def told(self, cell: Cell, door: str, sight: int) -> str:
+        """Return what a policy is told at a cell if `door` is the right one."""
+        counts = zip(MOVES, self.seen(cell, sight), strict=True)
+        told = "Free cells you see: " + ", ".join(f"{move} {count}" for move, count in counts)
+        return f"{told}. The sign says {door}." if cell == self.sign else told
 
     def is_playable(self, num_turns: int) -> bool:
         """Return whether the sign has one exit, not to a door, and every way by the sign to a door fits the turns."""
@@ -185,9 +196,10 @@ class Grid(TurnWorld):
             return Answer(reward=float(self._maze.doors[self._cell] == self._door), is_over=True)
         return Answer(self._sight())
 
-    def starts(self, maze: Maze) -> Iterator[Cell]:
-        """Yield the possible start cells, all equally likely."""
-        return (cell for cell in sorted(maze.inside) if cell != maze.sign)
+    def optimal_values(self, prompt_id: str) -> OptimalValues:
+        """Return the exact values of the best policies on a prompt's map, as means over all starts and doors."""
+        maze, _, _ = self.read(prompt_id)
+        return optimal_values(MazeTask(maze, self.settings.sight), self.settings.num_turns)
 
     def read(self, prompt_id: str) -> tuple[Maze, Cell, str]:
         """Return the map, the start and the right door of a prompt.
@@ -203,7 +215,7 @@ class Grid(TurnWorld):
                 "'1..2/#.##/#S## from 0,2 door 2'"
             )
         maze, start = Maze(rows), (int(found[2]), int(found[3]))
-        if start not in maze.inside - {maze.sign} or not maze.is_playable(self.settings.num_turns):
+        if start not in maze.starts() or not maze.is_playable(self.settings.num_turns):
             raise ValueError(
                 f"prompt_id = {prompt_id!r}; expected a start on a free cell, a sign with one way out that is no door, "
                 f"and ways by the sign to both doors of at most num_turns = {self.settings.num_turns} turns"
@@ -211,9 +223,28 @@ class Grid(TurnWorld):
         return maze, start, found[4]
 
     def _sight(self) -> str:
-        counts = zip(MOVES, self._maze.seen(self._cell, self.settings.sight), strict=True)
-        told = "Free cells you see: " + ", ".join(f"{move} {count}" for move, count in counts)
-        return f"{told}. The sign says {self._door}." if self._cell == self._maze.sign else told
+        return self._maze.told(self._cell, self._door, self.settings.sight)
+
+
+class MazeTask(Pomdp):
+    """A map whose start and right door are hidden. Invariant: the state is the position and the right door."""
+
+    actions = tuple(MOVES)
+
+    def __init__(self, maze: Maze, sight: int):
+        self.maze, self.sight = maze, sight
+
+    def starts(self) -> Iterable[tuple[int, tuple[Cell, str], str]]:
+        """Return every start with either door, equally likely."""
+        pairs = [(cell, door) for cell in self.maze.starts() for door in DOORS]
+        return [(1, (cell, door), self.maze.told(cell, door, self.sight)) for cell, door in pairs]
+
+    def outcomes(self, state: tuple[Cell, str], action: str) -> Iterable[Outcome]:
+        """Return where a move leads, or the reward of the door behind it."""
+        cell, door = self.maze.moved(state[0], action), state[1]
+        if cell in self.maze.doors:
+            return [Outcome(1, int(self.maze.doors[cell] == door), None, "")]
+        return [Outcome(1, 0, (cell, door), self.maze.told(cell, door, self.sight))]
 
 
 def _is_dead_end(at: int, marks: dict[int, str], width: int) -> bool:

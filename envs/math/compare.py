@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import perm
+from math import comb, perm
 from typing import TypeVar
 
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
@@ -114,3 +114,19 @@ def ordered_choice(number: int, values: Sequence[T], num_chosen: int) -> list[T]
         number, index = divmod(number, len(left))
         chosen.append(left.pop(index))
     return chosen
+
+
+def combination(number: int, size: int, num_chosen: int) -> list[int]:
+    """Return set `number` of `num_chosen` distinct numbers below `size`, ascending, in the order of their largest.
+
+    Source: Knuth, TAOCP 4A, 7.2.1.3, combinatorial number system.
+    """
+    chosen = []
+    for left in range(num_chosen, 0, -1):
+        low, high = left - 1, size
+        while high - low > 1:  # the largest n with comb(n, left) <= number
+            middle = (low + high) // 2
+            low, high = (middle, high) if comb(middle, left) <= number else (low, middle)
+        number -= comb(low, left)
+        chosen.append(low)
+    return chosen[::-1]

@@ -16,7 +16,8 @@ import pytest
 
 from rllib_srl.envs.functions.call_files import PACKAGED, call_rows, packaged_paths
 from rllib_srl.envs.functions.call_questions import FUNCTIONS, NUM_REQUESTS, request
-from rllib_srl.envs.functions.function_call import FunctionCall, combination
+from rllib_srl.envs.functions.function_call import FunctionCall
+from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.matching import do_match
 
@@ -185,9 +186,9 @@ def test_a_request_by_hand():
 
 
 def test_sets_of_requests_are_counted_through():
-    first = [combination(number, 2) for number in range(comb(6, 2))]
+    first = [combination(number, NUM_REQUESTS, 2) for number in range(comb(6, 2))]
     assert sorted(first) == [list(pair) for pair in combinations(range(6), 2)]
-    last = combination(comb(NUM_REQUESTS, 3) - 1, 3)
+    last = combination(comb(NUM_REQUESTS, 3) - 1, NUM_REQUESTS, 3)
     assert last == [NUM_REQUESTS - 3, NUM_REQUESTS - 2, NUM_REQUESTS - 1]
 
 

@@ -1,106 +1,21 @@
-"""The grid world: sight and moves by hand, and what memory is worth there, by exact values of two kinds of policy.
-
-Exact value iteration over beliefs: moves and sight are certain, so a belief is a set B of pairs of place and right
-door, each as likely, and what is seen splits the set that a move leads to. With t turns left,
-
-    V(B, t) = max over moves of  [ pairs moved into their right door + sum over what is seen of V(B', t - 1) ],
-
-in pairs won. Without memory a policy maps what is seen now to a move; the best of all is found by branch and bound.
-"""
+"""The grid world: sight and moves by hand, and what memory is worth there, by exact values of two kinds of policy."""
 
 from __future__ import annotations
 
-from functools import cache
+from fractions import Fraction
 from itertools import islice
 
 import pytest
 
-from rllib_srl.envs.games.grid import DOORS, MOVES, Grid, Maze
+from rllib_srl.envs.games.beliefs import Policies
+from rllib_srl.envs.games.grid import DOORS, MOVES, Grid, Maze, MazeTask
 
 BY_HAND = "1..2/#.##/#S##"
 
 
-class Policies:
-    """The values of policies in one maze, in pairs of start and right door, which are all as likely."""
-
-    def __init__(self, rows, sight=1):
-        self.maze, self.sight = Maze(rows.split("/")), sight
-        self.pairs = [(cell, door) for cell in sorted(self.maze.inside - {self.maze.sign}) for door in DOORS]
-
-    def seen(self, pair):
-        """Return what the policy sees where it stands."""
-        cell, door = pair
-        return self.maze.seen(cell, self.sight), door if cell == self.maze.sign else ""
-
-    def apart(self, belief):
-        """Return the parts of a belief that look alike; a belief maps pairs to numbers of starts that led there."""
-        parts = {}
-        for pair, number in belief.items():
-            parts.setdefault(self.seen(pair), {})[pair] = number
-        return parts
-
-    def after(self, belief, move):
-        """Return how many starts a move wins, and the belief about the others."""
-        won, left = 0, {}
-        for (cell, door), number in belief.items():
-            target = self.maze.moved(cell, move)
-            if target in self.maze.doors:
-                won += number * (self.maze.doors[target] == door)
-            else:
-                left[target, door] = left.get((target, door), 0) + number
-        return won, left
-
-    def best(self, belief, turns):
-        """Return the most starts won with memory, and the move that does it."""
-        return self._best(tuple(sorted(belief.items())), turns)
-
-    @cache  # noqa: B019 (one object a test)
-    def _best(self, belief, turns):
-        if not turns:
-            return 0, "n"
-        values = []
-        for move in MOVES:
-            won, left = self.after(dict(belief), move)
-            values.append((won + sum(self.best(part, turns - 1)[0] for part in self.apart(left).values()), move))
-        return max(values)
-
-    def with_memory(self, turns):
-        """Return the best probability of winning for a policy that remembers all it saw."""
-        parts = self.apart(dict.fromkeys(self.pairs, 1)).values()
-        return sum(self.best(part, turns)[0] for part in parts) / len(self.pairs)
-
-    def without_memory(self, turns):
-        """Return the same for the best of all policies that map what is seen now to a move."""
-        return self._completed({}, 0, self.pairs, turns, 0) / len(self.pairs)
-
-    def _completed(self, policy, won, left, turns, floor):
-        """Return the most starts won by any completion of a partial policy, or `floor` if none wins more."""
-        while left and won + len(left) > floor:
-            outcome = self._outcome(policy, left[0], turns)
-            if isinstance(outcome, tuple):  # something is seen for which no move is chosen yet
-                for move in MOVES:
-                    floor = self._completed({**policy, outcome: move}, won, left, turns, floor)
-                return floor
-            won, left = won + outcome, left[1:]
-        return floor if left else max(won, floor)
-
-    def _outcome(self, policy, pair, turns):
-        cell, door = pair
-        for _ in range(turns):
-            seen = self.seen((cell, door))
-            if seen not in policy:
-                return seen
-            cell = self.maze.moved(cell, policy[seen])
-            if cell in self.maze.doors:
-                return self.maze.doors[cell] == door
-        return False
-
-
-def read(observation):
-    """Return what an observation tells, as `Policies.seen` does."""
-    told = observation.rpartition("you see: ")[2].split("\n")[0]
-    counts, _, sign = told.partition(". The sign says ")
-    return tuple(int(each.split()[1]) for each in counts.split(", ")), sign.removesuffix(".")
+def policies_of(rows, sight=1):
+    """Return the best policies of a map."""
+    return Policies(MazeTask(Maze(rows.split("/")), sight))
 
 
 def play(world, policies, pair, choose):
@@ -108,14 +23,14 @@ def play(world, policies, pair, choose):
     (row, column), door = pair
     prompt_id = f"{world.canonical_rows} from {row},{column} door {door}"
     observation, _ = world.reset(options={"prompt_id": prompt_id})
-    belief = dict.fromkeys(policies.pairs, 1)
+    beliefs = policies.first
     for turns in range(world.settings.num_turns, 0, -1):
-        belief = policies.apart(belief)[read(observation)]
+        belief = beliefs[observation.removesuffix("\nMove:").rpartition("\n")[2]]
         move = choose(belief, turns)
         observation, reward, terminated, truncated, _ = world.step(f" {move}\n")
         if terminated or truncated:
             return reward
-        belief = policies.after(belief, move)[1]
+        beliefs = policies.after(belief, move)[1]
     raise AssertionError("the turns are used up and the episode goes on")
 
 
@@ -137,9 +52,10 @@ def mean_reward(rows, choose_of, **settings):
     """Return the mean reward of a policy over all starts and doors of a maze, played in the world itself."""
     world = Grid({"num_shots": 0, **settings})
     world.canonical_rows = rows
-    policies = Policies(rows)
+    policies = policies_of(rows)
     choose = choose_of(policies)
-    return sum(play(world, policies, pair, choose) for pair in policies.pairs) / len(policies.pairs)
+    pairs = [pair for _, pair, _ in policies.pomdp.starts()]
+    return sum(play(world, policies, pair, choose) for pair in pairs) / len(pairs)
 
 
 def test_an_episode_by_hand():
@@ -165,28 +81,28 @@ def test_an_episode_by_hand():
 
 
 def test_values_by_hand():
-    policies = Policies(BY_HAND)
+    policies = policies_of(BY_HAND)
     # Starts: 0,1 and 0,2 and 1,1, each with door 1 or 2. By the sign 0,2 takes 3 turns there and 3 or 4 back, 0,1 takes
     # 2 there and 3 or 4 back, 1,1 takes 1 there and 3 or 4 back. In 7 turns all six are won.
     assert policies.with_memory(7) == 1.0
     # In 6: 0,2 goes by the sign and wins door 1 (3 + 3) only, or guesses at once: one of two either way.
-    assert policies.with_memory(6) == 5 / 6
+    assert policies.with_memory(6) == Fraction(5, 6)
     # In 1: from 0,1 and from 0,2 a guess wins one of two, from 1,1 no door is in reach.
-    assert policies.with_memory(1) == 2 / 6
+    assert policies.with_memory(1) == Fraction(2, 6)
     # Without memory the way from the sign on is the same whatever it said: one door of two, for each start.
     assert policies.without_memory(7) == policies.without_memory(40) == 1 / 2
 
 
 def test_memory_is_worth_half_of_all_and_the_script_comes_near_the_optimum():
     world = Grid({"num_shots": 0})
-    mazes = dict.fromkeys(world.canonical(prompt_id) for prompt_id in islice(world.prompt_ids("train", 0), 12))
+    mazes = {world.canonical(prompt_id): prompt_id for prompt_id in islice(world.prompt_ids("train", 0), 12)}
     assert len(mazes) > 8
     optimum, script = [], []
-    for rows in mazes:
-        policies = Policies(rows)
-        assert policies.without_memory(world.settings.num_turns) <= 1 / 2
-        optimum.append(policies.with_memory(world.settings.num_turns))
-        script.append(mean_reward(rows, lambda policies: scripted(policies.maze)))
+    for rows, prompt_id in mazes.items():
+        values = world.optimal_values(prompt_id)
+        assert values.without_memory <= 1 / 2
+        optimum.append(values.with_memory)
+        script.append(mean_reward(rows, lambda policies: scripted(policies.pomdp.maze)))
         assert script[-1] <= optimum[-1] + 1e-9
     assert sum(optimum) / len(optimum) > 0.95
     assert sum(script) >= 0.85 * sum(optimum)
@@ -194,7 +110,7 @@ def test_memory_is_worth_half_of_all_and_the_script_comes_near_the_optimum():
 
 @pytest.mark.parametrize(("rows", "num_turns"), [(BY_HAND, 7), ("2#.1/..../#S#.", 8)])
 def test_the_optimum_is_what_its_own_moves_earn(rows, num_turns):
-    optimum = Policies(rows).with_memory(num_turns)
+    optimum = policies_of(rows).with_memory(num_turns)
     earned = mean_reward(rows, lambda p: lambda belief, turns: p.best(belief, turns)[1], num_turns=num_turns)
     assert earned == pytest.approx(optimum) and optimum > 0.5
 
@@ -208,7 +124,7 @@ def test_mazes_are_as_promised():
         assert max(maze.to_sign.values()) + max(maze.to_door[each][maze.sign] for each in DOORS) <= 9
         assert len(world.gold_turns(prompt_id)) == maze.to_sign[start] + maze.to_door[door][maze.sign]
         rows = world.canonical(prompt_id)
-        same = [f"{rows} from {r},{c} door {each}" for r, c in world.starts(maze) for each in DOORS]
+        same = [f"{rows} from {r},{c} door {each}" for r, c in maze.starts() for each in DOORS]
         assert {world.split_of(each) for each in same} == {"heldout"}
 
 

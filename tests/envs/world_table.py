@@ -69,6 +69,10 @@ ROWS: dict[str, list[Row]] = {
         Row(needs=("bfcl_eval",)),
         Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",)),
     ],
+    "faults": [
+        Row(is_hidden=True),
+        Row({"num_parts": 4, "num_tests": 4, "num_turns": 5, "num_shots": 0, "cost_percent": 10}, is_hidden=True),
+    ],
     "function_call": [
         Row(),
         Row({"num_calls": 2, "feedback_turns": 1}),
@@ -77,6 +81,10 @@ ROWS: dict[str, list[Row]] = {
     ],
     "grid": [Row(is_hidden=True), Row({"width": 3, "height": 3, "sight": 2, "num_shots": 0}, is_hidden=True)],
     "lookup": [Row({"num_shots": 0}), Row({"num_pairs": 3, "feedback_turns": 1})],
+    "oracle": [
+        Row(is_hidden=True),
+        Row({"num_numbers": 3, "lie_percent": 0, "cost_percent": 0, "num_shots": 0}, is_hidden=True),
+    ],
     "pool": [
         Row({"environments": {"largest": "compare", "pairs": {"env": "lookup", "env_config": {"num_shots": 0}}},
              "num_prompts_per_kind": 40}),

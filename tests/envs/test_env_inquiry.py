@@ -1,0 +1,216 @@
+"""An oracle that lies, and tests of faulty parts: episodes and values by hand, and values that are earned."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from math import prod
+
+import pytest
+
+from rllib_srl.envs.games.beliefs import OptimalValues, Policies
+from rllib_srl.envs.games.faults import Faults
+from rllib_srl.envs.games.oracle import Oracle
+
+TRUTH, LIE = 19, 0  # faces of a die
+FOUR = "12, 35, 47, 81. hidden 47. dice 19 0 19 19 19 19"
+PROGRAM = "A 20, B 30, C 10. AB BC A. dice 2 0 7"  # B is faulty
+
+
+def played(world, prompt_id, turns):
+    world.reset(options={"prompt_id": prompt_id})
+    return [world.step(turn) for turn in turns]
+
+
+def test_an_episode_with_the_oracle_by_hand():
+    world = Oracle({"num_shots": 0})
+    asked, info = world.reset(options={"prompt_id": FOUR})
+    assert asked == (
+        "Question: One of 12, 35, 47, 81 is hidden. A reply lies in 10% of cases, a query costs 2%. Which is it?\n"
+        "Action:"
+    )
+    assert info == {"prompt_id": FOUR}
+    assert world.step(" above 35\n") == ("above 35: yes\nAction:", 0.0, False, False, {})
+    assert world.step(" above 47\n")[0] == "above 47: yes\nAction:"  # the second die: a lie
+    assert world.step(" above 47.\n")[0] == "above 47: no\nAction:"
+    assert world.step(" answer 47\n") == ("", 0.94, True, False, {"num_queries": 3})
+    assert played(world, FOUR, [" answer 81\n"]) == [("", 0.0, True, False, {"num_queries": 0})]
+    assert world.gold_turns(FOUR) == [" answer 47\n"]
+    honest = Oracle({"num_shots": 0, "lie_percent": 0})
+    assert played(honest, FOUR, [" above 35\n", " above 47\n"])[1][0] == "above 47: no\nAction:"
+
+
+def test_an_episode_with_faults_by_hand():
+    world = Faults({"num_shots": 0})
+    assert world.reset(options={"prompt_id": PROGRAM})[0] == (
+        "Question: Faulty with: A 20%, B 30%, C 10%. Tests: 1 A B, 2 B C, 3 A. A test costs 2%. Which are faulty?\n"
+        "Action:"
+    )
+    assert world.step(" test 1\n") == ("test 1: fail\nAction:", 0.0, False, False, {})
+    assert world.step(" test 3\n")[0] == "test 3: pass\nAction:"
+    assert world.step(" answer B\n") == ("", 0.96, True, False, {"num_queries": 2})
+    both, none = PROGRAM.replace("dice 2 0 7", "dice 1 9 0"), PROGRAM.replace("dice 2 0 7", "dice 2 3 1")
+    for turn, reward in ((" answer C A\n", 1.0), (" answer A C.", 1.0), (" answer A\n", 0.0), (" answer none\n", 0.0)):
+        assert played(world, both, [turn])[0][1:3] == (reward, True)
+    assert played(world, none, [" answer none\n"])[0][1:3] == (1.0, True)
+    assert world.gold_turns(both) == [" answer A C\n"]
+
+
+@pytest.mark.parametrize(
+    ("world", "prompt_id", "unread", "usage"),
+    [(Oracle, FOUR, ["hm", " above 81", " above 36", " above", " answer 48", " answer", " answer 12 35"],
+      "Unknown. Say above and one of 12, 35, 47, or answer and one of 12, 35, 47, 81.\nAction:"),
+     (Faults, PROGRAM, ["hm", " test 4", " test", " test 1 2", " answer", " answer D", " answer A A", " answer A none"],
+      "Unknown. Say test and a number of 1 to 3, or answer and all faulty parts, as in answer A B, or answer none.\n"
+      "Action:")],
+)  # fmt: skip
+def test_a_turn_that_is_no_action_is_used_up_and_costs_nothing(world, prompt_id, unread, usage):
+    world = world({"num_shots": 0})
+    most = world.settings.num_turns
+    for turn in unread:
+        steps = played(world, prompt_id, [f"{turn}\n", *world.gold_turns(prompt_id)])
+        assert steps[0][0] == usage and steps[1][1] == 1.0
+        last = played(world, prompt_id, [f"{turn}\n"] * most)[-1]
+        assert last == ("", 0.0, False, True, {"stop_reason": "unparsable"})
+    query = " above 12\n" if isinstance(world, Oracle) else " test 1\n"
+    assert played(world, prompt_id, [query] * most)[-1] == ("", 0.0, False, True, {})  # readable, but no answer
+
+
+def test_values_with_the_oracle_by_hand():
+    def values(**settings):
+        world = Oracle({"num_numbers": 2, "cost_percent": 5, "num_shots": 0, **settings})
+        dice = " ".join(["19"] * settings["num_turns"])
+        return world.optimal_values(f"12, 35. hidden 12. dice {dice}")
+
+    # One query: its reply is true in 90 % of cases, .95 * .9 = .855; no query earns .5.
+    assert values(num_turns=2) == OptimalValues(0.855, 0.855)
+    # Up to three: the second agrees with probability .82, and both are true with .81: .9 * .81 = .729; else a third
+    # decides: .18 * .85 * .9 = .1377. Without memory a third reply looks like the first: .855 remains.
+    assert values(num_turns=4) == OptimalValues(pytest.approx(0.8667, abs=1e-15), 0.855)
+    # Without lies one query is enough; a query that costs more than it brings is not made.
+    assert values(num_turns=4, lie_percent=0) == OptimalValues(0.95, 0.95)
+    assert values(num_turns=2, cost_percent=50) == OptimalValues(0.5, 0.5)
+
+
+def test_values_with_faults_by_hand():
+    world = Faults({"cost_percent": 5, "num_turns": 3, "num_shots": 0})
+    # One test a part: both tests tell all, .9. Without memory the best runs test 2 first; if it fails, B is the answer
+    # without a look at A, .95 * .3 * .8 = .228, and else test 1 tells all, .9 * .7 = .63.
+    assert world.optimal_values("A 20, B 30. A B. dice 0 0") == OptimalValues(0.9, pytest.approx(0.858, abs=1e-15))
+    # One test of both: pass means none, .95 * .56; fail means B alone most of the time, .95 * .8 * .3.
+    assert world.optimal_values("A 20, B 30. AB. dice 9 9").with_memory == pytest.approx(0.95 * (0.56 + 0.24))
+    # In two turns one test fits: of B, .95 * .8.
+    assert Faults({"cost_percent": 5, "num_turns": 2}).optimal_values("A 20, B 30. A B. dice 0 0").with_memory == 0.76
+
+
+def earned(world, prompt_id):
+    """Return the reward of the best policy with memory, which reads the texts of the environment only."""
+    inquiry = world.case(prompt_id).inquiry
+    policies = _kept(inquiry)
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    belief = policies.first[""]
+    for left in range(world.settings.num_turns, 0, -1):
+        action = policies.best(belief, left)[1]
+        observation, reward, is_over, _, _ = world.step(f" {action}\n")
+        if is_over:
+            return reward
+        belief = policies.after(belief, action)[1][observation.partition("\n")[0]]
+    raise AssertionError("the best policy did not answer")
+
+
+_kept = cache(Policies)
+
+
+@pytest.mark.parametrize("lie_percent", [0, 10, 25])
+def test_the_best_policy_earns_its_value_over_all_numbers_and_lies(lie_percent):
+    world = Oracle({"num_numbers": 3, "num_turns": 5, "lie_percent": lie_percent, "num_shots": 0})
+    total, lie = 0.0, lie_percent / 100
+    for hidden, dice in product((12, 35, 81), product((TRUTH, LIE), repeat=5)):
+        weight = prod(lie if die == LIE else 1 - lie for die in dice) / 3
+        prompt_id = f"12, 35, 81. hidden {hidden}. dice {' '.join(map(str, dice))}"
+        total += weight * earned(world, prompt_id) if weight else 0.0
+    values = world.optimal_values(prompt_id)
+    assert total == pytest.approx(values.with_memory, abs=1e-12)
+    assert values.without_memory < total - 0.05 or not lie_percent
+
+
+@pytest.mark.parametrize("tests", ["AB BC A", "A B C", "ABC AC"])
+def test_the_best_policy_earns_its_value_over_all_faults(tests):
+    world = Faults({"num_shots": 0})
+    ids = [f"A 20, B 30, C 10. {tests}. dice {a} {b} {c}" for a, b, c in product(range(10), repeat=3)]
+    values = world.optimal_values(ids[0])
+    assert sum(earned(world, prompt_id) for prompt_id in ids) / 1000 == pytest.approx(values.with_memory, abs=1e-12)
+    assert values.without_memory <= values.with_memory
+
+
+def _reactive(world, ids, weights, policy):
+    """Return the mean reward of a policy from the last reply (its first line) to an action."""
+    total = 0.0
+    for prompt_id, weight in zip(ids, weights, strict=True):
+        world.reset(options={"prompt_id": prompt_id})
+        seen, is_over = "", False
+        for _ in range(world.settings.num_turns):
+            observation, reward, is_over, is_cut, _ = world.step(f" {policy[seen]}\n")
+            seen = observation.partition("\n")[0]
+            if is_over or is_cut:
+                total += weight * reward
+                break
+    return total
+
+
+def test_no_policy_without_memory_earns_more_than_stated():
+    world = Oracle({"num_numbers": 2, "num_turns": 4, "lie_percent": 20, "num_shots": 0})
+    ids, weights = [], []
+    for hidden, dice in product((12, 35), product((TRUTH, LIE), repeat=4)):
+        ids.append(f"12, 35. hidden {hidden}. dice {' '.join(map(str, dice))}")
+        weights.append(prod(0.2 if die == LIE else 0.8 for die in dice) / 2)
+    actions, seen = ("above 12", "answer 12", "answer 35"), ("", "above 12: yes", "above 12: no")
+    policies = [dict(zip(seen, chosen, strict=True)) for chosen in product(actions, repeat=3)]
+    best = max(_reactive(world, ids, weights, policy) for policy in policies)
+    assert world.optimal_values(ids[0]).without_memory == pytest.approx(best, abs=1e-12)
+
+
+def test_what_is_hidden_has_the_stated_probability_and_does_not_decide_the_split():
+    faults, oracle = Faults(), Oracle()
+    faulty = [faults.gold_turns(PROGRAM.replace("2 0 7", f"{die} 5 5"))[0] for die in range(10)]
+    assert faulty == [" answer A\n"] * 2 + [" answer none\n"] * 8
+    dice = [oracle.case(f"12, 35. hidden 35. dice {die} 5 5 5 5 5").lies for die in range(20)]
+    assert dice == [frozenset({0})] * 2 + [frozenset()] * 18
+    assert oracle.split_of(FOUR) == oracle.split_of(FOUR.replace("hidden 47", "hidden 12").replace("19", "3"))
+    assert faults.split_of(PROGRAM) == faults.split_of(PROGRAM.replace("AB BC A", "A BC AB").replace("2 0 7", "1 9 9"))
+
+
+def test_shots_show_the_best_policy_and_not_the_hidden_answer_alone():
+    assert Oracle({"lie_percent": 0}).shot_turns(FOUR) == [" above 35\n", " above 47\n", " answer 47\n"]
+    shot = Oracle({"num_shots": 1}).reset(seed=0)[0].partition("\n\n")[0]
+    assert shot.count("Action: above ") >= 2 and shot.count("Action: answer ") == 1
+
+
+@pytest.mark.parametrize(
+    "prompt_id",
+    ["12, 35. hidden 47. dice 1 1 1 1 1 1", "35, 12. hidden 12. dice 1 1 1 1 1 1", "12. hidden 12. dice 1 1 1 1 1 1",
+     "12, 35. hidden 12. dice 1 1 1", "12, 35. hidden 12. dice 1 1 1 1 1 20", "09, 35. hidden 35. dice 1 1 1 1 1 1",
+     "12, 12. hidden 12. dice 1 1 1 1 1 1", PROGRAM],
+)  # fmt: skip
+def test_impossible_tasks_of_the_oracle_are_refused(prompt_id):
+    with pytest.raises(ValueError, match="prompt_id = .*; expected 2 to 5 ascending numbers"):
+        Oracle({"num_shots": 0}).reset(options={"prompt_id": prompt_id})
+
+
+@pytest.mark.parametrize(
+    "prompt_id",
+    ["A 20, C 30. A C. dice 1 1", "A 20, B 30. A C. dice 1 1", "A 20, B 30. A A. dice 1 1", "A 20, B 30. BA. dice 1 1",
+     "A 20, B 30. A. dice 1", "A 20, B 60. A. dice 1 1", "A 00, B 30. A. dice 1 1", "A 20, B 30. dice 1 1", FOUR],
+)  # fmt: skip
+def test_impossible_programs_are_refused(prompt_id):
+    with pytest.raises(ValueError, match="prompt_id = .*; expected the parts from A on"):
+        Faults({"num_shots": 0}).reset(options={"prompt_id": prompt_id})
+
+
+def test_settings_are_checked_all_at_once():
+    with pytest.raises(ValueError, match=r"cost_percent = 21; expected 0 to 20, .*num_numbers = 6.*lie_percent = 7; "):
+        Oracle({"cost_percent": 21, "num_numbers": 6, "lie_percent": 7})
+    with pytest.raises(ValueError, match=r"num_turns = 7; expected 2 to 6 .*num_tests = 4; expected 1 to 3 for num_p"):
+        Faults({"num_turns": 7, "num_parts": 2, "num_tests": 4})
+    with pytest.raises(ValueError, match="num_parts = 5; expected 2 to 4"):
+        Faults({"num_parts": 5})
