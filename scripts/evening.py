@@ -25,13 +25,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
+from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 
@@ -63,35 +64,49 @@ def is_wrong(question: str, answer: str) -> bool:
     return answer.strip() != str(max(int(number) for number in re.findall(r"\d+", question)))
 
 
-class Served:
-    """A server process and its client."""
+class NotServed(ValueError):
+    """`srl serve` does not start; the message says where its own message is."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+
+class Served:
+    """A process of `srl serve` and its client."""
+
+    def __init__(self, flags: Sequence[object], directory: Path, log: IO[str] | None = None) -> None:
         """Start `srl serve` and wait until it answers.
 
+        Args:
+            flags: model and flags, without directory and port.
+            directory: of the served model.
+            log: for its messages; None: standard error.
+
         Raises:
-            RuntimeError: it ends.
+            NotServed: it ends.
         """
-        self.directory: Path = arguments.out
+        self.directory = directory
         how = [sys.executable, "-m", "rllib_srl.cli"]
-        command = [*how, "serve", arguments.model, "--out", str(self.directory), "--port", "0", "--keep", "compare"]
-        command += ["--train-after", str(arguments.chats), "--lr", str(arguments.lr), "--max-tokens", "24"]
-        self._versions = [*how, "versions", str(self.directory)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        found = _SERVING.match(self._process.stdout.readline())
+        command = [*how, "serve", *map(str, flags), "--out", str(directory), "--port", "0"]
+        self._versions = [*how, "versions", str(directory)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        found = _SERVING.match(self.process.stdout.readline())
         if found is None:
-            raise RuntimeError("srl serve has ended; its message is above")
+            status = self.process.wait(CALL_S)
+            raise NotServed(f"srl serve --out {directory} has ended with status {status}; its own message says why")
         self._url = found[1]
-        self._token = (self.directory / "token").read_text().strip()
+        self._token = (directory / "token").read_text().strip()
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Return the JSON reply to a request."""
+        return json.loads(self.read(method, path, body))
+
+    def read(self, method: str, path: str, body: Any = None) -> bytes:
+        """Return the reply to a request."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         with urllib.request.urlopen(request, timeout=CALL_S) as response:
-            return json.load(response)
+            found: bytes = response.read()
+            return found
 
     def ask(self, question: str) -> tuple[str, str, float]:
         """Return id and text of an answer, and how long it took, seconds."""
@@ -110,8 +125,8 @@ class Served:
 
     def stop(self) -> None:
         """End the server."""
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
 
 
 def question_of(rng: random.Random) -> str:
@@ -217,7 +232,13 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.1, help="largest delay of the p95 (default: 0.1)")
     parser.add_argument("--seed", type=int, default=0, help="of the questions (default: 0)")
     arguments = parser.parse_args()
-    served = Served(arguments)
+    return run_cleanly(lambda: play(arguments), debug=False)
+
+
+def play(arguments: argparse.Namespace) -> int:
+    """Serve, play the evening, and return the exit status."""
+    flags = [arguments.model, "--keep", "compare", "--train-after", arguments.chats, "--lr", arguments.lr]
+    served = Served([*flags, "--max-tokens", 24], arguments.out)
     try:
         is_good = evening(served, arguments)
     finally:

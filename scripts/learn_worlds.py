@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Train on one environment of each kind and check that held-out reward rises: mathematics, tool use, a hidden state.
+"""Train on one environment of each kind and check that held-out accuracy rises.
 
     python scripts/learn_worlds.py                          SmolLM2-135M, one environment after the other
-    python scripts/learn_worlds.py --worlds registers --seed 2
+    python scripts/learn_worlds.py --worlds registers oracle --seed 2
 
 All tuned settings are in `WORLDS`, on top of the quick-start's. Each result is printed with the reward of the most
 frequent gold turns on the same prompts, and of a guess. Exit status 1 if a reward did not rise above its
@@ -60,6 +60,24 @@ WORLDS = {
             "env_config": {"task": "larger", "num_registers": 2, "num_shots": 4, "num_turns": 3},
             "max_turns": 3,
             "max_episode_tokens": 512,
+        },
+    ),
+    "oracle": World(
+        "hidden state",
+        {
+            "env_config": {"num_numbers": 2, "num_shots": 4, "num_turns": 3},
+            "max_turns": 3,
+            "max_turn_tokens": 12,
+            "max_episode_tokens": 768,
+        },
+    ),
+    "faults": World(
+        "hidden state",
+        {
+            "env_config": {"num_parts": 2, "num_tests": 2, "num_shots": 4, "num_turns": 3},
+            "max_turns": 3,
+            "max_turn_tokens": 12,
+            "max_episode_tokens": 768,
         },
     ),
 }

@@ -10,13 +10,15 @@ import numpy as np
 import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import build_shards
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.learner.learner_group import Learners
 from rllib_srl.rollout.env_runner import TokenSpace
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 VOCABULARY = 256
+COMPARE = {"env": "rllib_srl.envs.math.compare:Compare", "env_config": {"num_shots": 0}}
 
 
 class Recording(GRPOTorchLearner):
@@ -29,6 +31,15 @@ class Recording(GRPOTorchLearner):
 
     def gradients(self):
         return self.kept
+
+
+class Gathering(Recording):
+    """Keeps whole gradients of shards."""
+
+    def postprocess_gradients(self, gradients_dict):
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.kept = {names[ref]: gradient.full_tensor().clone().numpy() for ref, gradient in gradients_dict.items()}
+        return super(Recording, self).postprocess_gradients(gradients_dict)
 
 
 def make_group(seed, prompt_length, answer_lengths):
@@ -62,6 +73,19 @@ def advantages_of(group):
 
 GROUPS = [make_group(1, 4, [3, 9, 2]), make_group(2, 11, [17, 5]), make_group(3, 6, [1, 1, 4, 2, 8])]
 ADVANTAGES = [advantages_of(group) for group in GROUPS]
+
+
+def learner_config(model_dir, **environment):
+    """Return the settings of a learner in float32 with small passes, without a memory; the environment is compare."""
+    return (
+        SRLConfig()
+        .environment(**(environment or COMPARE))
+        .rl_module(model_config={"model": str(model_dir)})
+        .training(compute_dtype="float32", micro_batch_tokens=60)
+        .learners(learner_class=Recording)
+        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
+        .replay(revisit_fraction=0, reuse_fraction=0)
+    )
 
 
 def learner_group(config):
@@ -104,7 +128,7 @@ def update(
     weighted = zip(reused, weights or [1.0] * len(reused), strict=True)
     metas += [replace(GroupMeta.of(one, ray.put(one), weight), origin="reuse") for one, weight in weighted]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
-    num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
+    num_epochs, num_shards = group.config.num_epochs, group.config.num_shards
     shards = build_shards(metas, advantages, num_shards, 30, reuse_coeff, **scales)
     results = Learners(group).update(shards, {}, num_epochs, 120)
     stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}

@@ -31,6 +31,7 @@ RATES = (2e-4, 4e-4)  # 8e-4 was too high for every method, in trials of half th
 PASSES = (1, 2)
 SHAPES = ((16, 8), (32, 4), (64, 2))  # prompts of a batch, episodes of each
 OF_HISTORY = ((32, 4), (64, 2), (128, 1))  # a baseline from history needs no group
+OF_SIZES = ((8, 16), (16, 8), (32, 4))  # groups of two have no episodes to give away
 SINGLE = ((16, 1), (32, 1), (64, 1))  # of methods with one episode
 
 # Plain GRPO: shuffled epochs over the pool, no memory.
@@ -54,6 +55,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "passes": {**YOUNG_REUSE, **HISTORY},
     "memory": {**YOUNG_REUSE, **HISTORY, **CHOICE},
     "memory_group": {**YOUNG_REUSE, **CHOICE},
+    "sizes": {**YOUNG_REUSE, "rollout": "knapsack"},
+    "rescue": {**YOUNG_REUSE, "rescue": "arpo"},
     "dapo": {**PLAIN, "dynamic_sampling_tries": 3},
     "greso": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **CHOICE, "replay_selection": "greso"},
     "spo": {**YOUNG_REUSE, "replay_reuse_fraction": 0.0, **HISTORY, **CHOICE, "replay_selection": "spo",
@@ -66,6 +69,8 @@ ABOUT = {  # method -> title, description
     "passes": ("shuffled passes", "Shuffled epochs with the baseline from history, and young groups again."),
     "memory": ("memory", "The rule `signal` chooses the prompts; baseline from history, and young groups again."),
     "memory_group": ("memory, GRPO's baseline", "As the memory, with each group's own mean as the baseline."),
+    "sizes": ("episodes by history", "Shuffled epochs; prompts get episodes by their history, and young groups again."),
+    "rescue": ("stored successes", "Shuffled epochs; a stored success enters each failed group; young groups again."),
     "dapo": ("dynamic sampling", "Shuffled epochs; groups without signal are replaced by further prompts (DAPO)."),
     "greso": ("GRESO", "Prompts that were silent before are skipped at random."),
     "spo": ("SPO", "One answer per prompt, a tracked baseline, prompts drawn by their uncertainty."),
@@ -73,7 +78,11 @@ ABOUT = {  # method -> title, description
 }
 # Where each method did best on the development pool, by `pool_tuning` (docs/LOG.md); a method without an entry has not
 # been tuned yet.
-TUNED: dict[str, dict[str, Any]] = {}
+TUNED: dict[str, dict[str, Any]] = {
+    "plain": {"lr": 4e-4, "num_epochs": 2, "num_prompts_per_batch": 64, "group_size": 2},
+    "passes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1},
+    "memory": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1},
+}
 
 
 def method(name: str, **settings: Any) -> Arm:
@@ -86,7 +95,12 @@ def grid(name: str) -> list[Arm]:
     """Return a method at each learning rate, number of passes and shape of a batch: every method's tuning budget."""
     title, description = ABOUT[name]
     own = METHODS[name]
-    shapes = SINGLE if own.get("group_size") == 1 else OF_HISTORY if own.get("advantage") == "posterior" else SHAPES
+    if own.get("group_size") == 1:
+        shapes = SINGLE
+    elif own.get("advantage") == "posterior":
+        shapes = OF_HISTORY
+    else:
+        shapes = OF_SIZES if own.get("rollout") == "knapsack" else SHAPES
     return [
         Arm(
             f"{name}_{rate:g}_x{passes}_{prompts}x{size}",

@@ -1,9 +1,10 @@
 """Does a term in the loss against forgetting remember more than plain GRPO, and as much as uniform replay?
 
-A regulariser helps if its final accuracy and retention are higher than without replay, each paired difference with a
-95 % interval above 0 and a p value below .05 after Holm's correction. It is no substitute for replay if it is lower
-than uniform replay. L2, EWC and GeRe run without a memory; LwF needs revisited prompts, so its control is uniform
-replay. Coefficients are first guesses, which give gradients of a tenth to the whole of GRPO's (docs/losses.md).
+A regulariser helps if its final accuracy and retention are higher than without replay, each paired difference with a 95
+% interval above 0 and a p value below .05 after Holm's correction. It is no substitute for replay if it is lower than
+uniform replay. L2, EWC and GeRe run without a memory; LwF needs revisited prompts and ESR reused groups, so their
+control is uniform replay. Coefficients are first guesses, which give gradients of a tenth to the whole of GRPO's
+(docs/losses.md).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def study() -> Study:
             {**NO_REPLAY, "regularisers": {"gere": {"coeff": 0.005}}}),
         Arm("lwf", "uniform replay + LwF", "Old prompts come back at random and are held at the policy of the last "
             "stage.", {**ARMS["uniform"].settings, "regularisers": {"lwf": {"coeff": 0.1}}}),
+        Arm("esr", "uniform replay + ESR", "Old prompts come back at random; reused groups are held at their stored "
+            "logits.", {**ARMS["uniform"].settings, "regularisers": {"esr": {"coeff": 0.1}}}),
         "uniform",
         "no_replay",
     ]  # fmt: skip

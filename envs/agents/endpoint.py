@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from rllib_srl.envs.agents.requests import SAMPLING, ChatRequest, RequestError, read_request
 from rllib_srl.envs.agents.responses import Answer, completion, error_body, events
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
 MAX_WAITING = 64  # calls of one episode that wait at the same time; further ones get 429
+HEAD_TIMEOUT_S = 60.0  # for a connection without a whole head of a request, the first one or another
 BODY_TIMEOUT_S = 30.0  # to receive a body
 CALL_TIMEOUT_S = 3600.0  # of a call; episodes end long before
 START_TIMEOUT_S = 30.0
@@ -218,10 +220,11 @@ class Endpoint:
         loop.run_forever()
 
     async def _start(self) -> None:
+        hush_malformed_requests()
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[as_json])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = runner_of(app, shutdown_timeout_s=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
@@ -246,11 +249,7 @@ class Endpoint:
         if session is None:
             return failed(_UNKNOWN)
         try:
-            asked = read_request(await asyncio.wait_for(request.read(), BODY_TIMEOUT_S))
-        except TimeoutError:
-            return failed(Refusal(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s"))
-        except web.RequestPayloadError as error:  # its Content-Encoding or Transfer-Encoding
-            return failed(Refusal(400, "invalid_request", f"the body cannot be read: {' '.join(str(error).split())}"))
+            asked = read_request(await body_of(request))
         except RequestError as error:
             return failed(Refusal(400, "invalid_request", str(error)), error.param)
         self._warn(asked)
@@ -313,9 +312,47 @@ async def as_json(request: web.Request, handler: _Handler) -> web.StreamResponse
         return failed(Refusal(error.status, error.reason.lower().replace(" ", "_"), error.reason))
 
 
+def runner_of(app: web.Application, shutdown_timeout_s: float) -> web.AppRunner:
+    """Return the server of an application, which closes connections that wait for a head for `HEAD_TIMEOUT_S`.
+
+    Args:
+        app: the application.
+        shutdown_timeout_s: for requests under way at the end.
+    """
+    how: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "keepalive_timeout": HEAD_TIMEOUT_S}
+    return web.AppRunner(app, **how, shutdown_timeout=shutdown_timeout_s)
+
+
 def failed(refusal: Refusal, param: str | None = None) -> web.Response:
     body = error_body(refusal.status, refusal.message, refusal.code, param)
     return web.json_response(body, status=refusal.status)
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        RequestError: it cannot be read, or the client has gone.
+        web.HTTPRequestTimeout: it does not arrive within `BODY_TIMEOUT_S`.
+    """
+    try:
+        return await asyncio.wait_for(request.read(), BODY_TIMEOUT_S)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    except (web.RequestPayloadError, ConnectionError) as error:  # its Content-Encoding or Transfer-Encoding; no client
+        raise RequestError(f"the body cannot be read: {' '.join(str(error).split())}") from None
+
+
+def hush_malformed_requests() -> None:
+    """Keep requests that are no HTTP out of the log: aiohttp writes a traceback with their bytes, secrets included.
+
+    Whoever sent one has the reply, with status 400.
+    """
+    logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
+
+
+def _is_no_malformed_request(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def digest_of(token: str) -> bytes:

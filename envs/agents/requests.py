@@ -148,7 +148,7 @@ class ChatRequest(_Strict):
     n: Literal[1] | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)  # engines cannot pass larger ones on
     seed: int | None = None
     presence_penalty: float | None = Field(default=None, ge=0, le=0)
     frequency_penalty: float | None = Field(default=None, ge=0, le=0)

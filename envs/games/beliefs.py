@@ -11,7 +11,9 @@ Without memory (a reactive policy) an action is chosen by the last observation a
 The best of all deterministic policies of this kind is found by branch and bound: an observation gets its action when it
 is met first, and the value with memory from there on bounds what any completion earns.
 
-All is computed in whole numbers, so nothing is rounded. Source: Kaelbling, Littman and Cassandra 1998, Artificial
+All is computed in whole numbers, so nothing is rounded. `Solved` gives an environment both values of each prompt.
+
+Source: Kaelbling, Littman and Cassandra 1998, Artificial
 Intelligence 101, section 3; Littman 1994, "Memoryless policies: theoretical limitations and practical results".
 """
 
@@ -70,6 +72,32 @@ def optimal_values(pomdp: Pomdp, num_turns: int) -> OptimalValues:
     return OptimalValues(float(policies.with_memory(num_turns)), float(policies.without_memory(num_turns)))
 
 
+class Solved(ABC):
+    """An environment whose best policies are computed exactly, prompt by prompt.
+
+    Invariant: `optimal_value(id)` is `optimal_values(id).with_memory`; both are means over all that the prompt's text
+    leaves hidden.
+    """
+
+    @abstractmethod
+    def solved(self, prompt_id: str) -> tuple[Policies, int]:
+        """Return the best policies of a prompt's task and the number of turns of an episode.
+
+        Raises:
+            ValueError: this environment has no such task.
+        """
+
+    def optimal_value(self, prompt_id: str) -> float:
+        """Return the expected reward of the best policy with memory: much faster than both values."""
+        policies, turns = self.solved(prompt_id)
+        return float(policies.with_memory(turns))
+
+    def optimal_values(self, prompt_id: str) -> OptimalValues:
+        """Return the exact values of the best policies with and without memory."""
+        policies, turns = self.solved(prompt_id)
+        return OptimalValues(float(policies.with_memory(turns)), float(policies.without_memory(turns)))
+
+
 class Policies:
     """The best policies of one environment.
 
@@ -82,6 +110,7 @@ class Policies:
         for weight, state, seen in pomdp.starts():
             _add(self.first, seen, state, weight)
         self._best: dict[Any, tuple[int, str]] = {}
+        self._reactive: dict[int, Fraction] = {}  # number of turns -> value without memory
 
     def after(self, belief: Belief, action: str) -> tuple[int, dict[str, dict[Any, int]]]:
         """Return the reward of an action at a belief, and the belief that each observation leads to."""
@@ -118,7 +147,9 @@ class Policies:
 
     def without_memory(self, turns: int) -> Fraction:
         """Return the expected reward of the best deterministic policy that sees the last observation alone."""
-        return self._unscaled(self._completed({}, turns, 0), turns)
+        if turns not in self._reactive:
+            self._reactive[turns] = self._unscaled(self._completed({}, turns, 0), turns)
+        return self._reactive[turns]
 
     def _unscaled(self, value: int, turns: int) -> Fraction:
         total = sum(sum(belief.values()) for belief in self.first.values())

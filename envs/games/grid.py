@@ -33,9 +33,10 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import perm
 
-from rllib_srl.envs.games.beliefs import OptimalValues, Outcome, Pomdp, optimal_values
+from rllib_srl.envs.games.beliefs import Outcome, Policies, Pomdp, Solved
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
@@ -131,7 +132,7 @@ class Maze:
         return distance
 
 
-class Grid(TurnWorld):
+class Grid(TurnWorld, Solved):
     """Mazes to leave by the right door, from a hidden start.
 
     Invariant: start and right door are drawn uniformly and independently.
@@ -196,10 +197,10 @@ class Grid(TurnWorld):
             return Answer(reward=float(self._maze.doors[self._cell] == self._door), is_over=True)
         return Answer(self._sight())
 
-    def optimal_values(self, prompt_id: str) -> OptimalValues:
-        """Return the exact values of the best policies on a prompt's map, as means over all starts and doors."""
+    def solved(self, prompt_id: str) -> tuple[Policies, int]:
+        """Return the best policies on a prompt's map, over all starts and doors, and the number of turns."""
         maze, _, _ = self.read(prompt_id)
-        return optimal_values(MazeTask(maze, self.settings.sight), self.settings.num_turns)
+        return _policies(tuple(maze.rows), self.settings.sight), self.settings.num_turns
 
     def read(self, prompt_id: str) -> tuple[Maze, Cell, str]:
         """Return the map, the start and the right door of a prompt.
@@ -245,6 +246,11 @@ class MazeTask(Pomdp):
         if cell in self.maze.doors:
             return [Outcome(1, int(self.maze.doors[cell] == door), None, "")]
         return [Outcome(1, 0, (cell, door), self.maze.told(cell, door, self.sight))]
+
+
+@lru_cache(maxsize=64)
+def _policies(rows: tuple[str, ...], sight: int) -> Policies:
+    return Policies(MazeTask(Maze(list(rows)), sight))
 
 
 def _is_dead_end(at: int, marks: dict[int, str], width: int) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rllib_srl.envs.games.beliefs import OptimalValues, Outcome, Policies, Pomdp
+from rllib_srl.envs.games.beliefs import Outcome, Policies, Pomdp, Solved
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 
@@ -102,7 +102,7 @@ class Case:
         return self.inquiry.reply(query, is_likely != (num_queries in self.lies))
 
 
-class InquiryWorld(TurnWorld):
+class InquiryWorld(TurnWorld, Solved):
     """An environment of queries and one answer. Invariant: a prompt id holds its draws of chance (see `Case.lies`)."""
 
     settings_class = InquirySettings
@@ -124,10 +124,9 @@ class InquiryWorld(TurnWorld):
         """Return an action in the spelling of `Inquiry.actions`, where it is a valid one."""
         return " ".join(action.removesuffix(".").split())
 
-    def optimal_values(self, prompt_id: str) -> OptimalValues:
-        """Return the exact values of the best policies, as means over all that the prompt's text leaves hidden."""
-        policies, turns = _policies(self.case(prompt_id).inquiry), self.settings.num_turns
-        return OptimalValues(float(policies.with_memory(turns)), float(policies.without_memory(turns)))
+    def solved(self, prompt_id: str) -> tuple[Policies, int]:
+        """Return the best policies of a prompt's task and the number of turns."""
+        return policies_of(self.case(prompt_id).inquiry), self.settings.num_turns
 
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the right answer, without a query."""
@@ -136,7 +135,7 @@ class InquiryWorld(TurnWorld):
     def shot_turns(self, prompt_id: str) -> list[str]:
         """Return the turns of the best policy with memory."""
         case = self.case(prompt_id)
-        policies, turns = _policies(case.inquiry), []
+        policies, turns = policies_of(case.inquiry), []
         belief = policies.first[""]
         for left in range(self.settings.num_turns, 0, -1):
             action = policies.best(belief, left)[1]
@@ -165,5 +164,5 @@ class InquiryWorld(TurnWorld):
 
 
 @lru_cache(maxsize=64)
-def _policies(inquiry: Inquiry) -> Policies:
+def policies_of(inquiry: Inquiry) -> Policies:
     return Policies(inquiry)

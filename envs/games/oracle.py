@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
-from rllib_srl.envs.games.inquiry import Case, Inquiry, InquirySettings, InquiryWorld
+from rllib_srl.envs.games.beliefs import Policies
+from rllib_srl.envs.games.inquiry import Case, Inquiry, InquirySettings, InquiryWorld, policies_of
 from rllib_srl.envs.math.compare import combination
 
 _VALUES = range(10, 100)
@@ -100,6 +101,12 @@ class Oracle(InquiryWorld):
             f"a query costs {self.settings.cost_percent}%. Which is it?"
         )
         return Case(question, inquiry, f"answer {found[2]}", lies)
+
+    def solved(self, prompt_id: str) -> tuple[Policies, int]:
+        """Return the best policies for the smallest numbers: the values depend on how many there are only."""
+        values = tuple(_VALUES[: len(self.case(prompt_id).inquiry.prior)])
+        inquiry = _inquiry(values, self.settings.lie_percent, self.settings.cost_percent)
+        return policies_of(inquiry), self.settings.num_turns
 
     def usage(self, inquiry: Inquiry) -> str:
         """Return what is a valid action."""

@@ -7,15 +7,19 @@
 Restoring syncs the restored weights to every engine and resets the memory to the snapshot's journal position.
 RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
 only checkpoints sealed with this user's key; `restore_weights` reads arrays only and accepts any checkpoint.
+
+A run that loses a learner restores its newest checkpoint by the same path and goes on; see `step`.
 """
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import (
     COMPONENT_LEARNER,
@@ -28,15 +32,18 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.metrics import Report
+from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.curriculum.controller import Controller
 from rllib_srl.curriculum.filling import Filler
 from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
 from rllib_srl.learner.fsdp.sharded_state import load_sharded
-from rllib_srl.learner.learner_group import Learners
-from rllib_srl.learner.model_setup import add_adapters, export
+from rllib_srl.learner.group.learners import LearnerFailure, Learners
+from rllib_srl.learner.group.regrouping import regrouped
+from rllib_srl.learner.model_setup import export
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.people.rating_feed import RatingFeed
@@ -51,8 +58,15 @@ from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from rllib_srl.types import Prompt
 from rllib_srl.weights.sync import WeightSync
 
+JOURNALS = "replay"  # path within the directory of a run
 SNAPSHOTS = "memory"  # path within a checkpoint
 MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)  # likewise
+MAX_REBUILDS = 3  # of the learners, between two checkpoints
+REPLACE_S = 30.0  # how long a lost learner's place is waited for, on clusters that do not grow by themselves
+KEPT_COUNTS = (  # not reset by a rebuild
+    *("num_learner_rebuilds", "num_iterations_repeated"),
+    *("num_runner_restarts", "num_runners_lost", "num_groups_played_again"),
+)
 TUNES_PICKLE = "_dict_checkpoint.pkl"  # if present, Tune unpickles it before it calls `restore_from_path`
 
 
@@ -70,20 +84,45 @@ class SavedAlgorithm(Algorithm):
     filler: Filler
     report: Report
     ratings: RatingFeed
+    learner_group: Any  # RLlib's
     learners: Learners
     weight_sync: WeightSync
     version: int
     policy_kl: float
     seed: int
     ahead: RolloutsAhead | None
+    _newest: tuple[Path, bool] | None = None  # the checkpoint last written or restored; was `trust` given?
+    _begin: dict[str, Any] | None = None  # the state before the first iteration, without the learners', until then
+    _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
+    _num_rebuilds = 0  # of the learners since `_newest` was written
     _is_saving = False
     _again: Sequence[tuple[Prompt, bool]] = ()  # prompts in play when the restored state was saved; is it a revisit?
 
     def step(self) -> dict[str, Any]:
-        """Run one iteration; every `checkpoint_every` iterations write a checkpoint, or request one from Tune."""
+        """Run one iteration; if a learner is lost, go on from the newest checkpoint with new learners.
+
+        Before the first checkpoint the run begins again.
+
+        Raises:
+            LearnerFailure: a learner was lost, and the run writes no checkpoints, or learners were lost `MAX_REBUILDS`
+                times more before the next checkpoint.
+        """
+        while True:
+            try:
+                return self._iterate()
+            except LearnerFailure as failure:
+                self._rebuild_learners(failure)
+
+    def _iterate(self) -> dict[str, Any]:
+        """Run one iteration; every `checkpoint_every` iterations write a checkpoint, or request one from Tune.
+
+        One more is written when Ray drains the node of a learner or of this process.
+        """
+        if self._newest is None and self._begin is None and self.config.checkpoint_every and not self.runners.is_local:
+            self._begin = self.get_state(not_components=COMPONENT_LEARNER_GROUP)
         results: dict[str, Any] = super().step()
         every = self.config.checkpoint_every
-        if every and (self.iteration + 1) % every == 0:
+        if every and (self._is_drain_noticed() or (self.iteration + 1) % every == 0):
             if self._storage is not None:
                 results[SHOULD_CHECKPOINT] = True
                 return results
@@ -92,6 +131,73 @@ class SavedAlgorithm(Algorithm):
             self._iteration -= 1
             checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
         return results
+
+    def _is_drain_noticed(self) -> bool:
+        """Return whether Ray drains a node whose loss would cost iterations, and has not done so before."""
+        own = {*self.learners.nodes, ray.get_runtime_context().get_node_id()}
+        new = (draining_nodes() & own) - self._drained
+        self._drained |= new
+        for node in sorted(new):
+            self.report.warn(f"Ray drains node {node[:8]} of this run; writing a checkpoint")
+        return bool(new)
+
+    def _rebuild_learners(self, failure: LearnerFailure) -> None:
+        """Start new learners, as many as find a place, and restore the newest checkpoint."""
+        iteration, counts = self.iteration, {name: self.metrics.peek(name, default=0) for name in KEPT_COUNTS}
+        is_restored = False
+        while not is_restored:
+            place = self._to_go_on_from(failure)
+            self._num_rebuilds += 1
+            counts["num_learner_rebuilds"] += 1
+            attempt = f"attempt {self._num_rebuilds} of {MAX_REBUILDS}"
+            self.report.warn(f"{failure}; starting new learners from {place or 'the beginning'} ({attempt})")
+            try:
+                self._regroup()
+                self._go_back(place)
+                is_restored = True
+            except LearnerFailure as another:
+                failure = another
+        counts["num_iterations_repeated"] += iteration - self.iteration
+        for name, number in counts.items():  # those of the checkpoint were restored
+            if number or name == "num_iterations_repeated":
+                self.report.count(name, number - self.metrics.peek(name, default=0))
+        num, wanted = self.learners.num, self.config.num_learners
+        self.report.warn(f"training goes on after iteration {self.iteration} with {num} of {wanted} learners")
+
+    def _regroup(self) -> None:
+        self.weight_sync.forget()
+        if self.learner_group.is_local:  # it is whole, what it should have trained on is lost
+            return
+        start_s = self.config.start_timeout_s
+        wait_s = min(REPLACE_S, start_s) if self.config.check_resources else start_s
+        self.learner_group = regrouped(self.learner_group, self.config, wait_s, start_s)
+        self.learners.use(self.learner_group)
+
+    def _to_go_on_from(self, failure: LearnerFailure) -> Path | None:
+        """Return the newest checkpoint, None for the beginning of the run.
+
+        Raises:
+            LearnerFailure: the learners were rebuilt `MAX_REBUILDS` times since, or the run writes no checkpoints.
+        """
+        if self._num_rebuilds >= MAX_REBUILDS:
+            raise LearnerFailure(f"{failure}; {MAX_REBUILDS} groups of learners were lost since the last checkpoint")
+        if self._newest is None and self._begin is None:
+            raise LearnerFailure(
+                f"{failure}; there is no checkpoint to go on from: checkpoint_every = {self.config.checkpoint_every}"
+            )
+        if self._newest is None or (self._newest[0] / checkpoints.MANIFEST).is_file():
+            return self._newest and self._newest[0]
+        found = checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves what was written to its own place
+        if not found:
+            raise LearnerFailure(f"{failure}; the last checkpoint, {self._newest[0]}, is gone")
+        return found[-1]
+
+    def _go_back(self, place: Path | None) -> None:
+        if place is None:
+            self.set_state(self._begin or {})
+            self._sync_restored()
+        else:
+            self.restore_from_path(place, trust=self._newest is not None and self._newest == (place, True))
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return RLlib's state and SRL's: version, seed, prompt source, memory, estimator, reference and planner."""
@@ -104,8 +210,9 @@ class SavedAlgorithm(Algorithm):
         own["in_play"] = [(prompt_fields(one.prompt), one.is_revisit) for one in in_play]
         own["in_play"] += [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self._again]
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
-            self._gather_learners()
-            own["snapshot"] = str(Path(self.logdir) / "replay" / f"state_{uuid.uuid4().hex[:12]}")
+            if kwargs.get("not_components") != COMPONENT_LEARNER_GROUP:
+                self._gather_learners()
+            own["snapshot"] = str(Path(self.logdir) / JOURNALS / f"state_{uuid.uuid4().hex[:12]}")
             self.memory.snapshot(Path(own["snapshot"]))
         return {**super().get_state(*args, **kwargs), "srl": own}
 
@@ -152,11 +259,20 @@ class SavedAlgorithm(Algorithm):
         if path is None:
             return self._save_to(path, key, **kwargs)
         with checkpoints.written_whole(Path(path)):
-            return self._save_to(path, key, **kwargs)
+            saved = self._save_to(path, key, **kwargs)
+        self._newest, self._num_rebuilds = (Path(saved).absolute(), False), 0
+        self._forget_begin()
+        return saved
+
+    def _forget_begin(self) -> None:
+        if self._begin is not None:
+            shutil.rmtree(self._begin["srl"]["snapshot"], ignore_errors=True)
+        self._begin = None
 
     def _save_to(self, path: Any, key: bytes, **kwargs: Any) -> str:
+        self.learners.check_alive(self.config.sync_timeout_s)  # RLlib does not report the death of a learner
         self._is_saving = True
-        if self.config.fsdp:
+        if self.config.is_sharded:
             self.learners.leave_to_shards(self.config.sync_timeout_s)
         try:
             saved: str = super().save_to_path(path, **kwargs)
@@ -165,13 +281,13 @@ class SavedAlgorithm(Algorithm):
         have_saved = self.learners.take_saved(self.config.sync_timeout_s)
         if "state" not in kwargs and not any(have_saved):
             raise RuntimeError(f"no learner wrote its state to checkpoint {saved}")
-        if self.config.fsdp:
+        if self.config.is_sharded:
             shards = Path(saved).absolute() / SHARDS
             self.learners.save_shards(str(shards), self.config.sync_timeout_s)
             ShardedFiles(shards)  # raises if a learner wrote to a disk that this process cannot read
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
-        about |= {"has_learner_shards": self.config.fsdp, "iteration": self.iteration}
+        about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
         about |= {"functions": functions_in(self.config.world_configs())}
         about |= {"engine": "stub"} if self.config.is_stub else {}
         checkpoints.seal(Path(saved), about, key)
@@ -179,7 +295,7 @@ class SavedAlgorithm(Algorithm):
 
     def _gather_learners(self) -> None:
         """With `fsdp`, let all learners gather the full state that RLlib then reads from one of them."""
-        if self.config.fsdp:
+        if self.config.is_sharded:
             self.learners.gather(self.config.sync_timeout_s)
 
     def _restore_memory(self, directory: Path) -> None:
@@ -215,6 +331,9 @@ class SavedAlgorithm(Algorithm):
                 self.learners.load_shards(str(Path(path).absolute() / SHARDS), self.config.sync_timeout_s)
             self._restore_memory(Path(path) / SNAPSHOTS)
         self._sync_restored()
+        if component is None:
+            self._newest = Path(path).absolute(), trust
+            self._forget_begin()
 
     def restore_weights(self, path: Any) -> None:
         """Load only the weights of a checkpoint and sync them to every engine; no pickle is opened.
@@ -277,11 +396,17 @@ class SavedAlgorithm(Algorithm):
 
         Raises:
             FileExistsError: the directory exists and is not empty.
+            FileNotFoundError: learner 0 wrote it on another node, whose directory this process does not share.
         """
         target = Path(directory).absolute()
         refuse_not_empty(target)
         with writing(target):
             self.learners.export(str(target), self.config.sync_timeout_s)
+        if not any(target.glob("*.safetensors*")):
+            raise FileNotFoundError(
+                f"{target} has no model: learner 0 wrote it on its own node; expected a directory that all nodes share "
+                "(srl export writes the model of a checkpoint on this one)"
+            )
         return target
 
 
@@ -326,7 +451,7 @@ def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict
         raise checkpoints.CheckpointError(f"{place} is of engine = 'stub' and has no model; expected another")
     policy, flat = CausalLMModule(model_config=config.model_config), config.flat()
     if flat.lora_rank:
-        add_adapters(policy.model, flat.lora_rank, flat.lora_alpha, flat.lora_targets, seed=0)
+        add_adapters(policy.model, flat.adapter_spec(), seed=0)
     if about.get("has_learner_shards"):
         load_sharded(place / SHARDS, dict(policy.saved_parameters()), {})
     else:

@@ -13,17 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torch import version
 
+from rllib_srl.algorithm.resources import num_gpus_here
 from rllib_srl.common.environments import lacks
+from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, cache_root, context_of, described_model
 from rllib_srl.engine.stub.answers import gold_turns
+from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
+from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
 from rllib_srl.replay.diversity.embedders import packaged_sentence_model
 from rllib_srl.replay.diversity.neighbours import check_faiss
 from rllib_srl.rollout import EnvCalls, make_transcript
@@ -91,6 +96,14 @@ def _of_packages(config: Any) -> Iterator[str]:
             f"replay_capacity = {settings.capacity!r}; expected the package faiss (pip install 'rllib_srl[cpu]'), "
             "or replay_capacity = 0 with both fractions 0"
         )
+    if settings.diversity_device == "gpu":
+        if not any(name.startswith("faiss-gpu") for name in packages_distributions().get("faiss", ())):
+            yield (
+                "replay_diversity_device = 'gpu'; expected the package faiss-gpu in place of faiss-cpu (pip uninstall "
+                "faiss-cpu; pip install 'rllib_srl[faiss-gpu]'), or 'cpu'"
+            )
+        if config.check_resources and num_gpus_here() < 1:
+            yield "replay_diversity_device = 'gpu'; expected 'cpu' without a GPU"
     if settings.embedding == "sentence":
         try:
             packaged_sentence_model()
@@ -122,6 +135,12 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
     longest = None if config.is_stub else context_of(directory)
     if longest is not None and isinstance(tokens, int) and tokens > longest:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model {name!r}"
+    flat = config.flat()
+    sizes = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel} if flat.fsdp is True else {}
+    for kind, size in sizes.items():
+        if is_integer(size, 2):
+            for fault in (unsplittable if kind == "tensor" else indivisible)(directory, size):
+                yield f"fsdp.{kind}_parallel = {size} with the model {name!r}; {fault}"
     if config.prompt_format == "chat" and (fault := _chat_fault(directory)):
         yield f"prompt_format = 'chat'; {fault}"
 

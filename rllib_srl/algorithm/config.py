@@ -30,6 +30,7 @@ from rllib_srl.algorithm.resources import (
     engine_memory_share,
     engine_threads,
     gpu_shares,
+    memory_share,
     num_gpus_here,
 )
 from rllib_srl.algorithm.settings import (
@@ -57,6 +58,7 @@ from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
+from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.engine.models import described_model, local_model
 from rllib_srl.engine.stub.answers import Answers
 from rllib_srl.engine.stub.law import Law
@@ -325,6 +327,13 @@ class SRLConfig(AlgorithmConfig):
             self._settle()
         super().validate()
 
+    def _memory_gpus(self) -> float:
+        """Return the share of a card that all shards of the memory reserve; 0 if a setting is no number."""
+        flat = self.flat()
+        share, shards, capacity = flat.replay_diversity_gpu_share, flat.replay_num_shards, flat.replay_capacity
+        are_numbers = is_integer(shards, 1) and is_integer(capacity, 0) and (share is None or is_number(share))
+        return memory_share(flat) if are_numbers else 0.0
+
     def _choose_gpus(self) -> list[str]:
         """Set the GPUs of each process that the user has left open; return error messages.
 
@@ -337,7 +346,7 @@ class SRLConfig(AlgorithmConfig):
         given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
         try:
             num_gpus = num_gpus_here() if None in given and not self.is_stub else 0
-            shares = gpu_shares(num_gpus, *counts, size, given)
+            shares = gpu_shares(num_gpus, *counts, size, given, self._memory_gpus())
         except PlacementError as error:
             self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
             return [str(error)]
@@ -427,6 +436,33 @@ class SRLConfig(AlgorithmConfig):
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
     @property
+    def is_sharded(self) -> bool:
+        """Return whether weights are sharded over the learners (`fsdp`)."""
+        return bool(self.flat().fsdp)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Return the number of learners over which each matrix is split, at least 1."""
+        flat = self.flat()
+        return int(flat.fsdp_tensor_parallel) if flat.fsdp else 1
+
+    @property
+    def sequence_parallel(self) -> int:
+        """Return the number of learners over which the tokens of a pass are split, at least 1."""
+        flat = self.flat()
+        return int(flat.fsdp_sequence_parallel) if flat.fsdp else 1
+
+    @property
+    def learners_per_shard(self) -> int:
+        """Return the number of learners that train one shard of a batch together, at least 1."""
+        return self.tensor_parallel * self.sequence_parallel
+
+    @property
+    def num_shards(self) -> int:
+        """Return the number of shards of a batch, at least 1."""
+        return max(1, int(self.num_learners)) // self.learners_per_shard
+
+    @property
     def is_stub(self) -> bool:
         """Return whether the run has no model (engine = "stub")."""
         return bool(self.rule_of("engine") == "stub")
@@ -452,6 +488,8 @@ class SRLConfig(AlgorithmConfig):
             "context_length": self.max_episode_tokens,
             "max_num_seqs": flat.engine_max_num_seqs,
         }
+        if flat.sends_adapter():
+            common["adapter"] = flat.adapter_spec()
         if flat.engine == "transformers":
             return common | {"device": "cuda" if self.num_gpus_per_env_runner else "cpu"}
         return common | {
@@ -499,6 +537,14 @@ class FlatSettings:
         self._config = config
         for group in GROUPS.values():
             vars(self).update(group.spread(getattr(config, group.name)))
+
+    def adapter_spec(self) -> AdapterSpec:
+        """Return the form of the adapters; only with `lora_rank` above 0."""
+        return AdapterSpec.of(self.lora_rank, self.lora_alpha, self.lora_targets)
+
+    def sends_adapter(self) -> bool:
+        """Return whether engines receive the adapters and not whole weights."""
+        return bool(self.lora_rank) and self.lora_send == "adapter"
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the config."""

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
+from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares, memory_share
+from rllib_srl.replay.diversity.card import CARD_BYTES
 
 GIB = 2**30
 RESERVE = 2 * GIB  # of each process on a GPU
@@ -33,11 +34,19 @@ ASLEEP = 1 * GIB  # what a sleeping engine keeps: CUDA's context and graphs
 FREE = 0.03  # share of a card that is never counted on
 PROFILED_TOKENS = 8192  # tokens of one step of vLLM's profile run, at its default
 HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/head.py; two live at once
-OPTIMIZER_BYTES = {"adamw": 8.0, "sgd": 0.0, "adamw_8bit": 2.02, "paged_adamw": 0.0, "paged_adamw_8bit": 0.0}
+OPTIMIZER_BYTES = {
+    "adamw": 8.0,
+    "sgd": 0.0,
+    "adamw_bf16": 4.0,
+    "adamw_8bit": 2.02,
+    "paged_adamw": 0.0,
+    "paged_adamw_8bit": 0.0,
+}
 READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "max_episode_tokens", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
-    *("lora_rank", "activation_checkpointing", "loss_settings", "regulariser_settings"),
+    *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "lora_rank", "lora_send"),
+    *("activation_checkpointing", "loss_settings", "regulariser_settings", "replay_settings"),
 )
 CARDS = (24, 40, 80, 141)  # GiB, of the table
 
@@ -94,11 +103,14 @@ class ModelShape:
         """Bytes of keys and values of one token in bfloat16."""
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
-    @property
-    def layer_activation_bytes(self) -> int:
-        """Bytes per token that autograd keeps for one decoder layer in bfloat16: residuals and norms are fp32."""
+    def layer_activation_bytes(self, split: int = 1) -> float:
+        """Bytes per token that autograd keeps for one decoder layer in bfloat16: residuals and norms are fp32.
+
+        Args:
+            split: learners over which heads and inner columns are split (tensor parallelism).
+        """
         attention = 2 * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return attention + 26 * self.hidden + 4 * 2 * self.inner
+        return (attention + 4 * 2 * self.inner) / split + 26 * self.hidden
 
 
 SHAPES = {
@@ -134,13 +146,15 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
         config: the settings with flat names (`SRLConfig.flat`).
     """
     num, learners = shape.num_parameters, max(1, config.num_learners)
-    parts = learners if config.fsdp else 1
+    parts, split = (learners, config.fsdp_tensor_parallel) if config.fsdp else (1, 1)
     trained = shape.adapter_parameters(config.lora_rank) if config.lora_rank else num
     is_bf16 = config.compute_dtype != "float32"
     kept_layers = 1 if config.activation_checkpointing else shape.num_layers
-    per_token = kept_layers * shape.layer_activation_bytes * (1 if is_bf16 else 1.6)
-    inputs = 4 * shape.hidden * shape.num_layers if config.activation_checkpointing else 0
-    copies = 2.0 * num if is_bf16 else 0.0
+    per_token = kept_layers * shape.layer_activation_bytes(split) * (1 if is_bf16 else 1.6)
+    num_inputs = 2 if config.activation_checkpointing == "offload" else shape.num_layers  # two are in transfer
+    inputs = 4 * shape.hidden * num_inputs if config.activation_checkpointing else 0
+    copies = 2.0 * num / split if is_bf16 else 0.0
+    tokens = config.micro_batch_tokens / (config.fsdp_sequence_parallel if config.fsdp else 1)
     largest = max(shape.layer_parameters, shape.vocab * shape.hidden)  # of the units that FSDP gathers
     if config.lora_rank and config.activation_checkpointing:
         copies /= shape.num_layers  # autocast caches the copies of trained weights only
@@ -150,10 +164,10 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "gradients": 4 * trained / parts * (2 if learners > 1 else 1),  # their sum over learners is a second copy
             "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
             "bf16 copies": copies,
-            "gathered layers": 2 * 4.0 * largest if config.fsdp else 0.0,
-            "reference": 4.0 * num if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
+            "gathered layers": 2 * 4.0 * largest / split if config.fsdp else 0.0,
+            "reference": 4.0 * num / parts if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
             "regularisers": 4.0 * trained / parts * config.regulariser_settings().num_copies,
-            "activations": config.micro_batch_tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
+            "activations": tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
             "reserve": RESERVE,
         }
     )
@@ -164,9 +178,12 @@ def engine_need(shape: ModelShape, config: Any) -> Need:
     size, width = max(1, config.engine_tensor_parallel_size), 4 if config.compute_dtype == "float32" else 2
     tokens = max(PROFILED_TOKENS, config.engine_max_num_seqs)
     profile = tokens * width * (2 * shape.hidden + 2 * shape.inner / size)
+    is_adapted = config.lora_rank and config.lora_send == "adapter"
+    adapters = shape.adapter_parameters(config.lora_rank) if is_adapted else 0
     return Need(
         {
             "weights": width * shape.num_parameters / size,
+            "adapters": width * adapters,
             "activations": profile + 4 * config.engine_max_num_seqs * shape.vocab,
             "KV cache": shape.kv_bytes * config.max_episode_tokens / min(size, shape.num_kv_heads) * width / 2,
             "reserve": RESERVE,
@@ -193,14 +210,21 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator
             f"an engine needs {engine} within engine.memory_utilization = {utilization:g} of {card}; expected a higher "
             "share, a lower max_episode_tokens, or a larger engine.tensor_parallel_size"
         )
+    memory = memory_share(config) * card_bytes
+    if 0 < memory < CARD_BYTES * config.replay_settings().num_shards:
+        yield (
+            f"the memory's search needs {CARD_BYTES / GIB:.0f} GiB a shard, and has {memory / GIB:.1f} GiB of {card}; "
+            "expected a higher replay_diversity.gpu_share, or device 'cpu'"
+        )
     if not has_learner:
         return
     is_shared = has_engine and config.num_gpus_per_learner < 1 and config.num_gpus_per_env_runner < 1
     beside = (ASLEEP if config.colocate else utilization * card_bytes) if is_shared else 0.0
-    if learner.total + beside > usable:
+    if learner.total + beside + memory > usable:
         whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
+        whose += f" beside the memory's {memory / GIB:.1f} GiB" if memory else ""
         yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config)}"
-    awake = 2 * learner.parts["weights"] + RESERVE + utilization * card_bytes
+    awake = 2 * learner.parts["weights"] + RESERVE + utilization * card_bytes + memory
     if is_shared and awake > usable:
         yield (
             f"learner and engine need {awake / GIB:.1f} GiB together when weights are tested on {card}; expected "
@@ -244,7 +268,8 @@ def variant(
         changes: settings that differ, by flat names.
     """
     own = SimpleNamespace(**{setting: getattr(config, setting) for setting in READ} | changes)
-    shares = gpu_shares(num_gpus, own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size)
+    counts = own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size
+    shares = gpu_shares(num_gpus, *counts, memory=memory_share(own))
     own.num_gpus_per_env_runner, own.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
     own.colocate = shares.is_colocated
     return Variant(name, num_gpus, learner_need(shape, own), list(memory_faults(shape, own, card_bytes)))

@@ -8,11 +8,14 @@ from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
 from rllib_srl.batch.posterior import SCALES
+from rllib_srl.common.environments import NAMED
+from rllib_srl.common.import_paths import AGENT
 from rllib_srl.common.setting_checks import are_numbers, is_integer, is_number
+from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.corrections import CORRECTIONS
-from rllib_srl.losses.kl import KL_ESTIMATORS
+from rllib_srl.losses.kl import KL_ESTIMATORS, KL_REWARDS
 from rllib_srl.losses.presets import DEFAULTS, PRESET, PRESETS
 from rllib_srl.losses.ratio import RATIO_LEVELS
 from rllib_srl.losses.settings import LossSettings
@@ -22,7 +25,8 @@ OLD_POLICIES = ("decoupled", "bypass")
 REFERENCES = ("base", "last_good", "ema")
 RESCUES = ("none", "arpo", "rlep")
 SILENT_GROUPS = ("skip", "zvp")
-TURN_MASKS = ("all", "first", "last")
+UNMARKED = (AGENT, "verifiers")  # environments whose turns carry no `turn_fault`
+TURN_MASKS = ("all", "first", "last", "right")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 _USES_CLIP_HIGH = ("higher", "dual", "two_sided")
 
@@ -92,6 +96,7 @@ def _choices(config: Any) -> Iterator[str]:
         "ratio_anchor": OLD_POLICIES,
         "correction": tuple(CORRECTIONS),
         "kl_estimator": tuple(KL_ESTIMATORS),
+        "kl_in_reward": (None, False, True),
         "kl_reference": REFERENCES,
         "kl_on_reused": ("off", "weighted"),
         "reuse_normalisation": ("split", "joint"),
@@ -163,6 +168,17 @@ def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
     if settings.kl_estimator == "k1" and settings.kl_on_reused == "weighted":
         estimators = "'k2', 'k3' or 'k3_k2'"
         yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1's gradient has mean 0"
+    if settings.kl_in_reward and settings.kl_estimator not in KL_REWARDS:
+        yield (
+            f"kl_in_reward = True with kl_estimator = {settings.kl_estimator!r}; expected one of "
+            f"{', '.join(map(repr, KL_REWARDS))}: it differs from k3 by its gradient, which a reward has none of"
+        )
+    elif settings.kl_in_reward and settings.kl_on_reused == "weighted" and settings.kl_estimator != "k1":
+        yield "kl_in_reward = True with kl_on_reused = 'weighted'; expected a KL in the loss: it has no reward"
+    if not settings.kl_in_reward and settings.kl_estimator == "k1":
+        yield "kl_in_reward = False with kl_estimator = 'k1'; expected another estimator: k1's gradient has mean 0"
+    if config.kl_in_reward and not settings.kl_coeff:
+        yield "kl_in_reward = True with kl_coeff = 0; expected kl_coeff above 0"
     yield from _together(settings, config)
 
 
@@ -186,6 +202,9 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
             "it, groups of equal rewards have a signal"
         )
     yield from _posterior(settings, config)
+    unmarked = [name for name in _environments(config) if name in UNMARKED]
+    if settings.turn_mask == "right" and unmarked:
+        yield f"turn_mask = 'right' with environment {unmarked[0]!r}; expected one that marks its turns, not agents"
     if settings.silent_groups != "skip":
         yield from _beside_silent_groups(settings)
     if settings.kl_reference != "base" and config.lora_rank:
@@ -204,6 +223,14 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory, which stores the successes"
     if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
         yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"
+
+
+def _environments(config: Any) -> list[str]:
+    """Return the names of the environments, without their domains; of a stream with faults, none."""
+    given = config.worlds or [config.env]
+    if config.stream is not None:
+        given = [] if stream_faults(config.stream) else config.task_stream().entries
+    return [str(name).partition(NAMED)[0] for name in given]
 
 
 def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:

@@ -47,6 +47,7 @@ ROLLOUT_RESULTS = "rollout"
 # Number of batches without any reward at the start of a run after which a warning shows sample answers. One such batch
 # may be chance; a wrong answer format or a broken grader should be visible before hours are spent.
 NUM_SILENT_BATCHES = 2
+NUM_SHOWN_LOSSES = 4  # of an iteration
 TRANSCRIPTS = "transcripts.jsonl"
 
 
@@ -91,8 +92,6 @@ class Report:
         for batch in batches:
             if batch.metrics:
                 self._metrics.aggregate([batch.metrics], key=ENV_RUNNER_RESULTS)
-            for line in batch.errors:
-                self.warn(f"an episode was lost: {line}")
         rewards = np.concatenate([np.zeros(0), *(group.rewards_G for group in groups if group.has_reward_G is None)])
         tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
         with_signal = [has_signal(group.rewards_G) for group in groups]
@@ -109,6 +108,7 @@ class Report:
         self._value("num_unparsed", sum(batch.num_unparsed for batch in batches))
         self._reward_parts(batches)
         self._warn_of_silence(iteration, rewards, batches)
+        self._warn_of_losses([line for batch in batches for line in batch.errors])
         self._reasons(batches)
         self._lifetimes(sum(len(group.rewards_G) for group in groups), sum(batch.num_turns for batch in batches))
         self._age(groups, batches)
@@ -234,6 +234,12 @@ class Report:
     def count(self, name: str, number: int) -> None:
         """Add to a lifetime count."""
         self._metrics.log_value(name, number, reduce="lifetime_sum")
+
+    def _warn_of_losses(self, lines: Sequence[str]) -> None:
+        for line in lines[:NUM_SHOWN_LOSSES]:
+            self.warn(f"an episode was lost: {line}")
+        if (num_more := len(lines) - NUM_SHOWN_LOSSES) > 0:
+            self.warn(f"{num_more} more episodes of this iteration were lost; num_episodes_lost counts them")
 
     def warn(self, line: str) -> None:
         """Log a warning for the user."""

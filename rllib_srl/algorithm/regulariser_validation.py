@@ -25,6 +25,8 @@ def faults_of_regularisers(config: Any) -> Iterator[str]:
             "regularisers.lwf with replay_revisit_fraction = 0; expected above 0: it acts on prompts that the memory "
             "brings back"
         )
+    if settings.esr:
+        yield from _of_stored_logits(config)
     if settings.gere:
         try:
             read_texts(settings.gere.path, settings.gere.num_texts)
@@ -47,3 +49,15 @@ def _at_stages(name: str, config: Any) -> Iterator[str]:
     if config.fsdp:
         why = "gradients of single episodes" if name == "ewc" else "a second set of whole weights"
         yield f"regularisers.{name} with fsdp = True; expected fsdp = False, or regularisers.l2: it needs {why}"
+
+
+def _of_stored_logits(config: Any) -> Iterator[str]:
+    if not config.replay_reuse_fraction and "reuse" not in config.planner_settings().adapted:
+        yield "regularisers.esr with replay_reuse_fraction = 0; expected above 0: it acts on groups that are reused"
+    if config.fsdp:
+        yield "regularisers.esr with fsdp = True; expected fsdp = False: it reads the whole head"
+    if is_integer(config.num_learners, 2):
+        yield (
+            f"regularisers.esr with num_learners = {config.num_learners}; expected 0 or 1: a group may be reused on "
+            "another learner than the one that has its logits"
+        )

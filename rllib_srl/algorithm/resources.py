@@ -81,12 +81,18 @@ class GpuShares:
 
 
 def gpu_shares(
-    num_gpus: float, num_env_runners: int, num_learners: int, tensor_parallel_size: int = 1, given: Given = (None, None)
+    num_gpus: float,
+    num_env_runners: int,
+    num_learners: int,
+    tensor_parallel_size: int = 1,
+    given: Given = (None, None),
+    memory: float = 0.0,
 ) -> GpuShares:
     """Return how many GPUs each env runner and each learner gets.
 
     Enough cards: whole ones for each process. One card for each pair of engine and learner: 0.6 and 0.4 of it. Shares
-    that the user gave stay, and the other side gets what is left: whole cards, or none.
+    that the user gave stay, and the other side gets what is left: whole cards, or none. The memory's share is
+    taken from the learner's where no card is free.
 
     Args:
         num_gpus: cards of the cluster, or of this machine.
@@ -94,6 +100,7 @@ def gpu_shares(
         num_learners: likewise.
         tensor_parallel_size: cards of one engine.
         given: shares per env runner and per learner; None: to be chosen.
+        memory: share of one card for the search in the memory, all shards together.
 
     Raises:
         PlacementError: there are cards, but too few for the number of processes.
@@ -109,10 +116,11 @@ def gpu_shares(
     if theirs is not None:
         size = tensor_parallel_size
         return GpuShares(size if cards - theirs * learners >= size * runners else 0, theirs)
-    if cards >= runners * tensor_parallel_size + learners:
-        return GpuShares(tensor_parallel_size, 1)
-    if tensor_parallel_size == 1 and cards >= max(runners, learners):
-        return GpuShares(ENGINE_SHARE, LEARNER_SHARE, is_colocated=True)
+    free = cards - runners * tensor_parallel_size - learners
+    if free >= 0 and memory < 1:
+        return GpuShares(tensor_parallel_size, 1 if free or not memory else round(1 - memory, 4))
+    if tensor_parallel_size == 1 and cards >= max(runners, learners) and memory < LEARNER_SHARE:
+        return GpuShares(ENGINE_SHARE, round(LEARNER_SHARE - memory, 4), is_colocated=True)
     raise PlacementError(
         f"num_env_runners = {num_env_runners}, num_learners = {num_learners} with {cards} GPUs; expected at most one "
         f"of each per GPU (engine.tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
@@ -120,11 +128,22 @@ def gpu_shares(
     )
 
 
+def memory_share(config: Any) -> float:
+    """Return the share of a card that all shards of the memory reserve for their search."""
+    settings = config.replay_settings()
+    return float(settings.gpu_share * settings.num_shards)
+
+
 def num_gpus_here() -> float:
     """Return the GPUs of the Ray cluster, or of this machine if Ray is not running."""
     if ray.is_initialized():
         return float(ray.cluster_resources().get("GPU", 0))
     return float(torch.cuda.device_count())
+
+
+def draining_nodes() -> set[str]:
+    """Return the ids of nodes that Ray is about to lose: pre-empted, scaled down or drained by hand."""
+    return set(ray._private.state.state.get_draining_nodes())  # Ray 2.60 has no public name for it
 
 
 ROUNDING = 1e-6  # tolerance for sums of fractional CPUs
@@ -171,14 +190,16 @@ def _check(
     request: Any, config: Any, total: Mapping[str, float], nodes: Sequence[Mapping[str, Any]], where: str
 ) -> None:
     needed: Counter[str] = Counter()
-    for bundle in request.bundles:
+    memory = memory_share(config)
+    bundles = [*request.bundles, *([{"GPU": memory}] if memory else [])]
+    for bundle in bundles:
         needed.update(bundle)
     short = [
         f"{n:g} {name} ({where} has {total.get(name, 0):g})"
         for name, n in needed.items()
         if n > total.get(name, 0) + ROUNDING
     ]
-    for bundle in request.bundles:
+    for bundle in bundles:
         if not any(all(node.get(name, 0) >= n for name, n in bundle.items()) for node in nodes):
             amounts = " and ".join(f"{n:g} {name}" for name, n in sorted(bundle.items()))
             short.append(f"{amounts} in one process (no node has that)")

@@ -49,7 +49,7 @@ def _ahead(config: Any) -> Iterator[str]:
         "rollout": (config.rollout == "screening", "'full' or 'knapsack'"),
         "dynamic_sampling_tries": (settings.dynamic_sampling_tries, "0: further prompts would have to be waited for"),
         "rollout_is_correction": (settings.correction == "none", "a correction for tokens of older weights"),
-        "kl_coeff": (settings.kl_coeff and settings.kl_estimator == "k1", "0, or a kl_estimator in the loss"),
+        "kl_coeff": (settings.kl_coeff and settings.kl_in_reward, "0, or a KL in the loss"),
         "replay_capacity": (config.late == "memory" and not config.replay_capacity, "a memory, or late = 'drop'"),
     }
     for name, (is_wrong, expected) in wrong.items():

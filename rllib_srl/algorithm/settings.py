@@ -16,7 +16,7 @@ from typing import Any
 from rllib_srl.algorithm.tracking.choice import TABLE as TRACKER_TABLE
 from rllib_srl.common.setting_tables import Setting, groups_of, prefixed, public
 from rllib_srl.curriculum import TABLE as PLANNER_TABLE
-from rllib_srl.learner.model_setup import TARGETS
+from rllib_srl.engine.adapters import TARGETS
 from rllib_srl.losses.presets import PRESET, filled
 from rllib_srl.losses.settings import TABLE as LOSS_TABLE
 from rllib_srl.replay.settings import RENAMED as REPLAY_RENAMED
@@ -135,17 +135,37 @@ TRAINING = {
         True, "compute shared prompts once; disabled at start-up for models where this is not exact"
     ),
     "activation_checkpointing": Setting(
-        False, "store each layer's input only and recompute the rest: less memory, slower"
+        False,
+        "True: store each layer's input only and recompute the rest (less memory, slower); \"offload\": the same, with "
+        "the inputs in host memory, on GPUs",
     ),
-    "fsdp": Setting(False, "shard weights, gradients and optimiser state over the learners (FSDP2)"),
+    "fsdp": Setting(
+        False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md",
+        "fsdp.enabled", is_head=True,
+    ),
+    "fsdp_tensor_parallel": Setting(
+        1, "learners over which each matrix is split, a divisor of num_learners; 1: none", "fsdp.tensor_parallel",
+        ("True",),
+    ),
+    "fsdp_sequence_parallel": Setting(
+        1, "learners over which the tokens of a pass are split, a divisor of num_learners; 1: none",
+        "fsdp.sequence_parallel", ("True",),
+    ),
     "lora_rank": Setting(
         0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights",
         "lora.rank", is_head=True,
     ),
     "lora_alpha": Setting(None, "adapters are scaled by alpha / rank; None: by 2", "lora.alpha"),
     "lora_targets": Setting(TARGETS, "layers that get adapters, by the last part of their names", "lora.targets"),
+    "lora_send": Setting(
+        "adapter",
+        'what engines receive: the "adapter", which they apply themselves, or "merged" weights, docs/gpu.md',
+        "lora.send",
+    ),
     "optimizer_name": Setting(
-        "adamw", '"adamw", "sgd" or "adamw_8bit"; on GPUs also "paged_adamw" or "paged_adamw_8bit"'
+        "adamw",
+        '"adamw", "sgd", "adamw_bf16" (half the state) or "adamw_8bit"; on GPUs also "paged_adamw" or '
+        '"paged_adamw_8bit"',
     ),
     "adam_betas": Setting((0.9, 0.999), "AdamW's beta1 and beta2"),
     "weight_decay": Setting(0.0, "AdamW's decoupled weight decay; 0: none"),
@@ -191,6 +211,7 @@ _NEW = (
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
     *("zvp_coeff", "screen_size", "smallest_group", "largest_group", "planner_sec_rate"),
     *(name for name in TRACKER_TABLE if name != "tracker"),
+    *("fsdp_tensor_parallel", "fsdp_sequence_parallel"),
 )
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
 

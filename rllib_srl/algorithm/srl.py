@@ -33,7 +33,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
-from rllib_srl.algorithm.checkpointing import SavedAlgorithm
+from rllib_srl.algorithm.checkpointing import JOURNALS, SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
@@ -54,7 +54,7 @@ from rllib_srl.curriculum.filling import Batch, make_filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
@@ -125,6 +125,8 @@ class SRL(SavedAlgorithm):
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         if self.config.evaluation_iterations:
             self.source.iterating([], self.config.evaluation_iterations)
+        if self.config.flat().replay_self_divergence:
+            self.source.check_divergence()
         self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
         self.runners.check_started(self.config.start_timeout_s)
         self.ahead = self._start_ahead()
@@ -133,7 +135,7 @@ class SRL(SavedAlgorithm):
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
-        self.filler = make_filler(self.source, self.memory, self._num_in_flight, worlds[2])
+        self.filler = make_filler(self.source, self.memory, self._num_in_flight, worlds[2], self._in_flight_named)
         self.filler.start()
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(
@@ -162,13 +164,20 @@ class SRL(SavedAlgorithm):
         default: int = (self.config.max_lag + 1) * self.config.num_prompts_per_batch
         return default if self.config.in_flight is None else int(self.config.in_flight)
 
+    @property
+    def _in_flight_named(self) -> str:
+        """Return the settings that give `_num_in_flight`, for messages."""
+        if self.config.in_flight is not None:
+            return "in_flight"
+        return "(max_lag + 1) * num_prompts_per_batch" if self.config.max_lag else "num_prompts_per_batch"
+
     def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
         settings = self.config.replay_settings()
         if not settings.is_on:
             return NoMemory()
         return ReplayClient.start(
             settings,
-            directory=Path(self.logdir) / "replay",
+            directory=Path(self.logdir) / JOURNALS,
             seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
             run=uuid.uuid4().hex[:12],
             model_dir=model_dir,
@@ -193,7 +202,8 @@ class SRL(SavedAlgorithm):
         transport: ObjectStoreTransport | VLLMTransport = ObjectStoreTransport(*both)
         if config.weight_transfer != "object_store":
             transport = VLLMTransport(*both, config.weight_transfer, config.flat().engine_tensor_parallel_size)
-        return WeightSync(transport, self.runners, sequences, config.compute_dtype, timeout_s)
+        has_adapters = config.flat().sends_adapter()
+        return WeightSync(transport, self.runners, sequences, config.compute_dtype, timeout_s, has_adapters)
 
     def _setup_logdir(self) -> None:
         """Create the log directory: under Tune the trial's own, else `log_directory`, else RLlib's default."""
@@ -210,6 +220,7 @@ class SRL(SavedAlgorithm):
     def training_step(self) -> None:
         """Run one iteration: plan, rollout, remember, batch, learn, sync, look back."""
         now = self.iteration + 1
+        self._welcome_runners()
         with self._timed("ratings"):
             self._apply_ratings()
         with self._timed("plan"):
@@ -225,7 +236,7 @@ class SRL(SavedAlgorithm):
             visits = self.memory.add(groups, now, self.policy_kl)
             reused = self.memory.sample(num_played, now, plan.stored)
         with self._timed("batch"):
-            left_out = _untrained(batches, groups) | late
+            left_out = _untrained(batches, groups) | late | self._gone(groups, visits)
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
             shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
@@ -318,7 +329,8 @@ class SRL(SavedAlgorithm):
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield each runner's batch as it arrives.
 
-        A runner that dies or times out is restarted with the current weights, and its prompts are played again.
+        A runner that dies or times out is restarted with the current weights, and its prompts are played again. Groups
+        that are played ahead of training are played to their end first, so that the engines are free.
 
         Args:
             prompts: the prompts to play.
@@ -331,6 +343,8 @@ class SRL(SavedAlgorithm):
         Raises:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
         """
+        if self.ahead is not None:
+            self.ahead.finish(self._restore_runners)
         pending = {f"{self.iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
         revisits = frozenset(list(pending)[:num_revisits])
         by_id = dict.fromkeys(pending, 1) if sizes is None else dict(zip(pending, sizes, strict=True))
@@ -355,6 +369,7 @@ class SRL(SavedAlgorithm):
                     f"{len(pending)} prompts could not be played in {MAX_TRIES} attempts: "
                     f"runner {culprit} {lost[culprit].reason}"
                 )
+            self.report.count("num_groups_played_again", len(pending))
             self._restore_runners(lost)
 
     def _play_training(self, prompts: Sequence[Prompt], **where: Any) -> list[RunnerBatch]:
@@ -408,7 +423,6 @@ class SRL(SavedAlgorithm):
 
     def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
         """Play prompts greedily, once each, with a separate random stream."""
-        self._finish_play()
         batches = self.play(prompts, "probe", group_size=1, temperature=0.0, as_groups=False, num_transcripts=0)
         return [group for batch in batches for group in batch.groups]
 
@@ -429,25 +443,51 @@ class SRL(SavedAlgorithm):
     def _restore_runners(self, lost: dict[int, Failure]) -> None:
         """Restart runners and sync the current weights to them; a runner that dies meanwhile is restarted again.
 
+        The run goes on without runners whose node is dead, as long as others are left.
+
         Raises:
-            ActorFailure: a runner did not come back, or died `MAX_TRIES` times.
+            ActorFailure: the last runner did not come back, or a runner died `MAX_TRIES` times.
         """
         for runner_id, failure in lost.items():
             for attempt in range(MAX_TRIES):
                 self.report.warn(
                     f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again"
                 )
-                self.runners.revive(runner_id, failure, self.config.start_timeout_s)
-                self.report.count("num_runner_restarts", 1)
+                is_back = self.runners.revive(runner_id, failure, self.config.start_timeout_s)
+                self.report.count("num_runner_restarts" if is_back else "num_runners_lost", 1)
                 try:
-                    self.weight_sync.start(self.version, [runner_id])
+                    if is_back:
+                        self.weight_sync.start(self.version, [runner_id])
+                    else:
+                        left = ", ".join(map(str, self.runners.ids))
+                        self.report.warn(f"runner {runner_id} is lost with its node; its prompts go to {left}")
                     if self.ahead is not None:
-                        self.ahead.restarted({runner_id: failure})
+                        again = self.ahead.restarted({runner_id: failure})
+                        self.report.count("num_groups_played_again", again)
                     break
                 except RunnerFailure as error:
                     if attempt + 1 == MAX_TRIES:
                         raise
                     failure = error.failure
+
+    def _welcome_runners(self) -> None:
+        """Let runners that were away with their node play again, with the current weights."""
+        if not (back := self.runners.returned()):
+            return
+        self.report.warn(f"lost runners are back: {', '.join(map(str, back))}")
+        with self._runners_at_rest():
+            for runner_id in back:
+                self.report.count("num_runner_restarts", 1)
+                try:
+                    self.weight_sync.start(self.version, [runner_id])
+                except RunnerFailure as error:
+                    self._restore_runners({runner_id: error.failure})
+
+    def _gone(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> frozenset[str]:
+        """Return the ids of groups that were lost with the node that held them, before the memory had stored them."""
+        if not self.memory.num_shards:
+            return frozenset()
+        return frozenset(group.group_id for group in groups if group.group_id not in visits)
 
     def _resampled(
         self, batches: Sequence[RunnerBatch], num_played: int, now: int, plan: Plan
@@ -504,7 +544,7 @@ class SRL(SavedAlgorithm):
         return build_shards(
             batch.groups,
             batch.advantages,
-            max(1, self.config.num_learners),
+            self.learners.num_shards,
             self.config.sync_timeout_s,
             self.config.flat().replay_reuse_coeff * ramp(now, settings.reuse_ramp),
             settings.aggregation,
@@ -513,12 +553,12 @@ class SRL(SavedAlgorithm):
         )
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
-        """Return kl_coeff times each episode's k1 estimate of the KL, None unless the KL is part of the reward."""
+        """Return kl_coeff times each episode's estimate of the KL, None unless the KL is part of the reward."""
         settings = self.advantage_estimator.settings
-        if not settings.kl_coeff or settings.kl_estimator != "k1" or not groups:
+        if not settings.kl_coeff or not settings.kl_in_reward or not groups:
             return None
         rewards = [group.rewards_G.astype(np.float64) for group in groups]
-        shards = build_shards(groups, rewards, max(1, self.config.num_learners), self.config.sync_timeout_s)
+        shards = build_shards(groups, rewards, self.learners.num_shards, self.config.sync_timeout_s)
         answers = self.learners.episode_kl(shards, self.config.update_timeout_s)
         refs = [id(ref) for shard in shards for ref in shard.group_refs]
         kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
@@ -559,7 +599,7 @@ class SRL(SavedAlgorithm):
             num_P = np.cumsum([0, *(len(group.rewards_G) for group in own)])
             own = own[: int(np.searchsorted(num_P, settings.ewc.episodes))]
         nothing = [np.zeros(len(group.rewards_G)) for group in own]
-        shards = build_shards(own, nothing, max(1, self.config.num_learners), self.config.sync_timeout_s)
+        shards = build_shards(own, nothing, self.learners.num_shards, self.config.sync_timeout_s)
         with self._engines_at_rest():
             num = self.learners.end_stages(ended, shards, self.config.update_timeout_s)
         if settings.ewc:
@@ -584,11 +624,6 @@ class SRL(SavedAlgorithm):
         with self.ahead.at_rest():
             yield
             self.ahead.version = self.version
-
-    def _finish_play(self) -> None:
-        """Play all groups ahead to their end, so that the engines are free for other prompts."""
-        if self.ahead is not None:
-            self.ahead.finish(self._restore_runners)
 
     @contextmanager
     def _engines_at_rest(self) -> Iterator[None]:
@@ -624,7 +659,6 @@ class SRL(SavedAlgorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""
         call_rllibs(self, "on_evaluate_start")
-        self._finish_play()
         results = evaluate(self.config, self.source, self.play)
         call_rllibs(self, "on_evaluate_end", evaluation_metrics=results)
         return results

@@ -25,6 +25,7 @@ from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, o
 from rllib_srl.curriculum.prompts import ORDERS
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import stream_faults
+from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
 from rllib_srl.replay.settings import AUTO, parameters_of
@@ -107,7 +108,7 @@ ABOVE_ZERO = (
     "start_timeout_s",
     "engine_kv_cache_gib",
 )
-TRUE_OR_FALSE = ("colocate", "prefix_sharing", "activation_checkpointing", "fsdp", "check_resources")
+TRUE_OR_FALSE = ("colocate", "prefix_sharing", "fsdp", "check_resources")
 ONE_OF = {
     "engine": ("auto", "vllm", "transformers", "stub"),
     "weight_transfer": ("object_store", "nccl", "ipc"),
@@ -115,6 +116,7 @@ ONE_OF = {
     "compute_dtype": ("auto", "float32", "bfloat16"),
     "optimizer_name": OPTIMIZERS,
     "prompt_order": ORDERS,
+    "lora_send": ("adapter", "merged"),
 }
 
 
@@ -258,6 +260,14 @@ def _pairs(config: Any) -> Iterator[str]:
 def _fitting(config: Any) -> Iterator[str]:
     if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner or 0):
         yield fault
+    saving = config.activation_checkpointing
+    if not isinstance(saving, bool) and saving != "offload":
+        yield f"activation_checkpointing = {saving!r}; expected True, False or 'offload'"
+    if saving == "offload" and not config.num_gpus_per_learner:
+        yield (
+            "activation_checkpointing = 'offload'; expected num_gpus_per_learner above 0: on a CPU they are in host "
+            "memory already"
+        )
     names = config.lora_targets
     if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
         yield f"lora_targets = {names!r}; expected names of layers, such as ('q_proj', 'v_proj')"
@@ -266,6 +276,8 @@ def _fitting(config: Any) -> Iterator[str]:
         yield f"lora_alpha = {alpha!r}; expected a number above 0, or None"
     if config.lora_rank and find_spec("peft") is None:
         yield f"lora_rank = {config.lora_rank}; expected the package peft: pip install 'rllib_srl[lora]'"
+    if is_integer(config.lora_rank, 1) and config.lora_send == "adapter":
+        yield from _adapters_in_vllm(config)
     for name in ("lora_rank", "fsdp"):
         value = getattr(config, name)
         if value and config.weight_transfer != "object_store":
@@ -275,8 +287,42 @@ def _fitting(config: Any) -> Iterator[str]:
                 f"{name} = {value!r} with kl_reference = {config.loss_settings().kl_reference!r}; expected 'base': "
                 "updating a reference copies whole weights"
             )
-    if not config.fsdp:
+    if config.fsdp is True:
+        yield from _sharded(config)
+
+
+def _adapters_in_vllm(config: Any) -> Iterator[str]:
+    """Yield why vLLM cannot apply the adapters itself; its engine checks the layers of the model when it starts."""
+    if config.engine == "transformers" or (config.engine == "auto" and find_spec("vllm") is None):
         return
+    remedy = "lora = {'rank': ..., 'send': 'merged'}"
+    if config.lora_rank > MAX_RANK:
+        yield f"lora_rank = {config.lora_rank}; expected at most {MAX_RANK}, the highest that vLLM applies, or {remedy}"
+    if not isinstance(config.lora_targets, str) and (tables := sorted({*config.lora_targets} & TABLES)):
+        yield f"lora_targets has {tables}; expected layers inside the decoder with vLLM, or {remedy}"
+    if config.num_gpus_per_env_runner and config.compute_dtype == "float32":
+        yield (
+            "lora_send = 'adapter' with compute_dtype = 'float32' on a GPU; expected 'bfloat16', the format of vLLM's "
+            f"kernels for adapters, or {remedy}"
+        )
+
+
+def _sharded(config: Any) -> Iterator[str]:
+    """Yield what does not go together with `fsdp`."""
+    names = ("fsdp_tensor_parallel", "fsdp_sequence_parallel")
+    yield from of_integers(config, dict.fromkeys(names, 1))
+    learners, sizes = config.num_learners, {}
+    for name in names:
+        sizes[name] = size = getattr(config, name)
+        if is_integer(size, 1) and is_integer(learners, 2) and learners % size:
+            yield f"{name} = {size}; expected a divisor of num_learners = {learners}"
+    if all(is_integer(size, 2) for size in sizes.values()):
+        yield (
+            f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel} with fsdp_tensor_parallel = "
+            f"{config.fsdp_tensor_parallel}; expected 1 of one of the two"
+        )
+    if is_integer(config.fsdp_sequence_parallel, 2):
+        yield from _splitting_tokens(config)
     if config.replay_history_by == "kl":
         yield "fsdp = True with replay_history_by = 'kl'; expected 'versions' or 'visits'"
     if config.lora_rank:
@@ -293,6 +339,19 @@ def _fitting(config: Any) -> Iterator[str]:
         yield "fsdp = True with a loss that needs statistics of the whole batch (bapo, cov_clip); expected another loss"
 
 
+def _splitting_tokens(config: Any) -> Iterator[str]:
+    """Yield what does not go together with sequence parallelism."""
+    shown = f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel}"
+    if config.prefix_sharing is False:
+        yield f"{shown} with prefix_sharing = False; expected True: only the tokens of tries are split"
+    if config.loss_settings().use_critic:
+        yield f"{shown} with use_critic = True; expected False: no learner has the hidden states of all tokens"
+    if config.replay_embedding == "policy":
+        yield f"{shown} with replay_embedding = 'policy'; expected another: no learner has all hidden states"
+    if config.regulariser_settings().gere:
+        yield f"{shown} with regularisers.gere; expected none: its texts are padded, and only tries are split"
+
+
 def _placement(config: Any) -> Iterator[str]:
     num_gpus, learner_gpus = (config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0)
     if not (is_number(num_gpus) and is_number(learner_gpus)):
@@ -301,6 +360,11 @@ def _placement(config: Any) -> Iterator[str]:
     if config.num_env_runners == 0 and config.num_learners != 0:
         yield f"num_env_runners = 0 (all in one process); expected num_learners = 0, not {config.num_learners}"
     yield from _transfer(config, num_gpus, learner_gpus)
+    if config.replay_diversity_device == "gpu" and config.num_env_runners == 0:
+        yield (
+            "replay_diversity_device = 'gpu' with num_env_runners = 0 (all in one process); expected 'cpu': the memory "
+            "needs a process of its own, with its own CUDA runtime"
+        )
     if learner_gpus > 1:
         yield f"num_gpus_per_learner = {learner_gpus:g}; expected at most 1: raise num_learners, with fsdp = True"
     if num_gpus >= 1 and config.engine_tensor_parallel_size != num_gpus:

@@ -43,6 +43,7 @@ class Episode:
     index: int  # position in the shard
     scale: float = 1.0  # factor of the loss of each token
     starts: tuple[int, ...] = (0,)  # where its conversations begin; see `Group.starts`
+    wrong_turns: tuple[tuple[int, int], ...] = ()  # see `Group.wrong_turns`
 
     def __post_init__(self) -> None:
         """Check that the three arrays have the same length.
@@ -99,7 +100,8 @@ def episodes_of(
         for g, (advantage, weight) in enumerate(zip(advantage_G, np.broadcast_to(scale, group.size), strict=True)):
             cut = slice(group.offsets[g], group.offsets[g + 1])
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])
-            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight), group.starts(g)))
+            places = (group.starts(g), group.wrong_turns(g))
+            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight), *places))
     return episodes
 
 
@@ -108,10 +110,17 @@ def turns_of(episode: Episode, which: str) -> Episode:
 
     Args:
         episode: episode with any number of turns; a turn is a run of tokens the policy wrote.
-        which: "all", "first" or "last".
+        which: "all", "first", "last" or "right": all but the wrong turns, see `Group.wrong_turns`.
+
+    Source of "right": Chen et al. 2025 (STeP), arXiv 2505.20023, partial masking.
     """
     if which == "all" or not episode.loss_mask_T.any():
         return episode
+    if which == "right":
+        mask_T = episode.loss_mask_T.copy()
+        for start, end in episode.wrong_turns:
+            mask_T[start:end] = False
+        return replace(episode, loss_mask_T=mask_T)
     turn_T = np.cumsum(np.diff(episode.loss_mask_T, prepend=False) & episode.loss_mask_T)
     wanted = 1 if which == "first" else turn_T[-1]
     return replace(episode, loss_mask_T=episode.loss_mask_T & (turn_T == wanted))
@@ -207,12 +216,17 @@ class MicroBatch(TypedDict, Generic[Array]):
     episode: Array  # [N], `Episode.index` of each loss token
     # The learner's:
     temperature: NotRequired[float]
+    sequence: NotRequired[Any]  # DeviceMesh of the learners over which the tokens are split; with a trie only
     is_reused: NotRequired[bool]
     with_embedding: NotRequired[bool]  # whether hidden states are wanted for embeddings of the episodes
     with_hidden: NotRequired[bool]  # whether the forward pass returns hidden states
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
     is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`
     stage_logp: NotRequired[Array]  # [N], nats; under the policy at the end of the last stage
+    num_top: NotRequired[int]  # likeliest tokens that the forward pass returns; in the first pass only
+    stored_tokens: NotRequired[Array]  # int64 [N, K]; of reused groups, with the next two
+    stored_top: NotRequired[Array]  # [N, K], nats, their log-probs when the group was first trained on
+    is_stored: NotRequired[Array]  # bool [N], where there are any
     prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next two
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
     value_target: NotRequired[Array]  # [N]; with "gae"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.types import Group, GroupMeta, with_conversations
+from rllib_srl.types import Group, GroupMeta, with_marks
 
 DEAD_STD, DEAD_MEAN = 0.05, 0.2  # ARPO: a group has failed if std and mean of its rewards are below these
 
@@ -48,7 +48,9 @@ def part_of(group: Group, episodes: Sequence[int]) -> Group:
         rewards_G=group.rewards_G[at_G],
         versions_G2=group.versions_G2[at_G],
         stop_reasons=tuple(group.stop_reasons[g] for g in episodes),
-        extra=with_conversations(group.extra, [group.starts(g) for g in episodes]),
+        extra=with_marks(
+            group.extra, [group.starts(g) for g in episodes], [group.wrong_turns(g) for g in episodes]
+        ),
     )
 
 

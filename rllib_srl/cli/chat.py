@@ -30,7 +30,7 @@ from rllib_srl.cli.episodes import printable_lines
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.settings import (
     Parser,
@@ -382,8 +382,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, metavar="N", help=text)
     text = "use the environment of someone else's run for its prompts; what it names is code"
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show the output of vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser, "vLLM and transformers")
+    add_debug(parser)
     add_settings(parser, without=tuple(name for name in all_settings() if name not in FLAGS))
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     if arguments.heat is not None and arguments.heat != 0 and not 0.01 <= arguments.heat <= 100:

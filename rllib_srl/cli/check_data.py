@@ -31,7 +31,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.settings import (
     Parser,
@@ -68,8 +68,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--solve", type=int, default=16, metavar="N", help=text)
     text = "right and wrong answers that are graded (default: 200)"
     parser.add_argument("--graded", type=int, default=200, metavar="N", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show the output of the engine")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser, "the engine")
+    add_debug(parser)
     add_settings(parser, without=("iterations", "grace_s"))
     arguments: argparse.Namespace = parser.parse_args(with_names(argv))
     for name in ("solve", "graded"):

@@ -35,7 +35,7 @@ from typing import Any
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.envs.math.contamination import (
     CONTAINMENT,
     COSINE,
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--encoder", metavar="DIR", help=text)
     text = "what to do with rows that have no question (default: refuse)"
     parser.add_argument("--bad-rows", choices=("refuse", "skip"), default="refuse", help=text)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     args = parser.parse_args(argv)
     if (args.on_hit == "drop") != (args.out is not None):
         parser.error("--out FILE is expected with --on-hit drop, and only then")

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 
 if TYPE_CHECKING:
     from rllib_srl.cli.diagnosis.lines import Findings
@@ -52,8 +52,8 @@ def add_flags(one: argparse.ArgumentParser) -> None:
     one.add_argument("--no-activation-checkpointing", action="store_true", help="plan without it")
     one.add_argument("--table", action="store_true", help="print what fits by model size and card, as Markdown")
     one.add_argument("--out", type=Path, metavar="DIR", help="directory that the run would write (default: results)")
-    one.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(one)
+    add_debug(one)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

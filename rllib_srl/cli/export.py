@@ -22,7 +22,7 @@ from pathlib import Path
 from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import read_metrics
 from rllib_srl.cli.shared.settings import model_config_of
@@ -44,8 +44,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, metavar="FILE", help=text)
     parser.add_argument("--push", metavar="REPO", help="upload OUT to this repository (owner/name) on the hub")
     parser.add_argument("--public", action="store_true", help="with --push: make a new repository public")
-    parser.add_argument("--verbose", action="store_true", help="show the output of transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser, "transformers")
+    add_debug(parser)
     arguments = parser.parse_args(argv)
     if arguments.public and not arguments.push:
         parser.error("--public; expected --push REPO beside it")

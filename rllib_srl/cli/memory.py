@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.buffer_metrics import gauges, merged
@@ -376,7 +376,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             added.add_argument(word, type=Path if word == "file" else str, metavar=word.upper())
         trusted = "import and run rules given as module:rule"
         added.add_argument("--trust-rules", action="store_true", help=trusted)
-        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        add_debug(added)
         return added
 
     listing = command("ls", ls)

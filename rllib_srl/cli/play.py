@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.common.environments import SPLITS, WorldError, check_world, known_worlds, prompts_of, resolve
 from rllib_srl.rollout.replies import Reply, reset, step
 from rllib_srl.types import Prompt
@@ -33,16 +33,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
-    parser.add_argument("--env-config", type=_json_object, default={}, metavar="JSON", help="its settings")
+    parser.add_argument("--env-config", type=json_object, default={}, metavar="JSON", help="its settings")
     parser.add_argument("--split", choices=SPLITS, default="train")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the order of prompts (default: 0)")
     parser.add_argument("--prompt-id", metavar="ID", help="play only this prompt")
     parser.add_argument("--gold", action="store_true", help="play gold turns instead of yours, on one prompt")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     return parser.parse_args(argv)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object in an argument, for argparse."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

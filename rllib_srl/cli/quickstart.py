@@ -22,7 +22,7 @@ from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.peak_memory import PeakMemory
@@ -84,8 +84,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     where = "new directory of the run (default: under results/)"
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to FILE as JSON")
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser)
+    add_debug(parser)
     arguments: argparse.Namespace = parser.parse_args(argv)
     if arguments.iterations < 1:
         parser.error(f"--iterations = {arguments.iterations}; expected at least 1")

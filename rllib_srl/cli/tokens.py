@@ -26,7 +26,7 @@ from typing import Any
 
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.rollout.transcript import make_transcript
 
 CONVERSATIONS: dict[str, list[str]] = {  # one for each known kind of rewriting by templates
@@ -144,7 +144,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     one.add_argument("model", metavar="MODEL", help="name or directory, as for --model of srl train")
     one.add_argument("--template", type=Path, metavar="FILE", help="a Jinja template in place of the model's own")
     one.add_argument("--turns", type=Path, metavar="FILE", help="JSON list of texts: question, answer, question, ...")
-    one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(one)
     arguments = parser.parse_args(argv)
     tokenizer = load_tokenizer(arguments.model)
     if arguments.template:

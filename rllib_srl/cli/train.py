@@ -3,12 +3,12 @@
     srl train --env compare --lr 3e-5 --iterations 20
     srl train --config run.yaml --out results/first
     srl train --resume results/first --iterations 40
-    ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR
+    ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR --resume auto
 
-A resumed run keeps its settings; flags given with --resume change them, except env, env_config, worlds, model, seed
-and optimizer_name. It continues exactly: same prompts, same order. Ctrl-C and SIGTERM stop after the current iteration,
-with a checkpoint; if it does not end within grace_s seconds of SIGTERM, the last checkpoint remains (exit status 130,
-143). As a job, give --out a path that outlives the job's working directory.
+A resumed run keeps its settings and continues exactly; flags change them, except env, env_config, worlds, model, seed
+and optimizer_name. `--resume auto` resumes the run in --out, or starts it if there is no checkpoint yet. Ctrl-C and
+SIGTERM stop after the current iteration, with a checkpoint; grace_s seconds after SIGTERM the last checkpoint remains
+(exit status 130, 143). As a job, give --out a path that outlives the job's working directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from rllib_srl.algorithm.tracking.choice import TENSORBOARD
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import (
@@ -40,11 +40,13 @@ from rllib_srl.cli.shared.settings import (
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
 from rllib_srl.cli.shared.training import empty_or_new, start, train_until
 
+AUTO = "auto"
+
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s [--config YAML] [--out DIR | --resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]",
+        usage="%(prog)s [--config YAML] [--out DIR] [--resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]",
         **help_of(__doc__),
     )
     where = "new directory of the run (default: under results/)"
@@ -53,25 +55,28 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--resume",
         nargs="?",
         const=False,  # not a str: argparse would convert it to a path
-        type=local_directory,
+        type=lambda text: AUTO if text == AUTO else local_directory(text),
         metavar="CHECKPOINT|DIR",
-        help="resume from a checkpoint, or from the newest one of a run; without a value: of --out",
+        help="resume from a checkpoint, or from the newest one of a run (default: --out); auto: start if it has none",
     )
     add_trust(parser)
     text = "write the trained model to a Hugging Face directory"
     parser.add_argument("--export", type=local_directory, metavar="DIR", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser)
+    add_debug(parser)
     add_settings(parser)
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    if arguments.resume is False and arguments.out is None:
+    if arguments.resume in (False, AUTO) and arguments.out is None:
         parser.error("--resume; expected a checkpoint or the directory of a run, as its value or as --out")
     return arguments
 
 
 def train(arguments: argparse.Namespace) -> int:
     """Train, and print where the results are."""
-    resume = None if arguments.resume is None else Path(arguments.resume or arguments.out)
+    if arguments.resume == AUTO:
+        resume = runs.resume_or_restart(arguments.out)
+    else:
+        resume = None if arguments.resume is None else Path(arguments.resume or arguments.out)
     plan = runs.plan_run(arguments.out, resume, given_settings(arguments), arguments.trust_checkpoint)
     last = plan.values.get(ITERATIONS.name, ITERATIONS.default)
     is_count = isinstance(last, int) and last >= 1

@@ -22,7 +22,7 @@ from typing import Any
 
 from rllib_srl import tune_configs
 from rllib_srl.cli.shared.cluster import command, run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
@@ -62,8 +62,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     text = "start at once: no ETA beforehand, and an arm that cannot run is found when its turn comes"
     parser.add_argument("--no-dry-run", "--no_dry_run", action="store_true", help=text)
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, Tune, vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser, "Ray, Tune, vLLM and transformers")
+    add_debug(parser)
     add_settings(parser)
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     return arguments

@@ -11,7 +11,8 @@ training data is needed. Every few iterations, gates check whether an old domain
 the weights return to the last good checkpoint and the ladder is climbed: a higher weight of rehearsals, a higher weight
 of the KL, more rehearsals, end of training. At the end other held-out prompts decide: DIR/model is the upgraded model
 if the confidence intervals show a gain on the new domain and exclude a loss of max_drop on every old one, else the
-unchanged starting model. DIR/ledger.jsonl logs every step. Exit status: 0 upgraded, 3 unchanged, 1 an error, 130
+unchanged starting model. With --health, general tasks and the way the model writes are gates, too (srl health).
+DIR/ledger.jsonl logs every step. Exit status: 0 upgraded, 3 unchanged, 1 an error, 130
 Ctrl-C and 143 SIGTERM (no model is written). An upgrade that was stopped or killed continues from its last good
 checkpoint with --resume DIR.
 """
@@ -27,8 +28,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.cli.continual.health import compared
+from rllib_srl.cli.continual.health import lines_of as health_lines
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import (
@@ -57,6 +60,7 @@ from rllib_srl.cli.upgrading.order import OURS, HeldOut, Order, add_order, held_
 from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.studies import gates
 from rllib_srl.studies.gates import Change, Health, Verdict
+from rllib_srl.studies.health.battery import Battery
 from rllib_srl.studies.ladder import Action, Rehearsal, Step
 from rllib_srl.types import Prompt
 
@@ -188,12 +192,26 @@ class Upgrade:
             self._progress.end()
             print(table([[v.outcome, v.gate, v.domain, v.reason] for v in verdicts]))
             shut = lines_of(verdicts)
-            if not shut:
-                model = attempt.algo.export_to_huggingface(self._unfinished()).rename(self._order.out / MODEL)
-                self._ledger.write("result", is_upgraded=True, model=model, checkpoint=self._good, reasons=[])
-                print(f"UPGRADED   {model}: better on {self._order.new.domain}, not worse on the old domains")
-                return 0
-        return self._unchanged(shut)
+            place = attempt.algo.export_to_huggingface(self._unfinished()) if not shut else None
+        if place is not None and self._order.health:
+            shut = self._unhealthy(place)
+        if place is None or shut:
+            return self._unchanged(shut)
+        model = place.rename(self._order.out / MODEL)
+        self._ledger.write("result", is_upgraded=True, model=model, checkpoint=self._good, reasons=[])
+        print(f"UPGRADED   {model}: better on {self._order.new.domain}, not worse on the old domains")
+        return 0
+
+    def _unhealthy(self, model: Path) -> list[str]:
+        """Compare the health of the upgraded model with that of the starting model; return the gates that fail."""
+        values = {"model": str(model), **self._order.values, "stream": self._order.stream()}
+        sides = ((self._start, model), ("starting model", "upgraded model"))
+        found = compared(Battery(self._order.health), values, *sides, self._progress.begin)
+        verdicts = found.verdicts()
+        self._ledger.write("health", verdicts=verdicts_of(verdicts), **found.as_json())
+        self._progress.end()
+        print(*health_lines(found, verdicts), sep="\n")
+        return lines_of(verdicts)
 
     def _confirm(self, attempt: Attempt) -> tuple[list[Verdict], dict[str, Change]]:
         limits = self._order.limits
@@ -214,7 +232,6 @@ class Upgrade:
         if self._good != self._first:
             print(f"  the last good checkpoint is {self._good}")
         return UNCHANGED
-
 
     def _unfinished(self) -> Path:
         """Return the path under which the model is written before it is renamed; delete leftovers there."""
@@ -255,8 +272,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_trust(parser)
     text = "resume an upgrade that was stopped or killed"
     parser.add_argument("--resume", type=local_directory, metavar="DIR", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser)
+    add_debug(parser)
     add_settings(parser, without=tuple(OURS))
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     changed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
@@ -274,6 +291,8 @@ def upgrade(arguments: argparse.Namespace) -> int:
     WATCH.grace_s = grace_of(order.values)
     config = order.config(order.model, order.rehearsal, order.out)
     refuse_stub(config, "srl upgrade trains a model")
+    if order.health:
+        Battery(order.health).check()  # again: packages may have gone before a resume
     check(config)
     prompts = held_out(order, config)
     with showing_progress(order.iterations) as progress:

@@ -80,8 +80,9 @@ def with_file_names(settings: Any) -> Any:
 
 
 def _whole(path: str) -> str:
-    place = Path(path).expanduser()
-    return str(place.resolve()) if place.exists() else path
+    # A link stays one: the Python of a virtual environment is a link, and knows its packages by its place.
+    place = os.path.abspath(Path(path).expanduser())
+    return place if os.path.exists(place) else path
 
 
 def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
@@ -92,9 +93,7 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
             if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is an environment, too
                 changed[name] = _with_reward_paths(value, change)
             elif name == COMMAND and isinstance(value, list | tuple):
-                # A link stays one: the Python of a virtual environment is a link, and knows its packages by its place.
-                place = os.path.abspath if change is _whole else change
-                changed[name] = [place(one) if isinstance(one, str) and Path(one).is_file() else one for one in value]
+                changed[name] = [change(one) if isinstance(one, str) and Path(one).is_file() else one for one in value]
             elif isinstance(value, str) and value and not is_on_hub and _NAMES_A_PATH.fullmatch(str(name)):
                 changed[name] = change(value)
             else:

@@ -10,10 +10,14 @@ callee itself (bad input, a failed weight check) is raised unchanged, without Ra
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -62,6 +66,27 @@ class Call(Generic[Result]):
         """Start on an actor; return the references of all return values, one unless the method has `num_returns`."""
         references = getattr(actor, self.method).remote(*self.args, **self.kwargs)
         return references if isinstance(references, list) else [references]
+
+
+class Place(NamedTuple):
+    """Where a process runs: Ray's id of its node ("" without Ray), and its process id there."""
+
+    node: str
+    pid: int
+
+    @staticmethod
+    def here() -> Place:
+        """Return the place of this process."""
+        return Place(str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else "", os.getpid())
+
+
+def end_worker(place: Place) -> None:
+    """Kill a worker process of Ray on this node: a stopped one (SIGSTOP) ignores `ray.kill` and keeps its place."""
+    if place.node != ray.get_runtime_context().get_node_id():
+        return
+    with suppress(OSError):  # it has ended
+        if Path(f"/proc/{place.pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(place.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -161,15 +161,20 @@ Filler = StreamFiller | PoolFiller
 
 
 def make_filler(
-    source: PromptSource, memory: ReplayClient | NoMemory, num_prompts: int, mixture: Mapping[str, float]
+    source: PromptSource,
+    memory: ReplayClient | NoMemory,
+    num_prompts: int,
+    mixture: Mapping[str, float],
+    named: str = "num_prompts_per_batch",
 ) -> Filler:
     """Return the filler for the memory's settings.
 
     Args:
         source: of fresh prompts.
         memory: the run's memory; its `revisit_fraction` decides.
-        num_prompts: of a batch.
+        num_prompts: in play at the same time.
         mixture: environment id -> weight among fresh prompts.
+        named: the settings that give `num_prompts`, for the message.
 
     Raises:
         ValueError: a finite pool with settings that do not fit it, all at once.
@@ -179,21 +184,21 @@ def make_filler(
     pool = source.pool(memory.settings.capacity)
     if pool is None:
         return StreamFiller(source, memory, LiveBalance())
-    if faults := list(_faults_of_pool(memory.settings, pool, num_prompts, mixture)):
+    if faults := list(_faults_of_pool(memory.settings, pool, num_prompts, mixture, named)):
         raise ValueError("replay_revisit_fraction = 'auto' with a finite pool: " + "; ".join(faults))
     return PoolFiller(memory, pool)
 
 
 def _faults_of_pool(
-    settings: ReplaySettings, pool: Sequence[Prompt], num_prompts: int, mixture: Mapping[str, float]
+    settings: ReplaySettings, pool: Sequence[Prompt], num_prompts: int, mixture: Mapping[str, float], named: str
 ) -> Iterator[str]:
     if settings.selection in SELECTIONS.own and settings.selection not in POOL_RULES:
         listed = ", ".join(POOL_RULES)
         yield f"replay_selection = {settings.selection!r}; expected a rule for prompts never played too: {listed}"
     if (least := num_prompts * settings.min_recall_interval) > len(pool):
         yield (
-            f"a pool of {len(pool)} prompts; expected at least num_prompts_per_batch * replay_min_recall_interval = "
-            f"{least}, because a batch has each prompt once"
+            f"a pool of {len(pool)} prompts; expected at least {named} * replay_min_recall_interval = "
+            f"{least}, because each prompt is in play once"
         )
     if len(set(mixture.values())) > 1:
         yield f"mixture = {dict(mixture)!r}; expected equal weights, or replay_selection = {{'weights': ...}} by domain"
@@ -201,3 +206,5 @@ def _faults_of_pool(
         yield f"replay_domains = {settings.domains!r}; expected 'all'"
     if settings.task_growth:
         yield "replay_task_growth = True; expected False: histories would take the place of prompts"
+    if settings.self_divergence:
+        yield f"replay_self_divergence = {settings.self_divergence!r}; expected 0: prompts are asked as they are"

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.environments import Environment, named_domain, prompts_of
+from rllib_srl.common.optimal import has_values
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
@@ -66,6 +67,7 @@ class PromptSource:
         self._ids = list(mixture)
         weights = np.array([mixture[env_id] for env_id in self._ids], float)
         self._probabilities: np.ndarray = weights / weights.sum()
+        self._values: dict[str, float] = {}  # key of a prompt -> its optimal value
         self._seed = seed
         self._epochs: list[Prompt] | None = None
         self._epoch: tuple[int, ...] = (0, 0)  # number of the epoch, and position in it
@@ -199,6 +201,18 @@ class PromptSource:
             prompts += [self._made(env_id, prompt_id) for prompt_id in islice(self._heldout_ids(env_id), share)]
         return prompts[:num_prompts]
 
+    def optimal_value(self, prompt: Prompt) -> float | None:
+        """Return the exact expected reward of the best policy with memory, None if the environment computes none.
+
+        It is that of a whole episode, so a prompt with a history has none. Each prompt is computed once.
+        """
+        env: Any = self._envs[prompt.env_id].unwrapped
+        if prompt.history or not has_values(env):
+            return None
+        if prompt.key not in self._values:
+            self._values[prompt.key] = float(env.optimal_value(prompt.prompt_id))
+        return self._values[prompt.key]
+
     def small_pools(self, num_prompts: int) -> list[str]:
         """Return a warning for each environment with a known number of prompts below `num_prompts`, a batch's."""
         known = {env_id: getattr(env.unwrapped, "num_prompts", None) for env_id, env in self._envs.items()}
@@ -257,6 +271,19 @@ class PromptSource:
                 f"reward = 'plain' and num_steps of at least {num_iterations}"
             )
         return [prompt for prompt in prompts if prompt.env_id in can]
+
+    def check_divergence(self) -> None:
+        """Check that every environment can show an earlier answer and ask for a different one.
+
+        Raises:
+            ValueError: names those that cannot.
+        """
+        cannot = [name for name, env in self._envs.items() if not getattr(env.unwrapped, "can_iterate", False)]
+        if cannot:
+            raise ValueError(
+                "replay_task_growth.self_divergence above 0; expected environments that can ask for a different "
+                f"answer, such as 'self_iteration', not {', '.join(map(repr, cannot))}"
+            )
 
     def get_state(self) -> dict[str, Any]:
         """Return the state, for a checkpoint."""

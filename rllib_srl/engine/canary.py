@@ -32,6 +32,7 @@ SELF_TEST_MOVE = 10.0  # times the healthy gap, at least, or the self-test shows
 SELF_TEST_SCALES = (0.05, 0.1, 0.2)  # the first that moves the canary enough; more noise also means more rounding
 SELF_TEST_BF16_GROWTH = 3.0  # times the healthy mean: perturbed weights round worse (measured: 1.16 to 1.4)
 MAX_SEQUENCE_TOKENS = 64
+UPDATE_TOKENS = 16  # of each text: scored after ordinary updates, which prove little and should cost little
 
 GENERAL_TEXTS = (
     "17 + 25 = 42. 42 - 8 = 34. 34 * 2 = 68. 68 / 4 = 17. If a box holds 12 eggs and 5 of them are broken, 7 eggs "
@@ -63,6 +64,11 @@ def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
             "expected at least 3 each: raise context_length, or use a tokenizer that covers English text"
         )
     return sequences
+
+
+def update_sequences(sequences: Sequence[list[int]]) -> list[list[int]]:
+    """Return the first `UPDATE_TOKENS` tokens of each sequence: the canary of ordinary updates."""
+    return [sequence[:UPDATE_TOKENS] for sequence in sequences]
 
 
 @dataclass(frozen=True)
@@ -132,12 +138,23 @@ def perturbed(
         if not tensor.is_floating_point():
             yield name, tensor
             continue
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-        sign = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        move = sign.to(device=tensor.device, dtype=tensor.dtype).mul_(scale)
+        move = signs(tensor, seed, index).mul_(scale)
         values = tensor.detach()
         typical = values.square().mean().sqrt().item() or 0.02
         yield name, torch.where(values == 0, move * typical, values * (1 + move))
+
+
+def signs(tensor: torch.Tensor, seed: int, index: int) -> torch.Tensor:
+    """Return +-1 at random, equal on every device, in the shape and dtype and on the device of a tensor.
+
+    Args:
+        tensor: gives shape, dtype and device.
+        seed: of all tensors.
+        index: of this tensor among them.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+    sign = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    return sign.to(device=tensor.device, dtype=tensor.dtype)
 
 
 @dataclass(frozen=True)
@@ -148,6 +165,7 @@ class SelfTestReport:
     """
 
     healthy: CanaryGap  # engine against learner at version 0
+    healthy_update: CanaryGap  # the same before this test, over `update_sequences`
     perturbed: CanaryGap  # engine against learner, both with perturbed weights
     move: CanaryGap  # the engine with perturbed weights against itself with the true weights
     restored: CanaryGap  # engine against learner, after the true weights were loaded again
@@ -219,6 +237,7 @@ def self_tests(
     """
     before, learner, prints = score_engines(), score_learner(0.0), fingerprints()
     starts = {i: CanaryGap.between(before[i], learner) for i in before}
+    updates = {i: CanaryGap.between(*map(_of_updates, (before[i], learner))) for i in before}
 
     for start in starts.values():
         check_canary(start, healthy, dtype, version)
@@ -248,7 +267,12 @@ def self_tests(
     ends = {i: CanaryGap.between(scored, learner) for i, scored in score_engines().items()}
     for end in ends.values():
         check_canary(end, healthy, dtype, version)
-    return {i: SelfTestReport(healthy, follows[i], moves[i], ends[i], scale) for i in before}
+    return {i: SelfTestReport(healthy, updates[i], follows[i], moves[i], ends[i], scale) for i in before}
+
+
+def _of_updates(logps: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the part of the canary's log-probs that belongs to `update_sequences`; the first token has none."""
+    return [of_one[: UPDATE_TOKENS - 1] for of_one in logps]
 
 
 def _fault(move: CanaryGap, follow: CanaryGap, healthy: CanaryGap, dtype: str, scale: float) -> str:

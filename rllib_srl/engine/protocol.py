@@ -10,7 +10,8 @@ contract tests run on both.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.sync import WeightBundle
+from rllib_srl.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,24 @@ class TurnWriter(Protocol):
         """Drop requests; `step` never returns them. Ids that are not running are ignored."""
 
 
+def group_of(request_id: str) -> str:
+    """Return the group id in a request id "<group id>/<place in the group>/<turn>"."""
+    return request_id.rsplit("/", 2)[0]
+
+
+def uses_in(uses: Counter[str], groups: Collection[str]) -> Counter[str]:
+    """Return the counts of the requests of some groups, so that they do not grow with the length of a run."""
+    return Counter({request_id: num for request_id, num in uses.items() if group_of(request_id) in groups})
+
+
 class Engine(TurnWriter, Protocol):
     """A causal language model that generates and scores text with the weights of the last `load_weights`."""
+
+    def expect(self, prompts: Mapping[str, Prompt]) -> None:
+        """Take the prompts that the coming requests are about, by group id: those of a stub's answers.
+
+        What was counted of requests of other groups, for their seeds, is forgotten.
+        """
 
     def num_running(self) -> int:
         """Return how many submitted requests have not ended."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters
 from rllib_srl.engine.fingerprint import Fingerprint, digests
 from rllib_srl.engine.model_dir import check_settings, end_token_ids, load_tokenizer
-from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end
+from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, torch_dtype, unpack, verify
+from rllib_srl.types import Prompt
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # (keys, values) per layer, each [B, heads, T, D]
 
@@ -91,6 +93,7 @@ class TransformersEngine:
     """
 
     is_reproducible = True
+    _num_uses: Counter[str]  # how often each request was submitted, for its seed
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class TransformersEngine:
         context_length: int,
         max_num_seqs: int = 256,
         device: str | None = None,
+        adapter: AdapterSpec | None = None,
     ) -> None:
         """Load the model.
 
@@ -111,6 +115,8 @@ class TransformersEngine:
             context_length: maximum number of tokens of prompt and turn together.
             max_num_seqs: maximum number of concurrent requests; the others wait.
             device: a torch device; None uses the GPU if there is one.
+            adapter: the form of the adapters that `load_weights` receives, applied as the learner applies them;
+                None: it receives all weights.
 
         Raises:
             ValueError: if the directory or a setting is invalid.
@@ -126,11 +132,21 @@ class TransformersEngine:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype(dtype), local_files_only=True)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._vocab_size = int(self._model.config.get_text_config().vocab_size)
-        self._expected = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
+        self._has_adapters = adapter is not None
+        if adapter:
+            add_adapters(self._model, adapter, seed=0)
+            for _, parameter in adapter_tensors(self._model):
+                parameter.data = parameter.data.to(self._device, torch_dtype(dtype))
+            self._model.requires_grad_(False)
+        self._expected = {name: tuple(p.shape) for name, p in self._loaded().items()}
         self._waiting: list[_Running] = []
         self._rows: _Rows | None = None
         self._is_asleep = False
         self.reseed(seed)
+
+    def expect(self, prompts: Mapping[str, Prompt]) -> None:
+        """Forget how often requests of other groups were submitted; see `Engine.expect`."""
+        self._num_uses = uses_in(self._num_uses, prompts)
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn; see `Engine.submit`."""
@@ -187,16 +203,16 @@ class TransformersEngine:
         """Verify and load `bundle`; see `Engine.load_weights`."""
         self._check_awake("load_weights")
         verify(bundle, self._expected, self._dtype)
-        parameters = dict(self._model.named_parameters())
+        parameters = self._loaded()
         for name, tensor in unpack(bundle):
             parameters[name].data.copy_(tensor)
         self._waiting, self._rows = self._all_running(), None  # prefilled again, with these weights
         self.version = bundle.version
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of every parameter: the modules compute with them directly; see `Engine.fingerprint`."""
+        """Return digests of what `load_weights` sets: modules compute with it directly; see `Engine.fingerprint`."""
         self._check_awake("fingerprint")
-        return {name: digests(parameter) for name, parameter in self._model.named_parameters()}
+        return {name: digests(parameter) for name, parameter in self._loaded().items()}
 
     def reseed(self, seed: int) -> None:
         """Restart sampling: requests submitted from now on sample as in a new engine with this seed."""
@@ -231,6 +247,10 @@ class TransformersEngine:
     def _check_awake(self, action: str) -> None:
         if self._is_asleep:
             raise EngineError(f"{action} was called on a sleeping or closed engine; call wake() first")
+
+    def _loaded(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that `load_weights` sets, by name."""
+        return dict(adapter_tensors(self._model) if self._has_adapters else self._model.named_parameters())
 
     def _all_running(self) -> list[_Running]:
         return (self._rows.requests if self._rows else []) + self._waiting

@@ -18,6 +18,8 @@ Traps (vLLM 0.32) and the remedies used here:
    effect on samples: each request gets a seed of its own there (`request_seed`).
 9. On a GPU attention in float32 runs in Triton, which rounds to TF32 (10 bits) by default: it is set to IEEE.
 10. Its shutdown destroys process-wide state that the other engines in the process still need: see `stop_vllm`.
+11. On a CPU a request without an adapter, in a batch with others that have one, is computed with theirs, and an adapted
+    head fails on prompt log-probs: every request carries the adapter, and only the spec's layers can be adapted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from functools import cache
@@ -36,10 +38,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_srl.engine.adapters import RANKS, AdapterSpec, expected_adapters
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_config, load_tokenizer
-from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end
-from rllib_srl.engine.sync import WeightBundle, WeightSyncError, verify
+from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end, uses_in
+from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack, torch_dtype, verify
+from rllib_srl.engine.vllm_adapter import ADAPTER
+from rllib_srl.types import Prompt
 
 TRANSFERS = ("object_store", "nccl", "ipc")
 
@@ -60,6 +65,7 @@ def start_vllm(
     weight_transfer: str,
     num_threads: int | None,
     can_sleep: bool,
+    adapter: AdapterSpec | None,
 ) -> tuple[Any, bool]:
     """Start vLLM in this process; return its `LLMEngine` and whether it runs on a CPU.
 
@@ -86,12 +92,12 @@ def start_vllm(
     place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": can_sleep}
     if is_cpu:
         place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": 32, "enforce_eager": True}
+    place |= _room_for(adapter) if adapter else {}
     if tensor_parallel_size > 1:
         place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
     args = EngineArgs(
         model=str(model_dir), dtype=dtype, seed=seed,
-        max_model_len=context_length,
-        max_num_seqs=max_num_seqs,
+        max_model_len=context_length, max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
@@ -106,6 +112,11 @@ def start_vllm(
     except (RuntimeError, ValueError, OSError, AssertionError) as error:
         raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
     return _running[-1], is_cpu
+
+
+def _room_for(adapter: AdapterSpec) -> dict[str, Any]:
+    rank = next(rank for rank in RANKS if rank >= adapter.rank)
+    return {"enable_lora": True, "max_loras": 1, "lora_target_modules": list(adapter.targets), "max_lora_rank": rank}
 
 
 def stop_vllm(llm: Any) -> None:
@@ -206,6 +217,8 @@ class VLLMEngine:
     Invariant: the prefix cache and the keys and values of running requests are of the weights of `version`.
     """
 
+    _uses: Counter[str]  # how often each request was submitted, for its seed
+    _request: Any  # vLLM's request for the adapter, which every request carries; None without adapters
     is_reproducible = False  # its scheduler batches the requests that have arrived, so timing matters
 
     def __init__(
@@ -222,6 +235,7 @@ class VLLMEngine:
         weight_transfer: str = "object_store",
         num_threads: int | None = None,
         can_sleep: bool = False,
+        adapter: AdapterSpec | None = None,
     ) -> None:
         """Start vLLM.
 
@@ -237,32 +251,40 @@ class VLLMEngine:
             weight_transfer: "object_store" (`load_weights`), or "nccl" or "ipc" (`receive`; GPU only).
             num_threads: torch's threads in this process; None leaves them unchanged.
             can_sleep: on a GPU, whether `sleep` will be called; its allocator serves one engine per process.
+            adapter: form of the adapters that `load_weights` receives in place of all weights; vLLM applies them.
 
         Raises:
             ValueError: if the directory or a setting is invalid.
-            EngineError: if vLLM is not installed or does not start.
+            EngineError: if vLLM is not installed, does not start, or cannot adapt a layer of the model.
         """
         path = check_settings(model_dir, dtype, context_length)
         if weight_transfer not in TRANSFERS:
             raise ValueError(f"weight_transfer = {weight_transfer!r}; expected one of {', '.join(TRANSFERS)}")
         self.context_length, self.version, self.is_paused = context_length, 0, False
         self._dtype, self._transfer, self._tensor_parallel_size = dtype, weight_transfer, tensor_parallel_size
-        self._can_sleep = can_sleep
-        self._is_asleep, self._broken = False, ""
+        self._can_sleep, self._is_asleep, self._broken = can_sleep, False, ""
         self._finished: list[Turn] = []  # turns that ended during `score`, for the next `step`
         self._running: set[str] = set()
         config = load_config(path)
         self._vocab_size = int(config.get_text_config().vocab_size)
-        self._expected = expected_tensors(config)
+        self._adapter, self._request = adapter, None
+        self._expected = expected_adapters(config, adapter) if adapter else expected_tensors(config)
         self._tokenizer = load_tokenizer(path)
         how: dict[str, Any] = {"dtype": dtype, "seed": seed, "context_length": context_length}
         how |= {"tensor_parallel_size": tensor_parallel_size, "memory_utilization": memory_utilization}
         how |= {"kv_cache_gib": kv_cache_gib, "max_num_seqs": max_num_seqs, "num_threads": num_threads}
-        self._llm, self._is_cpu = start_vllm(path, weight_transfer=weight_transfer, can_sleep=can_sleep, **how)
+        how |= {"adapter": adapter, "can_sleep": can_sleep}
+        self._llm, self._is_cpu = start_vllm(path, weight_transfer=weight_transfer, **how)
         # On a GPU each request has a seed; with several workers on a CPU, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
         self._llm.set_weight_version("0")
         self.reseed(seed)
+        if adapter:
+            self._start_adapter()
+
+    def expect(self, prompts: Mapping[str, Prompt]) -> None:
+        """Forget how often requests of other groups were submitted; see `Engine.expect`."""
+        self._uses = uses_in(self._uses, prompts)
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn; see `Engine.submit`."""
@@ -334,6 +356,28 @@ class VLLMEngine:
         with closing(vllm_transfer.offers(bundle, is_one_process=self._tensor_parallel_size == 1)) as update_infos:
             self._receive(update_infos, bundle.version)
 
+    def _start_adapter(self) -> None:
+        """Load an adapter of zeros, so that every request, from the first one on, carries the adapter.
+
+        Raises:
+            EngineError: vLLM cannot adapt a layer that has an adapter.
+        """
+        from vllm.lora.request import LoRARequest
+
+        assert self._adapter
+        names = [name.removesuffix(".lora_A.weight") for name in self._expected if name.endswith(".lora_A.weight")]
+        if missing := self._llm.collective_rpc("layers_without_adapter", args=(names,))[0]:
+            self.close()
+            raise EngineError(
+                f"vLLM cannot apply adapters to {len(missing)} layers of the model, such as {missing[0]}; expected "
+                "lora = {'rank': ..., 'send': 'merged'}, or other lora targets"
+            )
+        if self._is_cpu:
+            self._llm.collective_rpc("multiply_by_one_adapter")
+        zeros = {name: torch.zeros(shape, dtype=torch_dtype(self._dtype)) for name, shape in self._expected.items()}
+        self._request = LoRARequest(*ADAPTER)
+        self.load_weights(pack(zeros.items(), 0, self._dtype))
+
     def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Connect to the trainer ("nccl", "ipc"): `init_info` is that of vLLM's backend. Not tested without GPUs."""
         self._check_usable("init_transfer")
@@ -353,10 +397,15 @@ class VLLMEngine:
     def _receive(self, update_infos: Iterable[dict[str, Any]], version: int) -> None:
         self._check_usable("receive")
         try:
-            self._llm.collective_rpc("start_weight_update")
-            for update_info in update_infos:
-                self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
-            self._llm.collective_rpc("finish_weight_update")
+            if self._adapter:
+                for update_info in update_infos:
+                    self._llm.collective_rpc("receive_adapter", args=(update_info,))
+                self._llm.collective_rpc("load_adapter", args=(self._adapter,))
+            else:
+                self._llm.collective_rpc("start_weight_update")
+                for update_info in update_infos:
+                    self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
+                self._llm.collective_rpc("finish_weight_update")
             # Running requests are preempted and prefilled again: their keys and values are of the old weights.
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
@@ -371,9 +420,10 @@ class VLLMEngine:
     def fingerprint(self) -> Fingerprint:
         """Return digests of the output of each module; see `Engine.fingerprint`."""
         self._check_usable("fingerprint")
+        call = ("adapter_fingerprint", (self._adapter,)) if self._adapter else ("fingerprint", ())
         return {
             f"worker {rank} {name}" if self._tensor_parallel_size > 1 else name: found
-            for rank, prints in enumerate(self._llm.collective_rpc("fingerprint"))
+            for rank, prints in enumerate(self._llm.collective_rpc(call[0], args=call[1]))
             for name, found in prints.items()
         }
 
@@ -439,7 +489,8 @@ class VLLMEngine:
             vocab_size=self._vocab_size,
             running=self._running,
         )
-        self._llm.add_request(request_id, tokens_input([int(t) for t in token_ids]), params)
+        prompt = tokens_input([int(t) for t in token_ids])
+        self._llm.add_request(request_id, prompt, params, lora_request=self._request)
 
     def _advance(self) -> list[Any]:
         """Run one vLLM step; return the finished outputs."""

@@ -38,6 +38,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rllib_srl.engine.fingerprint import digests, probe
 from rllib_srl.engine.sync import TensorSpec, WeightBundle, unpack
+from rllib_srl.engine.vllm_adapter import AdapterWorker
 
 BACKEND = "object_store"
 
@@ -105,6 +106,19 @@ def offers(bundle: WeightBundle, *, is_one_process: bool) -> Generator[dict[str,
         block.unlink()
 
 
+def received(update_info: BundleUpdateInfo) -> WeightBundle:
+    """Return an offered bundle, or one part of it."""
+    if update_info.specs is None:
+        return _offered[update_info.handle]
+    block = shared_memory.SharedMemory(update_info.handle)
+    try:
+        # Copied, because the layerwise reload keeps the tensors of a layer until it is complete, in a later part.
+        buffer = np.ndarray(block.size, np.uint8, block.buf)[: _end(update_info.specs)].copy()
+    finally:
+        block.close()
+    return WeightBundle(update_info.version, tuple(update_info.specs), buffer)
+
+
 class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo]):
     """The worker's side: loads an offered bundle through vLLM's layerwise reload.
 
@@ -129,16 +143,7 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
 
     def receive_weights(self, update_info: BundleUpdateInfo) -> None:
         """Load every tensor of the bundle, or of one part of it."""
-        if update_info.specs is None:
-            self.model.load_weights(unpack(_offered[update_info.handle]))
-            return
-        block = shared_memory.SharedMemory(update_info.handle)
-        try:
-            # Copied, because the layerwise reload keeps the tensors of a layer until it is complete, in a later part.
-            buffer = np.ndarray(block.size, np.uint8, block.buf)[: _end(update_info.specs)].copy()
-        finally:
-            block.close()
-        self.model.load_weights(unpack(WeightBundle(update_info.version, tuple(update_info.specs), buffer)))
+        self.model.load_weights(unpack(received(update_info)))
 
     def finish_weight_update(self) -> None:
         """Finish the reload and prepack tied heads again."""
@@ -162,7 +167,7 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
         """Do nothing: there are no resources to release."""
 
 
-class WorkerExtension:
+class WorkerExtension(AdapterWorker):
     """Methods that vLLM adds to each of its workers; importing it registers the backend there."""
 
     model_runner: Any  # vLLM's, as is `device`
@@ -184,6 +189,10 @@ class WorkerExtension:
                 if parameter.numel():  # a prepacked layer may have dropped its parameter
                     found[f"{name}.{kind}"] = digests(parameter[:rows])
         return found
+
+    def receive_adapter(self, update_info: dict[str, Any]) -> None:
+        """Keep an offered adapter, or one part of it, until `load_adapter`."""
+        self.keep_adapter(unpack(received(BundleUpdateInfo(**update_info))))
 
     def reseed(self, seed: int) -> None:
         """Reseed the generators that this worker samples from."""

@@ -49,16 +49,17 @@ def gae(value_N: torch.Tensor, return_N: torch.Tensor, episode_N: torch.Tensor, 
 class Critic:
     """A linear value head with its own Adam. Invariant: equal on all learners."""
 
-    def __init__(self, hidden_size: int, lr: float, device: Any, num_learners: int = 1) -> None:
+    def __init__(self, hidden_size: int, lr: float, device: Any, num_learners: int = 1, num_copies: int = 1) -> None:
         """Start at zero.
 
         Args:
             hidden_size: width of the policy's hidden states.
             lr: learning rate of Adam.
             device: device of the policy.
-            num_learners: number of learners whose gradients are summed.
+            num_learners: as for `summed`.
+            num_copies: as for `summed`.
         """
-        self._num_learners = num_learners
+        self._over = num_learners, num_copies
         self.head = torch.nn.Linear(hidden_size, 1).to(device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
@@ -91,7 +92,7 @@ class Critic:
         Args:
             is_policy_finite: False skips the step, as a gradient that is not finite does.
         """
-        gradients = summed(gradients_of(self.head.parameters()), self._num_learners)
+        gradients = summed(gradients_of(self.head.parameters()), *self._over)
         if is_policy_finite and bool(torch.isfinite(norm(gradients))):
             set_gradients(self.head.parameters(), gradients)
             self._optimizer.step()

@@ -58,13 +58,46 @@ def token_scores(
         token_N: token ids, in [0, V).
         scale: softcap and temperature.
     """
+    lse_U, entropy_U, target_N = row_scores(hidden_UD, weight_VD, row_N, token_N, scale)
+    return target_N - lse_U[row_N], entropy_U[row_N]
+
+
+def row_scores(
+    hidden_UD: torch.Tensor, weight_VD: torch.Tensor, row_N: torch.Tensor, token_N: torch.Tensor, scale: Scale
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log-sum-exp [U] and entropy [U] of each row and the logit of each token [N], fp32, with gradients.
+
+    Arguments as for `token_scores`; `weight_VD` may hold some of the vocabulary only.
+    """
     order = torch.argsort(row_N, stable=True)
     device = hidden_UD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
     scores: Callable[..., tuple[torch.Tensor, ...]] = _Scores.apply
     lse_U, entropy_U, target_N = scores(hidden_UD, weight_VD, row_N[order], token_N[order], scale, dtype)
-    back = torch.argsort(order)
-    return target_N[back] - lse_U[row_N], entropy_U[row_N]
+    return lse_U, entropy_U, target_N[torch.argsort(order)]
+
+
+def top_tokens(
+    hidden_UD: torch.Tensor, weight_VD: torch.Tensor, num: int, scale: Scale
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the likeliest tokens of each row, int64 [U, K], and their log-probs, fp32 [U, K], without gradient.
+
+    Args:
+        hidden_UD: last hidden states.
+        weight_VD: weight of the head, which has no bias.
+        num: K, at most V.
+        scale: softcap and temperature.
+    """
+    device = hidden_UD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
+    tokens, logps = [], []
+    with torch.no_grad():
+        weight = weight_VD.to(dtype)
+        for rows in hidden_UD.split(max(1, TILE.get(device, GPU_TILE) // len(weight))):
+            top = scale.logits(rows.to(dtype) @ weight.T).log_softmax(-1).topk(num)
+            tokens.append(top.indices)
+            logps.append(top.values)
+    return torch.cat(tokens), torch.cat(logps)
 
 
 class _Scores(torch.autograd.Function):

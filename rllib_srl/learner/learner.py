@@ -33,7 +33,7 @@ from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.learner.batch_statistics import keys_of_episodes, set_batch_statistics
 from rllib_srl.learner.critic import Critic, set_token_advantages
 from rllib_srl.learner.diagnostics import GroupDiagnostics
-from rllib_srl.learner.fsdp.sharding import clipped_shards, most, norm_of_shards, summed_shards
+from rllib_srl.learner.fsdp.sharding import clipped_shards, mesh_of, most, norm_of_shards, summed_shards
 from rllib_srl.learner.gradients import gradients_of, norm, set_gradients, summed
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
@@ -76,17 +76,24 @@ class GRPOTorchLearner(TorchLearner):
         super().build()
         config, settings, device = self.config, self.config.loss_settings(), self._device
         # Without `fsdp` all learners have whole weights, and only one is called.
-        self._is_first = not config.fsdp or torch.distributed.get_rank() == 0
+        self._is_first = not config.is_sharded or torch.distributed.get_rank() == 0
         self.scorer = self._make_scorer()
-        self.reference = Reference.of(self.policy, device, config.compute_dtype) if settings.needs_reference else None
+        self.reference = None
+        if settings.needs_reference:
+            split = config.tensor_parallel if config.is_sharded else None
+            self.reference = Reference.of(self.policy, device, config.compute_dtype, split)
         self.critic = None
         if settings.use_critic:
             hidden_size = int(self.model.config.hidden_size)
-            self.critic = Critic(hidden_size, settings.critic_lr, device, config.num_learners)
+            over = config.num_learners, config.learners_per_shard
+            self.critic = Critic(hidden_size, settings.critic_lr, device, *over)
         own = (config.regulariser_settings(), self.policy, self.scorer, device)
-        self.regularisers = Regularisers(*own, config.num_learners, config.fsdp)
-        self._state = TrainingState(self.policy, self._named_optimizers, device, config.fsdp, self._is_first)
-        self._sender = WeightSender(self.model, config.compute_dtype, self.scorer.score, self._is_first)
+        self.regularisers = Regularisers(*own, config.num_shards, config.is_sharded)
+        self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
+        sends_adapter = config.flat().sends_adapter()
+        self._sender = WeightSender(
+            self.model, config.compute_dtype, self.scorer.score, self._is_first, sends_adapter=sends_adapter
+        )
         self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
         self._diagnostics = GroupDiagnostics([])
         self._is_saved = False
@@ -94,11 +101,19 @@ class GRPOTorchLearner(TorchLearner):
         self.can_share_prefixes = self._shares_prefixes()
 
     def _make_scorer(self) -> Scorer:
-        return Scorer(self.policy, self._device, self.config.compute_dtype, self.config.fsdp)
+        size = self.config.sequence_parallel
+        mesh = mesh_of(self._device, size)["parts"] if size > 1 else None
+        return Scorer(self.policy, self._device, self.config.compute_dtype, self.config.is_sharded, mesh)
 
     def _shares_prefixes(self) -> bool:
         is_wanted = bool(self.config.prefix_sharing)
-        return is_wanted and is_sharing_exact(self.scorer, self.model, self.config.max_episode_tokens)
+        shares = is_wanted and is_sharing_exact(self.scorer, self.model, self.config.max_episode_tokens)
+        if self.config.sequence_parallel > 1 and not shares:
+            raise ValueError(
+                f"fsdp.sequence_parallel = {self.config.sequence_parallel}; expected a model whose log-probs in tries "
+                "are exact, or 1: only the tokens of tries are split"
+            )
+        return shares
 
     def _make_module(self) -> Any:
         module = super()._make_module()
@@ -146,22 +161,43 @@ class GRPOTorchLearner(TorchLearner):
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
                 passes = micro_batches(side, self.config.micro_batch_tokens, self.can_share_prefixes)
+                num_empty = self._num_empty(len(passes)) if self._has_kl(is_reused) else 0
                 self._micro_batches[is_reused] = [self._training_tensors(one, is_reused) for one in passes]
+                self._run_empty_of_reference(num_empty)
         # A count of the whole batch: a learner without reused groups must still join the all-reduce.
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
 
     def _training_tensors(self, one: MicroBatch[np.ndarray], is_reused: bool) -> MicroBatch[torch.Tensor]:
         batch = self.scorer.tensors(one, self.config.temperature)
-        has_kl = not is_reused or self.config.loss_settings().kl_on_reused == "weighted"
-        if self.reference is not None and has_kl:
+        if self.reference is not None and self._has_kl(is_reused):
             batch["ref_logp"] = self.reference.logp(batch)
-        if not is_reused:
-            self.regularisers.prepare(batch)
+        self.regularisers.prepare(batch, is_reused)
         batch["is_reused"] = is_reused
         batch["with_embedding"] = not is_reused and self.config.replay_embedding == "policy"
         batch["with_hidden"] = batch["with_embedding"] or self.critic is not None
         return batch
+
+    def _has_kl(self, is_reused: bool) -> bool:
+        is_weighted = not is_reused or self.config.loss_settings().kl_on_reused == "weighted"
+        return self.reference is not None and is_weighted
+
+    def _num_empty(self, num_passes: int) -> int:
+        """Return how many passes this learner must add so that all learners run equally many.
+
+        A collective: call it before the passes, which are collectives themselves.
+        """
+        return most(num_passes, self._device) - num_passes if self.config.is_sharded else 0
+
+    def _run_empty_of_reference(self, num_empty: int) -> None:
+        """Run passes of a sharded reference for other learners, which have more micro-batches."""
+        for _ in range(num_empty):
+            if self.reference is not None:
+                self.reference.logp(self._empty_pass())
+
+    def _empty_pass(self) -> MicroBatch[torch.Tensor]:
+        """Return a micro-batch for a pass in which this learner only contributes its shard of the weights."""
+        return self.scorer.tensors(micro_batch([bare_episode([0, 0], 0)], self.can_share_prefixes))
 
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
@@ -205,7 +241,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def _run(self, batches: Sequence[MicroBatch[torch.Tensor]], sums: Sums) -> None:
         with self._timed("forward_backward_s"):
-            num_empty = most(len(batches), self._device) - len(batches) if self.config.fsdp else 0
+            num_empty = self._num_empty(len(batches))
             for one in batches:
                 fwd_out = self._forward(one)
                 loss = self.compute_loss_for_module(
@@ -214,13 +250,12 @@ class GRPOTorchLearner(TorchLearner):
                 if self.critic is not None:
                     value_loss, one["stats"]["value_loss"] = self.critic.loss(one, fwd_out)
                     loss = loss + value_loss
-                loss = self.regularisers.loss(one, loss, fwd_out["logp"])
+                loss = self.regularisers.loss(one, loss, fwd_out)
                 loss.backward()
                 for name, value in one.pop("stats").items():
                     sums[name] = sums[name] + value
-            for _ in range(num_empty):  # in which this learner only contributes its shard of the weights
-                empty = self.scorer.tensors(micro_batch([bare_episode([0, 0], 0)], self.can_share_prefixes))
-                (0.0 * self.scorer.forward(empty)["logp"].sum()).backward()
+            for _ in range(num_empty):
+                (0.0 * self.scorer.forward(self._empty_pass())["logp"].sum()).backward()
 
     def _forward(self, one: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
         fwd_out = self.scorer.forward(one)
@@ -231,6 +266,7 @@ class GRPOTorchLearner(TorchLearner):
     def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
         """Store what stays fixed for all epochs: `prox_logp`, token advantages, diagnostics; no extra pass."""
         first_pass(one, fwd_out["logp"], self.config.replay_max_logp_gap)
+        self.regularisers.keep(one, fwd_out)
         if one["is_reused"]:
             noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
             self._diagnostics.add_drift(*(each.cpu().numpy() for each in noted))
@@ -255,19 +291,19 @@ class GRPOTorchLearner(TorchLearner):
 
     def _summed_gradients(self) -> list[torch.Tensor]:
         own = gradients_of(self._params.values())
-        return summed_shards(own) if self.config.fsdp else summed(own, self.config.num_learners)
+        return summed_shards(own) if self.config.is_sharded else summed(own, self.config.num_learners)
 
     def _norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        return norm_of_shards(gradients) if self.config.fsdp else norm(gradients)
+        return norm_of_shards(gradients) if self.config.is_sharded else norm(gradients)
 
     def _sums_over_learners(self, sums: Sums) -> dict[str, float]:
         values = torch.tensor([float(value) for value in sums.values()], dtype=torch.float64, device=self._device)
-        (total,) = summed([values], self.config.num_learners)
+        (total,) = summed([values], self.config.num_learners, self.config.learners_per_shard)
         return dict(zip(sums, total.tolist(), strict=True))
 
     def postprocess_gradients(self, gradients_dict: dict[str, Any]) -> dict[str, Any]:
         """Clip as RLlib does; with `fsdp` by the global norm over all shards."""
-        if self.config.fsdp:
+        if self.config.is_sharded:
             return clipped_shards(gradients_dict, self.config.grad_clip)
         return super().postprocess_gradients(gradients_dict)
 
@@ -306,7 +342,7 @@ class GRPOTorchLearner(TorchLearner):
         return self._diagnostics.take_embeddings()
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
-        """Return for each group the k1 KL to the reference of each episode, nats; see `Reference.episode_kl`.
+        """Return for each group the KL to the reference of each episode, nats; see `Reference.episode_kl`.
 
         The KL in the reward needs it before advantages are computed.
 
@@ -319,7 +355,9 @@ class GRPOTorchLearner(TorchLearner):
         episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
         passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
         batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
-        sums_B = self.reference.episode_kl(batches, len(episodes))
+        num_empty = self._num_empty(len(passes))
+        sums_B = self.reference.episode_kl(batches, len(episodes), self.config.loss_settings().kl_estimator)
+        self._run_empty_of_reference(num_empty)
         bounds = np.cumsum([group.size for group in groups])[:-1]
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
@@ -412,10 +450,10 @@ class GRPOTorchLearner(TorchLearner):
         self.regularisers.set_state(own.get("regularisers", {}))
 
     def _get_optimizer_state(self) -> dict[str, Any]:
-        return self._state.gathered_optimizers() if self.config.fsdp else super()._get_optimizer_state()
+        return self._state.gathered_optimizers() if self.config.is_sharded else super()._get_optimizer_state()
 
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
-        if self.config.fsdp:
+        if self.config.is_sharded:
             self._state.set_gathered_optimizers(state)
         else:
             super()._set_optimizer_state(state)

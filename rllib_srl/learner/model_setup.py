@@ -3,14 +3,15 @@
     lora_rank > 0               add_adapters               only low-rank products are trained
     activation_checkpointing    rl_module.py               each decoder layer keeps its input and recomputes the rest
     fsdp                        fsdp/                      a learner holds 1 / num_learners of weights, gradients, state
-    optimizer_name              make_optimizer             8-bit or paged optimiser state
+    optimizer_name              make_optimizer             bfloat16, 8-bit or paged optimiser state
 
 `algorithm/validation.py` rejects combinations that do not work.
 
 Adapters (peft):
 
     weight = base + scaling * B @ A          A, B trained; B starts at 0, so the policy starts as the base
-    to the engine, to files                  merged, under the names of the model without adapters (`policy_weights`)
+    to the engine                            as they are (`adapter_tensors`), or merged: lora = {"send": "merged"}
+    to files                                 merged, under the names of the model without adapters (`policy_weights`)
     reference policy                         the same model with its adapters off (`adapters_off`): no second copy
 
 Optimisers (torch, bitsandbytes):
@@ -18,6 +19,7 @@ Optimisers (torch, bitsandbytes):
     name                state of a parameter with n elements     device
     adamw               8 n bytes                                CPU, GPU
     sgd                 none                                     CPU, GPU
+    adamw_bf16          4 n bytes                                CPU, GPU    bf16_adamw.py
     adamw_8bit          2 n bytes + 4 bytes per 256 elements     CPU, GPU    8 n bytes below 4,096 elements
     paged_adamw         8 n bytes, paged to the host on demand        GPU
     paged_adamw_8bit    as adamw_8bit, paged as above                 GPU
@@ -29,20 +31,20 @@ Dettmers et al. 2023 (QLoRA, paged optimisers), arXiv 2305.14314 section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from rllib_srl.engine.adapters import NAME, adapter_layers, adapter_tensors, add_adapters, has_adapters
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
+from rllib_srl.learner.bf16_adamw import BF16AdamW
 from rllib_srl.learner.fsdp.sharding import shard, whole
 from rllib_srl.learner.rl_module import CausalLMModule
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_ADAPTER = "default"
 _BASE = ".base_layer"  # peft's name for the wrapped layer
 
 
@@ -56,45 +58,14 @@ def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> N
     """
     flat = config.flat()
     if flat.lora_rank:
-        add_adapters(policy.model, flat.lora_rank, flat.lora_alpha, flat.lora_targets, config.seed or 0)
+        add_adapters(policy.model, flat.adapter_spec(), config.seed or 0)
     if config.activation_checkpointing:
-        policy.checkpoint_activations()
-    if config.fsdp:
-        shard(policy, policy.model, device)
+        policy.checkpoint_activations(offload=config.activation_checkpointing == "offload")
+    if config.is_sharded:
+        shard(policy, policy.model, device, config.tensor_parallel)
 
 
 # --- adapters -------------------------------------------------------------------------------------
-
-
-def add_adapters(model: torch.nn.Module, rank: int, alpha: float | None, targets: Sequence[str], seed: int) -> None:
-    """Freeze the model and wrap linear layers in adapters, in place.
-
-    Args:
-        model: a Hugging Face model.
-        rank: rank of each product B @ A, at least 1.
-        alpha: the product is scaled by alpha / rank; None means a scale of 2.
-        targets: last component of the names of the layers to wrap.
-        seed: seed for A, which must start equal on every learner.
-
-    Raises:
-        ValueError: a target matches no linear layer of the model.
-    """
-    from peft import LoraConfig, inject_adapter_in_model
-
-    own = {name.rsplit(".", 1)[-1] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
-    if missing := sorted(set(targets) - own):
-        raise ValueError(f"lora_targets = {list(targets)}; {missing} are none of the model's layers {sorted(own)}")
-    model.requires_grad_(False)
-    scale: Any = 2 * rank if alpha is None else alpha
-    config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=0.0, bias="none")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(config, model, _ADAPTER)
-
-
-def has_adapters(model: torch.nn.Module) -> bool:
-    """Return whether the model has adapters."""
-    return next(_layers(model), None) is not None
 
 
 def merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -106,12 +77,12 @@ def merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if layer is None:
             yield name, parameter
         else:
-            yield name, parameter.detach() + layer.get_delta_weight(_ADAPTER)
+            yield name, parameter.detach() + layer.get_delta_weight(NAME)
 
 
 def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, Any]]:
     """Yield name without adapters, parameter, and the adapted layer whose weight it is; None for any other."""
-    layers = dict(_layers(model))
+    layers = dict(adapter_layers(model))
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(".")
         if owner.endswith(_BASE):
@@ -124,7 +95,7 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
 @contextmanager
 def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     """Disable the adapters inside the block, so that the model computes as its base."""
-    layers = [layer for _, layer in _layers(model)]
+    layers = [layer for _, layer in adapter_layers(model)]
     try:
         for layer in layers:
             layer.enable_adapters(False)
@@ -132,12 +103,6 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-def _layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, module in model.named_modules():
-        if hasattr(module, "lora_A") and hasattr(module, "get_delta_weight"):
-            yield name, module
 
 
 def _parents(owner: str, layers: dict[str, Any]) -> Iterator[str]:
@@ -160,6 +125,20 @@ def weights_layout(model: torch.nn.Module) -> list[tuple[str, torch.Size, torch.
     return [(name, parameter.shape, parameter.dtype) for name, parameter, _ in _unwrapped(model)]
 
 
+def sent_weights(
+    model: torch.nn.Module, sends_adapter: bool
+) -> tuple[list[tuple[str, torch.Size, torch.dtype]], Iterator[tuple[str, torch.Tensor]]]:
+    """Return layout and tensors of what an engine receives: only the adapters, or the whole policy.
+
+    Args:
+        model: of the policy.
+        sends_adapter: whether the engine applies the adapters itself.
+    """
+    if not sends_adapter:
+        return weights_layout(model), policy_weights(model)
+    return [(name, one.shape, one.dtype) for name, one in adapter_tensors(model)], adapter_tensors(model)
+
+
 def export(policy: CausalLMModule, directory: str, is_first: bool) -> None:
     """Write model and tokenizer as a Hugging Face directory; with FSDP2 call it on every learner.
 
@@ -179,7 +158,7 @@ def export(policy: CausalLMModule, directory: str, is_first: bool) -> None:
 
 # --- optimisers -----------------------------------------------------------------------------------
 
-TORCH = ("adamw", "sgd")
+TORCH = ("adamw", "sgd", "adamw_bf16")
 PAGED = {"paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 BITSANDBYTES = {"adamw_8bit": "AdamW8bit", **PAGED}
 OPTIMIZERS = (*TORCH, *BITSANDBYTES)
@@ -212,6 +191,8 @@ def make_optimizer(
     """
     if name == "sgd":
         return torch.optim.SGD(parameters)
+    if name == "adamw_bf16":
+        return BF16AdamW(parameters, betas, weight_decay)
     if name in BITSANDBYTES:
         import bitsandbytes
 

@@ -147,7 +147,7 @@ def played_loss(
     kl_N = torch.zeros_like(prox_logp_N)
     if settings.kl_coeff:
         kl_N = KL_ESTIMATORS[settings.kl_estimator](logp_N, batch["ref_logp"])
-        if settings.kl_estimator in KL_LOSSES:
+        if not settings.kl_in_reward:
             loss_N = loss_N + settings.kl_coeff * kl_N
     if settings.entropy_coeff:
         loss_N = loss_N - settings.entropy_coeff * fwd_out["entropy"]

@@ -19,8 +19,11 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.learner.model_setup import adapters_off, has_adapters
+from rllib_srl.engine.adapters import has_adapters
+from rllib_srl.learner.fsdp.sharding import shard
+from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.rl_module import CausalLMModule, autocast, load_causal_lm, token_logps
+from rllib_srl.losses import KL_REWARDS
 
 
 class ReferenceClock:
@@ -59,43 +62,80 @@ class ReferenceClock:
         self._sum, self._num, self._best = state["sum"], state["num"], state["best"]
 
 
+class Root(torch.nn.Module):
+    """A model whose forward pass returns log-probs: with FSDP2 only a root's own forward pass gathers weights."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Set the Hugging Face model."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the output of `token_logps`."""
+        return token_logps(self.model, batch)
+
+
 class Reference:
     """The reference policy: a model of its own, or the policy with its adapters off.
 
-    Invariant: equal on all learners; it never gets a gradient.
+    Invariant: equal on all learners, or sharded over them as the policy is; it never gets a gradient.
     """
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, compute_dtype: str) -> None:
-        """Set the model, its device, and "float32" or "bfloat16"."""
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, compute_dtype: str, tensor_parallel: int | None = None
+    ) -> None:
+        """Set the model.
+
+        Args:
+            model: whole; with `tensor_parallel` it is sharded in place.
+            device: of the model.
+            compute_dtype: "float32" or "bfloat16".
+            tensor_parallel: shard the model over the learners, as `shard` does; None keeps it whole on each.
+        """
         self.model = model
         self._device, self._compute_dtype = device, compute_dtype
+        self._root: Any = Root(model)  # FSDP2 adds methods
+        self._is_sharded = tensor_parallel is not None
+        if tensor_parallel is not None:
+            shard(self._root, model, device, tensor_parallel)
 
     @classmethod
-    def of(cls, policy: CausalLMModule, device: torch.device, compute_dtype: str) -> Reference:
-        """Return the reference of a policy that starts to train."""
+    def of(
+        cls, policy: CausalLMModule, device: torch.device, compute_dtype: str, tensor_parallel: int | None = None
+    ) -> Reference:
+        """Return the reference of a policy that starts to train; see `__init__`."""
         if has_adapters(policy.model):
             return cls(policy.model, device, compute_dtype)
         # From the model's own files, so that a restored run keeps the reference of the first run.
         model = load_causal_lm(policy.model_config["model"]).requires_grad_(False)
-        return cls(model.to(device), device, compute_dtype)
+        return cls(model.to(device), device, compute_dtype, tensor_parallel)
 
     def logp(self, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
-        """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats, without gradient."""
+        """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats, without gradient.
+
+        A collective if the reference is sharded: all learners must run equally many.
+        """
         with torch.no_grad(), autocast(self._device, self._compute_dtype), adapters_off(self.model):
-            return token_logps(self.model, batch)["logp"]
+            logp_N: torch.Tensor = self._root(batch)["logp"]
+        if self._is_sharded:
+            self._root.reshard()  # FSDP2 keeps gathered weights until a backward pass
+        return logp_N
 
-    def episode_kl(self, batches: Iterable[MicroBatch[torch.Tensor]], num_episodes: int) -> np.ndarray:
-        """Return the k1 KL to the reference of each episode, summed over its tokens, nats, float64 [B].
+    def episode_kl(
+        self, batches: Iterable[MicroBatch[torch.Tensor]], num_episodes: int, estimator: str
+    ) -> np.ndarray:
+        """Return an estimate of the KL to the reference of each episode, summed over its tokens, nats, float64 [B].
 
-        k1 = behaviour_logp - ref_logp.
+        The policy is the one that wrote the tokens: k1 = behaviour_logp - ref_logp.
 
         Args:
+            estimator: a name of `KL_REWARDS`.
             batches: micro-batches as for `token_logps`, with `behaviour_logp` and `episode` [N].
             num_episodes: B; `episode` is in [0, B).
         """
         sums_B = np.zeros(num_episodes)
         for batch in batches:
-            kl_N = batch["behaviour_logp"] - self.logp(batch)
+            kl_N = KL_REWARDS[estimator](batch["behaviour_logp"], self.logp(batch))
             np.add.at(sums_B, batch["episode"].cpu().numpy(), kl_N.float().cpu().numpy())
         return sums_B
 

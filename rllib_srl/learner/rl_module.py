@@ -6,7 +6,7 @@ through the verified transfer (`engine.sync`), never through RLlib's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
 from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.fsdp.sharding import assign, is_sharded, whole
-from rllib_srl.learner.head import Scale, token_scores
+from rllib_srl.learner.fsdp.sequence_parallel import of_all, own_range, own_tokens
+from rllib_srl.learner.fsdp.sharding import assign, is_sharded, is_spread, whole
+from rllib_srl.learner.fsdp.tensor_parallel import split_token_scores
+from rllib_srl.learner.head import Scale, token_scores, top_tokens
 from rllib_srl.learner.trie_attention import register
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights, write_weights
 
@@ -35,7 +37,7 @@ class CausalLMModule(TorchRLModule):
     model: Any  # a Hugging Face causal language model
     gathered: dict[str, np.ndarray] | None = None  # whole weights for `get_state`, from `gather` to the next update
     awaits_shards = False  # True after a state without weights, until `load_shards`
-    _layers: tuple[torch.nn.Module, ...] = ()  # decoder layers with activation checkpointing
+    _layers: tuple[Any, ...] = ()  # decoder layers with activation checkpointing
 
     def setup(self) -> None:
         """Load the model named by `model_config["model"]` in fp32."""
@@ -48,12 +50,19 @@ class CausalLMModule(TorchRLModule):
             layer.training = True
         return self
 
-    def checkpoint_activations(self) -> None:
-        """Enable activation checkpointing: keep each decoder layer's input and recompute the rest in the backward."""
+    def checkpoint_activations(self, offload: bool = False) -> None:
+        """Enable activation checkpointing: keep each decoder layer's input and recompute the rest in the backward.
+
+        Args:
+            offload: keep these inputs in host memory, page-locked with a GPU.
+        """
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._layers = tuple(one for one in self.model.modules() if isinstance(one, GradientCheckpointingLayer))
+        if offload:
+            for layer in self._layers:
+                layer._gradient_checkpointing_func = _saving_on_cpu(layer._gradient_checkpointing_func)
         self.train()
 
     def gather(self, keeps: bool) -> None:
@@ -147,6 +156,20 @@ class CausalLMModule(TorchRLModule):
             super().restore_from_path(path, **kwargs)
 
 
+def _saving_on_cpu(checkpoint: Any) -> Callable[..., Any]:
+    """Return a layer's checkpointing function that keeps the layer's inputs in host memory.
+
+    torch saves the inputs of a non-reentrant checkpoint through the hooks outside of it; what the layer itself saves
+    is computed again, and meets the checkpoint's own hooks.
+    """
+
+    def run(*args: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=args[-1].device.type == "cuda"):
+            return checkpoint(*args)
+
+    return run
+
+
 def load_causal_lm(name_or_path: str) -> torch.nn.Module:
     """Load a causal language model in fp32 with dropout off.
 
@@ -176,38 +199,67 @@ def token_logps(
     Args:
         model: a Hugging Face causal language model.
         batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
-            (> 0).
+            (> 0); `num_top` asks for the likeliest tokens, `stored_tokens` [N, K] for the log-probs of given ones.
         with_hidden: also return the hidden states, for `episode_means` and the critic.
 
     Returns:
         `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `with_hidden` also
         `hidden` [U, D], the detached last hidden states of the U distinct predictors, and `row` [N], the index in [0,
-        U) of each token's predictor; neither is a copy.
+        U) of each token's predictor; neither is a copy. With `num_top` also `top_tokens` and `top_logp` [N, K], without
+        gradient; with `stored_tokens` also `stored_logp` [N, K], with gradient.
 
     Raises:
         ValueError: the head has a bias.
     """
     hidden_RTD = _body(model, batch)
-    rows_U, row_N = torch.unique(batch["predictor"], return_inverse=True)
+    predictor_N, target_N, mesh = batch["predictor"], batch["target"], batch.get("sequence")
+    if mesh is not None:
+        start, stop = own_range(batch["token_ids"].shape[1], mesh)
+        is_own_N = (predictor_N >= start) & (predictor_N < stop)
+        # One more token, which `of_all` leaves out: a learner without loss tokens takes part, too.
+        predictor_N = torch.cat([predictor_N[is_own_N] - start, predictor_N.new_zeros(1)])
+        target_N = torch.cat([target_N[is_own_N], target_N.new_zeros(1)])
+    rows_U, row_N = torch.unique(predictor_N, return_inverse=True)
     hidden_UD = hidden_RTD.flatten(0, 1)[rows_U]
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise ValueError(f"the head of {type(model).__name__} has a bias; expected one without")
     scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
-    logp_N, entropy_N = token_scores(hidden_UD, head.weight, row_N, batch["target"], scale)
-    out = {"logp": logp_N, "entropy": entropy_N}
+    weight_VD: Any = head.weight
+    # Split by vocabulary with tensor parallelism; FSDP2 has gathered the rest.
+    score: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    score = split_token_scores if is_spread(weight_VD) else token_scores
+    out = {}
+    if "stored_tokens" in batch:  # one pass of the head for all of them
+        stored_NK = batch["stored_tokens"]
+        rows = torch.cat([row_N, row_N.repeat_interleave(stored_NK.shape[1])])
+        tokens = torch.cat([target_N, stored_NK.flatten()])
+        logp, entropy = score(hidden_UD, weight_VD, rows, tokens, scale)
+        logp_N, entropy_N = logp[: len(row_N)], entropy[: len(row_N)]
+        out["stored_logp"] = logp[len(row_N) :].view(stored_NK.shape)
+    else:
+        logp_N, entropy_N = score(hidden_UD, weight_VD, row_N, target_N, scale)
+    if num_top := batch.get("num_top", 0):
+        tokens_UK, logp_UK = top_tokens(hidden_UD, weight_VD, num_top, scale)
+        out |= {"top_tokens": tokens_UK[row_N], "top_logp": logp_UK[row_N]}
+    if mesh is not None:
+        logp_N, entropy_N = (of_all(one, is_own_N, mesh) for one in (logp_N, entropy_N))
+    out |= {"logp": logp_N, "entropy": entropy_N}
     return out | {"hidden": hidden_UD.detach(), "row": row_N} if with_hidden else out
 
 
 def _body(model: Any, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
-    """Return the last hidden states [R, T, D]."""
+    """Return the last hidden states [R, T, D]; with `sequence` those of this learner's tokens."""
+    token_ids, position_ids = batch["token_ids"], batch["position_ids"]
     if batch.get("trie") is None:
         shape: dict[str, Any] = {"attention_mask": batch["attention_mask"]}
     else:
         # Transformers passes a 4-D mask through unchanged; without one it would build a [T, T] mask.
         no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)
         shape = {"attention_mask": no_mask, "trie": batch["trie"]}
-    token_ids, position_ids = batch["token_ids"], batch["position_ids"]
+        if (mesh := batch.get("sequence")) is not None:
+            shape["sequence"] = mesh
+            token_ids, position_ids = own_tokens(token_ids, mesh), own_tokens(position_ids, mesh)
     hidden_RTD: torch.Tensor = model.base_model(
         input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
     ).last_hidden_state

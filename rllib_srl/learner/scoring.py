@@ -5,7 +5,7 @@ The loss, the canary and the exactness check of prefix sharing all use it.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,14 +26,27 @@ def as_tensors(one: MicroBatch[np.ndarray], device: torch.device, temperature: f
 class Scorer:
     """Forward passes of the policy in the compute dtype of training. Invariant: no method changes a weight."""
 
-    def __init__(self, policy: CausalLMModule, device: torch.device, compute_dtype: str, is_sharded: bool) -> None:
-        """Set the policy, its device, "float32" or "bfloat16", and whether FSDP2 shards the weights."""
+    def __init__(
+        self, policy: CausalLMModule, device: torch.device, compute_dtype: str, is_sharded: bool, sequence: Any = None
+    ) -> None:
+        """Set the policy.
+
+        Args:
+            policy: module in training.
+            device: of the policy.
+            compute_dtype: "float32" or "bfloat16".
+            is_sharded: whether FSDP2 shards the weights.
+            sequence: mesh of the learners over which the tokens of tries are split, see `fsdp.sequence_parallel`.
+        """
         self._policy, self._device = policy, device
-        self._compute_dtype, self._is_sharded = compute_dtype, is_sharded
+        self._compute_dtype, self._is_sharded, self._sequence = compute_dtype, is_sharded, sequence
 
     def tensors(self, one: MicroBatch[np.ndarray], temperature: float = 1.0) -> MicroBatch[torch.Tensor]:
         """Return a micro-batch with tensors on the device: what `rl_module.token_logps` and the loss read."""
-        return as_tensors(one, self._device, temperature)
+        batch = as_tensors(one, self._device, temperature)
+        if self._sequence is not None and batch["trie"] is not None:
+            batch["sequence"] = self._sequence
+        return batch
 
     def forward(self, batch: MicroBatch[torch.Tensor], is_exact: bool = False) -> dict[str, torch.Tensor]:
         """Return the output of `rl_module.token_logps`, with gradients unless they are disabled.

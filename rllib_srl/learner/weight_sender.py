@@ -17,11 +17,12 @@ import numpy as np
 import ray
 import torch
 
+from rllib_srl.engine.adapters import adapter_tensors, perturbed_adapters
 from rllib_srl.engine.canary import perturbed
 from rllib_srl.engine.sync import WeightBundle, pack_stream
 from rllib_srl.engine.vllm_trainer import open_trainer
 from rllib_srl.learner.fsdp.sharding import local
-from rllib_srl.learner.model_setup import policy_weights, weights_layout
+from rllib_srl.learner.model_setup import sent_weights
 
 SELF_TEST_SEED = 7
 
@@ -39,7 +40,7 @@ class Sent:
 
 
 class WeightSender:
-    """Sends the weights of a policy to the engines.
+    """Sends the weights of a policy, or only its adapters, to the engines.
 
     Invariant: no method changes the weights in training; they are equal bit for bit before and after.
     """
@@ -50,6 +51,7 @@ class WeightSender:
         compute_dtype: str,
         score: Callable[[list[list[int]]], list[np.ndarray]],
         is_first: bool,
+        sends_adapter: bool = False,
     ) -> None:
         """Set the policy's model and how to score with it.
 
@@ -58,8 +60,9 @@ class WeightSender:
             compute_dtype: number format of the engines.
             score: returns log-probs of token ids under the model; see `Scorer.score`.
             is_first: whether this learner's bundle is used.
+            sends_adapter: whether the engines apply the adapters themselves; only these are then sent.
         """
-        self._model, self._compute_dtype = model, compute_dtype
+        self._model, self._compute_dtype, self._sends_adapter = model, compute_dtype, sends_adapter
         self._score, self._is_first = score, is_first
         self._buffer: np.ndarray | None = None  # of the last bundle, reused; the object store holds a copy
         self._trainer: Any = None  # vLLM's trainer side, once connected
@@ -73,7 +76,7 @@ class WeightSender:
             sequences: token ids of the canary.
             scale: 0 sends the weights; above 0 sends weights perturbed for the self-test.
         """
-        with _moved(self._model, scale):
+        with self._moved(scale):
             times = [time.perf_counter()]
             bundle = self._pack(version)
             times.append(time.perf_counter())
@@ -86,7 +89,7 @@ class WeightSender:
 
     def score_at(self, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
         """Return the canary log-probs under the weights (`scale` 0) or under perturbed weights."""
-        with _moved(self._model, scale):
+        with self._moved(scale):
             return self._score(sequences)
 
     def connect(self, kind: str, client: Any) -> None:
@@ -105,34 +108,39 @@ class WeightSender:
     def send_direct(self, version: int, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
         """Send the weights from GPU memory to every engine; return the canary log-probs under them."""
         self._client.version = version
-        with _moved(self._model, scale):
+        with self._moved(scale):
             self._trainer.send_weights()
             return self._score(sequences)
 
     def _pack(self, version: int) -> WeightBundle | None:
-        """Return the bundle of all weights, None on a learner that only takes part in gathering them."""
-        weights = policy_weights(self._model)
+        """Return the bundle of what is sent, None on a learner that only takes part in gathering it."""
+        layout, weights = sent_weights(self._model, self._sends_adapter)
         if not self._is_first:
             for _ in weights:
                 pass
             return None
-        bundle = pack_stream(weights_layout(self._model), weights, version, self._compute_dtype, self._buffer)
+        bundle = pack_stream(layout, weights, version, self._compute_dtype, self._buffer)
         self._buffer = bundle.buffer
         return bundle
 
+    @contextmanager
+    def _moved(self, scale: float) -> Iterator[None]:
+        """Perturb what is sent inside the block and restore the exact old values after it."""
+        if not scale:
+            yield
+            return
+        named = adapter_tensors(self._model) if self._sends_adapter else self._model.named_parameters()
+        own = {name: local(parameter) for name, parameter in named}
+        kept = {name: part.clone() for name, part in own.items()}
+        try:
+            for name, tensor in self._perturbed(kept, scale):
+                own[name].copy_(tensor)
+            yield
+        finally:
+            for name, tensor in kept.items():
+                own[name].copy_(tensor)
 
-@contextmanager
-def _moved(model: torch.nn.Module, scale: float) -> Iterator[None]:
-    """Perturb every parameter inside the block and restore the exact old values after it."""
-    if not scale:
-        yield
-        return
-    own = {name: local(parameter) for name, parameter in model.named_parameters()}
-    kept = {name: part.clone() for name, part in own.items()}
-    try:
-        for name, tensor in perturbed(kept.items(), scale, SELF_TEST_SEED):
-            own[name].copy_(tensor)
-        yield
-    finally:
-        for name, tensor in kept.items():
-            own[name].copy_(tensor)
+    def _perturbed(self, kept: dict[str, torch.Tensor], scale: float) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._sends_adapter:
+            return perturbed_adapters(self._model, scale, SELF_TEST_SEED)
+        return perturbed(kept.items(), scale, SELF_TEST_SEED)

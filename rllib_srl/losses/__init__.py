@@ -28,7 +28,7 @@ from rllib_srl.losses.corrections import (
     is_on_policy,
 )
 from rllib_srl.losses.episodes import episode_mean, episode_sum
-from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES, k1, k2, k3, k3_k2
+from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES, KL_REWARDS, k1, k2, k3, k3_k2
 from rllib_srl.losses.presets import PRESET, PRESETS
 from rllib_srl.losses.ratio import MAX_LOG_RATIO, RATIO_LEVELS, ratio_of
 from rllib_srl.losses.settings import LossSettings
@@ -39,6 +39,7 @@ __all__ = [
     "CORRECTIONS",
     "KL_ESTIMATORS",
     "KL_LOSSES",
+    "KL_REWARDS",
     "MAX_LOG_RATIO",
     "PRESET",
     "PRESETS",

@@ -6,6 +6,10 @@
     k3                          exp(-d) + d - 1    not that of the reverse KL
     k3_k2                       as k3              as k2
 
+    in the reward               r - coeff * sum over an episode's tokens of k(d), d = behaviour_logp - ref_logp
+
+k1, k2 and k3 have a place in the reward, where only the value counts; k3_k2 differs from k3 by its gradient alone.
+
 Source: Schulman 2020, "Approximating KL divergence"; the straight-through k3_k2 is verl's "k3+".
 """
 
@@ -41,4 +45,5 @@ def k3_k2(logp_N: torch.Tensor, ref_logp_N: torch.Tensor) -> torch.Tensor:
 
 
 KL_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k2": k2, "k3": k3, "k3_k2": k3_k2}
+KL_REWARDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, **KL_LOSSES}

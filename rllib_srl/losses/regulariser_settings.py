@@ -57,6 +57,15 @@ class LwF:
     )
 
 
+@dataclass(frozen=True)
+class ESR:
+    """Keeps the policy, on reused groups, near the policy that first trained on them."""
+
+    coeff: float = _parameter(0.1, _COEFF)
+    top_k: int = _parameter(16, _AT_LEAST_1)  # likeliest tokens whose log-probs are stored, at each written token
+    episodes: int = _parameter(4096, _AT_LEAST_1)  # that are stored, the newest ones; whole groups
+
+
 PACKAGED = "packaged"  # stands for the package's own texts
 
 
@@ -72,7 +81,7 @@ class GeRe:
     max_tokens: int = _parameter(128, _Range(lambda x: is_integer(x, 2), "an integer of at least 2"))  # of a text
 
 
-REGULARISERS: dict[str, Any] = {"ewc": EWC, "l2": L2, "lwf": LwF, "gere": GeRe}
+REGULARISERS: dict[str, Any] = {"ewc": EWC, "l2": L2, "lwf": LwF, "esr": ESR, "gere": GeRe}
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class RegulariserSettings:
     ewc: EWC | None = None
     l2: L2 | None = None
     lwf: LwF | None = None
+    esr: ESR | None = None
     gere: GeRe | None = None
 
     @classmethod

@@ -4,12 +4,14 @@
     ewc    1/2 sum_i F_i (theta_i - theta*_i)^2                  gradient  F (theta - theta*)
            F_i = mean over episodes of (d log pi(y|x) / d theta_i)^2,  F <- decay F + F_new at the end of a stage
     lwf    KL of the policy and a frozen policy on the policy's own tokens: `losses/kl.py`
+    esr    KL of the policy to the one that first trained on a group, over its k likeliest tokens and all others as one
     gere   margin of activations beyond the thresholds of the starting model: `Thresholds`
 
 Each is multiplied by its `coeff` elsewhere (`learner/regularisers/`).
 
 Sources: Kirkpatrick et al. 2017 (EWC), arXiv 1612.00796 eq. 3; Schwarz et al. 2018 (online EWC), arXiv 1805.06370
-section 3; Li and Hoiem 2016 (LwF), arXiv 1606.09282; GeRe, arXiv 2508.04676 and its released code.
+section 3; Li and Hoiem 2016 (LwF), arXiv 1606.09282; GeRe, arXiv 2508.04676 and its released code; ESR, arXiv
+2403.15049 (self-replay with stored logits).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+LEAST_REST = 1e-6  # probability of all other tokens below which it does not change the loss: fp32 ends there
 LOWER, BETWEEN, UPPER = -1, 0, 1  # labels of activations
 
 
@@ -47,6 +50,22 @@ def decayed(before: torch.Tensor | None, squares: torch.Tensor, num: int, decay:
     """
     fresh = squares / num
     return fresh if before is None else decay * before + fresh
+
+
+def top_kl(stored_NK: torch.Tensor, logp_NK: torch.Tensor) -> torch.Tensor:
+    """Return sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest) [N], nats.
+
+    p_rest and q_rest are the probabilities of all other tokens together. So this is the KL between the two
+    distributions after all other tokens were merged into one, at most the KL over the whole vocabulary.
+
+    Args:
+        stored_NK: log-probs log p_k of the k likeliest tokens of the stored distribution.
+        logp_NK: log-probs log q_k of the same tokens under the policy in training, with gradient.
+    """
+    p_rest, q_rest = (1 - each.exp().sum(-1) for each in (stored_NK, logp_NK))
+    log_p, log_q = (rest.clamp(min=LEAST_REST).log() for rest in (p_rest, q_rest))
+    over_top = (stored_NK.exp() * (stored_NK - logp_NK)).sum(-1)
+    return over_top + p_rest.clamp(min=0) * (log_p - log_q)
 
 
 class Thresholds(NamedTuple):

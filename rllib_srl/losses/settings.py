@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,9 @@ TABLE: dict[str, Setting] = {
     "longest_answer": Setting(
         None, "tokens an episode may write, for constant and overlong; None: max_turns*max_turn_tokens"
     ),
-    "turn_mask": Setting("all", 'turns of an episode that are trained on: "all", "first" or "last"'),
+    "turn_mask": Setting(
+        "all", 'turns of an episode that are trained on: "all", "first", "last", "right" (no error, no corrected turn)'
+    ),
     # off-policy correction and masks
     "ratio_anchor": Setting(
         PRESET, 'ratio to "decoupled" (learner at the start) or "bypass" (engine) (decoupled if no preset)'
@@ -110,6 +113,10 @@ TABLE: dict[str, Setting] = {
     ),
     "kl_estimator": Setting(
         PRESET, '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss) (k3 if no preset)', "kl.estimator"
+    ),
+    "kl_in_reward": Setting(
+        None, "True: coeff * KL of an episode is subtracted from its reward, also of k2 and k3; None: of k1 only",
+        "kl.in_reward",
     ),
     "kl_reference": Setting(
         "base", 'reference policy of the KL: "base" (the starting model), "last_good" or "ema"', "kl.reference"
@@ -217,6 +224,7 @@ class LossSettings:
     entropy_coeff: float
     kl_coeff: float
     kl_estimator: str
+    kl_in_reward: bool
     kl_reference: str
     kl_on_reused: str
     reference_every: int
@@ -255,6 +263,7 @@ class LossSettings:
         values |= {name: getattr(config, f"replay_{name}") for name in REPLAY_NAMES}
         if values["tis_clip_max"] is None and given["correction"] == PRESET and values["correction"] == "tis":
             values["correction"] = "none"
+        values["kl_in_reward"] = _is_in_reward(values)
         if values["longest_answer"] is None:
             values["longest_answer"] = min(config.max_turns * config.max_turn_tokens, config.max_episode_tokens)
         return cls(**values)
@@ -264,7 +273,8 @@ class LossSettings:
         """Return the defaults with some settings changed, for use without an `SRLConfig`."""
         rest = {"reuse_correction": "clip", "mask_window": (0.5, 2.0), "max_logp_gap": 1.0, "longest_answer": 512}
         table = {name: row.default for name, row in TABLE.items()} | {"advantage": PRESET} | rest
-        return cls(**filled({**table, **given}, given.get("loss")))
+        values = filled({**table, **given}, given.get("loss"))
+        return cls(**{**values, "kl_in_reward": _is_in_reward(values)})
 
     @property
     def truncation(self) -> float:
@@ -284,3 +294,8 @@ class LossSettings:
     def changed(self, **values: Any) -> LossSettings:
         """Return these settings with some changed."""
         return dataclasses.replace(self, **values)
+
+
+def _is_in_reward(values: Mapping[str, Any]) -> bool:
+    given = values["kl_in_reward"]
+    return values["kl_estimator"] == "k1" if given is None else bool(given)

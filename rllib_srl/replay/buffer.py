@@ -42,7 +42,7 @@ from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.schedule.review_log import RECENT, Reviews
-from rllib_srl.replay.selection.growth import revisited
+from rllib_srl.replay.selection.growth import answers_of, asked_differently, revisited
 from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.selection.rules import WHOLE_POOL
 from rllib_srl.replay.selection.sampler import Draws, drawn_in
@@ -103,6 +103,7 @@ class SRLReplayBuffer:
         self._seed, self._model_dir, self._temperature = seed, model_dir, temperature
         self._surprise = surprise
         self._settings_dict = self.settings.as_dict()
+        self.max_prompt_tokens = max_prompt_tokens
         self.ingestion = Ingestion(self.settings, model_dir, decode, max_prompt_tokens)
         self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
         try:
@@ -183,6 +184,8 @@ class SRLReplayBuffer:
             return [Visit.from_dict(values) for values in answer]
         visits: list[Visit] = []
         with self._transaction(request) as change:
+            if is_played:  # before these visits are graded: their predictions know earlier reviews only
+                self.counts.update(self.recall.correct(self.reviews.log, now))
             histories = self.ingestion.histories(self, groups, policy_kl)
             for part in _apart(groups):
                 visits += self.ingestion.take(self, part, now, change, is_played, policy_kl)
@@ -468,9 +471,17 @@ class SRLReplayBuffer:
             self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
 
     def _asked(self, slot: int) -> Prompt:
-        """Return the prompt to play for an item: its own, or with task growth a random prefix or another step."""
-        prompt = self.store.prompt_of(slot)
-        return revisited(prompt, self.generators["grow"], self.settings.p_div) if self.settings.task_growth else prompt
+        """Return the prompt to play for an item: its own, or a random prefix, another step or a different answer."""
+        prompt, generator = self.store.prompt_of(slot), self.generators["grow"]
+        if self.settings.task_growth:
+            return revisited(prompt, generator, self.settings.p_div)
+        if not self.settings.self_divergence or prompt.history or generator.random() >= self.settings.self_divergence:
+            return prompt
+        newest = self.store.groups_of(slot)[-1:]
+        groups = [self.ledger.payloads.get(int(self.store.groups["seq"][group])) for group in newest]
+        answers = [answer for group in groups for answer in answers_of(group, self.max_prompt_tokens)]
+        self.counts["num_diverged" if answers else "num_diverged_unanswered"] += 1
+        return asked_differently(prompt, answers, generator) if answers else prompt
 
     def _reused(self, seq: int, weight: float) -> StoredGroup:
         found = self.ledger.payloads.open(seq)
@@ -546,6 +557,7 @@ class SRLReplayBuffer:
             "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
+            **({"correction": self.recall.correction.get_state()} if self.recall.correction.is_on else {}),
             **({"rated": text} if (text := self.rated.get_state()) else {}),
             **self.tracker.get_state(),
         }
@@ -558,6 +570,7 @@ class SRLReplayBuffer:
         self.drawn = dict(state["drawn"])
         self.recall.slots = state["slots"]
         self.recall.domains.set_state(state["domain_recall"])
+        self.recall.correction.set_state(state.get("correction", {}))
         self.domain_statistics.set_state(state.get("domain_statistics", {}))  # earlier versions had none
         self.rated.set_state(state.get("rated", ""))
         self.tracker.set_state(state)

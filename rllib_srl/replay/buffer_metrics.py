@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
 
 NAN = float("nan")
-REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
+REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded", "diverged")
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
     *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
-    "num_enrolled",
+    *("num_enrolled", "num_diverged", "num_diverged_unanswered", "num_refits", "num_recalibrations"),
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over", "num_orphans_played"),
 )
 

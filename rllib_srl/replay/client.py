@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
+from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
@@ -108,6 +109,11 @@ class ReplayClient:
             ValueError: a user-defined rule cannot be sent to another process.
             Exception: raised by a shard's constructor.
         """
+        if settings.gpu_share and (is_local or get_current_placement_group() is not None):
+            where = "the main process (num_env_runners = 0)" if is_local else "a trial of Tune"
+            raise ValueError(
+                f"replay diversity.device = 'gpu' in {where}, which reserves no share of a card for it; expected 'cpu'"
+            )
         arguments["rules"] = users_rules(settings) if is_local else _sent(users_rules(settings))
         shards = []
         for index in range(settings.num_shards):
@@ -115,7 +121,7 @@ class ReplayClient:
             shards.append(
                 ReplayBufferActor(settings, **given)
                 if is_local
-                else _remote_class(f"rllib_srl.memory.{run}.{index}").remote(settings, **given)
+                else _remote_class(f"rllib_srl.memory.{run}.{index}", settings.gpu_share).remote(settings, **given)
             )
         memory = cls(settings, shards, is_local, [directory / f"shard_{i}" / JOURNAL for i in range(len(shards))])
         memory._rules = arguments["rules"]  # keep the reference alive: a restarted actor fetches the rules again
@@ -546,9 +552,9 @@ def _is_users(module: ModuleType) -> bool:
     return not is_installed and name != "__main__" and name.partition(".")[0] not in ("builtins", "rllib_srl", "ray")
 
 
-def _remote_class(name: str) -> Any:
+def _remote_class(name: str, num_gpus: float) -> Any:
     """Return the actor class, pinned to this node (its journal is a local file) and restarted without limit."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(ReplayBufferActor).options(
-        name=name, num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=here
+        name=name, num_cpus=0, num_gpus=num_gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy=here
     )

@@ -26,7 +26,7 @@ from rllib_srl.replay.journal import codec
 from rllib_srl.replay.journal.transaction import Change
 from rllib_srl.replay.schedule.recall import Graded
 from rllib_srl.replay.selection.eviction import replaced_by
-from rllib_srl.replay.selection.growth import Child, Visited, children
+from rllib_srl.replay.selection.growth import DIVERGE, Child, Visited, children
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import key_of, rows_at
 from rllib_srl.replay.visits import OF_GROUP, GroupFacts, Visit, facts_of
@@ -167,7 +167,9 @@ class Ingestion:
     def _enter(
         self, buffer: SRLReplayBuffer, group: Group, facts: GroupFacts, measured: Measured, now: int, change: Change
     ) -> Visit | _PendingGroup:
-        """Check a group, and find or add its item."""
+        """Check a group, and find or add its item; a different answer that `self_divergence` asked for has none."""
+        if self._settings.self_divergence and group.prompt.step == DIVERGE:
+            return self._refused(buffer, group, "diverged", facts.num_success / facts.size)
         key = key_of(group.prompt)
         slot = buffer.store.slot_of(key)
         refused, kept = self._judge(buffer, group, slot, measured, change)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_checks import is_number, of_choices, of_integers, of_ranges, of_switches
+from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import Setting, setting, table_of
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.secrets import DETECTORS
@@ -20,7 +20,7 @@ from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.history import HALF_LIVES
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.load import LOAD_CONTROLS
-from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
+from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingRule, make_spacing
 from rllib_srl.replay.selection.candidates import SETTING_NAMES, SelectionSettings
 from rllib_srl.replay.selection.context import SignalSettings
 from rllib_srl.replay.selection.eviction import EVICTIONS
@@ -31,6 +31,7 @@ AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool 
 AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
 DIVERSITY_ON = ("interval", "draw")
+GPU_SHARE, MOST_GPU_SHARE = 0.1, 0.3  # of a card, for one shard: by default, and at most
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ class ReplaySettings:
         0.0,
         "half-life of a review's weight in the recall of its domain, iterations; 0: disabled",
         of="spacing.domain_half_life",
+    )
+    recalibrate_every: int = setting(
+        0,
+        "iterations between two corrections of predicted recall by a line fitted to the reviews so far; 0: never",
+        of="spacing.recalibrate_every",
+    )
+    refit_every: int = setting(
+        0,
+        "iterations between two refits of the spacing rule to the reviews so far; 0: never",
+        of="spacing.refit_every",
     )
     fill_with_not_due: bool = setting(
         True, "if too few items are due, revisit items before they are; False: play fresh prompts"
@@ -158,6 +169,14 @@ class ReplaySettings:
     diversity_bonus: str | None = setting(
         None, 'factor of advantages from the distance to the group\'s centre: "paper", "minmax", "mean1"; None: off'
     )
+    diversity_device: str = setting(
+        "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
+        of="diversity.device",
+    )
+    diversity_gpu_share: float | None = setting(
+        None, "with device gpu: share of a card that each shard of the memory reserves; None: 0.1",
+        of="diversity.gpu_share",
+    )
     neighbours: int = setting(8, "number of nearest neighbours (k) for novelty", of="diversity.neighbours")
     embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
     eviction: str = setting(
@@ -186,6 +205,11 @@ class ReplaySettings:
     p_div: float = setting(
         0.2, "probability that a revisit asks for a different answer, in [0, 1]", of="task_growth.p_div"
     )
+    self_divergence: float = setting(
+        0.0,
+        "with enabled = False: chance that a revisit shows a stored answer and asks for a different one; 0: never",
+        of="task_growth.self_divergence",
+    )
     num_shards: int = setting(1, "number of buffer actors; items are assigned by prompt hash")
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds")
 
@@ -193,6 +217,13 @@ class ReplaySettings:
     def first_revisit_fraction(self) -> float:
         """Return the revisit fraction of the first iteration, a number also for "auto"."""
         return AUTO_START if isinstance(self.revisit_fraction, str) else self.revisit_fraction
+
+    @property
+    def gpu_share(self) -> float:
+        """Return the share of a card that each shard reserves; 0 without the GPU."""
+        if self.diversity_device != "gpu" or not self.is_on:
+            return 0.0
+        return GPU_SHARE if self.diversity_gpu_share is None else self.diversity_gpu_share
 
     @property
     def is_on(self) -> bool:
@@ -269,6 +300,8 @@ _AT_LEAST = {
     "groups_per_item": 1,
     "max_bytes": 1,
     "min_buffer_size": 0,
+    "recalibrate_every": 0,
+    "refit_every": 0,
     "min_recall_interval": 1,
     "min_graded": 1,
     "candidate_pool": 1,
@@ -292,7 +325,9 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
     "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
     "diversity_coeff": (0, math.inf, "a number of at least 0"),
+    "diversity_gpu_share": (0.01, MOST_GPU_SHARE, f"a number from 0.01 to {MOST_GPU_SHARE}, or None"),
     "p_div": (0, 1, "a number in [0, 1]"),
+    "self_divergence": (0, 1, "a number in [0, 1]"),
     "timeout_s": (1e-9, math.inf, "a number above 0"),
 }
 
@@ -321,6 +356,7 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
         "diversity_bonus": (None, *BONUSES),
+        "diversity_device": ("cpu", "gpu"),
     }
     yield from of_choices(settings, choices)
     for name, rules in RULES.items():
@@ -333,6 +369,8 @@ def _parts(settings: ReplaySettings) -> Iterator[str]:
         value = getattr(settings, name)
         if not isinstance(value, tuple | list) or set(value) - set(allowed) or len(set(value)) != len(value):
             yield f"{name} = {value!r}; expected some of {', '.join(map(repr, allowed))}"
+    if settings.diversity_gpu_share is not None and settings.diversity_device == "cpu":
+        yield f"diversity_gpu_share = {settings.diversity_gpu_share!r}; expected it only with diversity_device = 'gpu'"
     quotas = settings.domain_quotas
     if quotas not in (None, "equal") and not _are_weights(quotas):
         yield f"domain_quotas = {quotas!r}; expected None, 'equal' or weights above 0 by domain"
@@ -371,9 +409,23 @@ def _rules(settings: ReplaySettings) -> Iterator[str]:
     retention = settings.desired_retention
     if not SPACINGS.fault(settings.spacing) and is_number(retention) and 0 < retention < 1:
         try:
-            make_spacing(settings.spacing, retention, **settings.spacing_config)
+            rule = make_spacing(settings.spacing, retention, **settings.spacing_config)
         except (TypeError, ValueError) as error:
             yield f"spacing_config = {settings.spacing_config!r}; {error}"
+        else:
+            yield from _refits(settings, rule)
+
+
+def _refits(settings: ReplaySettings, rule: Any) -> Iterator[str]:
+    """Yield errors for corrections that the spacing rule does not support."""
+    is_own = isinstance(rule, SpacingRule)
+    for name in ("recalibrate_every", "refit_every"):
+        if not is_integer(value := getattr(settings, name), 1):
+            continue
+        if not is_own:
+            yield f"{name} = {value}; expected 0 with spacing = {settings.spacing!r}, which is no SpacingRule"
+        elif name == "refit_every" and not rule.knobs():
+            yield f"{name} = {value}; expected 0 with spacing = {settings.spacing!r}, which has no parameter to fit"
 
 
 def _weights(settings: ReplaySettings) -> Iterator[str]:
@@ -397,6 +449,12 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
         yield f"fill_with_not_due = False; expected True with selection = {settings.selection!r}, without due dates"
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
+    if settings.self_divergence:
+        given = f"self_divergence = {settings.self_divergence!r}"
+        if settings.task_growth:
+            yield f"{given} with task_growth enabled; expected enabled = False, or p_div, its share with task growth"
+        if settings.capacity == 0 or not settings.revisit_fraction:
+            yield f"{given} without revisits; expected capacity and revisit_fraction above 0"
     if settings.embedding == "policy" and "episodic" in settings.diversity_parts:
         yield "diversity_parts has 'episodic' with embedding = 'policy'; expected 'ngram' or 'sentence'"
     if settings.embedding == "policy" and settings.near_duplicate is not None:

@@ -88,7 +88,7 @@ class Visit:
 
     group_id: str
     key: str
-    refused: str = ""  # a reason of `admission.Reason`, or "ungraded" for too few valid episodes
+    refused: str = ""  # a reason of `admission.Reason`, "ungraded" for too few valid episodes, or "diverged"
     is_new: bool = False  # the item did not exist before
     timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
     grade: int = 0  # 1 to 4; 0 where nothing was graded

@@ -15,10 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
 
 import ray
 
@@ -36,16 +35,12 @@ Restore = Callable[[dict[int, Failure]], None]
 
 @dataclass(frozen=True)
 class Launched:
-    """A group that was launched and has not been taken.
-
-    Invariant: `order` grows with every launch.
-    """
+    """A group that was launched and has not been taken."""
 
     group_id: str
     prompt: Prompt
     size: int  # episodes
     is_revisit: bool
-    order: int
 
 
 class RolloutsAhead:
@@ -54,31 +49,28 @@ class RolloutsAhead:
     Invariant: a launched group is in `outstanding` until `take` returns its batch, whatever happens to its runner.
     """
 
-    def __init__(
-        self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int, version: int = 0
-    ) -> None:
-        """Start the thread; nothing is played yet.
+    def __init__(self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int) -> None:
+        """Start the thread; nothing is played yet, and the weights are of version 0.
 
         Args:
             runners: remote ones.
             slice_s: seconds of a slice.
             timeout_s: seconds without an answer, or for the groups of one `take`, after which something is lost.
             max_tries: attempts to play a group when runners die.
-            version: of the weights.
         """
-        self.version = version
+        self.version = 0  # of the weights; changed by the main thread while the runners are at rest
         self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
         self._changed = threading.Condition()
-        self._outstanding: dict[str, Launched] = {}
+        self._outstanding: dict[str, Launched] = {}  # in the order of their launch
         self._runner_of: dict[str, int] = {}  # of the groups that have not ended
-        self._to_begin: dict[int, list[PlayArguments]] = {}
-        self._arguments: dict[str, Any] = {}  # those of the newest launch that all groups share
+        self._to_begin: dict[int, list[str]] = {}  # group ids by runner
+        self._arguments: dict[int, PlayArguments] = {}  # of the newest launch on each runner
         self._ended: dict[str, RunnerBatch] = {}
         self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and when it is lost
         self._lost: dict[int, Failure] = {}
         self._tries: Counter[str] = Counter()
         self._error: Exception | None = None
-        self._wanted = self._num_at_rest = self._num_launched = 0
+        self._wanted = self._num_at_rest = 0
         self._is_closed = False
         self._seconds: dict[int, dict[str, float]] = {}
         self._idle_since: dict[int, float] = {}
@@ -91,7 +83,7 @@ class RolloutsAhead:
     def outstanding(self) -> list[Launched]:
         """Return the groups that were launched and not taken, in the order of their launch."""
         with self._changed:
-            return sorted(self._outstanding.values(), key=lambda one: one.order)
+            return list(self._outstanding.values())
 
     def loads(self) -> dict[int, int]:
         """Return runner id -> number of its episodes whose groups have not ended."""
@@ -112,17 +104,17 @@ class RolloutsAhead:
         with self._changed:
             revisits = arguments.get("revisits", ())
             for group_id, prompt in arguments["prompts"].items():
-                self._num_launched += 1
-                marks = group_id in revisits, self._num_launched
-                self._outstanding[group_id] = Launched(group_id, prompt, sizes[group_id], *marks)
+                self._outstanding[group_id] = Launched(group_id, prompt, sizes[group_id], group_id in revisits)
                 self._runner_of[group_id] = runner_id
-            self._to_begin.setdefault(runner_id, []).append({**arguments, "group_sizes": dict(sizes)})
+            self._to_begin.setdefault(runner_id, []).extend(arguments["prompts"])
+            self._arguments[runner_id] = arguments
             self._changed.notify_all()
 
     def take(self, num: int, restore: Restore) -> list[RunnerBatch]:
         """Wait until `num` groups have ended, all if fewer are outstanding; return a batch for each of them.
 
-        Of more ended groups those that were launched first are returned.
+        Of more ended groups those that were launched first are returned. The first batch has the seconds in the engine
+        and of waiting for environments since the last call, those of the runner with the most.
 
         Args:
             num: groups.
@@ -141,11 +133,17 @@ class RolloutsAhead:
             with self._changed:
                 self._wanted = 0
         with self._changed:
-            first = sorted(self._ended, key=lambda group_id: self._outstanding[group_id].order)[:num]
+            first = [group_id for group_id in self._outstanding if group_id in self._ended][:num]
             for group_id in first:
                 del self._outstanding[group_id]
                 self._tries.pop(group_id, None)
-            return [self._ended.pop(group_id) for group_id in first]
+            batches = [self._ended.pop(group_id) for group_id in first]
+            if batches:
+                names = ("engine_s", "environment_s")
+                spent = self._seconds.values()
+                most = {name: max((one.get(name, 0.0) for one in spent), default=0.0) for name in names}
+                batches[0] = replace(batches[0], seconds={**batches[0].seconds, **most})
+            return batches
 
     def finish(self, restore: Restore) -> None:
         """Wait until all outstanding groups have ended; `take` returns them later. See `take`."""
@@ -171,7 +169,10 @@ class RolloutsAhead:
                 self._changed.notify_all()
 
     def take_seconds(self) -> dict[int, dict[str, float]]:
-        """Return runner id -> seconds since the last call: slice_s, engine_s, environment_s, idle_s (no groups)."""
+        """Return runner id -> seconds since the last call: slice_s, of it engine_s and environment_s; idle_s.
+
+        A runner is idle while it has no groups.
+        """
         with self._changed:
             now = time.monotonic()
             for runner_id, since in self._idle_since.items():
@@ -180,18 +181,16 @@ class RolloutsAhead:
             found, self._seconds = self._seconds, {}
             return found
 
-    def forget(self) -> list[Launched]:
-        """Drop all outstanding groups, on the runners too; return them."""
+    def forget(self) -> None:
+        """Drop all outstanding groups, on the runners too."""
         with self.at_rest():
             with self._changed:
-                dropped = sorted(self._outstanding.values(), key=lambda one: one.order)
                 for mapping in (self._outstanding, self._runner_of, self._to_begin, self._ended, self._tries):
                     mapping.clear()
                 alive = [i for i in self._runners.ids if i not in self._lost]
             lost = self._runners.drop_play(alive, self._timeout_s)
         with self._changed:
             self._lost.update(lost)
-        return dropped
 
     def close(self) -> None:
         """End the thread; running slices are not waited for longer than they should take."""
@@ -217,15 +216,19 @@ class RolloutsAhead:
                 raise ActorFailure(f"{what} within {self._timeout_s:g} s")
             restore(lost)
 
-    def restarted(self, runners: Mapping[int, Failure]) -> None:
-        """Play the groups of restarted runners again, each on the same runner.
+    def restarted(self, runners: Mapping[int, Failure]) -> int:
+        """Play the groups of lost runners again, each on the same runner, or on others if it is away.
 
         Args:
-            runners: by id, why they were restarted.
+            runners: by id, why they were lost.
+
+        Returns:
+            The number of groups.
 
         Raises:
             ActorFailure: a group was lost `max_tries` times.
         """
+        num = 0
         with self._changed:
             for runner_id, failure in runners.items():
                 again = [group_id for group_id, own in self._runner_of.items() if own == runner_id]
@@ -236,21 +239,17 @@ class RolloutsAhead:
                         f"{len(again)} prompts could not be played in {self._max_tries} attempts: "
                         f"runner {runner_id} {failure.reason}"
                     )
-                self._to_begin.pop(runner_id, None)
-                if again:
-                    self._to_begin[runner_id] = [self._arguments_of(again)]
+                num += len(again)
+                self._to_begin[runner_id] = []
+                ids = self._runners.ids
+                for at, group_id in enumerate(again):
+                    heir = runner_id if runner_id in ids else ids[at % len(ids)]
+                    self._runner_of[group_id] = heir
+                    self._to_begin.setdefault(heir, []).append(group_id)
+                    self._arguments.setdefault(heir, self._arguments[runner_id])
                 self._lost.pop(runner_id, None)
             self._changed.notify_all()
-
-    def _arguments_of(self, group_ids: Sequence[str]) -> PlayArguments:
-        groups = [self._outstanding[group_id] for group_id in group_ids]
-        own: dict[str, Any] = {
-            "prompts": {one.group_id: one.prompt for one in groups},
-            "group_sizes": {one.group_id: one.size for one in groups},
-            "revisits": frozenset(one.group_id for one in groups if one.is_revisit),
-            "seed": None,
-        }
-        return cast("PlayArguments", {**self._arguments, **own})
+        return num
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -282,24 +281,29 @@ class RolloutsAhead:
         for runner_id in self._runners.ids:
             if runner_id in self._in_slice or runner_id in self._lost:
                 continue
-            begin = self._to_begin.get(runner_id, [])
-            if not begin and runner_id not in self._runner_of.values():
+            if runner_id not in self._runner_of.values():
                 self._idle_since.setdefault(runner_id, time.monotonic())
                 continue
             if (since := self._idle_since.pop(runner_id, None)) is not None:
                 self._spend(runner_id, {"idle_s": time.monotonic() - since})
-            arguments = begin.pop(0) if begin else None
-            if arguments is not None:
-                self._arguments = {
-                    name: value
-                    for name, value in arguments.items()
-                    if name not in ("prompts", "seed", "revisits", "group_sizes")
-                }
-            missing = self._wanted - len(self._ended)
-            enough = -(-missing // len(self._runners.ids)) if self._wanted and missing > 0 else 0
-            slice_s = 0.0 if begin else self._slice_s  # more is to begin
-            pending = self._runners.start_slice(runner_id, self.version, slice_s, enough, arguments)
-            self._in_slice[runner_id] = pending, time.monotonic() + slice_s + self._timeout_s
+            missing = max(0, self._wanted - len(self._ended))
+            enough = -(-missing // len(self._runners.ids))
+            how = (self.version, self._slice_s, enough, self._take_new(runner_id))
+            pending = self._runners.start_slice(runner_id, *how)
+            self._in_slice[runner_id] = pending, time.monotonic() + self._slice_s + self._timeout_s
+
+    def _take_new(self, runner_id: int) -> PlayArguments | None:
+        """Return the arguments of the groups that a runner is to begin, None without any."""
+        groups = [self._outstanding[group_id] for group_id in self._to_begin.pop(runner_id, ())]
+        if not groups:
+            return None
+        own: PlayArguments = {
+            **self._arguments[runner_id],
+            "prompts": {one.group_id: one.prompt for one in groups},
+            "group_sizes": {one.group_id: one.size for one in groups},
+            "revisits": frozenset(one.group_id for one in groups if one.is_revisit),
+        }
+        return own
 
     def _end_slice(self, pending: PendingSlice) -> None:
         played: Slice | Failure
@@ -323,7 +327,7 @@ class RolloutsAhead:
         for group_id, batch in played.batches.items():
             if self._runner_of.pop(group_id, None) is not None:
                 self._ended[group_id] = batch
-        unbegun = sum(len(one["prompts"]) for one in self._to_begin.get(runner_id, ()))
+        unbegun = len(self._to_begin.get(runner_id, ()))
         expected = sum(own == runner_id for own in self._runner_of.values()) - unbegun
         if played.num_unfinished != expected:
             reason = f"plays {played.num_unfinished} groups instead of {expected}"

@@ -34,12 +34,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import NUM_EPISODES
 
+from rllib_srl.common.remote_calls import Place
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.stub.engine import StubEngine
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
@@ -344,8 +344,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             shown=shown,
             min_episodes=arguments.get("min_episodes", 2),
         )
-        if isinstance(self.engine, StubEngine):
-            self.engine.expect(in_play.prompts)
+        self.engine.expect(in_play.prompts)
 
     def _batches_of(self, ended: Sequence[GroupInPlay]) -> dict[str, RunnerBatch]:
         """Settle rewards and return a batch for each group; the first one has the runner's metrics."""
@@ -399,7 +398,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         at_least: int,
     ) -> list[Group | None]:
         """Return the group of each prompt, None for one with fewer valid episodes than `at_least`."""
-        how: dict[str, Any] = {"at_least": at_least, "keep_turns": self.config.flat().replay_task_growth}
+        how: dict[str, Any] = {"at_least": at_least, "keep_turns": _keeps_turns(self.config.flat())}
         return [
             to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
             for group_id, prompt in prompts.items()
@@ -466,8 +465,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Play episodes; return them in the order in which they ended."""
         if self._in_play:
             raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; play them to their end first")
-        if isinstance(self.engine, StubEngine):
-            self.engine.expect({live.group_id: live.prompt for live in unplayed})
+        self.engine.expect({live.group_id: live.prompt for live in unplayed})
         return list(play(unplayed, deadline_s=deadline_s, seconds=seconds, **self._how_to_play(overrides)))
 
     def _player(self) -> Player:
@@ -571,10 +569,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def assert_healthy(self) -> None:
         """Do nothing: if this raised, RLlib's `apply` would end the actor and lose the reason; see `check_started`."""
 
-    def check_started(self) -> None:
-        """Raise the exception of the constructor, if there was one."""
+    def check_started(self) -> Place:
+        """Return where this process is, or raise the exception of the constructor, if there was one."""
         if self._fault is not None:
             raise self._fault
+        return Place.here()
 
     def get_spaces(self) -> dict[str, Any]:
         """Return the token spaces of the model, under every key that RLlib uses."""
@@ -690,3 +689,8 @@ def _is_enough(episodes: Sequence[SingleAgentEpisode], num_timesteps: int | None
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _keeps_turns(settings: Any) -> bool:
+    """Return whether the memory needs the policy's texts: task growth, and revisits that show an answer."""
+    return bool(settings.replay_task_growth or settings.replay_self_divergence)

@@ -34,7 +34,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall
 from rllib_srl.rollout.replies import BadReplyError, Constructed, attribute, construct
-from rllib_srl.types import Group, Prompt, StopReason, with_conversations
+from rllib_srl.types import Group, Prompt, StopReason, with_marks
 
 _MIN_EPISODES = 2  # below that no episode can be compared with another
 _TERMINAL = {StopReason.TERMINATED, StopReason.UNPARSABLE, StopReason.TOOL_TIMEOUT}
@@ -91,13 +91,16 @@ def to_group(
         stop_reasons=tuple(episode.custom_data["stop_reason"] for episode in valid),
         num_dropped=len(episodes) - len(valid),
         origin=origin,
-        extra=with_conversations(
-            {**_marks_of(valid), **(_turns_of(valid) if keep_turns else {})},
-            [episode.custom_data.get("starts", (0,)) for episode in valid],
-        ),
+        extra=_extra_of(valid, keep_turns),
     )
     group.check_valid()
     return group
+
+
+def _extra_of(episodes: list[SingleAgentEpisode], keep_turns: bool) -> dict[str, Any]:
+    marks = {**_marks_of(episodes), **(_turns_of(episodes) if keep_turns else {})}
+    starts_G = [episode.custom_data.get("starts", (0,)) for episode in episodes]
+    return with_marks(marks, starts_G, [episode.custom_data.get("wrong_turns", ()) for episode in episodes])
 
 
 def _marks_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
@@ -173,6 +176,7 @@ def _to_episode(group: Group, g: int) -> SingleAgentEpisode:
         error="",
         pass_reward=group.pass_reward,
         starts=group.starts(g),
+        wrong_turns=group.wrong_turns(g),
         is_unpaid=group.is_unpaid,
     )
     return episode

@@ -9,7 +9,8 @@ between without waiting, and waits for them only while no turn is being generate
 An episode has one step per turn: observation = the new prompt-side ids, action = the sampled ids exactly
 as sampled, `extra_model_outputs["action_logp"]`, reward. The observation after the last turn is empty.
 (An episode ended by infrastructure may close with an observation that has no turn.)
-`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error`, `pass_reward`, `starts`.
+`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error`, `pass_reward`, `starts`,
+`wrong_turns`.
 
 An environment whose agent calls the policy itself (`Reply.ask`) takes the same way: a call is a turn, and
 `Conversations` decides what tokens it is given. The episode is written when it ends, one conversation after the other.
@@ -26,7 +27,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +38,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
 from rllib_srl.rollout.conversations import OUT_OF_CALLS, TOO_LONG, Ask, AskRefusedError, Conversations
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
-from rllib_srl.rollout.replies import Constructed, Reply, answer, construct, refuse, reset, step
+from rllib_srl.rollout.replies import TURN_FAULT, Constructed, Reply, answer, construct, refuse, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import Prompt, StopReason
 
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 0.002
 _MAX_LINGER_S = 0.05
 _PAUSED_S = 0.01  # polling interval of a paused engine
+_REST_S = 0.1  # a slice ends when all episodes have waited for their environments for so long
 _NOT_STARTED = "not started"
 _MAX_REFUSED = 8  # calls of an episode that are refused before it ends
 # Refusals after which the failure of an agent counts as an ending that the policy caused.
@@ -173,6 +175,7 @@ class LiveEpisode:
             error=error,
             pass_reward=self.pass_reward,
             starts=starts,
+            wrong_turns=() if self.conversations is not None else wrong_turns(self.episode),
             is_unpaid=self.is_unpaid,
         )
         return self.episode
@@ -189,6 +192,24 @@ class LiveEpisode:
             "agent/num_unheard": said.num_unheard,
         }
         return said.write(self.episode, reply.reward, {**reply.info, **counts})
+
+
+def wrong_turns(episode: SingleAgentEpisode) -> list[tuple[int, int]]:
+    """Return where the wrong turns are in the token stream of an episode: first token, and the one after the last.
+
+    A turn before the last one is wrong if the environment marked it with `info["turn_fault"] = "error"`, or with
+    "wrong" while a later turn earned a higher reward: that turn corrected it. The last turn decides the episode and is
+    never wrong.
+    """
+    infos, rewards = episode.get_infos(), [float(reward) for reward in episode.get_rewards()]
+    found, start = [], len(episode.get_observations(0))
+    for at, action in enumerate(episode.get_actions()):
+        end, fault = start + len(action), infos[at + 1].get(TURN_FAULT)
+        is_corrected = fault == "wrong" and max(rewards[at + 1 :], default=-math.inf) > rewards[at]
+        if at + 1 < len(rewards) and (fault == "error" or is_corrected):
+            found.append((start, end))
+        start = end + len(episode.get_observations(at + 1))
+    return found
 
 
 def _policy_caused(live: LiveEpisode) -> StopReason | None:
@@ -340,6 +361,9 @@ class Player:
     def advance(self, until: float = math.inf) -> Iterator[SingleAgentEpisode]:
         """Play until no episode is left or the monotonic clock shows `until`; yield each episode as it ends.
 
+        A slice, which has a finite `until`, also ends once every episode has waited for its environment for `_REST_S`:
+        new episodes and new weights need not wait for the rest of it.
+
         Raises:
             ValueError, TooManyHangingCallsError, RunEndedError: see `play`; call `close` then.
         """
@@ -347,11 +371,15 @@ class Player:
         yield from self._take_ended()  # the caller may have stopped iterating
         while self.num_unfinished and time.monotonic() < until:
             self._start()
-            for call in self._advance():
+            is_at_rest = not self.writing and until < math.inf
+            replies = self._advance()
+            for call in replies:
                 self._take_reply(call)
             if time.monotonic() >= self._deadline:
                 self._abort_overdue()
             yield from self._take_ended()
+            if is_at_rest and not replies:
+                return
 
     def _take_ended(self) -> Iterator[SingleAgentEpisode]:
         while self.ended:
@@ -363,11 +391,7 @@ class Player:
             self._give_back(live)
         self.ready.clear()
         self.waiting.clear()
-        inside = self.calls.abandon(self.live)
-        for live in self.live:
-            if live.instance is not None:
-                (self.calls.abandon_instance if live in inside else self.calls.discard)(live.instance)
-            live.instance = None
+        self._abandon(self.live)
         self.live.clear()
 
     def _start(self) -> None:
@@ -423,8 +447,9 @@ class Player:
         return sorted(replies, key=lambda call: _place_of(call.call_id))
 
     def _patience(self) -> float:
-        """Return the seconds until the slice ends or an episode is overdue, at least 0."""
-        return max(0.0, min(self._deadline, self._until) - time.monotonic())
+        """Return for how many seconds to wait for environments: until an episode is overdue or the slice ends."""
+        longest = math.inf if self._until == math.inf else _REST_S
+        return max(0.0, min(longest, min(self._deadline, self._until) - time.monotonic()))
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -619,6 +644,14 @@ class Player:
             logger.warning("the engine could not abort %d requests: %s", len(request_ids), one_line(error))
         return stopped
 
+    def _abandon(self, episodes: Collection[LiveEpisode]) -> None:
+        """Abandon the open calls of episodes and give up their instances; one with a running call is lost."""
+        inside = self.calls.abandon(episodes)
+        for live in episodes:
+            if live.instance is not None:
+                (self.calls.abandon_instance if live in inside else self.calls.discard)(live.instance)
+            live.instance = None
+
     def _abort_overdue(self) -> None:
         """End the episodes whose deadline has passed as ABORTED, started or not; an instance in a call is lost."""
         now = time.monotonic()
@@ -627,11 +660,7 @@ class Player:
         stopped = set(self._stop_writing(requests) if requests else [])
         stopped |= {live for live in self.ready if live.deadline <= now}
         self.ready = [live for live in self.ready if live not in stopped]
-        inside = self.calls.abandon(live for live in overdue if live not in stopped)
-        for live in overdue:
-            if live not in stopped and live.instance is not None:
-                (self.calls.abandon_instance if live in inside else self.calls.discard)(live.instance)
-                live.instance = None
+        self._abandon([live for live in overdue if live not in stopped])
         unstarted = [live for live in self.waiting if live.deadline <= now]
         self.waiting = deque(live for live in self.waiting if live.deadline > now)
         for live in unstarted:

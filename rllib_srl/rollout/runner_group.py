@@ -5,10 +5,12 @@
     runners.load_weights(ids, ..., timeout_s)                 ->  {id: Loaded or Failure}
     runners.score(ids, sequences, timeout_s)                  ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
+    runners.returned()                                        ->  those that were away with their node, and are back
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,12 +22,15 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, RunnerFailure, gather
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure, end_worker, gather
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded, PlayArguments, RunnerBatch, Slice
 from rllib_srl.types import listed
 
 Result = TypeVar("Result")
+
+POLL_S = 1.0
+logger = logging.getLogger(__name__)
 
 
 class PendingSlice(NamedTuple):
@@ -46,11 +51,13 @@ class RunnerGroup:
     def __init__(self, group: EnvRunnerGroup) -> None:
         """Wrap RLlib's group."""
         self._group = group
+        self._place_of: dict[int, Place] = {}
+        self._away: dict[int, ray.ObjectRef[Place]] = {}  # answers to come of runners whose node died
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all runners; 0 is the local one."""
-        return [0] if self._is_local else list(self._actors())
+        """Return the ids of all runners but those that are away with their node; 0 is the local one."""
+        return [0] if self.is_local else [i for i in self._actors() if i not in self._away]
 
     def play_groups(
         self, arguments: Mapping[int, PlayArguments], version: int, timeout_s: float
@@ -62,7 +69,7 @@ class RunnerGroup:
             version: of the policy that plays; a runner with another version has been restarted since.
             timeout_s: for all runners together.
         """
-        if self._is_local:
+        if self.is_local:
             here = {i: Call.of(LLMEnvRunner.play_groups, **own) for i, own in arguments.items()}
             yield from self._each(here, timeout_s)
             return
@@ -160,41 +167,78 @@ class RunnerGroup:
         Raises:
             RunnerFailure: a runner died or timed out.
         """
-        self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
+        self._place_of = self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
 
-    def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
+    def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> bool:
         """Wait until a failed runner has restarted; kill it first if it may still be running.
 
+        Returns:
+            False if its node is dead, or it did not restart within `timeout_s`, and others are left: it is away until
+            it is among those that have `returned`.
+
         Raises:
-            ActorFailure: it did not restart within `timeout_s`, or its constructor failed.
+            ActorFailure: it did not restart and no other runner is left, or its constructor failed.
         """
         actor = self._actors()[runner_id]
         manager = self._group._worker_manager
         manager.set_actor_state(runner_id, healthy=False)
         if failure.is_silent:
             ray.kill(actor, no_restart=False)
+            if runner_id in self._place_of:
+                end_worker(self._place_of[runner_id])
         started = Call.of(LLMEnvRunner.check_started)
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        deadline, answer = time.monotonic() + timeout_s, started.submit(actor)
+        has_others = bool(set(self.ids) - {runner_id})
+        while time.monotonic() < deadline and not (has_others and self._is_node_dead(runner_id)):
+            if not ray.wait([answer], timeout=min(POLL_S, timeout_s))[0]:
+                continue
             try:
-                ray.get(started.submit(actor), timeout=max(0.1, deadline - time.monotonic()))
+                self._come_back(runner_id, answer)
             except RayTaskError as error:  # it restarted, and its constructor failed: waiting cannot help
                 raise ActorFailure(f"runner {runner_id} {failure.reason}, and cannot start: {error.cause}") from error
             except RayError:
                 time.sleep(0.5)
+                answer = started.submit(actor)
             else:
-                manager.set_actor_state(runner_id, healthy=True)
-                manager._restored_actors.discard(runner_id)  # prevents a second restore by RLlib
-                return
-        raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
+                return True
+        if not has_others:
+            raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
+        self._away[runner_id] = answer
+        return False
+
+    def returned(self) -> list[int]:
+        """Return the runners that were away and have restarted, perhaps on another node, without the weights."""
+        back = []
+        for runner_id, answer in list(self._away.items()):
+            if not ray.wait([answer], timeout=0)[0]:
+                continue
+            try:
+                self._come_back(runner_id, answer)
+                back.append(runner_id)
+            except RayError as error:
+                if isinstance(error, RayTaskError):
+                    logger.warning("runner %d stays away, it cannot start: %s", runner_id, error.cause)
+                self._away[runner_id] = Call.of(LLMEnvRunner.check_started).submit(self._actors()[runner_id])
+        return back
+
+    def _come_back(self, runner_id: int, answer: ray.ObjectRef[Place]) -> None:
+        self._place_of[runner_id] = ray.get(answer, timeout=60)
+        manager = self._group._worker_manager
+        manager.set_actor_state(runner_id, healthy=True)
+        manager._restored_actors.discard(runner_id)  # prevents a second restore by RLlib
+        self._away.pop(runner_id, None)
+
+    def _is_node_dead(self, runner_id: int) -> bool:
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return runner_id in self._place_of and self._place_of[runner_id].node not in alive
 
     def actors(self) -> list[Any]:
         """Return the handles of the remote runners, in order of their ids."""
-        return [actor for _, actor in sorted(self._actors().items())]
+        return [actor for i, actor in sorted(self._actors().items()) if i not in self._away]
 
     def _each(self, calls: Mapping[int, Call[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
         """Run the calls on their runners; yield the result or a `Failure` of each as it arrives."""
-        if self._is_local:
+        if self.is_local:
             for runner_id, call in calls.items():
                 yield runner_id, call.run(self._group.local_env_runner)
             return
@@ -220,7 +264,8 @@ class RunnerGroup:
         return results
 
     @property
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
+        """Return whether the only runner is in this process."""
         return self._group.local_env_runner is not None
 
     def _actors(self) -> dict[int, Any]:

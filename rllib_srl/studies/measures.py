@@ -211,6 +211,8 @@ EXTRAS = {  # meaning of names in a row's `measures`, which may also hold others
     "iteration_gain": "reward gained by K further answers",
     "net_corrections": "answers corrected minus right answers made wrong, over K further answers",
     "num_chains": "number of answers that were improved K times",
+    "online_accuracy": "share of right answers to prompts at their first play, before they were trained on",
+    "online_prompts": "prompts in the online accuracy",
     "median_reviews": "reviews of the median item of the memory",
     "revisit_share": "share of played prompts that were revisits",
     "reuse_share": "share of reused groups in the batches",

@@ -34,8 +34,10 @@ from rllib_srl.algorithm.evaluation import beyond_greedy, greedily
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
+from rllib_srl.rollout.env_runner import RunnerBatch
 from rllib_srl.storage import checkpoints
 from rllib_srl.studies.curves import POOL_ACCURACY
+from rllib_srl.studies.online import FirstAnswers
 from rllib_srl.studies.recording import TrialWriter, open_trial
 from rllib_srl.studies.results import Row, read_study, read_trial, trial_path
 from rllib_srl.studies.study import Study
@@ -91,6 +93,7 @@ class StudyTrial(SRL):
         self._every, self._num_rehearsed = told.get("checkpoint_every", 0), told.get("num_rehearsed", 0)
         self._told_settings = told.get("settings", {})
         self._spent, self._memory_metrics, self._longest = Spent(), dict[str, float](), 0.0
+        self._first_answers = FirstAnswers()
         self._writer: TrialWriter | None = None
         self._study = read_study(self._directory)
         self._follow_arm()
@@ -148,14 +151,17 @@ class StudyTrial(SRL):
         return self._study.stage_at(self.num_generated_tokens)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return SRL's state and the cost of the trial."""
-        return {**super().get_state(*args, **kwargs), "study_trial": asdict(self._spent)}
+        """Return SRL's state, the cost of the trial and its first answers."""
+        own = {"study_trial": asdict(self._spent), "first_answers": self._first_answers.get_state()}
+        return {**super().get_state(*args, **kwargs), **own}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore SRL's state and the cost of the trial."""
+        """Restore SRL's state, the cost of the trial and its first answers."""
         super().set_state(state)
         if "study_trial" in state:
             self._spent = Spent(**state["study_trial"])
+        if "first_answers" in state:  # earlier versions had none
+            self._first_answers.set_state(state["first_answers"])
 
     def cleanup(self) -> None:
         """Close the trial's file and stop SRL."""
@@ -181,7 +187,7 @@ class StudyTrial(SRL):
         self._longest = max(answer_lengths(played), default=0.0)
         measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
         rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
-        rows = with_pool(rows, of_pool)
+        rows = with_measures(with_pool(rows, of_pool), self._first_answers.measures())
         if self._writer is not None:
             self._writer.add(rows)
         return float(np.mean([row.accuracy for row in rows]))
@@ -207,6 +213,12 @@ class StudyTrial(SRL):
         asked = [actor.__ray_call__.remote(_resident_bytes) for actor in self.runners.actors()]
         of_runners: list[int] = ray.get(asked, timeout=self.config.sync_timeout_s) if asked else []
         return _resident_bytes() + sum(of_runners)
+
+    def _kept(self, batches: Sequence[RunnerBatch]) -> tuple[list[GroupMeta], frozenset[str]]:
+        """Return the played groups as SRL does; count the first answers before anything is learned from them."""
+        groups, late = super()._kept(batches)
+        self._first_answers.add(groups)
+        return groups, late
 
     # --- arms that are matched to another arm's results -------------------------------------------
 
@@ -302,6 +314,11 @@ def with_pool(rows: Sequence[Row], played: Sequence[GroupMeta]) -> list[Row]:
     for group in played:
         by_domain[group.prompt.domain].append(bool(group.is_right_G()[0]))
     found = {name: {POOL_ACCURACY: float(np.mean(is_right))} for name, is_right in by_domain.items()}
+    return with_measures(rows, found)
+
+
+def with_measures(rows: Sequence[Row], found: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """Return the rows with further measures, given by domain."""
     return [replace(row, measures={**row.measures, **found.get(row.domain, {})}) for row in rows]
 
 

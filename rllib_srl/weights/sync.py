@@ -34,12 +34,28 @@ class WeightSync:
         sequences: list[list[int]],
         dtype: str,
         timeout_s: float,
+        has_adapters: bool = False,
     ) -> None:
-        """Set transport, runners, the canary's token ids, the engines' number format and the timeout of each call."""
+        """Set the parts.
+
+        Args:
+            transport: of the weights.
+            runners: that receive them.
+            sequences: the canary's token ids.
+            dtype: number format of the engines.
+            timeout_s: of each call.
+            has_adapters: whether the engines receive adapters, which are in no file of the model.
+        """
+        self._has_adapters = has_adapters
         self._transport, self._runners = transport, runners
         self._sequences, self._dtype, self._timeout_s = sequences, dtype, timeout_s
-        self.healthy: CanaryGap | None = None
+        self.healthy: CanaryGap | None = None  # gaps that are rounding only: of the self-test, and of updates
+        self.healthy_update: CanaryGap | None = None
         self.seconds: dict[str, float] = {}  # duration of each step of the last sync
+
+    def forget(self) -> None:
+        """Forget what was sent and how: the learners are others."""
+        self._transport.forget()
 
     def start(self, version: int, runner_ids: Sequence[int] | None = None) -> None:
         """Send the learner's weights to some runners, by default all, and run the self-test on each.
@@ -51,7 +67,7 @@ class WeightSync:
         """
         ids = self._runners.ids if runner_ids is None else list(runner_ids)
         self._transport.forget()
-        if version > 0:  # a restarted engine has loaded the weights of the model's files
+        if version > 0 or self._has_adapters:  # a new engine has loaded the weights of the model's files
             self._load(ids, version, 0.0)
         self._test(ids, version)
         self._transport.forget()
@@ -89,25 +105,27 @@ class WeightSync:
         """
         try:
             for gap in gaps:
-                check_canary(gap, self.healthy, self._dtype, version)
+                check_canary(gap, self.healthy_update, self._dtype, version)
         except WeightSyncError as error:
             if self._dtype == "float32":
                 raise
-            before, self.healthy = self.healthy, None
+            before = self.healthy, self.healthy_update
+            self.healthy = self.healthy_update = None
             logger.warning("%s; testing the engines again", error)
             try:
                 self._test(ids, version)
             except WeightSyncError as second:
-                self.healthy = before
+                self.healthy, self.healthy_update = before
                 raise error from second
             self._transport.forget()
-            logger.warning("the engines compute with the learner's weights; the canary's gap is now %s", self.healthy)
+            now = self.healthy_update
+            logger.warning("the engines compute with the learner's weights; the canary's gap is now %s", now)
 
     def _test(self, ids: Sequence[int], version: int) -> None:
         """Run the self-test on runners that hold the weights of `version`, all at the same time."""
         reports = self_tests(
             partial(self._runners.score, ids, self._sequences, self._timeout_s),
-            partial(self._transport.logps, version),
+            self._transport.logps,
             partial(self._load, ids, version),
             partial(self._runners.fingerprint, ids, self._timeout_s),
             dtype=self._dtype,
@@ -116,6 +134,7 @@ class WeightSync:
         )
         for report in reports.values():
             self.healthy = self.healthy or report.healthy
+            self.healthy_update = self.healthy_update or report.healthy_update
 
     def _load(self, ids: Sequence[int], version: int, scale: float) -> None:
         for runner_id, answer in self._transport.deliver(version, scale, ids).items():

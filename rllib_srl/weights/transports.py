@@ -3,8 +3,8 @@
     ObjectStoreTransport   learner packs, Ray transfers, each engine verifies checksums and loads      any machine
     VLLMTransport          vLLM's own backends: "nccl" between GPUs, "ipc" within one GPU              GPUs only
 
-    transport.deliver(version, scale, ids) -> {runner id: Loaded or Failure}
-    transport.logps(version, scale)        -> the learner's canary log-probs under the delivered weights
+    transport.deliver(version, scale, ids) -> {runner id: Loaded or Failure}, with the gap on the canary of updates
+    transport.logps(scale)                 -> the learner's log-probs of the whole canary
     transport.seconds                      -> duration of the learner's steps in the last delivery
 
 `scale` 0 sends the weights; above 0 it sends the perturbed weights of the self-test. vLLM's transfer has no checksums;
@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import ObjectLostError
 
 from rllib_srl.common.remote_calls import Call, Failure
-from rllib_srl.learner.learner_group import Learners
+from rllib_srl.engine.canary import update_sequences
+from rllib_srl.learner.group.learners import LearnerFailure, Learners
 from rllib_srl.learner.weight_sender import Sent
 from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded
 from rllib_srl.rollout.runner_group import RunnerGroup
@@ -40,19 +42,25 @@ class ObjectStoreTransport:
         """Set learners, runners, the canary's token ids and the timeout of each call."""
         self._learners, self._runners = learners, runners
         self._sequences, self._timeout_s = sequences, timeout_s
+        self._of_updates = update_sequences(sequences)
         self._sent: dict[Key, Sent] = {}
         self.seconds: dict[str, float] = {}
 
     def deliver(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Loaded | Failure]:
-        """Send weights to some runners; see the module docstring."""
+        """Send weights to some runners; see the module docstring.
+
+        Raises:
+            LearnerFailure: a learner died or timed out, or the weights were lost with it after it had sent them.
+        """
         sent = self._bundle(version, scale)
         self.seconds = sent.seconds
-        return self._runners.load_weights(ids, sent.ref, sent.logps, self._sequences, self._timeout_s)
+        try:
+            return self._runners.load_weights(ids, sent.ref, sent.logps, self._of_updates, self._timeout_s)
+        except ObjectLostError as error:
+            raise LearnerFailure(f"learner 0 died while the engines loaded weights version {version}") from error
 
-    def logps(self, version: int, scale: float) -> list[np.ndarray]:
-        """Return the learner's log-probs of the canary; weights that were not sent are scored without packing them."""
-        if (version, scale) in self._sent:
-            return self._sent[version, scale].logps
+    def logps(self, scale: float) -> list[np.ndarray]:
+        """Return the learner's log-probs of the canary, under its weights or under perturbed ones."""
         return self._learners.score_at(self._sequences, scale, self._timeout_s)
 
     def forget(self) -> None:
@@ -62,7 +70,7 @@ class ObjectStoreTransport:
     def _bundle(self, version: int, scale: float) -> Sent:
         if (version, scale) not in self._sent:
             self.forget()
-            self._sent[version, scale] = self._learners.send(version, self._sequences, scale, self._timeout_s)
+            self._sent[version, scale] = self._learners.send(version, self._of_updates, scale, self._timeout_s)
         return self._sent[version, scale]
 
 
@@ -84,8 +92,8 @@ class VLLMTransport:
         """Set the arguments of `ObjectStoreTransport`, the backend ("nccl" or "ipc") and the GPUs per engine."""
         self._learners, self._runners = learners, runners
         self._sequences, self._timeout_s = sequences, timeout_s
+        self._of_updates = update_sequences(sequences)
         self._kind, self._tensor_parallel_size = kind, tensor_parallel_size
-        self._logps: dict[Key, list[np.ndarray]] = {}
         self.seconds: dict[str, float] = {}
         self._is_connected = False
 
@@ -96,21 +104,17 @@ class VLLMTransport:
             self._learners.connect(self._kind, client, self._timeout_s)
             self._is_connected = True
         start = time.perf_counter()
-        logps = self._learners.send_direct(version, self._sequences, scale, self._timeout_s)
+        logps = self._learners.send_direct(version, self._of_updates, scale, self._timeout_s)
         self.seconds = {"send_s": time.perf_counter() - start}
-        self._logps = {(version, scale): logps}
-        return self._runners.compare(ids, logps, self._sequences, self._timeout_s)
+        return self._runners.compare(ids, logps, self._of_updates, self._timeout_s)
 
-    def logps(self, version: int, scale: float) -> list[np.ndarray]:
-        """Return the learner's log-probs of the canary."""
-        if (version, scale) not in self._logps:
-            self._logps = {(version, scale): self._learners.score_at(self._sequences, scale, self._timeout_s)}
-        return self._logps[version, scale]
+    def logps(self, scale: float) -> list[np.ndarray]:
+        """Return the learner's log-probs of the canary, under its weights or under perturbed ones."""
+        return self._learners.score_at(self._sequences, scale, self._timeout_s)
 
     def forget(self) -> None:
         """Reconnect before the next delivery, because a process group does not survive the loss of a member."""
         self._is_connected = False
-        self._logps.clear()
 
 
 class RunnersClient:

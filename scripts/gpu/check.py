@@ -56,6 +56,7 @@ STEPS = (
     Step("engine_8b", ENGINE, ("8B",)),
     Step("run_1.5b", RUN, ("--random", "1.5B", "--iterations", "3")),
     Step("lora_1.5b", RUN, ("--random", "1.5B", "--iterations", "3", "--lora")),
+    Step("memory_search", "scripts.gpu.card_search"),
     Step("quickstart", "rllib_srl.cli", ("quickstart",), has_short=False),
 )
 

@@ -98,7 +98,9 @@ def test_the_weight_of_reused_groups_is_that_of_the_setting():
     found = {}
     for reuse_coeff in (1.0, 0.5):
         config = small_config("model", "log").replay(reuse_coeff=reuse_coeff)
-        algo = SimpleNamespace(config=config, advantage_estimator=SimpleNamespace(settings=config.loss_settings()))
+        learners = SimpleNamespace(num_shards=1)
+        estimator = SimpleNamespace(settings=config.loss_settings())
+        algo = SimpleNamespace(config=config, learners=learners, advantage_estimator=estimator)
         (shard,) = SRL._shards(algo, batch, 1)
         found[reuse_coeff] = shard.scales
     assert found[1.0] == [1 / 14, 1 / 8] and found[0.5] == [1 / 14, 0.5 / 8]
@@ -129,4 +131,5 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
     assert relative_gap(gradients[1], gradients[0]) > 1e-2
 
 
-ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, "timeout_s", "reuse_coeff"}
+OF_THE_CARD = {"diversity_device", "diversity_gpu_share"}  # tests/replay/test_card_search.py, test_gpus.py
+ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *OF_THE_CARD, "timeout_s", "reuse_coeff"}

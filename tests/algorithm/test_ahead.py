@@ -35,7 +35,7 @@ def lag_of(meta, version) -> int:
 def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tmp_path, ray_here, build):
     config = ahead_config(random_llama_dir, tmp_path, num_env_runners=2, slow_s=0.02)
     algo = build(config.evaluation(evaluation_interval=3))
-    lags, num_heldout = [], []
+    lags, num_heldout, engine_s = [], [], 0.0
     with watched(algo) as iterations:
         for _ in range(7):
             version = algo.version
@@ -44,7 +44,11 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
             assert len(iterations[-1].metas) == result["env_runners"]["num_groups"] == P
             assert result["rollout"]["late_share"] == 0 and len(algo.ahead.outstanding) == P
             assert result["rollout"]["lag_max"] == max(lags[-P:])
+            engine_s += result["env_runners"]["engine_s"]
             num_heldout.append(result.get("evaluation", {}).get("num_prompts"))
+    assert engine_s > 0
+    assert set(result["rollout"]) == {"lag_mean", "lag_max", "late_share", "runner_idle_share"}
+    assert result["rollout"]["lag_mean"] == 1 and 0 <= result["rollout"]["runner_idle_share"] <= 1
     ids = [meta.group_id for one in iterations for meta in one.metas]
     begun = ids + [one.group_id for one in algo.ahead.outstanding]
     first = {f"1.{slot}" for slot in range(2 * P)}  # of the first iteration, then P in each

@@ -11,6 +11,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm.gpu_memory import (
     CARDS,
     GIB,
+    HEAD_BYTES,
     SHAPES,
     ModelShape,
     check_memory,
@@ -49,11 +50,11 @@ def test_parameters_are_those_of_the_model_on_meta_tensors(size, tmp_path):
 
 
 def test_adapters_are_those_that_peft_makes():
-    from rllib_srl.learner.model_setup import TARGETS, add_adapters
+    from rllib_srl.engine.adapters import TARGETS, AdapterSpec, add_adapters
 
     with torch.device("meta"):
         model = llama_of(SHAPES["0.1B"])
-    add_adapters(model, 16, None, TARGETS, 0)
+    add_adapters(model, AdapterSpec.of(16, None, TARGETS), 0)
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     assert SHAPES["0.1B"].adapter_parameters(16) == trained
 
@@ -80,7 +81,7 @@ def test_activations_are_what_autograd_keeps_for_a_layer(shape):
 
     copies = 2 * shape.layer_parameters  # counted apart, as "bf16 copies"
     per_token = (kept(3) - kept(2) - copies) / 256
-    assert shape.layer_activation_bytes == pytest.approx(per_token, rel=0.03)
+    assert shape.layer_activation_bytes() == pytest.approx(per_token, rel=0.03)
 
 
 def test_parts_of_a_learner_by_hand():
@@ -93,12 +94,26 @@ def test_parts_of_a_learner_by_hand():
     sharded = learner_need(shape, flat(fsdp=True, num_learners=8)).parts
     assert (sharded["weights"], sharded["optimiser"]) == (num / 2, num)
     assert sharded["gradients"] == num  # and their sum
+    assert learner_need(shape, flat(fsdp=True, num_learners=8, kl_coeff=0.1, loss="grpo")).parts["reference"] == num / 2
+    split = learner_need(shape, flat(fsdp={"tensor_parallel": 4}, num_learners=8)).parts
+    assert [split[name] for name in ("weights", "optimiser", "bf16 copies")] == [num / 2, num, num / 2]
+    assert split["gathered layers"] == sharded["gathered layers"] / 4
+    long = learner_need(shape, flat(fsdp={"sequence_parallel": 4}, num_learners=8)).parts
+    assert long["activations"] - 2 * HEAD_BYTES == (sharded["activations"] - 2 * HEAD_BYTES) / 4
+    assert {**long, "activations": 0} == {**sharded, "activations": 0}
+    # Of a token's activations the residual stream and the norms, 26 bytes each hidden unit, are whole on each learner.
+    gap = sharded["activations"] - split["activations"]
+    per_token = shape.layer_activation_bytes() - 26 * shape.hidden
+    assert gap == 4096 * per_token * 3 / 4  # of one layer, since the others are computed again
     lora = learner_need(shape, flat(lora=16)).parts
     assert (lora["gradients"], lora["optimiser"]) == tuple(n * shape.adapter_parameters(16) for n in (4, 8))
     assert learner_need(shape, flat(optimizer_name="sgd")).parts["optimiser"] == 0
     assert learner_need(shape, flat(loss="grpo", kl_coeff=0.1)).parts["reference"] == 4 * num
     plain, saved = (learner_need(shape, flat(activation_checkpointing=on)).parts["activations"] for on in (False, True))
     assert plain > 8 * saved
+    hosted = learner_need(shape, flat(activation_checkpointing="offload")).parts["activations"]
+    assert saved - hosted == 4096 * 4 * shape.hidden * (shape.num_layers - 2)
+    assert learner_need(shape, flat(optimizer_name="adamw_bf16")).parts["optimiser"] == 4 * num
 
 
 def test_parts_of_an_engine_by_hand():

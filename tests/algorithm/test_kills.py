@@ -1,16 +1,22 @@
-"""Processes die or fall silent: runner and buffer come back whatever phase they died in; a learner's death is an error.
+"""Processes die or fall silent: runner and buffer come back whatever phase they died in; learners are rebuilt.
 
-Stated times on an idle machine of 2 cores: a runner is back within 30 s, a learner's death is reported within 15 s.
+Stated times on an idle machine of 2 cores: a runner is back within 30 s, learners are within 20 s.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import re
+import shutil
 import signal
 import time
+from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rllib_srl import SRL
@@ -18,13 +24,15 @@ from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.storage.checkpoints import checkpoints_in
-from scripts.kill_phases import PHASES, kill_phases
-from tests.small_memory import memory_config
+from scripts.chaos.faults import pid_of, send
+from scripts.chaos.invariants import Books, faults_of
+from scripts.chaos.phases import PHASES, REST, at_moment_of
+from tests.small_memory import memory_config, weights_of
 from tests.small_worlds import small_config, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 RUNNER_BACK_S = 90.0  # three times the stated times, for machines that do other things
-LEARNER_REPORTED_S = 45.0
+LEARNERS_BACK_S = 60.0
 
 
 def is_first(flag: str) -> bool:
@@ -87,8 +95,11 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 @contextmanager
 def running(config, num_env_runners: int = 1):
-    config.env_runners(num_env_runners=num_env_runners)
-    algo = config.build_algo()
+    """Run settings, or an algorithm that was built from a checkpoint, and stop it."""
+    if isinstance(config, SRL):
+        algo = config
+    else:
+        algo = config.env_runners(num_env_runners=num_env_runners).build_algo()
     try:
         yield algo
     finally:
@@ -127,6 +138,38 @@ def assert_engines_agree(algo) -> None:
     assert algo.runners.fingerprint(algo.runners.ids, 30) == prints
 
 
+def killed_in_each_phase(algo, directory: Path) -> dict:
+    """Train one iteration per phase; in each a runner is killed and, in another phase, the buffer."""
+    phases, books, chance = list(PHASES), Books(algo.memory), random.Random(1)
+    result = algo.train()  # so that there are items to draw
+    kills: Counter[str] = Counter()
+    faults, num_reused = faults_of(algo, result), 0.0
+    for at, phase in enumerate([*phases, REST]):
+        victim, of_buffer = chance.random(), phases[(at + 2) % len(phases)]
+        runner = partial(send, pid_of(algo, "runner", victim), "KILL")
+        buffer = partial(send, pid_of(algo, "buffer", 0.0), "KILL")
+        if phase == REST:
+            runner()
+            pid_of(algo, "runner", victim)  # wait until it has restarted, with the weights of its files
+            result = algo.train()
+        else:
+            delay_s = 0.2 if phase == "play" else 0.0  # so that it dies while it plays
+            with at_moment_of(algo, phase, runner, delay_s), at_moment_of(algo, of_buffer, buffer, 0.0):
+                result = algo.train()
+            kills[f"buffer in {of_buffer}"] += 1
+        kills[f"runner in {phase}"] += 1
+        num_reused += result["learners"]["default_policy"]["reuse/num_tokens"]
+        faults += faults_of(algo, result)
+    return {
+        "num_iterations": algo.iteration,
+        "kills": dict(kills),
+        "num_runner_restarts": int(result["num_runner_restarts"]),
+        "num_buffer_restarts": int(result["replay"]["num_restarts"]),
+        "num_reused_tokens": int(num_reused),
+        "faults": faults + books.faults(algo.memory, directory),
+    }
+
+
 @pytest.mark.timeout(400)
 def test_death_in_each_phase_costs_work_and_nothing_else(random_llama_dir, tmp_path, ray_here):
     """In each of five phases a runner dies and the buffer; in the end a runner dies and comes back unnoticed."""
@@ -134,7 +177,7 @@ def test_death_in_each_phase_costs_work_and_nothing_else(random_llama_dir, tmp_p
     config.environment(env_config={"num_prompts": 400, "slow_s": 0.5}).evaluation(evaluation_interval=1)
     config.env_runners(num_transcripts=0).training(lr=1e-4, start_timeout_s=RUNNER_BACK_S, update_timeout_s=60.0)
     with running(config, num_env_runners=2) as algo:
-        result = kill_phases(algo, 1, tmp_path / "copy", seed=1, delay_s=0.2)
+        result = killed_in_each_phase(algo, tmp_path / "copy")
         newest = algo.version
         seen = watch(algo)
         algo.train()
@@ -174,31 +217,51 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
         assert "\n" not in str(caught.value)
 
 
-def fail_in_the_third_update(config, message) -> None:
+def rebuilt_in_the_third_update(config, directory, message, caplog) -> None:
+    """Compare a run whose learners are lost in its third iteration with one that resumes the checkpoint before it."""
     config.training(checkpoint_every=1)
     with running(config) as algo:
         algo.train()
         algo.train()
+        shutil.copytree(checkpoints_in(directory)[-1], directory / "two")
         start = time.monotonic()
-        with pytest.raises(ActorFailure, match=message) as caught:
-            algo.train()
-        assert time.monotonic() - start < LEARNER_REPORTED_S
-        assert "\n" not in str(caught.value)
+        results = [algo.train(), algo.train()]
+        assert time.monotonic() - start < LEARNERS_BACK_S
+        assert [line for line in caplog.messages if re.match(message, line)] != []
+        assert "training goes on after iteration 2 with 2 of 2 learners" in caplog.messages
+        assert [(one["num_learner_rebuilds"], one["num_iterations_repeated"]) for one in results] == [(1, 0)] * 2
+        assert [one["training_iteration"] for one in results] == [3, 4] and algo.version == 4
+        weights = weights_of(algo)
+        assert_engines_agree(algo)
+    with running(SRL.from_checkpoint(directory / "two")) as again:
+        resumed = [again.train(), again.train()]
+        assert np.array_equal(weights_of(again), weights)
+    name = "num_env_steps_sampled_lifetime"
+    assert [one[name] for one in resumed] == [one[name] for one in results]
 
 
-def test_a_dead_learner_is_named_and_the_run_continues_from_its_checkpoint(config, tmp_path):
+def test_dead_learners_are_rebuilt_and_the_run_goes_on_as_a_resume_would(config, tmp_path, caplog):
     config.learners(num_learners=2, learner_class=DyingLearner)
-    fail_in_the_third_update(config, r"^learner [01] died while updating; continue from the last checkpoint$")
-    newest = checkpoints_in(Path(tmp_path))[-1]
-    assert newest.name == "checkpoint_000002"
-    again = SRL.from_checkpoint(newest)
-    assert (again.iteration, again.version) == (2, 2)
-    result = again.train()
-    assert (result["training_iteration"], again.version) == (3, 3)
-    again.stop()
+    message = r"^learner [01] died while updating; starting new learners from .*checkpoint_000002 \(attempt 1 of 3\)$"
+    rebuilt_in_the_third_update(config, tmp_path, message, caplog)
 
 
-def test_a_silent_learner_ends_the_update_in_time(config, monkeypatch):
-    monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "3")  # Ray Train's patience with it in `stop`: 30 s
+def test_a_silent_learner_is_replaced_in_time(config, tmp_path, caplog):
     config.learners(num_learners=2, learner_class=SilentLearner).training(update_timeout_s=10.0)
-    fail_in_the_third_update(config, r"^learner 0, 1 gave no answer within 10 s while updating$")
+    message = r"^learner 0, 1 gave no answer within 10 s while updating; starting new learners from .*000002 "
+    rebuilt_in_the_third_update(config, tmp_path, message, caplog)
+
+
+def test_a_learner_that_dies_before_the_first_checkpoint_begins_the_run_again(config, tmp_path, caplog):
+    """With runners that play ahead: each prompt is trained on once."""
+    config.learners(num_learners=1, learner_class=DyingLearner).training(checkpoint_every=10)
+    config.env_runners(max_lag=1, slice_s=0.05, late="drop")
+    with running(config, num_env_runners=2) as algo:
+        results = [algo.train() for _ in range(4)]
+        assert [one["training_iteration"] for one in results] == [1, 2, 1, 2] and algo.version == 2
+        assert results[-1]["num_learner_rebuilds"] == 1 and results[-1]["num_iterations_repeated"] == 2
+        assert results[-1]["num_env_steps_sampled_lifetime"] == results[1]["num_env_steps_sampled_lifetime"]
+        assert len(algo.ahead.outstanding) == 4
+        assert_engines_agree(algo)
+        algo.save_to_path(tmp_path / "saved")
+        assert not list(tmp_path.glob("replay/state_*"))

@@ -143,24 +143,45 @@ def test_reuse_moves_the_weights_and_without_weight_it_is_as_if_it_were_not(conf
     assert tokens_of(third[0]) == tokens_of(third[1]) and np.array_equal(weights_of(weightless[3]), weights_of(off[3]))
 
 
+def pier_priority(rows):
+    """Return 1 - r (10^(1 - c) - 1) / 9, c = u / 2 max u + (1 - k / max k) / 2, of rows of groups."""
+    order = rows["seq"] - rows["seq"].min()
+    c = rows["nll"] / (2 * rows["nll"].max()) + (1 - order / max(1, order.max())) / 2
+    return 1 - (2 * rows["num_success"] / rows["size"] - 1) * (10 ** (1 - c) - 1) / 9
+
+
+# Rule: its settings, with exponents of 1, the name of that of its weights, and its priority by hand.
+PRIORITIES = {
+    "fresh_per": ({"per_alpha": 1.0, "fresh_tau": 1e9}, "per_beta", lambda rows: rows["reward"] + 1e-6),
+    "per": ({"per_alpha": 1.0}, "per_beta", lambda rows: rows["abs_advantage"] + 1e-6),
+    "pier": ({"pier_alpha": 1.0}, "pier_beta", pier_priority),
+}
+
+
 @pytest.mark.slow
-def test_an_importance_weight_scales_the_gradient_of_what_is_reused(config, build):
-    """Two runs that are one until the first reuse that weighs less than 1: by fresh_per, with exponents 0 and 1."""
+@pytest.mark.parametrize("rule", PRIORITIES)
+def test_an_importance_weight_scales_the_gradient_of_what_is_reused(rule, config, build):
+    """Two runs that are one until the first reuse that weighs less than 1, with exponents 0 and 1 of the weights."""
     norms, metrics = {}, {}
+    own, name, priority_of = PRIORITIES[rule]
     for beta in (0.0, 1.0):
-        rule = {"per_alpha": 1.0, "per_beta": beta, "fresh_tau": 1e9}
-        algo = build(config.training(lr=1e-4), reuse_selection="fresh_per", selection_config=rule, max_logp_gap=None)
-        least = own = 1.0
-        iterations = []
-        while least == own:
+        algo = build(
+            config.training(lr=1e-4), reuse_selection=rule, selection_config={**own, name: beta}, max_logp_gap=None
+        )
+        weight, iterations = 1.0, []
+        while weight == 1.0:
             iterations += go(algo, 1)
             if iterations[-1].reused:
                 (meta,) = iterations[-1].reused
                 rows = buffer_of(algo).store.groups
                 # Played before this iteration, with signal, and not used up: what could have been drawn.
                 is_fit = (rows["size"] > 0) & (rows["born"] < len(iterations)) & (rows["variance"] > 0)
-                least, own = float(rows["reward"][is_fit].min()), float(meta.rewards_G.mean())
-        assert meta.weight == pytest.approx((least / own) ** beta, rel=1e-4)
+                names = ("seq", "reward", "abs_advantage", "nll", "num_success", "size")
+                fit = {one: rows[one][is_fit].astype(float) for one in names}
+                priority = priority_of(fit)
+                drawn = priority[fit["seq"] == buffer_of(algo).drawn[meta.group_id]]
+                weight = float(priority[priority > 0].min() / drawn[0])
+        assert meta.weight == pytest.approx(weight**beta, rel=1e-4)
         norms[beta] = iterations[-1].result["learners"]["default_policy"]["reuse/gradient_norm"]
         metrics[beta] = iterations[-1].replay["reuse_weight_mean"]
         assert metrics[beta] == meta.weight
@@ -182,6 +203,43 @@ def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
         assert np.array_equal(weights_of(none), weights_of(idle))
     assert "replay" not in results[0] and results[1]["replay"]["num_items"] == 12
     assert results[1]["replay"]["num_stored_groups"] == 12 and results[1]["replay"]["num_revisits_owed"] == 0
+
+
+def reports_of(algo, num_iterations):
+    """Train, and return what the learner reported of each reused group, by iteration."""
+    reports, look_back = [], algo.memory.look_back
+
+    def watched(reused, told, now):
+        reports.append({meta.group_id: dict(told[meta.group_id]) for meta in reused})
+        look_back(reused, told, now)
+
+    vars(algo.memory)["look_back"] = watched
+    go(algo, num_iterations)
+    return reports
+
+
+@pytest.mark.slow
+def test_the_memory_keeps_what_the_policy_still_finds_likely(config, build):
+    """The bound lies between the drifts of a run without one: groups above it leave, those below it stay."""
+    config = config.training(lr=3e-4)
+    free = reports_of(build(config, max_logp_gap=None, reuse_fraction=0.5, groups_per_item=9), 5)
+    drifts = sorted(one["drift"] for report in free for one in report.values())
+    assert len(drifts) >= 8 and drifts[-1] > 1.5 * drifts[0] > 0
+    bound = (drifts[len(drifts) // 2 - 1] + drifts[len(drifts) // 2]) / 2
+    algo = build(config, max_logp_gap=bound, reuse_fraction=0.5, groups_per_item=9)
+    kept, gone = set(), set()
+    for report in reports_of(algo, 5):
+        assert not gone & set(report)  # none comes back
+        for name, one in report.items():
+            is_gone = one["num_over_gap"] == 4  # all of its episodes
+            (gone if is_gone else kept).add(name)
+            assert one["drift"] > bound or not is_gone
+            assert one["drift"] <= bound or one["num_over_gap"] > 0
+    assert kept - gone and gone
+    assert buffer_of(algo).counts["num_dropped_drifted"] == len(gone)
+    rows = buffer_of(algo).store.groups
+    stored = {buffer_of(algo).ledger.payloads.open(int(seq)).group.group_id for seq in rows["seq"][rows["size"] > 0]}
+    assert not stored & gone and kept - gone <= stored
 
 
 @pytest.mark.slow

@@ -32,11 +32,15 @@ RLLIBS = {  # RLlib's own, beside ours
 }
 # Written when something fails, or by settings that need processes of their own.
 # Not in these runs: restarts, moving references, GPUs, reward functions of one's own (test_own_data.py), agents
-# (rollout/test_agents.py).
+# (rollout/test_agents.py), rollouts ahead of training (test_ahead.py).
 RARE = {"num_runner_restarts", "num_reference_moves", "num_attention_graphs", "reward/[^/]+"}
+RARE |= {"num_runners_lost", "num_groups_played_again", "num_learner_rebuilds", "num_iterations_repeated"}
 RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
 RARE |= {"stub/gain", "stub/step_norm"}  # of runs without a model (test_stub_run.py)
+RARE |= {"optimal_value", "optimal_share"}  # where the best policy is known (test_evaluation.py)
+RARE |= {f"by_domain/[^/]+/optimal_{name}" for name in ("value", "share")}
+RARE |= {"lag_mean", "lag_max", "late_share", "runner_idle_share", "num_tokens_dropped_late"}
 NO_METRICS = ("Trackers",)  # headings of other sections
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from rllib_srl.types import Prompt
 from tests.small_memory import go, memory_config, watched
 from tests.small_worlds import ON_BOTH_ENGINES, small_config, with_engine
 
@@ -155,11 +157,29 @@ FAULTS = [
     ({"selection": "srl"}, {}, "replay_selection = 'srl'; expected a rule for prompts never played too: signal"),
     ({}, {"num_prompts": 3}, r"a pool of 3 prompts; expected at least num_prompts_per_batch \* replay_min_recall"),
     ({}, {"num_prompts": 1}, "a pool of 1 prompts; expected at least"),
-    ({"min_recall_interval": 3}, {}, "replay_min_recall_interval = 12, because a batch has each prompt once"),
+    ({"min_recall_interval": 3}, {}, "replay_min_recall_interval = 12, because each prompt is in play once"),
     ({"domains": ["even"]}, {}, r"replay_domains = \['even'\]; expected 'all'"),
     ({"task_growth": True}, {}, "replay_task_growth = True; expected False"),
     ({"num_shards": 2}, {}, "replay_num_shards = 2 with a finite pool of prompts; expected 1"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "in_flight", "named"),
+    [(0, None, "num_prompts_per_batch"), (2, None, "(max_lag + 1) * num_prompts_per_batch"), (2, 40, "in_flight")],
+)
+def test_a_pool_that_is_too_small_is_refused_in_the_names_of_what_was_set(max_lag, in_flight, named):
+    from rllib_srl.algorithm.srl import SRL
+    from rllib_srl.curriculum.filling import _faults_of_pool
+    from rllib_srl.replay.settings import ReplaySettings
+
+    algo = SRL.__new__(SRL)
+    algo.config = SimpleNamespace(max_lag=max_lag, in_flight=in_flight, num_prompts_per_batch=8)
+    num = {"num_prompts_per_batch": 8, "in_flight": 40}.get(named, 24)
+    assert (algo._num_in_flight, algo._in_flight_named) == (num, named)
+    settings, pool = ReplaySettings(min_recall_interval=2, selection="signal"), [Prompt("e", "1")]
+    (fault,) = _faults_of_pool(settings, pool, num, {"e": 1.0}, named)
+    assert fault.startswith(f"a pool of 1 prompts; expected at least {named} * replay_min_recall_interval = {2 * num},")
 
 
 @pytest.mark.slow

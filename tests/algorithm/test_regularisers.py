@@ -8,7 +8,8 @@ import pytest
 from tests.algorithm.test_resume import assert_same, go_on
 from tests.small_memory import memory_config
 
-ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, "gere": {"texts_per_step": 2, "max_tokens": 16}}
+GERE = {"texts_per_step": 2, "max_tokens": 16}
+ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, "esr": 0.5, "gere": GERE}
 STAGES = [
     {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}, "iterations": 2},
     {"world": "tests.small_worlds:Odd", "env_config": {"num_prompts": 400}, "iterations": 2},
@@ -37,7 +38,8 @@ def distance(state, weights):
 @pytest.mark.slow
 def test_coefficients_of_zero_are_the_run_without(config, build):
     plain = go_on(build(config), 3)
-    assert_same(go_on(build(config, regularisers={"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}, "gere": 0}), 3), plain)
+    nothing = {"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}, "esr": 0, "gere": 0}
+    assert_same(go_on(build(config, regularisers=nothing), 3), plain)
 
 
 @pytest.mark.slow
@@ -56,6 +58,7 @@ def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tm
     learned = [result["learners"]["default_policy"] for result in results]
     assert [result.get("num_importance_episodes", 0) for result in results] == [0, 8, 8]  # two whole groups of four
     assert learned[1]["regularisers/ewc"] == 0 and learned[2]["regularisers/lwf_tokens"] > 0
+    assert learned[2]["regularisers/esr_tokens"] > 0
     algo.save_to_path(tmp_path / "three")
     whole = go_on(algo, 2)
     algo.restore_from_path(tmp_path / "three")

@@ -73,6 +73,18 @@ def reported(tmp_path, caplog, *batches, first=1):
     return [record.getMessage() for record in caplog.records]
 
 
+def test_the_first_losses_of_an_iteration_are_shown_and_the_rest_counted(tmp_path, caplog):
+    report = Report(MetricsLogger(root=True), tmp_path)
+    meta = GroupMeta.of(a_group(1), None)
+    with caplog.at_level(logging.WARNING, "rllib_srl"):
+        for num in (4, 7):
+            runs = [RunnerBatch(0, [meta], 0, {}, 1, [], [f"loss {n}" for n in own]) for own in ((0,), range(1, num))]
+            report.iteration(3, runs, [meta], [np.zeros(len(meta.rewards_G))])
+    shown = [f"an episode was lost: loss {n}" for n in range(4)]
+    more = "3 more episodes of this iteration were lost; num_episodes_lost counts them"
+    assert [record.getMessage() for record in caplog.records] == [*shown, *shown, more]
+
+
 NOTHING = (0.0, 0.0)
 
 

@@ -11,8 +11,9 @@ import pytest
 from rllib_srl import SRL
 from rllib_srl.algorithm.srl import MAX_TRIES
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
+from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import LLMEnvRunner, RunnerBatch
-from rllib_srl.types import GroupMeta
+from rllib_srl.types import GroupMeta, Prompt
 from tests.replay.groups import a_group
 
 DIED = Failure("died (killed)", is_silent=False)
@@ -42,14 +43,14 @@ class Fakes:
 
     _restore_runners, _engines_at_rest = SRL._restore_runners, SRL._engines_at_rest
 
-    def __init__(self, num_failures=0, dead=()):
+    def __init__(self, num_failures=0, dead=(), away=()):
         self.log, self.num_failures, self.dead = [], num_failures, dict(dead)
         self.version, self.ahead = 7, None
         self.config = SimpleNamespace(start_timeout_s=1.0, sync_timeout_s=1.0, num_learners=0, colocate=True)
         self.report = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
         self.runners = SimpleNamespace(
-            ids=[1, 2],
-            revive=lambda i, failure, s: self.log.append(f"revive {i}"),
+            ids=[i for i in (1, 2) if i not in away],
+            revive=lambda i, failure, s: self.log.append(f"revive {i}") or i not in away,
             sleep=partial(self.each, "sleep"),
             wake_up=partial(self.each, "wake_up"),
         )
@@ -71,6 +72,30 @@ def test_a_runner_that_dies_while_it_is_restored_is_restored_again():
     algo = Fakes(num_failures=2)
     algo._restore_runners({1: DIED})
     assert algo.log == ["revive 1", "num_runner_restarts", "weights 7 to [1]"] * 3
+
+
+def test_a_runner_whose_node_is_dead_is_counted_and_gets_no_weights():
+    algo = Fakes(away=[2])
+    algo._restore_runners({2: DIED})
+    assert algo.log == ["revive 2", "num_runners_lost"]
+
+
+def test_groups_of_a_runner_that_is_away_are_played_by_the_others():
+    runners = SimpleNamespace(ids=[1, 2, 3])
+    ahead = RolloutsAhead(runners, slice_s=1.0, timeout_s=1.0, max_tries=3)
+    with ahead.at_rest():
+        for i in (1, 2):
+            prompts = {f"{i}.{slot}": Prompt("world", f"{i} {slot}") for slot in range(3)}
+            ahead.launch(i, {"prompts": prompts, "seed": i}, dict.fromkeys(prompts, 4))
+        runners.ids = [1, 3]
+        assert ahead.restarted({2: DIED}) == 3
+        assert ahead.loads() == {1: (3 + 2) * 4, 3: 4}
+        assert ahead._take_new(2) is None
+        assert set(ahead._take_new(1)["prompts"]) == {"1.0", "1.1", "1.2", "2.0", "2.2"}
+        third = ahead._take_new(3)
+        assert (set(third["prompts"]), third["seed"], third["group_sizes"]) == ({"2.1"}, 2, {"2.1": 4})
+        assert len(ahead.outstanding) == 6
+        ahead.close()
 
 
 def test_a_runner_that_always_dies_ends_the_run_by_name():

@@ -118,7 +118,7 @@ WRONG_AHEAD = [
     ),
     (
         {**AHEAD, "kl_coeff": 0.1, "kl_estimator": "k1"},
-        "kl_coeff = 0.1 with max_lag = 1; expected 0, or a kl_estimator",
+        "kl_coeff = 0.1 with max_lag = 1; expected 0, or a KL in the loss",
     ),
 ]
 

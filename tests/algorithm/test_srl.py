@@ -157,10 +157,27 @@ def test_the_engine_holds_the_weights_of_the_learner(config, build):
     assert result["weight_sync"]["canary_max"] <= 1e-3
 
 
+def kl_of_episodes(model, group, estimator: str, temperature: float) -> list[float]:
+    """Return the KL of each episode to a model, token by token."""
+    formulas = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(-d) + d - 1}
+    sums = []
+    for g in range(group.size):
+        cut = slice(group.offsets[g], group.offsets[g + 1])
+        ids = torch.tensor(group.token_ids_N[cut]).long()[None]
+        with torch.no_grad():
+            logp = (model(input_ids=ids).logits[0].float() / temperature).log_softmax(-1).numpy()
+        at = np.flatnonzero(group.loss_mask_N[cut])
+        d = group.behaviour_logp_N[cut][at].astype(float) - logp[at - 1, ids[0].numpy()[at]]
+        sums.append(float(formulas[estimator](d).sum()))
+    return sums
+
+
 @pytest.mark.slow
-def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
-    """Advantages are those of reward less kl_coeff times k1; which groups train is decided by the reward alone."""
-    algo = build(config.training(kl_coeff=0.5, kl_estimator="k1", num_prompts_per_batch=8))
+@pytest.mark.parametrize(("estimator", "in_reward"), [("k1", None), ("k2", True), ("k3", True)])
+def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build, estimator, in_reward):
+    """Advantages are those of reward less kl_coeff times the KL; which groups train is decided by the reward alone."""
+    kl = {"coeff": 0.5, "estimator": estimator, **({"in_reward": True} if in_reward else {})}
+    algo = build(config.training(kl=kl, num_prompts_per_batch=8))
     learner = algo.learner_group._learner
     with torch.no_grad():
         for parameter in learner.model.parameters():
@@ -173,6 +190,8 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
     assert 0 < played(result, "num_groups_with_signal") == len(shard.group_refs)
     for group, advantages, sums in zip(shard.groups(), shard.advantages, learner.episode_kl(shard)):
         assert np.ptp(group.rewards_G) > 0 and np.ptp(sums) > 0.01
+        own = kl_of_episodes(learner.reference.model, group, estimator, algo.config.temperature)
+        assert sums == pytest.approx(own, rel=1e-3, abs=1e-4)
         assert advantages == pytest.approx(group_rule(group.rewards_G.astype(float) - 0.5 * np.array(sums)))
         assert advantages != pytest.approx(group_rule(group.rewards_G.astype(float)), rel=1e-3)
 

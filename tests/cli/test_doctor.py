@@ -93,6 +93,11 @@ class WrongGold(Asked):
     gold = "no"
 
 
+class WithoutGold(Asked):
+    def gold_turns(self, prompt_id):
+        return []
+
+
 class PaysSilence(Asked):
     """Pays an empty answer."""
 
@@ -155,6 +160,7 @@ def test_a_good_environment():
         (PaysSilence, FAILURE, "an empty answer earns 1; expected 0"),
         (Crashes, FAILURE, "no grader"),
         (Even, WARNING, "has no gold_turns"),
+        (WithoutGold, WARNING, "has no gold_turns for prompt"),
     ],
 )
 def test_faults_of_environments(world, status, text):
@@ -231,3 +237,27 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path):
     assert set(found) == {*expected, "checkpoint"}, out
     assert all(found[name] == OK for name in ("settings", "model", "environment", "replay", "checkpoint")), out
     assert "0 failures" in out and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-lag", "1", "--num-env-runners", "2"],
+        ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"],
+        ["--lora-rank", "4"],
+        ["--lora", "4"],
+        ["--regularisers", '{"l2": 0.1}'],
+    ],
+)
+def test_the_short_runs_of_valid_settings_are_valid(flags):
+    from rllib_srl.algorithm.validation import faults_of
+    from rllib_srl.cli.diagnosis.trial import _small, _without_model
+    from rllib_srl.cli.doctor import parse
+    from rllib_srl.cli.shared.settings import build_config, given_settings
+
+    config = build_config(given_settings(parse(["--env", "compare", "--model", "tiny", *flags])))
+    before = config.num_env_runners
+    for own in (config, _small(config, 4), _without_model(config)):
+        assert faults_of(own) == []
+    assert _small(config, 4).num_env_runners == int(bool(config.max_lag))
+    assert config.num_env_runners == before

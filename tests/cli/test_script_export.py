@@ -21,9 +21,10 @@ from rllib_srl.algorithm.checkpointing import MODULE
 from rllib_srl.cli import evaluate, export
 from rllib_srl.cli.sharing.hub import Hub, PushError
 from rllib_srl.cli.sharing.model_card import Facts, card, hub_name, publishable
+from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, write_index, write_shard
-from rllib_srl.learner.model_setup import add_adapters, merged
+from rllib_srl.learner.model_setup import merged
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.storage.checkpoints import seal
 from rllib_srl.storage.weight_file import WEIGHTS, write_weights
@@ -85,7 +86,7 @@ def test_an_export_is_the_checkpoints_weights_with_tokenizer_and_card(run: Path,
 
 def test_adapters_are_merged(tmp_path: Path) -> None:
     policy = CausalLMModule(model_config={"model": "tiny"})
-    add_adapters(policy.model, 2, 8.0, ["q_proj"], seed=1)
+    add_adapters(policy.model, AdapterSpec(2, 8.0, ("q_proj",)), seed=1)
     for _, parameter in policy.saved_parameters():
         parameter.data += 0.5
     lora = {"rank": 2, "alpha": 8.0, "targets": ["q_proj"]}

@@ -15,6 +15,7 @@ from rllib_srl.cli.shared.runs import (
     how_to_resume,
     new_directory,
     plan_run,
+    resume_or_restart,
 )
 from rllib_srl.storage.checkpoints import CheckpointError, seal
 from rllib_srl.storage.seal_key import make_key
@@ -59,6 +60,27 @@ def test_resume_takes_the_newest_finished_checkpoint_and_its_settings(run: Path)
     assert (plan.values["lr"], plan.values["env"], plan.values["seed"]) == (0.2, "compare", 5)
     assert how_to_resume(run) == f"continue with: {command('train', '--resume', run)}"
     assert how_to_resume(run, "--export", run / "a b").endswith(f" --resume {run} --export '{run}/a b'")
+
+
+def test_auto_resumes_the_newest_checkpoint_or_starts_in_an_unused_directory(run: Path, tmp_path: Path) -> None:
+    assert resume_or_restart(run) == run and plan_run(run, run, {}).checkpoint == run / "checkpoint_000020"
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        assert resume_or_restart(tmp_path / name) is None
+
+
+def test_auto_sets_an_attempt_without_a_checkpoint_aside(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("the user's")
+    for attempt in ("1", "2"):
+        (tmp_path / "metrics.jsonl").write_text("")
+        (tmp_path / "replay").mkdir()
+        (tmp_path / "replay" / "journal.db").write_text(attempt)
+        (tmp_path / "checkpoint_000010").mkdir()  # unfinished
+        assert resume_or_restart(tmp_path) is None
+        assert plan_run(tmp_path, None, {"env": "compare"}).checkpoint is None
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "earlier-attempts"}
+    kept = {path.name: (path / "replay/journal.db").read_text() for path in (tmp_path / "earlier-attempts").iterdir()}
+    assert kept == {"1": "1", "2": "2"}
 
 
 def test_resume_refuses_to_change_what_is_trained_on_what(run: Path) -> None:

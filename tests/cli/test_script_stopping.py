@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from rllib_srl.cli.shared.stopping import WATCH, StopRequest, Terminated, spared_from_sigterm, stop_between_iterations
+from scripts.chaos.driver import OF_THE_PROCESS
 from tests.conftest import ROOT
 
 PATIENCE_S = 240.0  # for a start on two busy cores
@@ -28,9 +29,6 @@ TINY = [
     *("--iterations", "3", "--checkpoint_every", "1"),
     *("--num_cpus_per_env_runner", "0.5", "--num_cpus_for_main_process", "0.5"),
 ]
-# What tells of the process and not of the run: times, what it holds in memory, since when it runs, and how many groups
-# of the iteration that is repeated had been stored before the end.
-OF_THE_PROCESS = re.compile(r"_s$|time|throughput|num_bytes_in_memory|num_read_back|since_restore|num_orphan")
 
 
 # --- any script -----------------------------------------------------------------------------------

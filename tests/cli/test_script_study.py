@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rllib_srl.cli import report, tune
@@ -29,6 +32,19 @@ def is_between_trials(directory: Path) -> bool:
         return False
     trials = read_results(directory).trials
     return any(trial.is_finished for trial in trials) and any(not trial.is_finished for trial in trials)
+
+
+def kill_a_trial(directory: Path) -> int:
+    """Kill the process of a trial that has rows; return its number, 0 if none was found in time."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if (directory / "study.json").exists() and any(trial.rows for trial in read_results(directory).trials):
+            for process in psutil.Process().children(recursive=True):
+                if process.name().startswith("ray::Stud"):
+                    process.kill()
+                    return process.pid
+        time.sleep(0.05)
+    return 0
 
 
 def finished_files(results: Results) -> dict[str, bytes]:
@@ -82,7 +98,10 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
 @pytest.mark.timeout(900)
 def test_a_short_study_of_a_pool_measures_the_pool(ray_here, tmp_path, capsys):
     words = ["pool_tuning", "--short", "--no-dry-run", "--seeds", "1", "--storage", str(tmp_path), "--debug"]
-    assert tune.main(words) == 0
+    with ThreadPoolExecutor(1) as thread:
+        killed = thread.submit(kill_a_trial, tmp_path / "pool_tuning_short")
+        assert tune.main(words) == 0  # the trial was started again
+        assert killed.result(1) > 0
     shown = capsys.readouterr().out
     assert "dry run" not in shown and "ETA" not in shown
     assert "accuracy over training" in shown and "accuracy on the pool, " in shown and "primary comparison" in shown

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +15,9 @@ import pytest
 import ray
 
 from rllib_srl.common import remote_calls
-from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, RunnerFailure
-from rllib_srl.learner import learner_group
-from rllib_srl.learner.learner_group import Learners
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure
+from rllib_srl.learner.group import learners as learner_group
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.weight_sender import Sent
 from rllib_srl.rollout import runner_group
 from rllib_srl.rollout.env_runner import Loaded, RunnerBatch
@@ -142,12 +148,58 @@ def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
     assert arrived == [9.0, 5.0, 5.0, 6.0, 6.0, 6.0]
 
 
+def sleeping_as(name: str) -> subprocess.Popen:
+    """Start a process of a name; its name shows a moment after its start."""
+    process = subprocess.Popen([name, "60"], executable=shutil.which("sleep"))
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(name.encode()):
+        time.sleep(0.01)
+    return process
+
+
+def test_a_silent_runner_is_killed_even_while_it_is_stopped(monkeypatch):
+    """`ray.kill` asks the process to end, which a stopped one never does."""
+    process = sleeping_as("ray::LLMEnvRunner")
+    place, again = Place("here", process.pid), Place("here", 1)
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        runners = runners_of(SimpleNamespace(check_started=Remote("answer")))
+        runners._group._worker_manager.set_actor_state = lambda runner_id, healthy: None
+        runners._group._worker_manager._restored_actors = set()
+        runners._place_of = {1: place}
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+        monkeypatch.setattr(ray, "kill", lambda actor, no_restart: None)
+        monkeypatch.setattr(ray, "wait", lambda answers, timeout: (answers, []))
+        monkeypatch.setattr(ray, "get", lambda answer, timeout: again)
+        assert runners.revive(1, Failure("gave no answer within 5 s", is_silent=True), 5.0)
+        assert process.wait(10) == -signal.SIGKILL and runners._place_of == {1: again}
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_a_worker_is_ended_on_its_own_node_only_and_no_process_that_is_not_rays(monkeypatch):
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    worker = sleeping_as("ray::IDLE")
+    other = sleeping_as("sleep")
+    try:
+        remote_calls.end_worker(Place("elsewhere", worker.pid))
+        remote_calls.end_worker(Place("here", other.pid))
+        assert worker.poll() is None and other.poll() is None
+        remote_calls.end_worker(Place("here", worker.pid))
+        assert worker.wait(10) == -signal.SIGKILL
+        remote_calls.end_worker(Place("here", worker.pid))  # it is gone
+    finally:
+        for process in (worker, other):
+            process.kill()
+            process.wait(10)
+
+
 # --- learners -------------------------------------------------------------------------------------
 
 
-def learners_of(*workers, fsdp=False) -> Learners:
+def learners_of(*workers, fsdp=False, per_shard=1) -> Learners:
     manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
-    config = SimpleNamespace(num_learners=len(workers), fsdp=fsdp)
+    config = SimpleNamespace(num_learners=len(workers), is_sharded=fsdp, learners_per_shard=per_shard)
     return Learners(SimpleNamespace(is_local=False, _workers=list(workers), _worker_manager=manager, config=config))
 
 
@@ -169,6 +221,15 @@ def test_a_dead_learner_is_named_with_what_it_did(arrived):
     learners = learners_of(SimpleNamespace(take_saved=Remote(True)), SimpleNamespace(take_saved=Remote(DIED)))
     with pytest.raises(ActorFailure, match=r"^learner 1 died \(killed\) while writing a checkpoint$"):
         learners.take_saved(8.0)
+
+
+def test_learners_that_share_a_shard_are_asked_alike_and_answer_once(arrived):
+    workers = [SimpleNamespace(policy_kl=Remote((total, 2)), take_embeddings=Remote(total)) for total in (1, 1, 5, 5)]
+    learners = learners_of(*workers, fsdp=True, per_shard=2)
+    assert learners.policy_kl(["first", "second"], 8.0) == (1 + 5) / (2 + 2)
+    asked = [worker.policy_kl.calls[0][0] for worker in workers]
+    assert [args[0] for args in asked] == ["first", "first", "second", "second"]
+    assert learners.take_embeddings() == [1, 5]
 
 
 def test_embeddings_are_not_waited_for():

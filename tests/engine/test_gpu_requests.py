@@ -21,7 +21,7 @@ class Llm:
     def __init__(self):
         self.params, self.calls = {}, []
 
-    def add_request(self, request_id, prompt, params):
+    def add_request(self, request_id, prompt, params, lora_request):
         self.params[request_id] = params
 
     def collective_rpc(self, method, args=(), kwargs=None):
@@ -36,6 +36,7 @@ def engine_on(is_cpu, tensor_parallel_size=1, can_sleep=False):
     """Return an engine as it is after its start, with vLLM replaced."""
     engine = VLLMEngine.__new__(VLLMEngine)
     engine._llm, engine._is_cpu, engine._can_sleep = Llm(), is_cpu, can_sleep
+    engine._adapter = engine._request = None
     engine._tensor_parallel_size, engine._owns_generator = tensor_parallel_size, is_cpu and tensor_parallel_size == 1
     engine._broken, engine._is_asleep, engine.is_paused = "", False, False
     engine._running, engine._finished, engine.context_length, engine._vocab_size = set(), [], 64, 512

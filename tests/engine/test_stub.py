@@ -148,6 +148,17 @@ def turns_of(engine, num: int, temperature: float = 1.0):
     return engine.step()
 
 
+def test_counts_of_requests_do_not_grow_with_the_groups_played(engine):
+    turns_of(engine, 20)
+    first = engine._prompts["1.0"]
+    engine.expect({"1.0": first, "2.0": first})
+    again = [turn.text for turn in turns_of(engine, 20)]  # the second use
+    engine.expect({"2.0": first})
+    engine.expect({"1.0": first})
+    texts = [turn.text for turn in turns_of(engine, 20)]
+    assert texts != again and dict(engine._num_uses) == {f"1.0/{index}/0": 1 for index in range(20)}
+
+
 def test_the_engine_answers_by_the_chances_and_repeats_itself(engine):
     turns = turns_of(engine, 2000)
     chances = {round(float(np.exp(turn.logp[0])), 6) for turn in turns}

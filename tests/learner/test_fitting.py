@@ -10,39 +10,30 @@ import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl import SRLConfig
+from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.remote_calls import Call
 from rllib_srl.engine.sync import unpack
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.learner.learner_group import Learners
 from rllib_srl.learner.model_setup import adapters_off, merged
 from rllib_srl.learner.rl_module import load_causal_lm
-from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
+from tests.small_learner import (
+    GROUPS,
+    Gathering,
+    learner_config,
+    learner_group,
+    make_group,
+    relative_gap,
+    update,
+)
 
 LORA = {"lora_rank": 4}
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
 
 
-class Gathering(Recording):
-    """Keeps whole gradients of shards."""
-
-    def postprocess_gradients(self, gradients_dict):
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.kept = {names[ref]: gradient.full_tensor().clone().numpy() for ref, gradient in gradients_dict.items()}
-        return super(Recording, self).postprocess_gradients(gradients_dict)
-
-
 @pytest.fixture
 def config(random_llama_dir):
-    return (
-        SRLConfig()
-        .environment("rllib_srl.envs.math.compare:Compare", env_config={"num_shots": 0})
-        .rl_module(model_config={"model": str(random_llama_dir)})
-        .training(compute_dtype="float32", lr=1e-2, grad_clip=0.5, micro_batch_tokens=60)
-        .learners(learner_class=Recording)
-        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
-        .replay(revisit_fraction=0, reuse_fraction=0)
-    )
+    return learner_config(random_llama_dir).training(lr=1e-2, grad_clip=0.5)
 
 
 def changed(config, **settings):
@@ -62,6 +53,27 @@ def test_computing_activations_again_changes_no_gradient(config, ray_here):
     num_passes = len(again._learner._micro_batches[False])
     assert len(calls) == 2 * num_passes  # forward, and again backwards
     assert not any(one.training for one in again._learner.model.modules() if isinstance(one, torch.nn.Dropout))
+
+
+def test_activations_on_the_host_change_no_gradient(config, ray_here, monkeypatch):
+    """On a CPU the copies save no memory; on a GPU the same hooks copy to the host."""
+    kept = []
+
+    class Noting(torch.autograd.graph.save_on_cpu):
+        def __init__(self, **options):
+            super().__init__(**options)
+            copied = self.pack_hook
+            self.pack_hook = lambda tensor: kept.append(tuple(tensor.shape)) or copied(tensor)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Noting)
+    plain, moved = learner_group(config), learner_group(config)
+    policy = moved._learner.policy
+    policy.checkpoint_activations(offload=True)
+    (wanted, _), (own, _) = (update(group, GROUPS) for group in (plain, moved))
+    assert relative_gap(own[0], wanted[0]) < 1e-6
+    passes = moved._learner._micro_batches[False]
+    # One tensor a layer and pass, the layer's input; the rest is computed again.
+    assert kept == [(1, len(one["token_ids"][0]), 128) for one in passes for _ in policy.model.base_model.layers]
 
 
 # --- adapters ---------------------------------------------------------------------------------------
@@ -84,7 +96,7 @@ def test_adapters_start_as_the_base_and_train_alone(config, ray_here):
 
 
 def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(config, ray_here):
-    group = learner_group(changed(config, **LORA, lr=0.1))
+    group = learner_group(changed(config, lora={"rank": 4, "send": "merged"}, lr=0.1))
     for _ in range(3):
         update(group, GROUPS)
     learner, sequence = group._learner, [1, 2, 3, 4, 5, 6, 7]
@@ -212,16 +224,54 @@ def test_silent_groups_are_shaped_alike_by_any_number_of_learners(config, ray_he
         ({"fsdp": True}, "num_learners = 0; expected at least 2"),
         ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora_rank; expected one of the two"),
         ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
+        ({"fsdp": {"tensor_parallel": 0}}, "fsdp.tensor_parallel = 0; expected an integer of at least 1"),
+        ({"fsdp": {"enabled": False, "tensor_parallel": 2}}, "expected it only with fsdp = 'True', not False"),
+        ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora_rank; expected one of the"),
+        ({"fsdp": {"tensor_parallel": 2, "sequence_parallel": 2}}, "parallel = 2; expected 1 of one of the two"),
+        ({"fsdp": {"sequence_parallel": 2}, "prefix_sharing": False}, "expected True: only the tokens of tries are"),
+        ({"fsdp": {"sequence_parallel": 2}, "use_critic": True}, "with use_critic = True; expected False"),
         ({"lora_rank": -1}, "lora_rank = -1; expected an integer of at least 0"),
         ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora_targets = 'q_proj'; expected names of layers"),
         ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha = 0; expected a number above 0"),
         ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': updating a reference copies"),
-        ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False"),
+        ({"lora": {"rank": 4, "send": "whole"}}, "lora.send = 'whole'; expected one of 'adapter', 'merged'"),
+        ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
+        ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True, False or 'offload'"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(config, settings, message):
     with pytest.raises(ValueError, match=message):
         changed(config, **settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("lora", "num_gpus", "message"),
+    [
+        ({"rank": 600}, 0, "lora.rank = 600; expected at most 512, the highest that vLLM applies"),
+        ({"rank": 4, "targets": ["lm_head"]}, 0, r"lora.targets has \['lm_head'\]; expected layers inside the decoder"),
+        ({"rank": 4}, 1, "lora.* with compute_dtype = 'float32' on a GPU; expected 'bfloat16'"),
+    ],
+)
+def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(config, lora, num_gpus, message):
+    config.env_runners(engine="vllm", num_env_runners=1, num_gpus_per_env_runner=num_gpus)
+    with pytest.raises(ValueError, match=f"{message}.* or lora = {{'rank': ..., 'send': 'merged'}}"):
+        changed(config, lora=lora).validate()
+    assert not [line for line in faults_of(changed(config, lora={**lora, "send": "merged"})) if "lora" in line]
+
+
+@pytest.mark.parametrize(
+    ("num_learners", "size", "message"),
+    [
+        (3, 2, "expected a divisor of num_learners = 3"),
+        (4, 4, "expected a divisor of the model's number of key-value heads, 2"),
+        (3, 3, "expected a divisor of the model's number of attention heads, 4"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tensor_parallel", "sequence_parallel"])
+def test_learners_and_heads_must_be_divisible(config, kind, num_learners, size, message):
+    config.env_runners(num_env_runners=1).learners(num_learners=num_learners)
+    with pytest.raises(ValueError, match=f"fsdp.{kind} = {size}.*; {message}"):
+        changed(config, fsdp={kind: size}).validate()
 
 
 def test_an_unknown_layer_is_named(config, ray_here):

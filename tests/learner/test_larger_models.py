@@ -30,9 +30,10 @@ def agreed(result):
 
 
 @pytest.mark.timeout(600)
-def test_adapters_train_against_an_engine_with_merged_weights(config, random_llama_dir):
+@pytest.mark.parametrize("send", ["adapter", "merged"])
+def test_adapters_train_against_an_engine_that_gets_them(config, random_llama_dir, send):
     base = dict(load_causal_lm(str(random_llama_dir)).named_parameters())
-    config.training(lora_rank=4, lr=0.02, kl_coeff=0.01, kl_estimator="k3")
+    config.training(lora={"rank": 4, "send": send}, lr=0.02, kl_coeff=0.01, kl_estimator="k3")
     algo = config.build_algo()
     try:
         model = algo.learner_group._learner.model
@@ -46,7 +47,7 @@ def test_adapters_train_against_an_engine_with_merged_weights(config, random_lla
     kls = [one["learners"][DEFAULT_MODULE_ID]["kl"] for one in results]
     assert kls == pytest.approx([k3_mean(random_llama_dir, *one, base) for one in seen], rel=1e-3, abs=1e-6)
     assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 1e-4
-    # The engine wrote with what was merged.
+    # The engine wrote with what was sent.
     assert results[2]["learners"][DEFAULT_MODULE_ID]["rollout_logp_abs_diff"] < 1e-4
     moved = [name for name in base if not torch.equal(seen[2][1][name], base[name])]
     assert moved and all(name.split(".")[-2] in config.lora_targets for name in moved)

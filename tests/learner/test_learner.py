@@ -10,11 +10,19 @@ import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import build_shards, fetched
-from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.types import GroupMeta, ListedRef
-from tests.small_learner import ADVANTAGES, GROUPS, Recording, learner_group, make_group, relative_gap, update
+from tests.small_learner import (
+    ADVANTAGES,
+    GROUPS,
+    Recording,
+    learner_config,
+    learner_group,
+    make_group,
+    relative_gap,
+    update,
+)
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12]), make_group(13, 2, [4, 4])]
 
@@ -31,16 +39,8 @@ class LocalMean(Recording):
 
 @pytest.fixture
 def config(random_llama_dir):
-    return (
-        SRLConfig()
-        .environment("rllib_srl.envs.math.compare:Compare", env_config={"num_shots": 0})
-        .rl_module(model_config={"model": str(random_llama_dir)})
-        .training(compute_dtype="float32", optimizer_name="sgd", lr=1.0, grad_clip=None)
-        .learners(learner_class=Recording)
-        .training(micro_batch_tokens=60, rollout_is_correction={"tis_clip_max": 1.1})
-        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
-        .replay(revisit_fraction=0, reuse_fraction=0)
-    )
+    sgd = learner_config(random_llama_dir).training(optimizer_name="sgd", lr=1.0, grad_clip=None)
+    return sgd.training(rollout_is_correction={"tis_clip_max": 1.1})
 
 
 def train_once(config):

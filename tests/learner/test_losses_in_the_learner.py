@@ -240,6 +240,16 @@ def test_silent_groups_are_shaped_by_entropy_and_others_are_not(gradient, micro_
     assert relative_gap(off, plain) < 1e-6
 
 
+def test_a_kl_in_the_reward_is_measured_and_not_in_the_loss(gradient):
+    bare, *_ = gradient(**BARE)
+    for estimator in ("k2", "k3"):
+        kl = {"kl_coeff": 1.0, "kl_estimator": estimator}
+        rewarded, stats, _ = gradient(**BARE, **kl, kl_in_reward=True)
+        lost, lost_stats, _ = gradient(**BARE, **kl)
+        assert relative_gap(rewarded, bare) == 0 and relative_gap(lost, bare) > 1e-2
+        assert stats["kl"] == lost_stats["kl"] > 0
+
+
 def test_a_turn_mask_trains_some_turns_alone(gradient):
     groups = [two_turns(group) for group in GROUPS]
     both, *_ = gradient(groups, **BARE)
@@ -251,6 +261,31 @@ def test_a_turn_mask_trains_some_turns_alone(gradient):
     alone, *_ = gradient(once, **BARE)
     assert relative_gap({name: again[name] - scale * alone[name] for name in both}, both) < 1e-5
     assert relative_gap(parts["first"], both) > 1e-2 and relative_gap(parts["last"], both) > 1e-2
+
+
+def test_wrong_turns_get_no_gradient(gradient):
+    """The gradient is that of the same groups with these tokens off the mask, at the normalisation of all tokens."""
+    groups = [two_turns(group) for group in GROUPS]
+    marked, without = [], []
+    for group in groups:
+        mask_N, spans = group.loss_mask_N.copy(), {}
+        for g in np.flatnonzero(group.num_turns_G() == 2):
+            written = np.flatnonzero(mask_N[group.offsets[g] : group.offsets[g + 1]]) + group.offsets[g]
+            mask_N[written[0]] = False  # `two_turns` makes the first turn of one token
+            spans[str(g)] = [[int(written[0] - group.offsets[g]), int(written[0] - group.offsets[g]) + 1]]
+        marked.append(replace(group, extra={"wrong_turns": spans}))
+        without.append(replace(group, loss_mask_N=mask_N))
+        marked[-1].check_valid()
+    assert sum(len(group.extra["wrong_turns"]) for group in marked) > 2
+    right, *_ = gradient(marked, **BARE, turn_mask="right")
+    alone, *_ = gradient(without, **BARE)
+    scale = sum(g.loss_mask_N.sum() for g in without) / sum(g.loss_mask_N.sum() for g in groups)
+    assert 0 < scale < 1 and relative_gap(right, {name: scale * alone[name] for name in alone}) < 1e-5
+    every, *_ = gradient(marked, **BARE)
+    bare, *_ = gradient(groups, **BARE)
+    assert relative_gap(every, bare) == 0 and relative_gap(right, every) > 1e-2
+    unmarked, *_ = gradient(groups, **BARE, turn_mask="right")
+    assert relative_gap(unmarked, bare) == 0
 
 
 def one_turn_only(group):

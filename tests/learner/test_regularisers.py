@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.types import GroupMeta, Prompt
 from tests.learner.test_fitting import Gathering
-from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
+from tests.small_learner import GROUPS, Recording, learner_config, learner_group, make_group, relative_gap, update
 
 STAGES = [{"world": name, "env_config": {"num_shots": 0}, "iterations": 2} for name in ("compare", "lookup")]
 OLD = [replace(one, origin="revisit", prompt=Prompt("world", "1", domain="old")) for one in GROUPS]
@@ -26,15 +25,8 @@ LORA = {"lora": 4}
 
 @pytest.fixture
 def config(random_llama_dir):
-    return (
-        SRLConfig()
-        .environment(stream=STAGES)
-        .rl_module(model_config={"model": str(random_llama_dir)})
-        .training(compute_dtype="float32", lr=0.1, optimizer_name="sgd", grad_clip=None, micro_batch_tokens=60)
-        .learners(learner_class=Recording)
-        .env_runners(max_turn_tokens=8, max_episode_tokens=128)
-        .replay(revisit_fraction=0.25, reuse_fraction=0)
-    )
+    config = learner_config(random_llama_dir, stream=STAGES).replay(revisit_fraction=0.25)
+    return config.training(lr=0.1, optimizer_name="sgd", grad_clip=None)
 
 
 def changed(config, **settings):
@@ -213,6 +205,70 @@ def test_two_learners_measure_the_importance_of_one(config, ray_here):
         assert relative_gap(gradients, wanted) < 1e-4
     for name in ("regularisers/ewc", "regularisers/lwf", "regularisers/lwf_tokens"):
         assert again[name] == pytest.approx(stats[name], rel=1e-3) and stats[name] > 0
+
+
+# --- ESR ----------------------------------------------------------------------------------------------
+
+REUSING = {"regularisers": {"esr": {"coeff": 2.0, "top_k": 3, "episodes": 8}}}
+
+
+@pytest.fixture
+def reusing(config):
+    return config.copy(copy_frozen=False).replay(reuse_fraction=0.25)
+
+
+def distributions_of(model, group, g):
+    """Return log-probs of all tokens at each token that the policy wrote [T, V], by Hugging Face's forward pass."""
+    ids = torch.tensor(group.stream(g), dtype=torch.long)
+    mask = torch.from_numpy(group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]])
+    return model(ids[None]).logits[0, :-1].log_softmax(-1)[mask[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix_sharing", [True, False])
+def test_esr_holds_reused_groups_at_their_stored_logits(reusing, random_llama_dir, ray_here, prefix_sharing):
+    group, plain = (learner_group(changed(reusing, prefix_sharing=prefix_sharing, **one)) for one in (REUSING, {}))
+    for one in (group, plain):
+        update(one, GROUPS)  # 10 episodes of 3 groups: the oldest is not kept
+        shaken(one)
+    moved = deepcopy(group._learner.model)
+    newer = [make_group(21, 5, [4, 3])]
+    (own,), stats = update(group, newer, GROUPS)
+    (other,), _ = update(plain, newer, GROUPS)
+    frozen = load_causal_lm(str(random_llama_dir))
+    num = sum(int(one.num_loss_tokens_G().sum()) for one in GROUPS)
+    parameters = dict(moved.named_parameters())
+    total, kl, num_stored = 0.0, 0.0, 0
+    for one in GROUPS[1:]:
+        for g in range(one.size):
+            with torch.no_grad():
+                p_TK, tokens_TK = distributions_of(frozen, one, g).exp().topk(3)
+            q_TK = distributions_of(moved, one, g).exp().gather(1, tokens_TK)
+            p, q = (torch.cat([each, 1 - each.sum(-1, keepdim=True)], 1) for each in (p_TK, q_TK))
+            kl_T = (p * (p / q).log()).sum(-1)
+            total, kl, num_stored = total + 2.0 / num * kl_T.sum(), kl + float(kl_T.sum().detach()), num_stored + len(p)
+    found = torch.autograd.grad(total, list(parameters.values()))
+    wanted = {name: one.numpy() for name, one in zip(parameters, found, strict=True)}
+    assert relative_gap(difference(own, other), wanted) < 1e-3
+    assert stats["regularisers/esr_tokens"] == num_stored < num
+    assert stats["regularisers/esr"] == pytest.approx(kl / num_stored, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_esr_brings_the_policy_back_and_its_store_is_saved(reusing, ray_here, lora):
+    config = changed(reusing, regularisers={"esr": {"coeff": 0.2, "top_k": 3}}, **lora)
+    group = learner_group(config)
+    update(group, GROUPS[:2], advantages=NOTHING[:2])  # stores; the weights stay
+    shaken(group)
+    state = deepcopy(group.get_state())
+    found = [update(group, GROUPS[2:], GROUPS[:2], advantages=NOTHING[2:] + NOTHING[:2])[1] for _ in range(3)]
+    values = [one["regularisers/esr"] for one in found]
+    assert values[0] > values[1] > values[2] > 0
+    other = learner_group(config)
+    other.set_state(state)
+    again = update(other, GROUPS[2:], GROUPS[:2], advantages=NOTHING[2:] + NOTHING[:2])[1]
+    assert again["regularisers/esr"] == values[0] and again["regularisers/esr_tokens"] > 0
 
 
 # --- LwF ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.common.remote_calls import Call
-from rllib_srl.learner.learner_group import Learners
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.storage.checkpoints import CheckpointError
 from tests.small_learner import GROUPS, Recording, learner_group, update
 from tests.small_worlds import small_config

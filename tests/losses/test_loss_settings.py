@@ -118,7 +118,7 @@ WRONG = [
     ("bapo_high", (1.2, 3.0, 0), "expected first <= last in [1, inf] and a step above 0"),
     ("aggregation", "sum", "expected one of 'token_mean', 'sequence_mean', 'constant'"),
     ("longest_answer", 0, "expected an integer of at least 1, or None"),
-    ("turn_mask", "second", "expected one of 'all', 'first', 'last'"),
+    ("turn_mask", "second", "expected one of 'all', 'first', 'last', 'right'"),
     ("ratio_anchor", "prox", "expected one of 'decoupled', 'bypass'"),
     ("correction", "icepop", "expected one of 'none', 'tis'"),
     ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
@@ -164,6 +164,10 @@ CONTRADICTIONS = [
     ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
     ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_delta = 1.2; expected more than 1 + clip_high"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
+    ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_in_reward": False}, "expected another estimator: k1's gradient"),
+    ({"kl_coeff": 0.1, "kl_estimator": "k3_k2", "kl_in_reward": True}, "expected one of 'k1', 'k2', 'k3': it differs"),
+    ({"kl_coeff": 0.1, "kl_in_reward": True, "kl_on_reused": "weighted"}, "expected a KL in the loss"),
+    ({"kl_in_reward": True}, "with kl.coeff = 0; expected kl.coeff above 0"),
     ({"kl_reference": "ema"}, "kl_reference = 'ema' with kl.coeff = 0"),
     ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
     ({"kl_on_reused": "weighted"}, "kl_on_reused = 'weighted' with kl.coeff = 0"),
@@ -185,6 +189,28 @@ def test_contradictions_are_refused_with_the_reason(config, settings, reason):
         config.validate()
 
 
+def test_wrong_turns_need_an_environment_that_marks_them(config):
+    config.environment("compare").training(turn_mask="right")
+    assert faults_of(config) == []
+    config.environment(agent="my_module:run")
+    expected = "turn_mask = 'right' with environment 'agent'; expected one that marks its turns, not agents"
+    assert expected in faults_of(config)
+    config.training(turn_mask="last")
+    assert not any("turn_mask" in fault for fault in faults_of(config))
+
+
+def test_wrong_turns_are_refused_for_an_unmarked_stage_of_a_stream(random_llama_dir):
+    stages = [{"world": name, "domain": "d", "iterations": 2} for name in ("compare", "verifiers")]
+    config = SRLConfig().rl_module(model_config={"model": str(random_llama_dir)}).training(turn_mask="right")
+    config.environment(stream=stages)
+    expected = "turn_mask = 'right' with environment 'verifiers'; expected one that marks its turns, not agents"
+    assert expected in faults_of(config)
+    config.environment(stream=stages[:1])
+    assert not any("turn_mask" in fault for fault in faults_of(config))
+    config.environment(stream=[{"world": 3}])
+    assert [fault for fault in faults_of(config) if fault.startswith("stream")]
+
+
 def test_rescue_needs_a_memory_and_whole_embeddings(config):
     config.training(rescue="arpo").replay(capacity=0, revisit_fraction=0, reuse_fraction=0)
     assert any("expected a memory, which stores the successes" in line for line in faults_of(config))
@@ -200,6 +226,7 @@ def test_rescue_needs_a_memory_and_whole_embeddings(config):
         {"ratio_anchor": "bypass", "correction": "none"},
         {"advantage": "gae", "use_critic": True},
         {"kl_coeff": 0.1, "kl_estimator": "k1"},
+        {"kl_coeff": 0.1, "kl_estimator": "k2", "kl_in_reward": True},
         {"clip_rule": "symmetric", "clip_low": 0.3, "clip_high": 0.3},
     ],
 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rllib_srl.losses import (
     CLIP_RULES,
     CORRECTIONS,
+    KL_REWARDS,
     RATIO_LEVELS,
     REUSE_CORRECTIONS,
     LossSettings,
@@ -266,6 +267,15 @@ def test_k2_has_the_gradient_of_the_reverse_kl_and_k3_is_unbiased():
         assert torch.allclose(got, want, atol=1e-6) == is_exact, estimator.__name__
     assert (logp.exp() * k3(logp, ref_logp)).sum().item() == pytest.approx(exact.item(), abs=1e-6)
     assert (k3(NEW, REFERENCE) >= 0).all()
+
+
+def test_kl_in_a_reward_by_hand():
+    """Log-ratios .5 and -1: k1 -.5, k2 .125 + .5, k3 (e^-.5 + .5 - 1) + (e - 1 - 1); the row of docs/losses.md."""
+    d, none = torch.tensor([0.5, -1.0]), torch.zeros(2)
+    sums = {name: estimator(d, none).sum().item() for name, estimator in KL_REWARDS.items()}
+    assert sums == {"k1": -0.5, "k2": 0.625, "k3": pytest.approx(0.8248125, abs=1e-6)}
+    rewards = [1 - 0.1 * one for one in sums.values()]
+    assert rewards == pytest.approx([1.05, 0.9375, 0.9175], abs=1e-4)
 
 
 def test_k1_as_a_loss_has_no_gradient_on_average():

@@ -11,10 +11,11 @@ import torch
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.learner.head import Scale, top_tokens
 from rllib_srl.learner.regularisers.anchor_texts import read_texts
 from rllib_srl.losses.kl import k3_k2
 from rllib_srl.losses.regulariser_settings import EWC, L2, REGULARISERS, LwF, RegulariserSettings
-from rllib_srl.losses.regularisers import BETWEEN, LOWER, UPPER, Thresholds, decayed, pull
+from rllib_srl.losses.regularisers import BETWEEN, LOWER, UPPER, Thresholds, decayed, pull, top_kl
 
 STAGES = [{"world": "compare", "iterations": 2}, {"world": "lookup", "iterations": 2}]
 
@@ -56,6 +57,33 @@ def test_lwf_pushes_by_the_log_ratio():
     loss = k3_k2(logp, frozen)  # d = 1, -1: exp(-d) + d - 1
     assert loss.tolist() == pytest.approx([math.exp(-1), math.e - 2], abs=1e-6)
     assert torch.autograd.grad(loss.sum(), logp)[0].tolist() == [1.0, -1.0]
+
+
+def test_esr_compares_the_likeliest_tokens_and_all_others_as_one():
+    # p = (1/2, 1/4 | 1/4), q = (1/4, 1/4 | 1/2): KL = 1/2 log 2 + 0 + 1/4 log(1/2) = 1/4 log 2.
+    stored = torch.tensor([[0.5, 0.25]]).log()
+    logp = torch.tensor([[0.25, 0.25]]).log().requires_grad_()
+    kl = top_kl(stored, logp)
+    assert kl.tolist() == pytest.approx([0.25 * math.log(2)])
+    # d/d log q_k = -p_k + p_rest q_k / q_rest
+    assert torch.autograd.grad(kl.sum(), logp)[0][0].tolist() == pytest.approx([-0.5 + 0.125, -0.25 + 0.125])
+    assert top_kl(stored, stored).tolist() == pytest.approx([0.0], abs=1e-7)
+
+
+def test_esr_is_finite_where_the_likeliest_tokens_have_all_probability():
+    stored = torch.tensor([[0.75, 0.25]]).log()
+    logp = torch.tensor([[0.5, 0.5]]).log().requires_grad_()
+    kl = top_kl(stored, logp)
+    assert kl.tolist() == pytest.approx([0.75 * math.log(1.5) + 0.25 * math.log(0.5)], abs=1e-5)
+    assert torch.isfinite(torch.autograd.grad(kl.sum(), logp)[0]).all()
+
+
+def test_the_likeliest_tokens_are_those_of_the_softmax():
+    torch.manual_seed(3)
+    hidden, weight = torch.randn(70, 8), torch.randn(50, 8)
+    logp = (hidden @ weight.T / 0.7).log_softmax(-1)
+    tokens, values = top_tokens(hidden, weight, 5, Scale(0.7))
+    assert torch.equal(tokens, logp.topk(5).indices) and torch.allclose(values, logp.topk(5).values, atol=1e-6)
 
 
 def test_thresholds_are_those_of_each_dimension():
@@ -179,6 +207,22 @@ def test_the_document_of_losses_names_every_parameter():
         for field in fields(one):
             shown = f"`{field.default}`" if isinstance(field.default, str) else f"{field.default:g}"
             assert f"`{field.name}` ({shown})" in section
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"replay": {"reuse_fraction": 0.0}}, "with replay_reuse_fraction = 0; expected above 0"),
+        ({"training": {"fsdp": True}}, "with fsdp = True; expected fsdp = False"),
+        ({"learners": {"num_learners": 2}}, "with num_learners = 2; expected 0 or 1"),
+    ],
+)
+def test_esr_needs_reuse_and_one_learner(config, change, expected):
+    config = config.replay(reuse_fraction=0.25).training(regularisers={"esr": 1.0})
+    for method, values in change.items():
+        config = getattr(config, method)(**values)
+    lines = [line for line in faults_of(config) if line.startswith("regularisers.esr")]
+    assert len(lines) == 1 and expected in lines[0]
 
 
 def test_lwf_needs_revisits(config):

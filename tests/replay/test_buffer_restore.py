@@ -33,6 +33,7 @@ VARIANTS = {
     "growth": {"task_growth": True, "turns": 3, "capacity": 150, "growth_depth": 2, "p_div": 0.5},
     "policy": {"embedding": "policy", "diversity_parts": ("variance", "novelty", "rarity"), "capacity": 50},
     "leeches": {"leech_failures": 1, "leech_interval": 2, "leech_share": 0.3, "candidate_pool": 5, "spacing": "none"},
+    "corrected": {"recalibrate_every": 2, "refit_every": 7},
     "spilled": {"max_bytes": 2_000, "groups_per_item": 1, "iterations_per_day": 3.5, "min_recall_interval": 2},
 }
 

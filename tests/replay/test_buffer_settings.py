@@ -82,6 +82,8 @@ ACTS = {
     "desired_retention": ({"desired_retention": 0.5}, {}),
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
     "domain_half_life": ({"domain_half_life": 4.0}, {}),
+    "recalibrate_every": ({"recalibrate_every": 2}, {}),
+    "refit_every": ({"refit_every": 2}, {}),
     "fill_with_not_due": ({"fill_with_not_due": False}, {}),
     "min_recall_interval": ({"min_recall_interval": 4}, {}),
     "load_control": ({"load_control": "stretch"}, {}),
@@ -119,6 +121,7 @@ ACTS = {
     "task_growth": ({"task_growth": True}, {}),
     "growth_depth": ({"growth_depth": 1}, {"task_growth": True}),
     "p_div": ({"p_div": 1.0}, {"task_growth": True, "capacity": 400, "load_control": "none"}),
+    "self_divergence": ({"self_divergence": 0.5}, {"load_control": "none"}),
 }
 
 
@@ -180,6 +183,8 @@ BAD = {
     "desired_retention": (0.0, 1.0),
     "iterations_per_day": (0.0, float("inf")),
     "domain_half_life": (-1.0, "long", None),
+    "recalibrate_every": (-1, 0.5, True),
+    "refit_every": (-1, "often", None),
     "fill_with_not_due": (1, "no", None),
     "min_recall_interval": (0, 0.5),
     "load_control": ("much",),
@@ -211,6 +216,8 @@ BAD = {
     "diversity_parts": (("surprise",), ("variance", "variance"), "variance"),
     "diversity_on": (("due",),),
     "diversity_bonus": ("max",),
+    "diversity_device": ("cuda",),
+    "diversity_gpu_share": (0.2,),  # without the device
     "neighbours": (0,),
     "embedding": ("bert",),
     "eviction": ("random",),
@@ -222,6 +229,7 @@ BAD = {
     "task_growth": (1,),
     "growth_depth": (0,),
     "p_div": (-0.1, 2.0),
+    "self_divergence": (-0.1, 2.0),
     "num_shards": (0,),
     "timeout_s": (0.0,),
 }

@@ -261,6 +261,71 @@ def test_a_grown_item_is_asked_from_a_random_turn_or_as_another_step():
     }
 
 
+def answered(i, now, *turns_G, **extra):
+    """Return a group of a prompt whose environment can ask for a different answer, with these turns of its episodes."""
+    rewards = tuple(float(g % 2) for g in range(len(turns_G)))
+    turns = {"turns": [list(turns) for turns in turns_G], "can_iterate": True, **extra}
+    return a_group(i, now, rewards=rewards, extra=turns)
+
+
+@pytest.mark.parametrize("epsilon", [0.25, 1.0])
+def test_a_share_of_revisits_shows_a_stored_answer_and_asks_for_a_different_one(epsilon):
+    """Of n revisits a binomial number diverges; each shows an answer of one turn of the item's newest group."""
+    buffer = a_buffer(self_divergence=epsilon, min_recall_interval=1, load_control="none", groups_per_item=2)
+    buffer.add([answered(i, 1, ["old"], ["older"]) for i in range(8)], 1)
+    buffer.add([answered(i, 2, [f"a{i}"], [f"b{i}"], ["two", "turns"]) for i in range(8)], 2)
+    asked = [prompt for now in range(3, 103) for prompt in buffer.due(4, now)]
+    assert len(asked) == 400 and buffer.stats(102)["num_revisits"] == 400
+    diverged = [prompt for prompt in asked if prompt.step]
+    assert {(prompt.prompt_id, prompt.history, prompt.step) for prompt in diverged} == {
+        (f"p{i}", (f"{letter}{i}",), "diverge") for i in range(8) for letter in "ab"
+    }
+    assert all(prompt.history == () for prompt in asked if not prompt.step)
+    assert abs(len(diverged) - 400 * epsilon) <= 4 * np.sqrt(400 * epsilon * (1 - epsilon))
+    assert buffer.stats(102)["num_diverged"] == len(diverged) and buffer.stats(102)["num_diverged_unanswered"] == 0
+
+
+def test_a_different_answer_is_no_review_and_no_item():
+    buffer = a_buffer(self_divergence=1.0)
+    buffer.add([answered(0, 1, ["x"], ["y"])], 1)
+    (prompt,) = buffer.due(1, 5)
+    before = row_of(buffer, a_prompt(0)).copy()
+    (visit,) = buffer.add([a_group(prompt, 5, rewards=(1.0, 1.0))], 5)
+    assert (visit.refused, visit.pass_rate, visit.grade) == ("diverged", 1.0, 0)
+    assert buffer.stats(5)["num_items"] == 1 and buffer.stats(5)["num_refused_diverged"] == 1
+    assert np.array_equal(row_of(buffer, a_prompt(0)), before)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [answered(0, 1, ["two", "turns"], ["three", "more", "turns"]), answered(0, 1, ["x"], ["y"], can_iterate=False)],
+    ids=["several turns", "no further answers"],
+)
+def test_without_a_stored_answer_the_prompt_is_asked_as_usual(group):
+    buffer = a_buffer(self_divergence=1.0)
+    buffer.add([group], 1)
+    (prompt,) = buffer.due(1, 5)
+    assert (prompt.history, prompt.step) == ((), "") and buffer.stats(5)["num_diverged_unanswered"] == 1
+
+
+def test_an_answer_that_leaves_no_room_for_another_is_not_shown():
+    group = answered(0, 1, ["x"], ["y"])
+    length = int(group.lengths_G()[0])
+    for room, step in ((length, "diverge"), (length - 1, "")):
+        buffer = a_buffer(self_divergence=1.0, max_prompt_tokens=room)
+        buffer.add([group], 1)
+        assert buffer.due(1, 5)[0].step == step
+
+
+def test_without_the_chance_of_it_nothing_is_drawn_for_it():
+    """Off, the generators stay untouched, so that a run is that without the setting, bit for bit."""
+    buffer = a_buffer()
+    before = buffer.generators["grow"].bit_generator.state
+    buffer.add([answered(i, 1, ["x"], ["y"]) for i in range(4)], 1)
+    assert all(prompt.step == "" for now in range(2, 9) for prompt in buffer.due(2, now))
+    assert buffer.generators["grow"].bit_generator.state == before
+
+
 def test_groups_that_nobody_played_just_now_grade_only_what_was_never_visited():
     buffer = a_buffer()
     (first,) = buffer.add([a_group(0, 1)], 1, is_played=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -110,12 +113,26 @@ def test_a_temperature_flattens_and_zero_takes_the_top():
     [
         ("fifo", {"elapsed": [1, 5, 5, 0], "seq": [0, 7, 3, 9]}, [2, 1, 0]),
         ("recent", {"seq": [4, 9, 1, 7]}, [1, 3, 0]),
-        ("high_reward", {"reward": [0.1, 0.9, 0.5, 0]}, [1, 2, 0]),
         ("hardest", {"pass_rate": [0.1, 0.9, 0.5, 0]}, [3, 0, 2]),
     ],
 )
 def test_deterministic_rules(rule, columns, expected):
     assert SELECTIONS[rule](Candidates.of(4, **columns), 3, generator(), DEFAULT).tolist() == expected
+
+
+def test_high_reward_draws_uniformly_among_twice_as_many():
+    """Rewards .9 .8 .5 .4 .1: two slots draw any two of the first four alike, one slot one of the first two."""
+    candidates = Candidates.of(5, reward=[0.5, 0.9, 0.1, 0.8, 0.4])
+    rule, rng = SELECTIONS["high_reward"], generator(3)
+    pairs = Counter(tuple(sorted(rule(candidates, 2, rng, DEFAULT).tolist())) for _ in range(6000))
+    assert set(pairs) == set(itertools.combinations([0, 1, 3, 4], 2))
+    assert min(pairs.values()) > 900 and max(pairs.values()) < 1100  # 1000 each, deviation 29
+    assert {int(rule(candidates, 1, rng, DEFAULT)[0]) for _ in range(50)} == {1, 3}
+    assert sorted(rule(candidates, 5, rng, DEFAULT)) == [0, 1, 2, 3, 4]
+    top = make_settings("high_reward", {"high_reward_factor": 1.0})
+    assert {tuple(sorted(rule(candidates, 3, rng, top))) for _ in range(20)} == {(0, 1, 3)}
+    odd = make_settings("high_reward", {"high_reward_factor": 1.5})  # ceil(1.5) = 2
+    assert {int(rule(candidates, 1, rng, odd)[0]) for _ in range(50)} == {1, 3}
 
 
 def test_ties_are_broken_by_the_generator():
@@ -253,6 +270,7 @@ ACTS = {  # setting -> a rule whose draws it changes, and another value
     "learnability_coeff": ("srl", 500.0),
     "leech_share": ("hardest", 1.0),
     "uniform_floor": ("learnability", 1.0),
+    "high_reward_factor": ("high_reward", 1.0),
     "kappa": ("exit", 1000.0),
     "per_alpha": ("per", 20.0),
     "fresh_tau": ("fresh_per", 0.1),

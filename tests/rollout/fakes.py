@@ -60,6 +60,9 @@ class ScriptedEngine:
         self.num_steps = 0
         self._running: dict[str, tuple[list[int], int, int]] = {}  # ids to write, written, first version
 
+    def expect(self, prompts: Any) -> None:
+        """As an engine with a model."""
+
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         if request_id in self.submitted or not 0 < len(token_ids) < self.context_length:
             raise EngineError(f"request {request_id!r} with {len(token_ids)} tokens")

@@ -116,3 +116,12 @@ def test_closing_frees_engine_and_environments(in_play):
     in_play.close()
     assert len(in_play) == 0 and in_play._player.num_unfinished == 0
     assert in_play._player.engine.num_running() == 0 and in_play.advance(time.monotonic() + 20) == []
+
+
+def test_a_slice_ends_when_all_episodes_wait(in_play):
+    in_play.add(prompts("sleep-step"), {"1.sleep-step": 2}, deadline_s=20)
+    start = time.monotonic()
+    assert in_play.advance(start + 20) == []  # long before 20 s, and before the call has timed out
+    assert time.monotonic() - start < 0.5 and len(in_play) == 1
+    in_play.add(prompts("a"), {"1.a": 1}, deadline_s=20)
+    assert [one.group_id for one in to_the_end(in_play)] == ["1.a", "1.sleep-step"]

@@ -122,6 +122,15 @@ def test_retention_acts_on_harm_that_is_shown(low: float, at: float, high: float
     assert f"{100 * at:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on 1000 prompts; limit -2" in found.reason
 
 
+@given(st.floats(0.005, 0.9), st.floats(0.5, 0.999))
+@settings(max_examples=50, deadline=None)
+def test_kept_can_pass_with_just_as_many_prompts_as_it_needs(max_drop: float, confidence: float) -> None:
+    least = gates.least_prompts(max_drop, confidence)
+    for num in {max(1, least - 1), least}:
+        same = dict.fromkeys(range(num), True)
+        assert gates.kept("d", paired_change(same, same, confidence), max_drop).is_passed == (num >= least)
+
+
 @pytest.mark.parametrize(
     ("low", "at", "high", "is_passed"),
     [(-0.019, 0.0, 0.02, True), (-0.02, 0.0, 0.02, False), (-0.05, 0.04, 0.13, False), (0.01, 0.04, 0.07, True)],

@@ -113,7 +113,10 @@ def test_rows_are_written_before_training_and_after_each_stage_and_the_budget_en
     assert trial.is_finished and [(row.stage, row.domain) for row in trial.rows] == [
         (stage, domain) for stage in (-1, 0, 1) for domain in ("even", "odd")
     ]
-    before, _, first, _, last, _ = trial.rows
+    before, _, first, unseen, last, _ = trial.rows
+    assert "online_accuracy" not in before.measures and "online_accuracy" not in unseen.measures
+    assert first.measures["online_prompts"] % 4 == 0 < first.measures["online_prompts"]  # four prompts an iteration
+    assert 0 < first.measures["online_accuracy"] < 1
     assert (before.iteration, before.num_generated_tokens, before.num_trained_tokens, before.seconds) == (0, 0, 0, 0.0)
     assert first.num_generated_tokens - 48 < TOKENS <= first.num_generated_tokens
     assert last.num_generated_tokens - 48 < 2 * TOKENS <= last.num_generated_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,6 +84,33 @@ def test_the_start_sends_each_set_of_weights_once_for_all_engines(learner, num_e
     assert engines.calls == [("score", ids), ("load", ids), ("score", ids), ("load", ids), ("score", ids)]
     assert learner.num_packs == 2  # the perturbed and the true weights, however many engines there are
     assert set(engines.weights.values()) == {0.0}
+
+
+def test_an_update_scores_the_first_tokens_only_and_is_held_to_their_gap(learner):
+    engines = Engines(learner, [1], noise=np.where(np.arange(50) < 15, 0.01, 0.05))
+    scored = []
+    send, load = learner.send, engines.load_weights
+    learner.send = lambda version, sequences, *rest: scored.append(sequences) or send(version, sequences, *rest)
+
+    def load_and_compare(ids, ref, logps, sequences, timeout_s):
+        scored.append(sequences)
+        loaded = load(ids, ref, logps, sequences, timeout_s)
+        gap = CanaryGap.between(*[[part[:15] for part in parts] for parts in (engines.rounded(1), logps)])
+        return {i: replace(one, gap=gap) for i, one in loaded.items()}
+
+    engines.load_weights = load_and_compare
+    tokens = [list(range(51)), [7, 8, 9]]
+    sync = WeightSync(ObjectStoreTransport(learner, engines, tokens, 5.0), engines, tokens, "bfloat16", 5.0)
+    sync.start(0)
+    assert sync.healthy.mean == pytest.approx((15 * 0.01 + 35 * 0.05) / 50)
+    assert sync.healthy_update.mean == pytest.approx(0.01)
+    scored.clear()
+    gap, _ = sync.sync(1)
+    assert scored == [[list(range(16)), [7, 8, 9]]] * 2 and gap.mean == pytest.approx(0.01)
+    engines.noise = 0.016  # below the mean of the whole canary, above 1.5 times that of its first tokens
+    packs = learner.num_packs
+    sync.sync(2)
+    assert learner.num_packs > packs + 1  # a second self-test
 
 
 def test_a_failing_engine_is_named_among_several(learner):

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.replay.tools.explain import Decode
 
@@ -53,7 +53,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     return parser.parse_args(argv)
 
 
@@ -101,6 +101,7 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
         import uvicorn
 
         from rllib_srl.cli.dashboard.access import Access
+        from rllib_srl.cli.dashboard.head_timeout import HeadTimeout
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -110,7 +111,7 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     access = Access(port=port)
     make = _served_page if is_served else _run_page
     title, app = make(arguments, decode, may_rate, access)
-    how: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "on", "log_level": "warning"}
+    how: dict[str, Any] = {"http": HeadTimeout, "ws": "none", "lifespan": "on", "log_level": "warning"}
     how |= {"access_log": False, "server_header": False, "limit_concurrency": MOST_CONNECTIONS}  # a log has the token
     how |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": GRACE_S}
     server = uvicorn.Server(uvicorn.Config(app, **how))

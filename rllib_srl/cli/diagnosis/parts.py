@@ -96,6 +96,10 @@ def _right(env: Any, env_id: str, prompts: Sequence[Prompt], mark: float) -> Ite
         return
     for prompt in prompts:
         turns = gold_turns(prompt.prompt_id)
+        if not turns:  # data with a reward function needs no answers
+            text = f"{env_id} has no gold_turns for prompt {prompt.prompt_id[:40]!r}"
+            yield Line(WARNING, "environment", f"{text}: whether right answers earn 1 is not known")
+            return
         reward = _played(env, prompt, turns)
         if not reward >= mark:
             said = " ".join(" / ".join(turns).split())[:60]

@@ -109,12 +109,12 @@ def _weights(algo: Any) -> dict[str, np.ndarray]:
 
 
 def _small(config: SRLConfig, num_prompts: int) -> SRLConfig:
-    """Return a copy with few prompts, in this process unless GPUs are used, that leaves nothing behind."""
+    """Return a copy with few prompts, in this process unless it needs GPUs or a runner, that leaves nothing behind."""
     own: SRLConfig = config.copy(copy_frozen=False)
     changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, num_prompts), "num_transcripts": 0}
     changed |= {"checkpoint_every": 0, "evaluation_interval": None, "tracker": None}
     if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
-        changed |= {"num_env_runners": 0, "num_learners": 0}
+        changed |= {"num_env_runners": _num_runners(config), "num_learners": 0}
     for name, value in changed.items():
         setattr(own, name, value)
     return own
@@ -123,16 +123,20 @@ def _small(config: SRLConfig, num_prompts: int) -> SRLConfig:
 def _without_model(config: SRLConfig) -> SRLConfig:
     own = _small(config, MOST_REPLAYED)
     changed: dict[str, Any] = {"engine": {"name": "stub", "chance": 0.5}, "compute_dtype": "float32"}
-    changed |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_env_runner": 0, "num_gpus_per_learner": 0}
+    changed |= {"num_env_runners": _num_runners(config), "num_learners": 0}
+    changed |= {"num_gpus_per_env_runner": 0, "num_gpus_per_learner": 0}
     changed |= {"replay_min_buffer_size": 1, "weight_transfer": "object_store"}
     for name, value in changed.items():
         setattr(own, name, value)
     for name, value in WITHOUT_MODEL.items():
-        if name in ("lora_rank",):
-            own.lora = value
-        else:
-            setattr(own, name, value)
+        is_set = name != "lora_rank" or "lora" in own._aliases  # else by its own name, `lora`
+        setattr(own, name if is_set else "lora", value)
     return own
+
+
+def _num_runners(config: SRLConfig) -> int:
+    """Return the number of runner processes: one if rollouts go on during updates, else this process plays."""
+    return 1 if config.max_lag else 0
 
 
 @contextmanager

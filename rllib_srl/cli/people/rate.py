@@ -27,7 +27,7 @@ from typing import Any
 from rllib_srl.cli.dashboard import HOST, PORT, add_flags, serve
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.people.rate_by_id import rate_by_id
 from rllib_srl.people.rating import EXPECTED, Rating, check_value
@@ -54,7 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     arguments = parser.parse_args(argv)
     if not arguments.web and (arguments.host, arguments.port) != (HOST, PORT):
         parser.error("--host and --port are for --web")

@@ -18,7 +18,7 @@ from pathlib import Path
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
@@ -36,7 +36,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
     parser.add_argument("--transcripts", type=int, default=6, metavar="N", help="episodes of a run (default: 6)")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     arguments = parser.parse_args(argv)
     if arguments.transcripts < 0:
         parser.error(f"--transcripts {arguments.transcripts}; expected at least 0")

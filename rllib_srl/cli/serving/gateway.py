@@ -28,20 +28,22 @@ import aiohttp
 from aiohttp import web
 
 from rllib_srl.cli.serving.adapter import AdapterError
-from rllib_srl.cli.serving.place import Stores
+from rllib_srl.cli.serving.place import MOST_NAMED, Stores
 from rllib_srl.cli.serving.relay import Collected, Sampling, event, events_of, forwarded
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.endpoint import (
-    BODY_TIMEOUT_S,
     MAX_BODY_BYTES,
     MODEL,
+    WRITE_TIMEOUT_S,
     Refusal,
     as_json,
+    body_of,
     digest_of,
     failed,
+    hush_malformed_requests,
 )
 from rllib_srl.envs.agents.requests import ChatRequest, RequestError, read_object, read_request
 from rllib_srl.envs.agents.responses import error_body
@@ -73,6 +75,8 @@ class Gateway:
         """Serve with the parts of `srl serve`."""
         self._token, self._serving, self._stores = digest_of(token), serving, stores
         self._training, self._usual = training, usual
+        self._doing: set[asyncio.Task[Any]] = set()  # rollbacks; the event loop alone would not keep them
+        hush_malformed_requests()
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[as_json, self._guarded])
         self.app.router.add_post("/v1/chat/completions", self._chat)
         self.app.router.add_get("/v1/models", self._models)
@@ -108,14 +112,6 @@ class Gateway:
         except ServerError as error:
             return failed(Refusal(502, "engine_failed", str(error)))
 
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            return await asyncio.wait_for(request.read(), BODY_TIMEOUT_S)
-        except TimeoutError:
-            raise web.HTTPRequestTimeout from None
-        except web.RequestPayloadError as error:  # its Content-Encoding or Transfer-Encoding
-            raise RequestError(f"the body cannot be read: {' '.join(str(error).split())}") from None
-
     # --- answers -----------------------------------------------------------------------------------
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -123,7 +119,7 @@ class Gateway:
         return web.json_response({"object": "list", "data": [listed]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        asked = read_request(await self._body(request))
+        asked = read_request(await body_of(request))
         if self._serving.num_under_way >= MAX_UNDER_WAY:
             return failed(Refusal(429, "too_many_calls", f"{MAX_UNDER_WAY} answers are under way already"))
         with self._serving.answering() as (number, name):
@@ -180,22 +176,24 @@ class Gateway:
                 if piece["choices"] or with_usage:
                     held.append(event(piece))
                 if not answer.finish_reason:
-                    await response.write(b"".join(held))
+                    await _write(request, response, held)
                     held.clear()
             if not answer.finish_reason:
                 raise ServerError("the answer ended without a reason")
+            last = [*held, b"data: [DONE]\n\n"]
         except (ConnectionResetError, asyncio.CancelledError):  # the client went away
             await asyncio.shield(self._log(answer, asked, CUT))
             raise
         except (aiohttp.ClientError, TimeoutError, ValueError, ServerError) as error:
-            await self._log(answer, asked, CUT)
             reason = f"the engine failed in mid-answer: {' '.join(str(error).split()) or type(error).__name__}"
-            return await _ended(response, [event(error_body(502, reason, "engine_failed"))])
+            why_not, last = CUT, [event(error_body(502, reason, "engine_failed"))]
         try:
             await self._log(answer, asked, why_not)
         except (DiskFull, ConversationsError) as error:
-            return await _ended(response, [event(error_body(507, str(error), "not_stored"))])
-        return await _ended(response, [*held, b"data: [DONE]\n\n"])
+            last = [event(error_body(507, str(error), "not_stored"))]
+        await _write(request, response, last)
+        await response.write_eof()
+        return response
 
     async def _log(self, answer: Collected, asked: ChatRequest, why_not: str) -> None:
         tokens, why = answer.tokens(why_not)
@@ -204,7 +202,8 @@ class Gateway:
         reason = answer.finish_reason if why_not != CUT else "cut"
         about = (answer.conversation_id, answer.version, at, messages, answer.text, reason or "cut", tokens, why)
         await self._stores.run(self._stores.conversations.log, Conversation(*about))
-        self._serving.num_restarts = 0
+        if why_not != CUT:
+            self._serving.num_restarts = 0
 
     # --- ratings -----------------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class Gateway:
         return web.json_response({**vars(replace(found, tokens=None)), "rating": value})
 
     async def _rate(self, request: web.Request) -> web.StreamResponse:
-        value, rater = rating_of(read_object(await self._body(request)))
+        value, rater = rating_of(read_object(await body_of(request)))
         found = await self._found(request)
         answer = found.as_answer()
         is_new = await self._stores.run(self._stores.ratings.rate, answer, value, rater)
@@ -238,18 +237,25 @@ class Gateway:
         return web.json_response({"active": self._serving.number, "versions": rows})
 
     async def _roll_back(self, request: web.Request) -> web.StreamResponse:
-        body = read_object(await self._body(request))
+        body = read_object(await body_of(request))
         reason, number = body.get("reason", ""), body.get("version")
         is_number = number is None or (isinstance(number, int) and not isinstance(number, bool))
         if not isinstance(reason, str) or not is_number or set(body) - {"reason", "version"}:
             raise RequestError('the body is another object; expected {"reason": "...", "version": NUMBER}')
-        before, after = await self._serving.roll_back(reason[:MAX_REASON] or "rolled back by hand", number)
+        doing = asyncio.create_task(self._rolled_back(reason[:MAX_REASON] or "rolled back by hand", number))
+        self._doing.add(doing)
+        doing.add_done_callback(self._doing.discard)
+        return web.json_response(await asyncio.shield(doing))  # it is done to its end if the client goes away
+
+    async def _rolled_back(self, reason: str, number: int | None) -> dict[str, Any]:
+        before, after = await self._serving.roll_back(reason, number)
         await self._training.drop(f"version {before}, from which it was trained, was rolled back")
-        withdrawn = await self._stores.run(self._stores.lineage.withdrawn)
-        return web.json_response({"rolled_back": before, "active": after, "num_withdrawn_ratings": len(withdrawn)})
+        withdrawn = await self._stores.run(self._stores.lineage.withdrawn_by, before)
+        facts = {"rolled_back": before, "active": after, "num_withdrawn_ratings": len(withdrawn)}
+        return {**facts, "withdrawn_ratings": withdrawn[:MOST_NAMED]}
 
     async def _pause(self, request: web.Request) -> web.StreamResponse:
-        body = read_object(await self._body(request))
+        body = read_object(await body_of(request))
         if set(body) != {"paused"} or not isinstance(body["paused"], bool):
             raise RequestError('expected {"paused": true} or {"paused": false}', "paused")
         self._training.pause(body["paused"])
@@ -301,7 +307,15 @@ def _refused_by_engine(status: int, text: str) -> web.Response:
     return failed(Refusal(502, "engine_failed", f"the engine failed: {message}"))
 
 
-async def _ended(response: web.StreamResponse, last: list[bytes]) -> web.StreamResponse:
-    await response.write(b"".join(last))
-    await response.write_eof()
-    return response
+async def _write(request: web.Request, response: web.StreamResponse, pieces: list[bytes]) -> None:
+    """Write pieces of a stream.
+
+    Raises:
+        aiohttp.ClientConnectionResetError: the client is gone, or does not read; its connection is closed.
+    """
+    try:
+        await asyncio.wait_for(response.write(b"".join(pieces)), WRITE_TIMEOUT_S)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise aiohttp.ClientConnectionResetError(f"nothing was read for {WRITE_TIMEOUT_S:g} s") from None

@@ -40,7 +40,7 @@ class TrainingSettings:
         """Return one message for each value out of its range."""
         bounds: dict[str, tuple[float, float]] = {"lr": (1e-8, 1.0), "rank": (1, 64), "passes": (1, 100)}
         bounds |= {"slice_answers": (1, 1024), "kl": (0.0, 100.0), "gate_prompts": (8, 100_000)}
-        bounds |= {"max_drop": (0.0, 0.99), "confidence": (0.5, 0.9999), "max_kl": (1e-6, 1e6)}
+        bounds |= {"max_drop": (0.001, 0.99), "confidence": (0.5, 0.9999), "max_kl": (1e-6, 1e6)}
         values = asdict(self)
         return [
             f"{name} = {values[name]}; expected {least:g} to {most:g}"

@@ -26,6 +26,7 @@ from rllib_srl.people.lineage.versions import VERSIONS, Lineage
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 
 SETTINGS, SERVER, TOKEN, LOCK, LOG = "settings.json", "server.json", "token", "lock", "engine.log"
+MOST_NAMED = 5  # ratings that a rollback names; the rest is counted
 Result = TypeVar("Result")
 
 

@@ -2,7 +2,8 @@
 
     srl serve smollm2-135m --out results/served --keep compare chain_sum
     srl serve results/first/model --out results/served --keep compare --train-after 64 --port 8000
-    srl serve tiny --out results/served --train-after 0                       no training
+    srl serve smollm2-135m --out results/served --keep compare --self-label 8   majority votes where nobody rates
+    srl serve tiny --out results/served --train-after 0                         no training
 
 vLLM's own server answers, behind a gateway on the loopback: OpenAI's /v1/chat/completions, plain and streaming, and
 ratings by PUT /v1/conversations/ID/rating. The token is in DIR/token. After --train-after new ratings a version of the
@@ -19,7 +20,8 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -29,20 +31,24 @@ from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
 from rllib_srl.cli.serving.place import SERVER, TOKEN, Place, Stores
 from rllib_srl.cli.serving.relay import Sampling
+from rllib_srl.cli.serving.self_label import SelfLabels
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.trainer import Examiner
+from rllib_srl.cli.serving.trainer.trainer import Examiner
 from rllib_srl.cli.serving.training import SEED, Training
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.upgrading.order import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import context_of, local_model
 from rllib_srl.engine.sync import WeightSyncError
+from rllib_srl.envs.agents.endpoint import runner_of
 
 CONTEXT = 4096  # most tokens of a conversation
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
+FEWEST_VOTES, MOST_VOTES = 2, 64  # answers of a vote beside the first one
+MOST_WAITING_S = 30 * 86400.0
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
 _HELP = {
     "lr": "learning rate", "rank": "rank of the adapters", "passes": "passes over the rated answers of a version",
@@ -66,9 +72,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     text = "new ratings that start the training of a version; 0: no training (default: 32)"
     parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
     text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
+    text = "answers sampled in idle time where nobody rates; their majority rates them; 0: none (default: 0)"
+    parser.add_argument("--self-label", type=int, default=0, metavar="N", help=text)
+    text = "seconds without a rating after which --self-label samples (default: 600)"
+    parser.add_argument("--self-label-after", type=float, default=600.0, metavar="S", help=text)
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=f"tokens of an answer (default: {MAX_TOKENS})")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     group = parser.add_argument_group("training")
     for name, default in vars(TrainingSettings()).items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
@@ -97,6 +107,12 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
         faults.append(f"--train-after {arguments.train_after}; expected 0 or more")
     if arguments.train_after and not arguments.keep:
         faults.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
+    if arguments.self_label and not FEWEST_VOTES <= arguments.self_label <= MOST_VOTES:
+        faults.append(f"--self-label {arguments.self_label}; expected 0, or {FEWEST_VOTES} to {MOST_VOTES}")
+    if arguments.self_label and not arguments.train_after:
+        faults.append("--self-label is given, and --train-after is 0: nothing would be learned from the votes")
+    if not 0 <= arguments.self_label_after <= MOST_WAITING_S:
+        faults.append(f"--self-label-after {arguments.self_label_after:g}; expected 0 to {MOST_WAITING_S:g}")
     if not 0 <= arguments.port <= 65535:
         faults.append(f"--port {arguments.port}; expected 0 to 65535")
     if not 0.05 <= arguments.temperature <= 2:
@@ -117,21 +133,20 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
     stores = Stores(place)
     serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(place, stores, serving, settings, keep, arguments.train_after)
-    runner = web.AppRunner(
-        Gateway(place.token(), serving, stores, training, usual).app,
-        access_log=None, handler_cancellation=True, shutdown_timeout=STOP_TIMEOUT_S,
-    )  # fmt: skip
+    runner = runner_of(Gateway(place.token(), serving, stores, training, usual).app, STOP_TIMEOUT_S)
     (place.directory / SERVER).unlink(missing_ok=True)  # of one that was killed
     try:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
         port = runner.addresses[0][1]
         print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
-        await _started(serving, place)
+        with _explained(place):
+            await serving.start()
         url = f"http://127.0.0.1:{port}/v1"
         write_json(place.directory / SERVER, {"url": url, "pid": os.getpid()})
         print(f"serving {url}  version {serving.number}  token in {place.directory / TOKEN}", flush=True)
-        return await _until_stopped(serving, training)
+        votes = SelfLabels(stores, serving, training, usual, arguments.self_label, arguments.self_label_after)
+        return await _until_stopped(place, serving, training, votes if arguments.self_label else None)
     finally:
         (place.directory / SERVER).unlink(missing_ok=True)
         training.kill()
@@ -140,25 +155,32 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
         stores.close()
 
 
-async def _started(serving: Serving, place: Place) -> None:
-    """Start the engine with the active version.
+@contextmanager
+def _explained(place: Place) -> Iterator[None]:
+    """Say what to do if the active version fails its check as the engine starts, or starts again.
 
     Raises:
         ValueError: the version fails its check.
     """
     try:
-        await serving.start()
+        yield
     except (AdapterError, WeightSyncError) as error:
         how = f"go back to its parent: srl versions {place.directory} --rollback"
         raise ValueError(f"the active version is not served, since it fails its check: {error}; {how}") from error
 
 
-async def _until_stopped(serving: Serving, training: Training) -> int:
-    """Train and watch the engine; return 0 after SIGINT or SIGTERM."""
+async def _watched(place: Place, serving: Serving) -> None:
+    with _explained(place):
+        await serving.watch()
+
+
+async def _until_stopped(place: Place, serving: Serving, training: Training, votes: SelfLabels | None = None) -> int:
+    """Train, vote and watch the engine; return 0 after SIGINT or SIGTERM."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    tasks = [asyncio.create_task(one) for one in (training.run(), serving.watch(), stopped.wait())]
+    doing = [training.run(), _watched(place, serving), stopped.wait(), *([votes.run()] if votes else [])]
+    tasks = [asyncio.create_task(one) for one in doing]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()

@@ -137,18 +137,25 @@ class Serving:
         """Start the engine again whenever it has ended.
 
         Raises:
-            ServerError: it ends again and again, or does not start.
+            ServerError: it ends again and again, while it starts or later.
         """
         while True:
             await asyncio.sleep(WATCH_S)
             if self.is_ready and self.server.has_ended():
                 self.is_ready = False
-                self.num_restarts += 1
-                if self.num_restarts > MAX_RESTARTS:
-                    raise ServerError(f"vLLM's server ended {self.num_restarts} times; its log is {self._place.log}")
-                logger.warning("vLLM's server has ended; it is started again")
-                await self.server.stop()
-                await self.start()
+                while not self.is_ready:
+                    await self._start_again()
+
+    async def _start_again(self) -> None:
+        self.num_restarts += 1
+        if self.num_restarts > MAX_RESTARTS:
+            raise ServerError(f"vLLM's server ended {self.num_restarts} times; its log is {self._place.log}")
+        logger.warning("vLLM's server has ended; it is started again")
+        await self.server.stop()
+        try:
+            await self.start()
+        except ServerError as error:  # it was killed meanwhile, perhaps
+            logger.warning("%s", error)
 
     async def _verified(self, version: Version) -> CanaryGap:
         """Load a version and compare it with what its trainer computed; on failure it is not loaded."""

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from rllib_srl.cli.serving.adapter import AdapterError, checksums, read_json
 from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, RatedTokens, TrainingSettings
 from rllib_srl.cli.serving.place import Place, Stores
 from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.trainer.process import start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.envs.kept_process import start_kept
 from rllib_srl.people.lineage.conversations import ConversationsError
 from rllib_srl.people.lineage.versions import LineageError, Version
 from rllib_srl.people.rating_store import RatingsError
@@ -34,9 +33,10 @@ from rllib_srl.people.rating_store import RatingsError
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
+PUSH_AGAIN_S = 10.0  # after a push that failed; an engine that ends is noticed meanwhile
 QUIET_S = 0.05  # without an answer under way, before the trainer goes on
 SEED = 0  # of held-out prompts, the same ones for all versions, and of the order of the answers
-MAX_TRIES = 3  # of a trainer that fails by itself
+MAX_TRIES = 3  # of a trainer that fails without another slice
 LOG = "train.log"
 _LAST_WORDS = 300  # characters of a failed trainer's last line
 
@@ -68,9 +68,12 @@ class Training:
         self._process: subprocess.Popen[bytes] | None = None
         self._version: Version | None = None
         self._tries, self._is_stopped, self._is_busy = 0, False, False
+        self._num_slices = 0  # of the version in training, when the trainer failed last
         self._resuming: asyncio.TimerHandle | None = None
         self._turning = asyncio.Lock()  # a rollback must not drop a version in mid-turn
         self._too_few_at = -1  # newest change of the ratings when there were too few new ones
+        self._push_at = 0.0  # no push before, in the loop's time
+        self._has_candidates = True  # perhaps: of an earlier start, or one that met an engine that had ended
         self.is_paused, self.error = False, ""
 
     # --- stopping and continuing the process -------------------------------------------------------
@@ -105,8 +108,6 @@ class Training:
         """Train until cancelled; versions that were interrupted are continued first."""
         try:
             self._version = await self._stores.run(self._stores.lineage.in_training)
-            for left in await self._stores.run(self._stores.lineage.candidates):
-                await self._push(left)
             while True:
                 try:
                     async with self._turning:
@@ -132,9 +133,7 @@ class Training:
     async def _drop(self, reason: str) -> None:
         if self._version is not None:
             self.kill()
-            await self._stores.run(self._stores.lineage.reject, self._version.number, reason, None, True)
-            self._version = None
-            self._too_few_at = -1
+            await self._reject(self._version, reason, is_stale=True)
 
     async def _turn(self) -> None:
         if self._process is not None:
@@ -142,25 +141,32 @@ class Training:
                 await self._ended(self._process.returncode)
         elif self.is_paused:
             return
+        elif self._has_candidates:
+            await self._push_candidates()
+        elif not self._after:
+            return
         elif self._version is not None:
             await self._start(self._version)
-        elif self._after:
+        else:
             newest = await self._stores.run(self._stores.ratings.newest_change)
             if newest == self._too_few_at:
                 return
             free = await self._stores.run(self._stores.free_ratings)
             if len(free) >= self._after:
                 self._version = await self._begin(free)
-                self._tries = 0
+                self._tries = self._num_slices = 0
             else:
                 self._too_few_at = newest
 
     async def _begin(self, uses: dict[str, str]) -> Version:
-        """Write the job of a new version."""
-        about = {**vars(self._settings), "keep": [one.domain for one in self._keep]}
-        version = await self._stores.run(self._stores.lineage.begin, uses, about)
+        """Begin a version in the lineage."""
+        version = await self._stores.run(self._stores.lineage.begin, uses, self._about())
         logger.info("version %d: training on %d ratings", version.number, len(uses))
         return version
+
+    def _about(self) -> dict[str, Any]:
+        """Return the settings of a version, as the lineage has them."""
+        return {**vars(self._settings), "keep": [one.domain for one in self._keep]}
 
     async def _job(self, version: Version) -> Job:
         stores, fixed = self._stores, self._place.settings()
@@ -177,16 +183,18 @@ class Training:
         return Job(version.number, *where, SEED, self._settings, self._keep, answers)
 
     async def _start(self, version: Version) -> None:
+        if version.settings != self._about():
+            await self._drop("srl serve was started with other settings of training")
+            return
         if await self._is_stale(version):
             return
         directory = self._place.version(version.number)
         directory.mkdir(parents=True, exist_ok=True)
         job = await self._job(version)
         await asyncio.to_thread(job.write, directory)
-        command = [sys.executable, "-m", "rllib_srl.cli.serving.trainer", str(directory.absolute()), str(os.getpid())]
         with open(os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            self._process = await asyncio.to_thread(start_kept, command, **how)
+            self._process = await asyncio.to_thread(start_trainer, directory, **how)
         self._is_stopped = False
         self._steer()
 
@@ -196,7 +204,6 @@ class Training:
         changed = await self._stores.run(self._stores.lineage.stale_answers, version.number, today)
         if changed:
             await self._drop(f"{len(changed)} of its ratings have changed since")
-            logger.info("version %d: stale, a rating has changed", version.number)
         return bool(changed)
 
     async def _ended(self, status: int) -> None:
@@ -205,58 +212,76 @@ class Training:
         directory = self._place.version(version.number)
         self._process = None
         if status != 0:
-            await self._failed(version, f"status {status}: {await asyncio.to_thread(_last_line, directory / LOG)}")
+            last = await asyncio.to_thread(_last_line, directory / LOG)
+            await self._failed(version, "the trainer", f"status {status}: {last}")
             return
         try:
             result = await asyncio.to_thread(read_json, directory / RESULT)
             files = await asyncio.to_thread(checksums, directory)
         except AdapterError as error:
-            await self._failed(version, str(error))
+            await self._failed(version, "the trainer", str(error))
             return
         self._tries = 0
         about = {name: result[name] for name in ("metrics", "verdicts", "changes")}
         if not result["is_passed"]:
             await self._reject(version, "; ".join(result["reasons"]), about)
             return
+        candidate = await self._stores.run(self._stores.lineage.finish, version.number, files, about)
         self._version = None
-        await self._push(await self._stores.run(self._stores.lineage.finish, version.number, files, about))
+        await self._push(candidate)
 
-    async def _failed(self, version: Version, reason: str) -> None:
-        """Note that the trainer failed by itself; after `MAX_TRIES` training is paused, and no rating is lost."""
-        self._tries += 1
-        logger.warning("version %d: the trainer ended with %s", version.number, reason)
+    async def _failed(self, version: Version, what: str, reason: str) -> None:
+        """Note a failure of the trainer or a push; after `MAX_TRIES` without another slice training is paused.
+
+        No rating is lost.
+        """
+        num = (await self._progress(version.number))["done"]
+        self._tries = self._tries + 1 if num <= self._num_slices else 1
+        self._num_slices = num
+        logger.warning("version %d: %s failed: %s", version.number, what, reason)
         if self._tries >= MAX_TRIES:
-            self.error = f"version {version.number}: the trainer failed {self._tries} times, {reason}"
+            self.error = f"version {version.number}: {what} failed {self._tries} times, {reason}"
             logger.error("training is paused: %s", self.error)
             self.pause(True)
             self._tries = 0
+
+    async def _push_candidates(self) -> None:
+        """Push the candidates that wait, once the engine is ready."""
+        if self._serving.is_ready and asyncio.get_running_loop().time() >= self._push_at:
+            self._has_candidates = False
+            for left in await self._stores.run(self._stores.lineage.candidates):
+                await self._push(left)
 
     async def _push(self, candidate: Version) -> None:
         lineage, number = self._stores.lineage, candidate.number
         today = await self._stores.run(self._stores.ratings_today)
         changed = await self._stores.run(lineage.stale_answers, number, today)
         if changed:
-            reason = f"{len(changed)} of its ratings have changed since"
-            await self._stores.run(lineage.reject, number, reason, None, True)
-            self._too_few_at = -1
+            await self._reject(candidate, f"{len(changed)} of its ratings have changed since", is_stale=True)
             return
         try:
             gap = await self._serving.push(candidate)
         except (AdapterError, WeightSyncError) as error:
-            logger.warning("version %d: rejected: %s", number, error)
-            await self._stores.run(lineage.reject, number, str(error))
+            await self._reject(candidate, str(error))
         except LineageError as error:
-            await self._stores.run(lineage.reject, number, str(error), None, True)
-            self._too_few_at = -1
+            await self._reject(candidate, str(error), is_stale=True)
         except ServerError as error:
-            logger.warning("version %d: waits for the engine: %s", number, error)
+            self._has_candidates = True
+            self._push_at = asyncio.get_running_loop().time() + PUSH_AGAIN_S
+            if not self._serving.server.has_ended():  # else it is started again, and the candidate waits for it
+                await self._failed(candidate, "pushing", str(error))
         else:
+            self._tries = 0
             logger.info("version %d: active; canary gap %s", number, gap)
 
-    async def _reject(self, version: Version, reason: str, metrics: dict[str, Any] | None) -> None:
-        logger.warning("version %d: rejected: %s", version.number, reason)
-        await self._stores.run(self._stores.lineage.reject, version.number, reason, metrics)
-        self._version = None
+    async def _reject(
+        self, version: Version, reason: str, metrics: dict[str, Any] | None = None, is_stale: bool = False
+    ) -> None:
+        """Reject a version and delete its files; the ratings of a stale one are free again."""
+        logger.warning("version %d: %s: %s", version.number, "stale" if is_stale else "rejected", reason)
+        await self._stores.run(self._stores.lineage.reject, version.number, reason, metrics, is_stale)
+        self._version = None if self._version and self._version.number == version.number else self._version
+        self._too_few_at = -1 if is_stale else self._too_few_at
         await asyncio.to_thread(shutil.rmtree, self._place.version(version.number), True)
 
     async def status(self) -> dict[str, Any]:
@@ -265,11 +290,15 @@ class Training:
         found["num_new_ratings"] = len(await self._stores.run(self._stores.free_ratings))
         found |= {"error": self.error} if self.error else {}
         if self._version is not None:
-            path = self._place.version(self._version.number) / PROGRESS
-            progress = await asyncio.to_thread(read_json, path) if path.exists() else {"done": 0, "of": None}
             found["version"] = self._version.number
-            found["slices"] = {"done": progress["done"], "of": progress["of"]}
+            found["slices"] = await self._progress(self._version.number)
         return found
+
+    async def _progress(self, number: int) -> dict[str, Any]:
+        """Return how many slices of a version are done, and of how many."""
+        path = self._place.version(number) / PROGRESS
+        progress = await asyncio.to_thread(read_json, path) if path.exists() else {"done": 0, "of": None}
+        return {"done": progress["done"], "of": progress["of"]}
 
 
 def _last_line(path: Path) -> str:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.serving.client import asked
-from rllib_srl.cli.serving.place import InUse, Place, PlaceError, Stores
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.serving.place import MOST_NAMED, InUse, Place, PlaceError, Stores
+from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table
 
 TIMEOUT_S = 900.0
@@ -31,7 +32,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rollback", action="store_true", help="roll the active version back to its parent")
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the list")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_debug(parser)
     return parser.parse_args(argv)
 
 
@@ -43,8 +44,7 @@ def versions(arguments: argparse.Namespace) -> int:
     if arguments.reason and not arguments.rollback:
         raise PlaceError("--reason is for --rollback")
     if arguments.rollback:
-        before, after, num = roll_back(place, arguments.reason or "rolled back by hand")
-        print(f"version {before} was rolled back; version {after} is active; {num} ratings are withdrawn")
+        print(roll_back(place, arguments.reason or "rolled back by hand"))
         return 0
     stores = Stores(place)
     try:
@@ -94,9 +94,24 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     print(f"version {active} is active" + ("" if active else ": the model that was given"))
 
 
-def roll_back(
-    place: Place, reason: str, number: int | None = None, timeout_s: float = TIMEOUT_S
-) -> tuple[int, int, int]:
+@dataclass(frozen=True)
+class Rollback:
+    """What a rollback has done. Invariant: `withdrawn` has the ids of the first `MOST_NAMED` of the answers."""
+
+    before: int  # the version that was rolled back
+    after: int  # the one that is active
+    num_withdrawn: int  # ratings that only the first one had used
+    withdrawn: list[str]
+
+    def __str__(self) -> str:
+        num, named = self.num_withdrawn, ", ".join(self.withdrawn)
+        text = "1 rating is withdrawn" if num == 1 else f"{num} ratings are withdrawn"
+        if num:
+            text += f": {named}" + (f" and {num - len(self.withdrawn)} more" if num > len(self.withdrawn) else "")
+        return f"version {self.before} was rolled back; version {self.after} is active; {text}"
+
+
+def roll_back(place: Place, reason: str, number: int | None = None, timeout_s: float = TIMEOUT_S) -> Rollback:
     """Roll back, through the server if one runs.
 
     Args:
@@ -104,9 +119,6 @@ def roll_back(
         reason: why.
         number: of the version that is meant; None: the active one.
         timeout_s: for the server; answers of the version that goes may take long to end.
-
-    Returns:
-        The version that was rolled back, the one that is active, and the number of withdrawn ratings.
 
     Raises:
         RuntimeError: the lineage or the server refuses; the message says why.
@@ -117,7 +129,7 @@ def roll_back(
             stores = Stores(place)
             try:
                 before, after = stores.now(lambda: stores.lineage.roll_back(reason, number))
-                num = len(stores.now(stores.lineage.withdrawn))
+                withdrawn = stores.now(lambda: stores.lineage.withdrawn_by(before))
                 in_training = stores.now(stores.lineage.in_training)
                 if in_training is not None:
                     why = f"version {before}, from which it was trained, was rolled back"
@@ -127,8 +139,9 @@ def roll_back(
     except InUse:  # a server holds the directory
         body = {"reason": reason, **({} if number is None else {"version": number})}
         found = asked(place, "/rollback", timeout_s, body)
-        before, after, num = found["rolled_back"], found["active"], found["num_withdrawn_ratings"]
-    return before, after, num
+        num, named = found["num_withdrawn_ratings"], found["withdrawn_ratings"]
+        return Rollback(found["rolled_back"], found["active"], num, named)
+    return Rollback(before, after, len(withdrawn), withdrawn[:MOST_NAMED])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -40,6 +40,7 @@ START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.5
+_LONGEST_SOCKET = 107  # bytes of a path; Linux
 _TOP = 5  # likeliest tokens of each position that the canary asks for
 
 # The form of `srl chat` for a model without a chat template.
@@ -97,6 +98,10 @@ class VLLMServer:
         """
         self._home = Path(tempfile.mkdtemp(prefix="srl-serve-"))  # mode 0700; a socket's path must be short
         socket, template = self._home / "engine.sock", self._home / "template.jinja"
+        if len(os.fsencode(socket)) > _LONGEST_SOCKET:
+            await self.stop()
+            least = f"expected at most {_LONGEST_SOCKET}, such as TMPDIR=/tmp"
+            raise ServerError(f"the path {socket} of a socket has {len(os.fsencode(socket))} bytes; {least}")
         if not self._has_template:
             template.write_text(PLAIN_TEMPLATE, encoding="utf-8")
         command = [sys.executable, "-m", "rllib_srl.cli.serving.kept", str(os.getpid())]
@@ -105,15 +110,19 @@ class VLLMServer:
             how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             how["env"] = self._environment()
             self._process = await asyncio.to_thread(start_kept, command, start_new_session=True, **how)
-        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
-        connector = aiohttp.UnixConnector(str(socket))
-        self._session = aiohttp.ClientSession("http://engine", connector=connector, timeout=timeout)
+        self.connect(socket)
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while not await self._answers():
             if self.has_ended() or asyncio.get_running_loop().time() > deadline:
                 await self.stop()
                 raise ServerError(f"vLLM's server did not start; its log is {self._log}")
             await asyncio.sleep(_POLL_S)
+
+    def connect(self, socket: Path) -> None:
+        """Use the server behind a socket; `start` does so with its own, and `stop` ends the connection."""
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+        connector = aiohttp.UnixConnector(str(socket))
+        self._session = aiohttp.ClientSession("http://engine", connector=connector, timeout=timeout)
 
     async def stop(self) -> None:
         """End the process and all that it started."""
@@ -194,7 +203,9 @@ class VLLMServer:
     def _environment(self) -> dict[str, str]:
         fixed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
         usual = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        return {**usual, **os.environ, **fixed}
+        found = {**usual, **os.environ, **fixed}
+        found.pop("VLLM_API_KEY", None)  # of another server; this one would ask the gateway for it
+        return found
 
     def _signal(self, number: int) -> None:
         assert self._process is not None

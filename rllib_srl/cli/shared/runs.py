@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from rllib_srl.algorithm.checkpointing import JOURNALS
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.settings import folded
@@ -42,6 +43,7 @@ from rllib_srl.storage.disk import writing
 
 SETTINGS_FILE = "settings.yaml"
 FIXED = ("env", "env_config", "worlds", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
+SET_ASIDE = "earlier-attempts"  # in the directory of a run: attempts that ended before their first checkpoint
 NOT_INHERITED = ("seal_key_file",)  # a directory must not choose the key that verifies it
 
 
@@ -100,6 +102,25 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
             "set a new directory by --out"
         )
     return RunPlan(directory, checkpoint, folded(given, earlier), trust)
+
+
+def resume_or_restart(out: Path) -> Path | None:
+    """Return what `--resume auto` resumes: `out` if it has a finished checkpoint, else None for a new run in it.
+
+    The files of an attempt that ended before its first checkpoint are moved to a directory below `out`: a new run must
+    not take over their memory, and nothing is deleted.
+    """
+    if checkpoints_in(out):
+        return out
+    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, JOURNALS, PREFIX + "*", "events.out.tfevents.*")
+    found = sorted(path for pattern in patterns for path in out.glob(pattern))
+    if found:
+        aside = out / SET_ASIDE
+        place = aside / str(1 + sum(1 for _ in aside.glob("*")))
+        place.mkdir(parents=True)
+        for path in found:
+            path.rename(place / path.name)
+    return None
 
 
 def _is_same(given: Any, earlier: Any) -> bool:

@@ -33,6 +33,7 @@ from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.resources import check_machine_holds
 from rllib_srl.algorithm.settings import ALIASES, FLAT, GROUPS
 from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.setting_tables import Group, public
@@ -168,8 +169,8 @@ def add_flags_of_played_runs(parser: argparse.ArgumentParser) -> None:
     """Add the flags of commands that play the held-out prompts of finished runs or of models."""
     text = "use the reward functions that the settings of someone else's run name; they are code"
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbose(parser)
+    add_debug(parser)
     add_settings(parser, without=("iterations", "grace_s", "model"))
 
 

@@ -28,7 +28,7 @@ from ray import tune
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
+from rllib_srl.cli.tuning.plan import RETRIES, Plan, check_directory, config_of, planned
 from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
@@ -60,10 +60,7 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
     chosen = (arguments.arms, arguments.seeds, arguments.budget, arguments.short)
     plan = planned(study, given, arguments.storage.absolute(), *chosen)
     check_directory(plan.directory, arguments.resume, (plan.directory / STUDY_FILE).is_file())
-    done = finished_trials(plan.directory, plan.study) if arguments.resume else set()
-    missing = [trial for trial in plan.trials() if trial not in done]
-    for trial in done:  # killed between its last row and the removal of its checkpoints
-        shutil.rmtree(run_path(plan.directory, *trial), ignore_errors=True)
+    missing = missing_of(plan, arguments.resume)
     if missing:
         if not arguments.trust_checkpoint:
             check_seals(plan, missing)
@@ -85,6 +82,17 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
     if left:
         print(f"{len(left)} trials are not finished; continue with --resume", file=sys.stderr)
     return 1 if left else 0
+
+
+def missing_of(plan: Plan, is_resumed: bool) -> list[tuple[str, int]]:
+    """Return arm and seed of the trials to run: all, or those that an earlier run has not finished.
+
+    Leftovers of finished trials are deleted.
+    """
+    done = finished_trials(plan.directory, plan.study) if is_resumed else set()
+    for trial in done:  # killed between its last row and the removal of its checkpoints
+        shutil.rmtree(run_path(plan.directory, *trial), ignore_errors=True)
+    return [trial for trial in plan.trials() if trial not in done]
 
 
 def check_seals(plan: Plan, missing: Sequence[tuple[str, int]]) -> None:
@@ -224,14 +232,19 @@ def play(plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: b
         if now:
             configs = [config_of(plan, arm, seed, plan.directory, trust=trust) for arm, seed in now]
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{number_of_round}"
-            errors += fit(configs, plan.directory / "tune", name, [lines], verbose).errors
+            errors += fit(configs, plan.directory / "tune", name, [lines], verbose, RETRIES).errors
     return errors
 
 
 def fit(
-    configs: Sequence[dict[str, Any]], storage: Path, name: str, callbacks: list[tune.Callback], verbose: bool
+    configs: Sequence[dict[str, Any]],
+    storage: Path,
+    name: str,
+    callbacks: list[tune.Callback],
+    verbose: bool,
+    retries: int = 0,
 ) -> tune.ResultGrid:
-    """Run one trial per config."""
+    """Run one trial per config; one that fails is started again `retries` times, and goes on from its checkpoint."""
 
     def named(trial: Any) -> str:
         told = trial.config[CONFIG]["_study"]
@@ -245,6 +258,7 @@ def fit(
             name=name,
             storage_path=str(storage),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            failure_config=tune.FailureConfig(max_failures=retries),
             callbacks=callbacks,
             verbose=int(verbose),
         ),

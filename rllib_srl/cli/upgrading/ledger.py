@@ -146,7 +146,7 @@ def _order(lines: Sequence[Mapping[str, Any]], directory: Path) -> Order:
     worlds = [World(**world) for world in (line["new"], *line["old"])]
     return Order(
         line["what"], checkpoint, line["model"], worlds[0], tuple(worlds[1:]), directory.absolute(),
-        line["iterations"], line["values"], line["limits"],
+        line["iterations"], line["values"], line["limits"], tuple(line.get("health", ())),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from rllib_srl.common.setting_checks import is_number
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.storage.checkpoints import verify_sealed
+from rllib_srl.studies.health.battery import DOMAINS, Battery
 from rllib_srl.studies.ladder import Rehearsal
 from rllib_srl.types import Prompt
 
@@ -69,6 +70,10 @@ class World:
         """Return the environment id of its prompts."""
         return environment_id(self.world, self.domain)
 
+    def entry(self) -> dict[str, Any]:
+        """Return the environment as an entry of a stream."""
+        return {"world": self.world, "domain": self.domain, "env_config": dict(self.env_config)}
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -91,6 +96,7 @@ class Order:
     iterations: int
     values: Mapping[str, Any]  # SRL's settings without those in `OURS`; includes the seed
     limits: Mapping[str, Any]  # by the names of `LIMITS`
+    health: tuple[str, ...] = ()  # parts of the health battery that the upgraded model must pass before delivery
 
     @property
     def worlds(self) -> tuple[World, ...]:
@@ -104,12 +110,15 @@ class Order:
         weight, kl_coeff = (float(_coeff(self.values, name)) for name in ("replay_reuse_coeff", "kl"))
         return Rehearsal(self.limits["prior_share"], kl_coeff, weight, quotas)
 
-    def config(self, model: str | Path, rehearsal: Rehearsal, directory: Path) -> Any:
-        """Return the config of one attempt, not yet validated."""
-        entries = [{"world": w.world, "domain": w.domain, "env_config": dict(w.env_config)} for w in self.worlds]
+    def stream(self) -> dict[str, Any]:
+        """Return the stream of the new environment and the old ones."""
         # Before iteration 1 only old environments are drawn, to fill the memory; afterwards only the new one.
         knots = [[0, {w.domain: 1.0 for w in self.old}], [1, {self.new.domain: 1.0}]]
-        ours = {"stream": {"domains": entries, "schedule": knots}, "model": str(model), "checkpoint_every": 0}
+        return {"domains": [world.entry() for world in self.worlds], "schedule": knots}
+
+    def config(self, model: str | Path, rehearsal: Rehearsal, directory: Path) -> Any:
+        """Return the config of one attempt, not yet validated."""
+        ours = {"stream": self.stream(), "model": str(model), "checkpoint_every": 0}
         ours["seal_key_file"] = None  # never from a ledger: a directory must not choose the key that verifies it
         ours |= {"log_directory": str(directory), "kl_reference": "base", "replay_min_buffer_size": 1}
         ours |= rehearsal.settings()
@@ -126,6 +135,8 @@ def add_order(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", metavar="ENV", nargs="*", default=[], help="old domains, at least one")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
     group = parser.add_argument_group("gates")
+    text = "parts of the health battery as a gate before delivery (srl health): tasks, degeneration"
+    group.add_argument("--health", nargs="+", default=[], metavar="PART", help=text)
     for name, (least, most, default, meaning) in LIMITS.items():
         text = f"{meaning}; {least:g} to {most:g} (default: {default})"
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
@@ -146,7 +157,7 @@ def read_order(arguments: argparse.Namespace) -> Order:
     worlds, more = _worlds(arguments.on, arguments.keep)
     limits, wrong = _limits(arguments)
     out = arguments.out or runs.new_directory(f"upgrade-{arguments.on}")
-    faults += more + wrong
+    faults += more + wrong + _faults_of_health(arguments.health)
     if out.exists():
         faults.append(f"--out {out} exists; expected a new directory")
     iterations = given.pop(ITERATIONS.name, ITERATIONS.default)
@@ -164,7 +175,8 @@ def read_order(arguments: argparse.Namespace) -> Order:
     if values.get("seed") is None:  # every attempt must use the same held-out prompts
         values["seed"] = int(np.random.SeedSequence().entropy % 2**31)  # type: ignore[operator]
     start = (arguments.what, checkpoint, model)
-    return Order(*start, worlds[0], tuple(worlds[1:]), out.absolute(), iterations, values, limits)
+    where = (worlds[0], tuple(worlds[1:]), out.absolute())
+    return Order(*start, *where, iterations, values, limits, tuple(arguments.health))
 
 
 def held_out(order: Order, config: Any) -> dict[str, HeldOut]:
@@ -230,6 +242,18 @@ def world_named(text: str) -> World:
     env = resolve(world)(env_config)
     env.close()
     return World(world, domain or world, env_config)
+
+
+def _faults_of_health(parts: Sequence[str]) -> list[str]:
+    """Return the errors of --health; the domains are gated by the upgrade itself, on more prompts."""
+    if DOMAINS in parts:
+        return [f"--health {DOMAINS}: the gates test the domains of --on and --keep already; expected other parts"]
+    try:
+        if parts:
+            Battery(tuple(parts)).check()
+    except ValueError as error:
+        return [f"--health {' '.join(parts)}: {error}"]
+    return []
 
 
 def _limits(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -22,7 +22,7 @@ import torch
 
 from rllib_srl.engine.fingerprint import Fingerprint, digests
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request
+from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, group_of, uses_in
 from rllib_srl.engine.stub.answers import MALFORMED, Answers
 from rllib_srl.engine.stub.law import NUM_SLOTS, OUTCOMES, Law, canary_logps, drawn, uniform
 from rllib_srl.engine.sync import WeightBundle, unpack, verify
@@ -35,6 +35,7 @@ class StubEngine:
     """`Engine` that follows a `Law`. Invariant: `skills_S` are those of `version`."""
 
     is_reproducible = True
+    _num_uses: Counter[str]  # how often each request was submitted, for its seed
 
     def __init__(self, model_dir: str | Path, *, law: Law, answers: Answers, seed: int, context_length: int) -> None:
         """Load the tokeniser; nothing else of the model is read.
@@ -59,6 +60,7 @@ class StubEngine:
     def expect(self, prompts: Mapping[str, Prompt]) -> None:
         """Set the prompts of the coming requests by group id."""
         self._prompts = prompts
+        self._num_uses = uses_in(self._num_uses, prompts)
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn; see `Engine.submit`."""
@@ -69,7 +71,7 @@ class StubEngine:
         )  # fmt: skip
         if sampling.top_p != 1 or sampling.top_k or sampling.runs_to_limit:
             raise EngineError("top_p, top_k or runs_to_limit; expected none of them with engine = 'stub'")
-        if request_id.rsplit("/", 2)[0] not in self._prompts:
+        if group_of(request_id) not in self._prompts:
             raise EngineError(f"request {request_id!r}; engine = 'stub' only answers prompts of a run's environments")
         nth, self._num_uses[request_id] = self._num_uses[request_id], self._num_uses[request_id] + 1
         self._waiting[request_id] = (nth, sampling)
@@ -146,7 +148,7 @@ class StubEngine:
     def reseed(self, seed: int) -> None:
         """Restart the outcomes."""
         self._seed = seed
-        self._num_uses: Counter[str] = Counter()
+        self._num_uses = Counter()
 
     def sleep(self) -> None:
         """Refuse further calls until `wake`; there is no memory to free."""

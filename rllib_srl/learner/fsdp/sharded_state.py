@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rllib_srl.learner.fsdp.sharded_files import ShardedFiles, write_index, write_shard
-from rllib_srl.learner.fsdp.sharding import local, of_local, own_rows
+from rllib_srl.learner.fsdp.sharding import local, of_rows, own_rows, rows_of_learner
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -33,7 +33,7 @@ def save_sharded(directory: Path, parameters: Parameters, optimizers: Optimizers
     """
     tensors = dict(_tensors(parameters, optimizers))
     rank = torch.distributed.get_rank()
-    write_shard(directory, rank, {name: local(tensor) for name, tensor in tensors.items()})
+    write_shard(directory, rank, {name: rows_of_learner(tensor) for name, tensor in tensors.items()})
     if rank == 0:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         values = {name: _values(parameters, optimizer) for name, optimizer in optimizers.items()}
@@ -57,7 +57,7 @@ def load_sharded(directory: Path, parameters: Parameters, optimizers: Optimizers
         raise ValueError("the shards do not fit this learner: " + "; ".join(faults[:8]))
     with torch.no_grad():
         for name, parameter in parameters.items():
-            local(parameter).copy_(files.rows(f"weights/{name}", *own_rows(parameter)))
+            local(parameter).copy_(local(of_rows(parameter, files.rows(f"weights/{name}", *own_rows(parameter)))))
     for name, optimizer in optimizers.items():
         _load_optimizer(files, name, optimizer, parameters)
 
@@ -113,7 +113,7 @@ def _load_optimizer(files: ShardedFiles, key: str, optimizer: torch.optim.Optimi
     for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         prefix = f"optimizers/{key}/{names[parameter]}/"
         entry: dict[str, Any] = {
-            name.removeprefix(prefix): of_local(parameter, files.rows(name, *own_rows(parameter)))
+            name.removeprefix(prefix): of_rows(parameter, files.rows(name, *own_rows(parameter)))
             for name in files.shapes
             if name.startswith(prefix)
         }

@@ -7,11 +7,15 @@
     checkpoint  each learner writes its rows (`sharded_state`); any number of learners can restore them
     get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
 
+With tensor parallelism (`tensor_parallel.py`) the learners are a mesh of data x tensor: each matrix is split over the
+learners of a row of the mesh first, and each part is sharded over the column.
+
 Sources: Zhao et al. 2023 (PyTorch FSDP), arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,34 +23,48 @@ import torch
 from typing_extensions import TypeIs
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 # torch.distributed.tensor and .fsdp take 1.5 s to load, so the functions that need them import them.
 
 
-def shard(module: torch.nn.Module, model: Any, device: torch.device) -> None:
+def shard(module: torch.nn.Module, model: Any, device: torch.device, tensor_parallel: int = 1) -> None:
     """Shard a module over all learners, in place.
 
     Args:
         module: the root module. Only its own forward pass gathers weights: never call the inner model directly.
         model: the Hugging Face model inside `module`.
         device: "cpu" or a GPU. The process group must be initialised.
+        tensor_parallel: learners over which each matrix is split; it divides their number.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    both = mesh_of(device, tensor_parallel)
+    if tensor_parallel > 1:
+        from rllib_srl.learner.fsdp.tensor_parallel import split
+
+        split(model, both["parts"])
+    mesh = both["data"]
     for layer in model.base_model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
 
 
+def mesh_of(device: torch.device, size: int) -> DeviceMesh:
+    """Return the mesh "data" x "parts" of all learners; `size` neighbouring learners share a shard. A collective."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (torch.distributed.get_world_size() // size, size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "parts"))
+
+
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether the weights are sharded over learners."""
-    return _is_spread(next(model.parameters()))
+    return is_spread(next(model.parameters()))
 
 
-def _is_spread(tensor: torch.Tensor) -> TypeIs[DTensor]:
+def is_spread(tensor: torch.Tensor) -> TypeIs[DTensor]:
     """Return whether a tensor is a DTensor; a sharded parameter is of class DTensor, not `Parameter`."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return False
@@ -58,19 +76,30 @@ def _is_spread(tensor: torch.Tensor) -> TypeIs[DTensor]:
 def whole(named_tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each tensor gathered to its whole; a collective, so every learner must iterate to the end."""
     for name, tensor in named_tensors:
-        yield name, tensor.full_tensor().detach() if _is_spread(tensor) else tensor
+        yield name, _gathered(tensor)
+
+
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor().detach() if is_spread(tensor) else tensor
+
+
+def num_copies(tensor: torch.Tensor) -> int:
+    """Return the number of learners that hold the same part of a tensor."""
+    if not is_spread(tensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_replicate())
 
 
 def summed_shards(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sums over learners of gradients that torch has averaged; they stay sharded."""
-    num_learners = torch.distributed.get_world_size()
-    return [gradient * num_learners for gradient in gradients]
+    """Return the sums over shards of data of gradients that torch has averaged; they stay sharded."""
+    return [gradient * gradient.device_mesh.size(0) for gradient in gradients if is_spread(gradient)]
 
 
 def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the global L2 norm of all gradients over all learners; a collective."""
-    parts = [torch.linalg.vector_norm(local(gradient)) for gradient in gradients]
-    total = torch.linalg.vector_norm(torch.stack(parts)).square()
+    parts = [torch.linalg.vector_norm(local(one)).square() / num_copies(one) for one in gradients]
+    total = torch.stack(parts).sum()
     torch.distributed.all_reduce(total)
     length: torch.Tensor = total.sqrt()
     return length
@@ -131,7 +160,7 @@ def sharded_optimizer_state(state: Mapping[str, Any], parameters: Sequence[torch
 
 
 def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    if not _is_spread(parameter):
+    if not is_spread(parameter):
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -139,31 +168,59 @@ def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this learner's rows of a tensor (all rows if it is not sharded): shared memory, no gradient."""
+    """Return this learner's part of a tensor (all of it if it is not sharded): shared memory, no gradient."""
     detached = tensor.detach()
-    return detached.to_local() if _is_spread(detached) else detached
+    return detached.to_local() if is_spread(detached) else detached
+
+
+def is_by_rows(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is whole, or split by rows over all learners; False with tensor parallelism."""
+    return not is_spread(tensor) or tensor.device_mesh.ndim == 1
+
+
+def rows_of_learner(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a tensor that this learner writes to a checkpoint; a collective with tensor parallelism."""
+    if is_by_rows(tensor):
+        return local(tensor)
+    found = _gathered(tensor)
+    start, stop = _even_rows(len(found), torch.distributed.get_world_size(), torch.distributed.get_rank())
+    return found[start:stop].clone()
+
+
+def _even_rows(num_rows: int, num_learners: int, rank: int) -> tuple[int, int]:
+    """Return the range [start, stop) of rows of one learner, as `torch.chunk` splits them."""
+    size = -(-num_rows // num_learners)
+    return min(rank * size, num_rows), min((rank + 1) * size, num_rows)
 
 
 def own_rows(parameter: torch.Tensor) -> tuple[int, int]:
-    """Return the range [start, stop) of rows that this learner holds.
+    """Return the range [start, stop) of rows that this learner reads of a checkpoint.
+
+    With tensor parallelism these are all rows: `of_rows` keeps this learner's part.
 
     Raises:
         RuntimeError: torch did not split the rows as `torch.chunk` does.
     """
     num_rows, num_own = parameter.shape[0], len(local(parameter))
-    if not _is_spread(parameter):
+    if not is_spread(parameter) or not is_by_rows(parameter):
         return 0, num_rows
-    size = -(-num_rows // parameter.device_mesh.size())
-    start = min(parameter.device_mesh.get_local_rank() * size, num_rows)
-    if not parameter.placements[0].is_shard(0) or num_own != min(size, num_rows - start):
+    start, stop = _even_rows(num_rows, parameter.device_mesh.size(), parameter.device_mesh.get_local_rank())
+    if not parameter.placements[0].is_shard(0) or num_own != stop - start:
         raise RuntimeError(f"{num_own} of {num_rows} rows here, {parameter.placements}; expected FSDP2's even rows")
-    return start, start + num_own
+    return start, stop
+
+
+def of_rows(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the sharding of `parameter`, built from the rows of `own_rows`."""
+    if is_by_rows(parameter):
+        return of_local(parameter, rows)
+    return _like(parameter, rows.to(local(parameter).device))
 
 
 def of_local(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the sharding of `parameter`, built from this learner's rows."""
+    """Return a tensor with the sharding of `parameter`, built from what this learner holds of it."""
     rows = rows.to(local(parameter).device)
-    if not _is_spread(parameter):
+    if not is_spread(parameter):
         return rows
     from torch.distributed.tensor import DTensor
 

@@ -68,7 +68,7 @@ class AnchorTexts:
     """Margin of one layer's activations on general texts. Invariant: it is 0 for the weights of the model's files."""
 
     def __init__(
-        self, settings: GeRe, model: Any, scorer: Scorer, tokenizer: Any, num_learners: int, is_sharded: bool
+        self, settings: GeRe, model: Any, scorer: Scorer, tokenizer: Any, num_shards: int, is_sharded: bool
     ) -> None:
         """Run the starting model over all texts; call it before a checkpoint is loaded, and on every learner.
 
@@ -77,7 +77,7 @@ class AnchorTexts:
             model: the Hugging Face model in training, which still has the weights of its files.
             scorer: of the policy.
             tokenizer: of the model.
-            num_learners: number of learners whose gradients are summed.
+            num_shards: number of shards whose gradients are summed.
             is_sharded: whether FSDP2 shards the weights.
 
         Raises:
@@ -88,7 +88,7 @@ class AnchorTexts:
             expected = f"{-len(layers)} to {len(layers) - 1}, a layer of the model"
             raise ValueError(f"regularisers.gere.layer = {settings.layer}; expected {expected}")
         self._layer, self._scorer, self._is_sharded = layers[settings.layer], scorer, is_sharded
-        self._share = settings.coeff / max(1, num_learners)
+        self._share = settings.coeff / num_shards
         streams = _streams(read_texts(settings.path, settings.num_texts), tokenizer, settings.max_tokens)
         parts = [streams[at : at + settings.texts_per_step] for at in range(0, len(streams), settings.texts_per_step)]
         episodes = [[_unmasked(*one) for one in enumerate(part)] for part in parts]

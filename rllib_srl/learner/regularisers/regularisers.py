@@ -1,7 +1,8 @@
 """The regularisers of a learner, as its update sees them.
 
     begin        groups of the batch          which episodes the KL to the stage's policy acts on
-    prepare      each played micro-batch      log-probs of the frozen policy, once per update
+    prepare      each micro-batch             log-probs of the frozen policy, stored logits; once per update
+    keep         first pass of played ones    logits to store
     loss         each pass                    terms of the loss
     backward     each optimiser step          gradient on general texts
     add_to       gradient of the batch        pulls on the weights, after the sum over learners, before the clip
@@ -21,6 +22,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.regularisers.anchor_texts import AnchorTexts
 from rllib_srl.learner.regularisers.stage_policy import StagePolicy
+from rllib_srl.learner.regularisers.stored_logits import StoredLogits
 from rllib_srl.learner.regularisers.weights import ElasticPull, L2Pull
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
@@ -28,6 +30,7 @@ from rllib_srl.losses.regulariser_settings import RegulariserSettings
 from rllib_srl.types import Group
 
 LWF, LWF_TOKENS, GERE = "regularisers/lwf", "regularisers/lwf_tokens", "regularisers/gere"
+ESR, ESR_TOKENS = "regularisers/esr", "regularisers/esr_tokens"
 
 
 class Regularisers:
@@ -39,7 +42,7 @@ class Regularisers:
         policy: CausalLMModule,
         scorer: Scorer,
         device: torch.device,
-        num_learners: int,
+        num_shards: int,
         is_sharded: bool,
     ) -> None:
         """Start from the weights of the model's files; call it before a checkpoint is loaded.
@@ -49,51 +52,79 @@ class Regularisers:
             policy: module in training.
             scorer: of the policy.
             device: of the policy.
-            num_learners: number of learners whose gradients are summed.
+            num_shards: number of shards whose gradients are summed, at least 1; one per learner without `fsdp`.
             is_sharded: whether FSDP2 shards the weights.
         """
         self._parameters = dict(policy.saved_parameters())
         self._scorer, self._device, self._is_sharded = scorer, device, is_sharded
         self._l2 = L2Pull(settings.l2.coeff, self._parameters) if settings.l2 else None
-        ewc, lwf = settings.ewc, settings.lwf
-        self._ewc = ElasticPull(ewc.coeff, ewc.decay, num_learners) if ewc else None
+        ewc, lwf, esr = settings.ewc, settings.lwf, settings.esr
+        self._ewc = ElasticPull(ewc.coeff, ewc.decay, num_shards) if ewc else None
         self._stage_policy = StagePolicy(lwf.coeff, lwf.estimator) if lwf else None
+        self._stored_logits = None
+        if esr:
+            num_tokens = int(policy.model.config.get_text_config().vocab_size)
+            if esr.top_k > num_tokens:
+                expected = f"at most {num_tokens}, the model's tokens"
+                raise ValueError(f"regularisers.esr.top_k = {esr.top_k}; expected {expected}")
+            self._stored_logits = StoredLogits(esr.coeff, esr.top_k, esr.episodes)
         self._anchor_texts = None
         if settings.gere:
             tokenizer = load_tokenizer(local_model(policy.model_config["model"]))
-            self._anchor_texts = AnchorTexts(settings.gere, policy.model, scorer, tokenizer, num_learners, is_sharded)
+            self._anchor_texts = AnchorTexts(settings.gere, policy.model, scorer, tokenizer, num_shards, is_sharded)
             if is_sharded:
                 policy.reshard()  # FSDP2 keeps gathered weights until a backward pass
         self._is_old_B = np.zeros(0, bool)
         # Names of sums over micro-batches and learners.
-        self.sums = ((LWF, LWF_TOKENS) if lwf else ()) + ((GERE,) if settings.gere else ())
+        self.sums = ((LWF, LWF_TOKENS) if lwf else ()) + ((ESR, ESR_TOKENS) if esr else ())
+        self.sums += (GERE,) if settings.gere else ()
 
     def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
         """Note the groups of the next update; episodes are numbered as `episodes_of` does."""
         if self._stage_policy is not None:
             self._is_old_B = self._stage_policy.acts_on(groups, origins)
+        if self._stored_logits is not None:
+            self._stored_logits.begin(groups)
 
-    def prepare(self, batch: MicroBatch[torch.Tensor]) -> None:
-        """Add what stays fixed during the update to a played micro-batch: `is_old` and `stage_logp` [N]."""
-        if self._stage_policy is None:
+    def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
+        """Add what stays fixed during the update to a micro-batch.
+
+        A played one gets `is_old` and `stage_logp` [N], a reused one `stored_tokens` and `stored_top` [N, K] and
+        `is_stored` [N].
+        """
+        if self._stored_logits is not None:
+            self._stored_logits.prepare(batch, is_reused)
+        if self._stage_policy is None or is_reused:
             return
         is_old_N = torch.from_numpy(self._is_old_B).to(self._device)[batch["episode"]]
         if bool(is_old_N.any()):
             batch["is_old"] = is_old_N
             batch["stage_logp"] = self._stage_policy.logp(self._parameters, self._scorer, batch)
 
-    def loss(self, batch: MicroBatch[torch.Tensor], loss: torch.Tensor, logp_N: torch.Tensor) -> torch.Tensor:
+    def keep(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> None:
+        """Store logits of a micro-batch after its first pass, if `prepare` has asked for them."""
+        if self._stored_logits is not None and "num_top" in batch:
+            self._stored_logits.keep(batch, fwd_out)
+
+    def loss(
+        self, batch: MicroBatch[torch.Tensor], loss: torch.Tensor, fwd_out: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Return the loss of a micro-batch with the terms of regularisers; their sums go to `batch["stats"]`.
 
         Args:
             batch: after `prepare`.
             loss: its loss so far.
-            logp_N: log-probs under the policy in training, nats, with gradient.
+            fwd_out: log-probs under the policy in training, nats, with gradient.
         """
-        if self._stage_policy is None or "stage_logp" not in batch:
-            return loss
-        more, batch["stats"][LWF], batch["stats"][LWF_TOKENS] = self._stage_policy.loss(batch, logp_N)
-        return loss + more
+        if self._stage_policy is not None and "stage_logp" in batch:
+            more, batch["stats"][LWF], batch["stats"][LWF_TOKENS] = self._stage_policy.loss(batch, fwd_out["logp"])
+            loss = loss + more
+        if self._stored_logits is not None and "stored_tokens" in batch:
+            more, batch["stats"][ESR], batch["stats"][ESR_TOKENS] = self._stored_logits.loss(
+                batch, fwd_out["stored_logp"]
+            )
+            loss = loss + more
+        return loss
 
     def backward(self, sums: dict[str, Any]) -> None:
         """Add this learner's share of the gradient on general texts to the parameters, and of its value to the sums."""
@@ -106,7 +137,7 @@ class Regularisers:
         for name, one in (("l2", self._l2), ("ewc", self._ewc)):
             if one is not None:
                 result, penalties[f"regularisers/{name}"] = one.add_to(self._parameters, result)
-        if self._is_sharded and penalties:  # each learner has the penalty of its rows
+        if self._is_sharded and penalties:  # each learner has the penalty of its part
             totals = torch.tensor(list(penalties.values()), dtype=torch.float64, device=self._device)
             torch.distributed.all_reduce(totals)
             penalties = dict(zip(penalties, totals.tolist(), strict=True))
@@ -115,7 +146,10 @@ class Regularisers:
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the values of the terms of the loss, given the sums of `self.sums` over all learners."""
         means = {name: sums[name] for name in self.sums}
-        return means | ({LWF: sums[LWF] / max(1.0, sums[LWF_TOKENS])} if LWF in means else {})
+        for kl, tokens in ((LWF, LWF_TOKENS), (ESR, ESR_TOKENS)):
+            if kl in means:
+                means[kl] /= max(1.0, means[tokens])
+        return means
 
     def end_stages(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
@@ -139,7 +173,7 @@ class Regularisers:
 
     def get_state(self) -> dict[str, Any]:
         """Return what must outlive the process, by the names of regularisers; {} if none of them keeps any."""
-        kept = {"ewc": self._ewc, "lwf": self._stage_policy, "gere": self._anchor_texts}
+        kept = {"ewc": self._ewc, "lwf": self._stage_policy, "esr": self._stored_logits, "gere": self._anchor_texts}
         return {name: one.get_state() for name, one in kept.items() if one is not None}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -148,5 +182,7 @@ class Regularisers:
             self._ewc.set_state(state["ewc"], self._device)
         if self._stage_policy is not None and "lwf" in state:
             self._stage_policy.set_state(state["lwf"], self._device)
+        if self._stored_logits is not None and "esr" in state:
+            self._stored_logits.set_state(state["esr"])
         if self._anchor_texts is not None and "gere" in state:
             self._anchor_texts.set_state(state["gere"])

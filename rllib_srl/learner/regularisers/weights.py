@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.layout import Episode, micro_batch
-from rllib_srl.learner.fsdp.sharding import local, of_local
+from rllib_srl.learner.fsdp.sharding import local, num_copies, of_local
 from rllib_srl.learner.gradients import summed
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.losses.regularisers import decayed, pull
@@ -41,7 +41,7 @@ def _pulled(
         weight = None if importance is None else importance[name]
         more, penalty = pull(local(parameter), anchor[name], weight)
         result.append(of_local(parameter, torch.add(local(gradient), more, alpha=coeff)))
-        total += coeff * float(penalty)
+        total += coeff * float(penalty) / num_copies(parameter)  # a sum over learners counts each copy
     return result, total
 
 

@@ -151,6 +151,11 @@ class ConversationStore(PrivateDatabase):
         """Return those of some conversations that have tokens, in the order of `ids`."""
         return [one for name in ids for one in self._selected("WHERE id = ? AND tokens IS NOT NULL", name)]
 
+    def trainable_ids(self, before: str) -> list[str]:
+        """Return the ids of the conversations with tokens, up to a time (UTC, ISO 8601), the oldest first."""
+        rows = self._read("SELECT id FROM conversations WHERE tokens IS NOT NULL AND at <= ? ORDER BY seq", before)
+        return [name for (name,) in rows]
+
     def untrainable_ids(self) -> set[str]:
         """Return the ids of all conversations without tokens."""
         return {name for (name,) in self._read("SELECT id FROM conversations WHERE tokens IS NULL")}

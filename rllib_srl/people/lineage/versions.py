@@ -218,6 +218,11 @@ class Lineage(PrivateDatabase):
         query = f"SELECT u.answer, u.value FROM {joined} GROUP BY u.answer, u.value HAVING {is_out}"
         return set(self._read(query, ROLLED_BACK, ROLLED_BACK, REJECTED, STALE))
 
+    def withdrawn_by(self, number: int) -> list[str]:
+        """Return the ids of the answers of a version whose ratings are withdrawn, such as by its rollback."""
+        withdrawn = self.withdrawn()
+        return [answer for answer, value in self.uses(number).items() if (answer, value) in withdrawn]
+
     def stale_answers(self, number: int, today: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         """Return the ratings of a version that have changed: answer id -> (value used, value of today).
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.replay.diversity.card import nearest_rows
 from rllib_srl.replay.diversity.embedders import normalised
 
 EXACT_UP_TO = 32_768  # vectors; at twice as many of 256 numbers, a search takes 1 % of a quick-start's iteration
@@ -103,7 +104,9 @@ class Neighbours:
     `exact_up_to` vectors finds.
     """
 
-    def __init__(self, dim: int, *, exact_up_to: int = EXACT_UP_TO, num_clusters: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self, dim: int, *, exact_up_to: int = EXACT_UP_TO, num_clusters: int = 64, seed: int = 0, device: str = "cpu"
+    ) -> None:
         """Create an empty index.
 
         Args:
@@ -111,6 +114,7 @@ class Neighbours:
             exact_up_to: number of vectors up to which search is exact, at least 64.
             num_clusters: maximum number of coarse clusters for `cluster_share`, at least 1.
             seed: of all fits.
+            device: "cpu", or "gpu": candidates are found on a GPU, exactly at any size (`check_card` first).
 
         Raises:
             ValueError: naming every value out of its range; or faiss is missing.
@@ -121,6 +125,7 @@ class Neighbours:
             raise ValueError("Neighbours: " + "; ".join(faults))
         check_faiss()
         self._dim, self._exact_up_to, self._num_clusters, self._seed = dim, exact_up_to, num_clusters, seed
+        self._device = device
         self._clear()
 
     def _clear(self) -> None:
@@ -184,7 +189,7 @@ class Neighbours:
         self._insert(ids_K, vectors_KD)
         if self._num >= max(LEAST_CLUSTERED, GROWTH * self._clusters_fitted_at):
             self._fit_clusters()
-        if self._num > self._exact_up_to and self._lists is None:
+        if self._num > self._exact_up_to and self._lists is None and self._device == "cpu":
             self._fit_lists()
 
     def remove(self, ids_K: Sequence[int] | np.ndarray) -> None:
@@ -271,7 +276,7 @@ class Neighbours:
         self._clusters_fitted_at = state["clusters_fitted_at"]
         self._centroid_CD = np.array(state["clusters"], np.float32)
         self._size_C = np.zeros(len(self._centroid_CD), np.int64)
-        if state["lists"] is not None:
+        if state["lists"] is not None and self._device == "cpu":
             self._create_lists(np.array(state["lists"], np.float32))
         ids_K = _distinct(ids_K)
         self._grow(int(ids_K.max(initial=-1)) + 1)
@@ -334,6 +339,10 @@ class Neighbours:
         """Return the ids of the `num` most similar vectors of each query, unordered."""
         ids_QK = np.empty((len(vectors_QD), num), np.int64)
         if ids_QK.size == 0:
+            return ids_QK
+        if self._device == "gpu":
+            ids_N = self.ids()
+            ids_QK[:] = ids_N[nearest_rows(vectors_QD, self._vectors_ND[ids_N], num)]
             return ids_QK
         num_rows = -(-(int(self.ids()[-1]) + 1) // _WIDTH) * _WIDTH
         is_free_N = ~self._is_stored_N[:num_rows]

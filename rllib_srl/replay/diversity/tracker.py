@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.replay.diversity.card import check_card
 from rllib_srl.replay.diversity.embedders import EmbeddedGroups, PolicyEmbedder, make_embedder
 from rllib_srl.replay.diversity.measures import (
     Calibrator,
@@ -64,6 +65,8 @@ class DiversityTracker:
             seed: of the calibrators and the index.
         """
         self._settings, self._seed = settings, seed
+        if settings.diversity_device == "gpu":
+            check_card()
         extra = {"tokenizer": model_dir} if settings.embedding == "sentence" else {}
         self._embedder = make_embedder(settings.embedding, **extra)
         if "episodic" in settings.diversity_parts and not callable(getattr(self._embedder, "vectors", None)):
@@ -248,7 +251,7 @@ class DiversityTracker:
 
     def _index(self, dim: int) -> Neighbours:
         if self._neighbours is None:
-            self._neighbours = Neighbours(dim, seed=self._seed)
+            self._neighbours = Neighbours(dim, seed=self._seed, device=self._settings.diversity_device)
         return self._neighbours
 
 

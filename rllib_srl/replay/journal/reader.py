@@ -23,7 +23,8 @@ from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.file import back_up_live
 from rllib_srl.replay.journal.journal import Journal, JournalError, Stored
 from rllib_srl.replay.journal.transaction import JOURNAL
-from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState, make_spacing
+from rllib_srl.replay.schedule.correction import Correction
+from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
 from rllib_srl.replay.settings import ReplaySettings, check_trusted
 from rllib_srl.replay.store.records import GROUP, ITEM, Header
 from rllib_srl.types import Group
@@ -73,7 +74,7 @@ class Reading:
     journal: Journal
     stored: Stored
     settings: ReplaySettings
-    rule: SpacingRule
+    correction: Correction
     now: int  # the newest iteration recorded in the journal, or in any shard; 0 if all are empty
 
     @cached_property
@@ -96,8 +97,13 @@ class Reading:
         """Return the predicted recall of each item now, in [0, 1]; nan for items without a review."""
         rows_N = self.stored.items
         elapsed_N = (self.now - rows_N["last_review"]) / self.settings.iterations_per_day
-        recall_N = self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
+        recall_N = self.correction.recall(SpacingState.of(rows_N), elapsed_N)
         return np.where(rows_N["reps"] > 0, recall_N, np.nan)
+
+    @property
+    def rule(self) -> SpacingRule:
+        """Return the spacing rule in use: as set, or as refitted in the run."""
+        return self.correction.rule
 
     @property
     def detector(self) -> Detector | None:
@@ -138,8 +144,9 @@ def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
         settings = ReplaySettings.from_dict(stored.state.get("settings", {}))  # an empty journal fits any
         if not trusts_rules:
             check_trusted(settings, RUN_BY_READERS)
-        rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
-        one = Reading(path, journal, stored, settings, rule, now=0)
+        correction = Correction(settings)
+        correction.set_state(stored.state.get("correction", {}))
+        one = Reading(path, journal, stored, settings, correction, now=0)
         yield replace(one, now=_newest(one))
 
 

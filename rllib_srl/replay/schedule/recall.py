@@ -28,9 +28,11 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.diversity.measures import interval_factor
+from rllib_srl.replay.schedule.calibration import ReviewLog
+from rllib_srl.replay.schedule.correction import Correction
 from rllib_srl.replay.schedule.grading import GRADES, PRIOR, Evidence, posterior
 from rllib_srl.replay.schedule.load import LoadControl
-from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
 from rllib_srl.replay.schedule.spacing.srl1 import SRL1, source_diversity
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
@@ -118,16 +120,61 @@ class Recall:
     def __init__(self, settings: ReplaySettings, store: ItemStore) -> None:
         """Schedule the items of `store` with the spacing rule of `settings`."""
         self._settings, self._store = settings, store
-        self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+        self.correction = Correction(settings)
         self.load = LoadControl(settings.load_control)
         self.domains = DomainRecall(settings.domain_half_life)
         self.slots = 0.0  # average number of revisits an iteration
 
+    @property
+    def rule(self) -> SpacingRule:
+        """Return the spacing rule in use: as set, or as refitted in this run."""
+        return self.correction.rule
+
     def retrievability(self, slots_N: np.ndarray, now: int) -> np.ndarray:
-        """Return the recall that the rule predicts at `now`, in [0, 1]; 0 for items never reviewed."""
+        """Return the predicted recall at `now`, in [0, 1], corrected (`correction.py`); 0 for items never reviewed."""
         rows_N = rows_at(self._store.items, slots_N)
         elapsed_N = (now - rows_N["last_review"]) / self._settings.iterations_per_day
-        return self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
+        return self.correction.recall(SpacingState.of(rows_N), elapsed_N)
+
+    def correct(self, log: Callable[[], ReviewLog], now: int) -> dict[str, int]:
+        """Correct predicted recall from the reviews so far, if it is time; return the numbers of fits by count.
+
+        Args:
+            log: returns the newest reviews; called only if a fit is due.
+            now: the training iteration.
+        """
+        if not self.correction.is_due(now):
+            return {}
+        reviews = log()
+        fits = self.correction.fit(reviews, now)
+        if fits.is_refitted:
+            self._recompute(fits.histories.states(self.rule, reviews))
+        return {"num_refits": int(fits.is_refitted), "num_recalibrations": int(fits.is_recalibrated)}
+
+    def _recompute(self, found: tuple[np.ndarray, np.ndarray, SpacingState]) -> None:
+        """Write the states of the items that a refit has replayed, and the intervals of all reviewed items.
+
+        Args:
+            found: keys, iterations of the last review, and states after it (`Histories.states`).
+        """
+        slots_N = self._store.slots()
+        slots_N = slots_N[self._store.items["reps"][slots_N] > 0]
+        if not len(slots_N):
+            return  # all of them were evicted
+        rows_N, (key_H, last_H, state) = rows_at(self._store.items, slots_N), found
+        order_H = np.argsort(key_H)
+        at_N = order_H[np.minimum(np.searchsorted(key_H[order_H], rows_N["key"]), len(key_H) - 1)]
+        # An item that was evicted and came back, or was imported, has another history than the log's.
+        is_whole_N = (
+            (key_H[at_N] == rows_N["key"])
+            & (state.reps_N[at_N] == rows_N["reps"])
+            & (last_H[at_N] == rows_N["last_review"])
+        )
+        old, new = SpacingState.of(rows_N).columns(), state[at_N].columns()
+        columns = {name: np.where(is_whole_N, new[name], old[name]) for name in ("stability", "difficulty")}
+        columns["interval"] = self.rule.interval_of(columns["stability"])
+        interval_N = self.correction.interval_of(SpacingState.of({**old, **columns}))
+        self.change(slots_N.tolist(), **{**columns, "interval": interval_N})
 
     # --- a visit ---------------------------------------------------------------------------------
 
@@ -186,8 +233,9 @@ class Recall:
             trained_N,
             self._source_diversity(slots, fields),
         )
+        columns = {**after.columns(), "interval": self.correction.interval_of(after)}
         changed = {
-            name: np.where(is_graded_N, column, getattr(state, f"{name}_N")) for name, column in after.columns().items()
+            name: np.where(is_graded_N, column, getattr(state, f"{name}_N")) for name, column in columns.items()
         }
         last_review_N = np.where(is_graded_N, now, rows_N["last_review"])
         self.change(slots, last_review=last_review_N, **changed, **fields)

@@ -138,6 +138,7 @@ class SelectionSettings:
     age_scale: float = setting(16.0, "iterations in which the priority of a group falls by a factor e")
     leech_share: float = setting(0.1, "share of the slots that leeches may take")
     uniform_floor: float = setting(0.0, "share of a proportional rule's draws that are uniform")
+    high_reward_factor: float = setting(2.0, "draws among so many times the slots; 1: takes the highest")
     kappa: float = setting(10.0, "inverse temperature of the score")
     per_alpha: float = setting(0.6, "exponent of the priority")
     per_beta: float = setting(0.4, "exponent of the importance weights")
@@ -210,6 +211,8 @@ def _fault(name: str, value: Any) -> str:
         return "" if is_finite and value > 0 else "a number above 0"
     if name == "greso_least":
         return "" if is_finite and 0 < value <= 1 else "a number in (0, 1]"
+    if name == "high_reward_factor":
+        return "" if is_finite and value >= 1 else "a number of at least 1"
     if name == "pier_base":
         return "" if is_finite and value > 1 else "a number above 1"
     return "" if is_finite and value >= 0 else "a number of at least 0"

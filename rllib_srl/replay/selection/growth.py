@@ -12,6 +12,13 @@ The score is S = Var(r), the population variance of the group's rewards scaled t
 Only prompts are kept, never old tokens, so no importance ratio is needed. The probability p of a revisit is
 `revisit_fraction`, B_min is `min_buffer_size`, and the draw by exp(kappa S) is the selection rule "exit".
 
+Without task growth, `self_divergence` = epsilon alone lets a revisit ask for a different answer:
+
+    a drawn item without history, one uniform number below epsilon
+        ──revisited──>  its prompt, history (one answer of its newest stored group), step "diverge"
+
+The group is trained on. It is neither a review of the item, whose own question was not asked, nor a new item.
+
 Choices where the paper is silent:
 1. Which of the G episodes becomes the child (the pseudo-code reads as one): one is drawn uniformly with the given
    generator, among those with a turn.
@@ -32,7 +39,8 @@ import numpy as np
 
 from rllib_srl.types import Group, Prompt
 
-STEPS = ("improve", "diverge")
+DIVERGE = "diverge"
+STEPS = ("improve", DIVERGE)
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,26 @@ def choose_step(generator: np.random.Generator, p_div: float) -> str:
     """Return "diverge" with probability `p_div`, else "improve"."""
     if not 0 <= p_div <= 1:
         raise ValueError(f"p_div = {p_div}; expected 0 to 1")
-    return "diverge" if generator.random() < p_div else "improve"
+    return DIVERGE if generator.random() < p_div else "improve"
+
+
+def answers_of(group: Group, max_prompt_tokens: int | None = None) -> list[str]:
+    """Return the answers of a group that a self-iteration step can start from: of episodes of one turn.
+
+    Args:
+        group: collected with `to_group(..., keep_turns=True)`; one without turns has no answers.
+        max_prompt_tokens: most tokens of an episode, prompt and answer. None: no limit.
+    """
+    if not group.extra.get("can_iterate", False):
+        return []
+    pairs = zip(group.extra.get("turns", ()), group.lengths_G().tolist(), strict=False)
+    most = np.inf if max_prompt_tokens is None else max_prompt_tokens
+    return [turns[0] for turns, num_tokens in pairs if len(turns) == 1 and num_tokens <= most]
+
+
+def asked_differently(prompt: Prompt, answers: Sequence[str], generator: np.random.Generator) -> Prompt:
+    """Return a prompt that shows one of the answers, drawn uniformly, and asks for a different one."""
+    return replace(prompt, history=(answers[int(generator.integers(len(answers)))],), step=DIVERGE)
 
 
 def random_prefix(prompt: Prompt, generator: np.random.Generator) -> Prompt:

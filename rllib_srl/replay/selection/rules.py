@@ -17,6 +17,7 @@ Sources: Schaul et al. 2016, arXiv 1511.05952 (priorities); arXiv 2601.02648 (p(
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -120,8 +121,17 @@ def recent(candidates: Candidates, num: int, generator: np.random.Generator, set
 def high_reward(
     candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
 ) -> np.ndarray:
-    """Take the highest mean reward of the last visit."""
-    return first(num, generator, -candidates.reward)
+    """Draw uniformly among the ceil(f num) candidates of the highest mean reward of the last visit, f 2 as published.
+
+    Differences from the source:
+    1. Equal rewards are ordered at random, not by age.
+    2. The source fills each domain's slots apart: here with `domain_quotas`.
+
+    Source: the strategy "high_reward" of AGentCL (GRPO with experience replay on the domains of tau2), its
+    `TrajectoryBuffer.sample`.
+    """
+    top = first(math.ceil(settings.high_reward_factor * num), generator, -candidates.reward)
+    return generator.permutation(top)[:num]
 
 
 def hardest(
@@ -184,7 +194,7 @@ SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "uniform": (),
     "fifo": (),
     "recent": (),
-    "high_reward": (),
+    "high_reward": ("high_reward_factor",),
     "balanced": (),
     "hardest": (),
     "learnability": ("uniform_floor",),

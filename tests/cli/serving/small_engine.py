@@ -16,6 +16,7 @@ from rllib_srl.cli.serving.place import Place, Stores
 from rllib_srl.cli.serving.relay import Sampling
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.training import Training
+from rllib_srl.cli.serving.vllm_server import ServerError
 
 TOKEN = "a-token-of-the-tests-0123456789"
 FIXED = {"model": "small", "rank": 8, "context": 64, "temperature": 1.0}
@@ -32,9 +33,15 @@ class SmallEngine:
     def __init__(self, socket):
         self.socket, self.session, self.fault, self.loaded = socket, None, "", []
         self.bodies, self.canary_shift, self.is_dead, self.num_starts = [], 0.0, False, 0
+        self.load_fault = ""
+        self.num_failing_starts = 0
+        self.texts = []  # of the next answers that are no streams
 
     async def start(self):
         self.num_starts += 1
+        if self.num_starts > 1 and self.num_failing_starts:
+            self.num_failing_starts -= 1
+            raise ServerError("vLLM's server did not start")
         self.is_dead = False
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -51,6 +58,8 @@ class SmallEngine:
         return self.is_dead
 
     async def load(self, name, directory):
+        if self.load_fault:
+            raise ServerError(self.load_fault)
         self.loaded.append(name)
 
     async def unload(self, name):
@@ -74,16 +83,21 @@ class SmallEngine:
         if not body["stream"]:
             whole = choice_of(5, -0.5, "message", " 93") | {"token_ids": [5, 6], "finish_reason": "stop"}
             whole["logprobs"]["content"].append({"token": "3", "logprob": -0.25})
+            if self.texts:
+                await asyncio.sleep(0.05)
+                whole["message"]["content"] = self.texts.pop(0)
             return web.json_response({"id": "x", "model": "v0", "prompt_token_ids": [1, 2], "choices": [whole]})
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.fault == "long":
+            pieces = [choice_of(5, -0.5, "delta", "x" * 100_000)] * 200 + pieces[1:]
         for at, piece in enumerate(pieces):
             head = {"id": "x", "choices": [piece], **({} if at else {"prompt_token_ids": [1, 2]})}
             await response.write(b"data: " + json.dumps(head).encode() + b"\n\n")
             if self.fault == "cut":
                 request.transport.close()
                 return response
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0 if self.fault == "long" else 0.01)
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -91,9 +105,9 @@ class SmallEngine:
 class Parts:
     """What `served_with` starts."""
 
-    def __init__(self, engine, stores, serving, training, place, client):
+    def __init__(self, engine, stores, serving, training, place, gateway, client):
         self.engine, self.stores, self.serving, self.training = engine, stores, serving, training
-        self.place, self.client = place, client
+        self.place, self.gateway, self.client = place, gateway, client
 
     def ask(self, question="Which?", token=TOKEN, **more):
         body = {"model": "any", "messages": [{"role": "user", "content": question}], **more}
@@ -120,7 +134,7 @@ async def served_with(directory, after=0):
     try:
         await client.start_server()
         await serving.start()
-        yield Parts(engine, stores, serving, training, place, client)
+        yield Parts(engine, stores, serving, training, place, gateway, client)
     finally:
         await client.close()
         await engine.stop()

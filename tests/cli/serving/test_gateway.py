@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import random
+import threading
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError, checksums
 from rllib_srl.cli.serving.canary import Continuation
+from rllib_srl.cli.serving.serve import _until_stopped
+from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import HAS_SECRET
+from tests.cli.serving.mutations import may_wait, request_of, with_other_bytes
 from tests.cli.serving.small_engine import TOKEN, served_with
 
+RATING = '{"rating": "good", "rater": "ann"}'
 CANARY = [Continuation([1, 2], [3, 4, 5, 6, 7, 8, 9], [-0.5] * 7), Continuation([2], [4] * 7, [-0.25] * 7)]
 
 
@@ -130,6 +134,7 @@ def test_bad_requests_have_clear_answers(tmp_path):
         for reply, status, message in (
             (await parts.ask(seed=3), 400, "seed is not supported"),
             (await parts.ask(n=2), 400, "n"),
+            (await parts.ask(top_k=2**64), 400, "top_k"),
             (await parts.ask(messages=[{"role": "tool", "content": "7", "tool_call_id": "1"}]), 400, "calls of tools"),
             (await parts.rate("chatcmpl-none", rating="good"), 404, "is no conversation here"),
             (await parts.rate(name, rating="great"), 400, "rating = 'great'; expected good, bad, 1 to 5"),
@@ -153,14 +158,15 @@ def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_a
         for fault, status in (("500", 502), ("400", 400)):
             parts.engine.fault = fault
             assert (await parts.ask()).status == status
-        parts.engine.fault = "cut"
+        parts.engine.fault, parts.serving.num_restarts = "cut", 2
         text = await (await parts.ask(stream=True)).text()
+        assert parts.serving.num_restarts == 2  # half an answer is none
         assert "the engine failed in mid-answer" in text and "[DONE]" not in text
         (name,) = {json.loads(line[6:])["id"] for line in text.split("\n") if line.startswith('data: {"id"')}
         logged = await parts.stores.run(parts.stores.conversations.find, name)
         assert (logged.finish_reason, logged.tokens, logged.answer) == ("cut", None, " 9")
         parts.engine.fault = ""
-        assert (await parts.ask()).status == 200 and parts.serving.num_under_way == 0
+        assert (await parts.ask()).status == 200 and parts.serving.num_under_way == parts.serving.num_restarts == 0
 
     run(tmp_path, body)
 
@@ -180,6 +186,43 @@ def test_a_full_disk_is_a_clear_refusal(tmp_path, monkeypatch):
     run(tmp_path, body)
 
 
+def test_a_stream_that_cannot_be_logged_is_one_reply(tmp_path, monkeypatch):
+    from rllib_srl.storage.disk import DiskFull
+
+    def full(*_):
+        raise DiskFull("disk full: cannot write conversations.db")
+
+    async def body(parts):
+        monkeypatch.setattr(parts.stores.conversations, "log", full)
+        parts.engine.fault = "cut"
+        said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "stream": True}).encode()
+        async with raw(parts) as (reader, writer):
+            writer.write(request_of("POST /v1/chat/completions", TOKEN, said))
+            reply = await asyncio.wait_for(reader.read(), 5)
+        assert reply.count(b"HTTP/1.1") == 1 and b"disk full" in reply and reply.endswith(b"0\r\n\r\n")
+
+    run(tmp_path, body)
+
+
+def test_a_client_that_stops_reading_does_not_hold_up_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.gateway.WRITE_TIMEOUT_S", 0.3)
+
+    async def body(parts):
+        parts.engine.fault = "long"
+        said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "stream": True}).encode()
+        async with raw(parts) as (_, writer):
+            writer.write(request_of("POST /v1/chat/completions", TOKEN, said))
+            while not parts.engine.bodies:
+                await asyncio.sleep(0.01)
+            deadline = asyncio.get_running_loop().time() + 10
+            while parts.serving.num_under_way and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0.05)
+            assert parts.serving.num_under_way == 0
+        assert await parts.stores.run(parts.stores.conversations.num) == 1
+
+    run(tmp_path, body)
+
+
 # --- versions
 
 
@@ -190,7 +233,7 @@ def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
         await parts.serving.push(await candidate(parts, {"b/0": "good"}))
         assert parts.engine.loaded == ["v2"]  # the one before was unloaded
         reply = await (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).json()
-        assert reply == {"rolled_back": 2, "active": 1, "num_withdrawn_ratings": 1}
+        assert reply == {"rolled_back": 2, "active": 1, "num_withdrawn_ratings": 1, "withdrawn_ratings": ["b/0"]}
         assert (await parts.ask()).headers["X-SRL-Version"] == "1" and parts.engine.loaded == ["v1"]
         states = [one["state"] for one in (await (await parts.send("GET", "/v1/versions")).json())["versions"]]
         assert states == ["active", "rolled_back"]
@@ -242,6 +285,139 @@ def test_an_engine_that_ended_is_started_again_with_the_active_version(tmp_path,
     run(tmp_path, body)
 
 
+@pytest.mark.parametrize("num", [1, 9])
+def test_an_engine_that_ends_while_it_starts_again_is_started_once_more(tmp_path, monkeypatch, num):
+    monkeypatch.setattr("rllib_srl.cli.serving.serving.WATCH_S", 0.01)
+
+    async def body(parts):
+        watch = asyncio.create_task(parts.serving.watch())
+        parts.engine.is_dead, parts.engine.num_failing_starts = True, num
+        while not watch.done() and (parts.engine.num_starts < 2 or not parts.serving.is_ready):
+            await asyncio.sleep(0.01)
+        if num == 1:
+            assert parts.engine.num_starts == 3 and (await parts.ask()).status == 200
+            watch.cancel()
+        else:
+            with pytest.raises(ServerError, match="ended 4 times"):
+                await watch
+            assert parts.engine.num_starts == 4
+
+    run(tmp_path, body)
+
+
+def test_a_rollback_whose_client_has_gone_is_done_to_its_end(tmp_path, monkeypatch):
+    async def body(parts):
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        lineage, begun, released = parts.stores.lineage, threading.Event(), threading.Event()
+        roll_back = lineage.roll_back
+
+        def slow(*given):
+            begun.set()
+            assert released.wait(10)
+            return roll_back(*given)
+
+        monkeypatch.setattr(lineage, "roll_back", slow)
+        asking = asyncio.create_task(parts.send("POST", "/v1/rollback", json={"reason": "rude"}))
+        await asyncio.to_thread(begun.wait, 10)
+        asking.cancel()
+        await asyncio.sleep(0.1)  # the server notices that the connection is closed
+        released.set()
+        while parts.engine.loaded:
+            await asyncio.sleep(0.01)
+        assert await parts.stores.run(lineage.active) is None and parts.serving.number == 0
+        assert (await parts.ask()).headers["X-SRL-Version"] == "0"
+
+    run(tmp_path, body)
+
+
+def test_a_candidate_that_met_a_broken_engine_is_pushed_once_it_runs_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+
+    async def body(parts):
+        version = await candidate(parts, {"a/0": "good"})
+        parts.engine.is_dead, parts.engine.load_fault = True, "vLLM does not answer"
+        task = asyncio.create_task(parts.training.run())
+        await asyncio.sleep(0.1)
+        assert (await parts.stores.run(parts.stores.lineage.version, version.number)).state == "candidate"
+        parts.engine.is_dead, parts.engine.load_fault = False, ""
+        while parts.serving.number != version.number:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    run(tmp_path, body)
+
+
+def test_a_candidate_does_not_fail_thrice_before_the_end_of_the_engine_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+    monkeypatch.setattr("rllib_srl.cli.serving.training.PUSH_AGAIN_S", 0.5)
+
+    async def body(parts):
+        version = await candidate(parts, {"a/0": "good"})
+        parts.engine.load_fault = "vLLM does not answer"  # it ends, and its process is there for another moment
+        task = asyncio.create_task(parts.training.run())
+        await asyncio.sleep(0.3)
+        assert not parts.training.is_paused
+        parts.engine.load_fault = ""
+        while parts.serving.number != version.number:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    run(tmp_path, body)
+
+
+def test_a_candidate_that_the_engine_refuses_pauses_training_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+
+    async def body(parts):
+        await candidate(parts, {"a/0": "good"})
+        monkeypatch.setattr("rllib_srl.cli.serving.training.PUSH_AGAIN_S", 0.01)
+        parts.engine.load_fault = "vLLM answers with 400: bad rank"
+        task = asyncio.create_task(parts.training.run())
+        while not parts.training.is_paused:
+            await asyncio.sleep(0.01)
+        assert parts.training.error == "version 1: pushing failed 3 times, vLLM answers with 400: bad rank"
+        assert (await parts.stores.run(parts.stores.lineage.version, 1)).state == "candidate"
+        task.cancel()
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("how", ["no training", "other settings"])
+def test_a_version_in_training_goes_on_only_under_the_settings_that_it_was_begun_with(tmp_path, how):
+    async def body(parts):
+        training, lineage = parts.training, parts.stores.lineage
+        training._version = await training._begin({"a/0": "good"})
+        (parts.place.version(1) / "slice_0001").mkdir(parents=True)
+        if how == "other settings":
+            training._settings, training._after = replace(training._settings, lr=0.5), 1
+        for _ in range(2):  # the first one looks for candidates
+            await training._turn()
+        assert training._process is None
+        version = await parts.stores.run(lineage.version, 1)
+        if how == "no training":  # it goes on with a start that trains
+            assert version.state == "training" and not training.error
+        else:
+            assert version.state == "stale" and "with other settings of training" in version.reason
+            assert not parts.place.version(1).exists() and await parts.stores.run(lineage.used_up) == set()
+
+    run(tmp_path, body)
+
+
+def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends_the_server_with_a_way_out(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("rllib_srl.cli.serving.serving.WATCH_S", 0.01)
+
+    async def body(parts):
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        parts.engine.is_dead, parts.engine.loaded, parts.engine.canary_shift = True, [], 0.5
+        with pytest.raises(ValueError, match=r"it fails its check: .*; go back to its parent: srl"):
+            await _until_stopped(parts.place, parts.serving, parts.training)
+        assert (await parts.ask()).status == 503
+
+    run(tmp_path, body)
+
+
 def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
     async def body(parts):
         name = (await (await parts.ask()).json())["id"]
@@ -271,6 +447,63 @@ def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_ratin
     run(tmp_path, body)
 
 
+def test_a_trainer_that_advances_between_its_failures_is_tried_again(tmp_path):
+    async def body(parts):
+        training = parts.training
+        training._version = await training._begin({"a/0": "good"})
+        directory = parts.place.version(1)
+        directory.mkdir(parents=True)
+        (directory / "train.log").write_text("killed")
+        for num in (1, 2, 3, 4):
+            (directory / "progress.json").write_text(json.dumps({"done": num, "of": 8}))
+            await training._ended(-9)
+            assert not training.is_paused
+        for is_paused in (False, True):
+            await training._ended(-9)
+            assert training.is_paused == is_paused
+
+    run(tmp_path, body)
+
+
+def test_a_full_disk_as_a_version_ends_does_not_lose_the_version(tmp_path, monkeypatch):
+    from rllib_srl.storage.disk import DiskFull
+
+    def full(*_):
+        raise DiskFull("disk full: cannot write versions.db")
+
+    async def body(parts):
+        training, lineage = parts.training, parts.stores.lineage
+        training._version = await training._begin({"a/0": "good"})
+        directory = parts.place.version(1)
+        directory.mkdir(parents=True)
+        for name in adapter.FILES:
+            (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
+        result = {"metrics": {}, "verdicts": [], "changes": {}, "is_passed": True, "reasons": []}
+        (directory / "result.json").write_text(json.dumps(result))
+        with monkeypatch.context() as patch:
+            patch.setattr(lineage, "finish", full)
+            with pytest.raises(DiskFull):
+                await training._ended(0)
+        assert training._version.number == 1  # the trainer is started again
+        await training._ended(0)
+        assert parts.serving.number == 1 and training._version is None
+
+    run(tmp_path, body)
+
+
+def test_a_client_that_leaves_in_mid_body_is_no_error_of_the_server(tmp_path, caplog):
+    async def body(parts):
+        for place in ("POST /v1/chat/completions", "PUT /v1/conversations/x/rating"):
+            async with raw(parts) as (_, writer):
+                writer.write(request_of(place, TOKEN, b'{"rating": "good"}')[:-5])
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        assert (await parts.ask()).status == 200
+
+    run(tmp_path, body)
+    assert not caplog.records
+
+
 # --- mutated requests
 
 
@@ -282,41 +515,26 @@ async def raw(parts):
     writer.close()
 
 
-def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch):
+def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch, caplog):
     """Bytes of real requests are changed, doubled, dropped: a 4xx or an answer, unless more bytes are announced."""
-    monkeypatch.setattr("rllib_srl.cli.serving.gateway.BODY_TIMEOUT_S", 0.2)
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it reports each malformed request
+    monkeypatch.setattr("rllib_srl.envs.agents.endpoint.BODY_TIMEOUT_S", 0.2)
     said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 5})
-    rating = '{"rating": "good", "rater": "ann"}'
-    head = "{} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}"
     seeds = [
-        head.format(first, TOKEN, len(text), text).encode()
-        for first, text in (("POST /v1/chat/completions", said), ("PUT /v1/conversations/x/rating", rating),
+        request_of(first, TOKEN, body.encode())
+        for first, body in (("POST /v1/chat/completions", said), ("PUT /v1/conversations/x/rating", RATING),
                             ("POST /v1/training", '{"paused": false}'), ("GET /v1/status", ""))
     ]  # fmt: skip
 
     async def body(parts):
         rng, statuses = random.Random(11), Counter()
         for _ in range(150):
-            data = bytearray(rng.choice(seeds))
-            first = data.index(b"\r\n\r\n") + 3 if rng.random() < 0.6 else 0  # the body alone, or anything
-            for _ in range(rng.randint(1, 4)):
-                at = rng.randrange(min(first, len(data) - 1), len(data))
-                kind = rng.randrange(4)
-                if kind == 0:
-                    data[at] = rng.randrange(256)
-                elif kind == 1:
-                    del data[at : at + rng.randint(1, 20)]
-                elif kind == 2:
-                    data[at:at] = data[at : at + rng.randint(1, 20)]
-                else:
-                    data[at:at] = bytes(rng.randrange(256) for _ in range(3))
+            data = with_other_bytes(rng, rng.choice(seeds))
             async with raw(parts) as (reader, writer):
-                writer.write(bytes(data))
+                writer.write(data)
                 try:
                     reply = await asyncio.wait_for(reader.readline(), 1)
                 except TimeoutError:
-                    assert not (data.count(b"\r\n\r\n") and b"\r\nHost: x\r\n" in data)  # its head is not complete
+                    assert may_wait(data)
                     continue
             statuses[int(reply.split()[1])] += 1
         assert not {one for one in statuses if one >= 500}, statuses
@@ -324,3 +542,4 @@ def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch):
         assert (await parts.ask()).status == 200
 
     run(tmp_path, body)
+    assert not [one for one in caplog.records if one.name == "aiohttp.server"]  # it would log their bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,15 @@ OWNER = """
 import os, subprocess, sys, time
 command = [sys.executable, "-m", "rllib_srl.cli.serving.kept", str(os.getpid()), sys.executable, "-c", sys.argv[1]]
 subprocess.Popen(command, start_new_session=True)
+time.sleep(60)
+"""
+TRAINER = """
+import os, signal, sys, time
+from pathlib import Path
+from rllib_srl.cli.serving.trainer.process import start_trainer
+process = start_trainer(Path(sys.argv[1]))
+process.send_signal(signal.SIGSTOP)
+Path(os.environ["PIDS"]).write_text(f"{process.pid} .")
 time.sleep(60)
 """
 PROGRAM = """
@@ -46,3 +56,19 @@ def test_a_killed_owner_takes_the_whole_group_along(tmp_path):
     owner.kill()
     owner.wait()
     assert until(lambda: not any(map(is_running, started)))
+
+
+def test_a_trainer_that_is_stopped_as_soon_as_it_has_started_ends_with_its_owner(tmp_path):
+    pids = tmp_path / "pids"
+    environment = {**os.environ, "PIDS": str(pids)}
+    owner = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], env=environment)
+    assert until(lambda: pids.exists() and pids.read_text().endswith("."), 60)
+    trainer = int(pids.read_text().split()[0])
+    try:
+        assert is_running(trainer) and os.getpriority(os.PRIO_PROCESS, trainer) == 19
+        owner.kill()
+        owner.wait()
+        assert until(lambda: not is_running(trainer))
+    finally:
+        if is_running(trainer):
+            os.kill(trainer, signal.SIGKILL)

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.cli.serving import adapter, trainer
+from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
-from rllib_srl.cli.serving.learning import SliceLearner, advantages_of, group_of, slices_of
 from rllib_srl.cli.serving.serve import parse, training_of
+from rllib_srl.cli.serving.trainer import trainer
+from rllib_srl.cli.serving.trainer.learning import SliceLearner, advantages_of, group_of, slices_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 
@@ -95,6 +96,7 @@ def test_the_canary_compares_tokens_and_log_probs():
     ("flags", "fault"),
     [
         (["--lr", "2"], "lr = 2.0; expected 1e-08 to 1"),
+        (["--max-drop", "0"], "max_drop = 0.0; expected 0.001 to 0.99"),
         (["--keep"], "--keep is empty; expected an environment"),
         (["--keep", "compare", "compare"], "--keep names the domain 'compare' twice"),
         (["--keep", "no_such"], "--keep: "),
@@ -107,6 +109,16 @@ def test_wrong_flags_are_one_clear_error(tmp_path, flags, fault):
     with pytest.raises(ValueError, match="the server cannot start") as error:
         training_of(parse([*given, *flags]))
     assert fault in str(error.value)
+
+
+@pytest.mark.parametrize(("num", "is_enough"), [(72, False), (73, True)])
+def test_a_gate_that_no_version_can_pass_is_refused_before_the_server_starts(num, is_enough):
+    job = job_of(gate_prompts=num, max_drop=0.05)
+    if is_enough:
+        assert len(trainer.Examiner(job).prompts["compare"]) == num
+        return
+    with pytest.raises(ValueError, match="72 held-out prompts; expected at least 73, since .* max_drop = 0.05"):
+        trainer.Examiner(job)
 
 
 @pytest.mark.slow
@@ -135,8 +147,31 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path):
     assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
     assert preference(second) > before
 
+    assert second.metrics.keys() | {"kl", "num_slices", "num_answers"} == result["metrics"].keys()
+    assert second.kl() == pytest.approx(result["metrics"]["kl"]) and second.kl() > 1e-6
     child = SliceLearner(replace(job_of(), version=2, parent=str(whole)), tmp_path)
     assert child.num_done == 0 and preference(child) == preference(second)  # it starts as its parent
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_after_its_only_slice_gates_that_slice_and_a_gate_that_loses_its_episodes_is_no_verdict(
+    tmp_path, monkeypatch
+):
+    directory = tmp_path / "0001"
+    directory.mkdir()
+    job = job_of(4, passes=1, kl=0.0, max_kl=1e-6)
+    job.write(directory)
+    SliceLearner(job, directory).step()  # then the process is gone
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "GATE_DEADLINE_S", 0.0)  # as if it had been stopped for all this time
+        with pytest.raises(RuntimeError, match="8 of 8 held-out episodes of compare were lost"):
+            trainer.train(directory)
+    assert not (tmp_path / "before.json").exists() and not (directory / "result.json").exists()
+    trainer.train(directory)
+    result = json.loads((directory / "result.json").read_text())
+    assert result["metrics"]["num_nonfinite"] == 0 and result["metrics"]["num_slices"] == 1
+    (reason,) = result["reasons"]  # a KL after the slice, also without a KL in the loss
+    assert reason.startswith("drift: KL ") and reason.endswith("limit 1e-06")
 
 
 def preference(learner):

@@ -10,9 +10,9 @@ import torch
 from rllib_srl.cli.serving.adapter import WEIGHTS, read_adapter, write_adapter
 from rllib_srl.cli.serving.canary import Continuation, check
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
+from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.learner.model_setup import add_adapters
 
 PROMPTS = [[361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27], [222, 352, 200, 360, 27]]
 
@@ -21,7 +21,7 @@ def tiny_with_adapters(seed):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(local_model("tiny"), dtype=torch.float32)
-    add_adapters(model, 4, 8.0, ("q_proj", "v_proj", "down_proj"), seed)
+    add_adapters(model, AdapterSpec(4, 8.0, ("q_proj", "v_proj", "down_proj")), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -47,6 +47,22 @@ def test_an_adapter_is_read_as_it_was_written(tmp_path):
     assert continued(first, PROMPTS[0]) != continued(second, PROMPTS[0])
     read_adapter(second, tmp_path)
     assert continued(first, PROMPTS[0]) == continued(second, PROMPTS[0]) and (tmp_path / WEIGHTS).stat().st_size > 1000
+
+
+def test_a_key_that_the_user_has_for_another_server_does_not_lock_the_gateway_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "of-another-server")
+    environment = VLLMServer(tmp_path, 128, 4, tmp_path / "engine.log", has_template=False)._environment()
+    assert "VLLM_API_KEY" not in environment and environment["PATH"]
+
+
+def test_a_directory_too_deep_for_a_socket_is_one_clear_error(tmp_path, monkeypatch):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    server = VLLMServer(tmp_path, 128, 4, tmp_path / "engine.log", has_template=False)
+    with pytest.raises(ServerError, match="expected at most 107, such as TMPDIR=/tmp"):
+        asyncio.run(asyncio.wait_for(server.start(), 20))
+    assert not list(deep.iterdir()) and not (tmp_path / "engine.log").exists()
 
 
 @pytest.mark.engine

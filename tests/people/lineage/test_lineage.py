@@ -41,9 +41,11 @@ def test_rolling_back_restores_the_parent_and_withdraws_its_ratings(lineage):
     lineage.activate(candidate(lineage, {"b/0": "good", "c/0": "bad"}))
     assert lineage.roll_back("it was rude") == (2, 1)
     assert lineage.active().number == 1 and lineage.version(2).reason == "it was rude"
+    assert lineage.withdrawn_by(2) == ["c/0"]
     assert lineage.withdrawn() == {("c/0", "bad")}  # version 1 still stands for the rating of b
     assert lineage.roll_back("") == (1, 0) and lineage.active() is None
     assert lineage.withdrawn() == {("a/0", "good"), ("b/0", "good"), ("c/0", "bad")}
+    assert lineage.withdrawn_by(1) == ["a/0", "b/0"]  # and not c, which was withdrawn before
     with pytest.raises(LineageError, match="expected a trained version to roll back"):
         lineage.roll_back("")
 

@@ -121,9 +121,9 @@ class ServedModel:
 
     def roll_back(self, number: int, reason: str) -> str:
         """Roll a version back if it is the active one, as `srl versions --rollback` does; return what was done."""
-        before, after, num = roll_back(self.place, reason, number, ACTION_TIMEOUT_S)
+        done = roll_back(self.place, reason, number, ACTION_TIMEOUT_S)
         self._asked_at = -PAUSE_S
-        return f"Version {before} was rolled back; version {after} is active; ratings withdrawn: {num}."
+        return f"{str(done).capitalize()}."
 
     def pause(self, is_paused: bool) -> str:
         """Pause or continue training; return what was done.

@@ -7,7 +7,7 @@ the sum over episodes of the cross-entropy, plus a Gaussian prior ((u - u_start)
 (`Knob`), u its (log) value. Parameters that the log does not determine stay at their start.
 
 Each sweep runs a golden-section search along every parameter in turn; the fit ends when a sweep gains less than
-`TOLERANCE` nats. A fit of FSRS to 10 000 reviews takes seconds, so it is not run within an iteration.
+`TOLERANCE` nats. A fit of FSRS to 10 000 reviews takes seconds.
 
 Source: Kiefer 1953, Proc. AMS 4, "Sequential minimax search for a maximum".
 """
@@ -15,7 +15,7 @@ Source: Kiefer 1953, Proc. AMS 4, "Sequential minimax search for a maximum".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -80,14 +80,30 @@ class Histories:
     def predict(self, rule: SpacingRule, log: ReviewLog) -> np.ndarray:
         """Return the recall that `rule` predicts for each visit; nan for first visits and unknown histories."""
         predicted_N = np.full(len(log), np.nan)
-        state = SpacingState.new(self.num_items)
-        for t, rows in enumerate(self.rows):
-            state = state[: len(rows)]
-            elapsed = log.elapsed_days[rows]
+        for t, (rows, state, _) in enumerate(self._replayed(rule, log)):
             if t:
-                predicted_N[rows] = rule.retrievability(state, elapsed)
-            state = rule.review(state, log.grade[rows], elapsed, log.trained[rows])
+                predicted_N[rows] = rule.retrievability(state, log.elapsed_days[rows])
         return predicted_N
+
+    def states(self, rule: SpacingRule, log: ReviewLog) -> tuple[np.ndarray, np.ndarray, SpacingState]:
+        """Return keys, iterations of the last visit and states after it, one row for each item's newest history."""
+        last_H, columns = np.zeros(self.num_items, np.int64), SpacingState.new(self.num_items).columns()
+        for rows, _, after in self._replayed(rule, log):
+            last_H[: len(rows)] = rows
+            for name, column in after.columns().items():
+                columns[name][: len(rows)] = column
+        order_H = np.argsort(log.now[last_H], kind="stable")
+        _, newest_K = np.unique(log.key[last_H][order_H][::-1], return_index=True)
+        at_K = order_H[::-1][newest_K]
+        return log.key[last_H][at_K], log.now[last_H][at_K], SpacingState.of(columns)[at_K]
+
+    def _replayed(self, rule: SpacingRule, log: ReviewLog) -> Iterator[tuple[np.ndarray, SpacingState, SpacingState]]:
+        """Yield the rows of each visit, and the states of their items before and after it."""
+        state = SpacingState.new(self.num_items)
+        for rows in self.rows:
+            before = state[: len(rows)]
+            state = rule.review(before, log.grade[rows], log.elapsed_days[rows], log.trained[rows])
+            yield rows, before, state
 
 
 def predict(rule: SpacingRule, log: ReviewLog) -> ReviewLog:

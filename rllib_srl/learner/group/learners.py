@@ -4,16 +4,20 @@
                                                                 learners hang in their all-reduce when one has died
     learners.reuse_report(timeout_s)                            a method of `GRPOTorchLearner`, called on all learners
     learners.send(version, sequences, scale, timeout_s)         called on those that gathered weights need
+    learners.use(group)                                         from now on calls another group (`regrouping.py`)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 import ray
+import torch
+from ray.exceptions import ObjectLostError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_srl.batch.shard import TrainingShard
@@ -27,15 +31,23 @@ DEATH_SHOWS_S = 10.0  # how long Ray may take to report a learner's death
 Result = TypeVar("Result")
 
 
+class LearnerFailure(ActorFailure):
+    """A learner died, timed out or lost what it was to train on: the others wait for it in collectives, of no use."""
+
+
 class Learners:
     """Calls of `GRPOTorchLearner` methods, in other processes or on the local learner of this one.
 
     Invariant: no method waits longer than its `timeout_s`, which holds for all learners together. An exception that a
-    learner raises is raised here; a learner that died or timed out raises `ActorFailure`.
+    learner raises is raised here; a learner that died or timed out raises `LearnerFailure`.
     """
 
     def __init__(self, group: LearnerGroup) -> None:
         """Wrap RLlib's group."""
+        self._group = group
+
+    def use(self, group: LearnerGroup) -> None:
+        """Call the learners of another group from now on."""
         self._group = group
 
     @property
@@ -43,28 +55,49 @@ class Learners:
         """Return the number of learners, at least 1."""
         return max(1, int(self._group.config.num_learners))
 
+    @property
+    def _per_shard(self) -> int:
+        """The number of neighbouring learners that train one shard together."""
+        return int(self._group.config.learners_per_shard)
+
+    @property
+    def num_shards(self) -> int:
+        """Return into how many shards a batch is cut."""
+        return int(self._group.config.num_shards)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Return Ray's ids of the nodes of all learners; this process's own for a local learner."""
+        if self._group.is_local:
+            return {ray.get_runtime_context().get_node_id()}
+        return {worker.metadata.node_id for worker in self._group._backend_executor.worker_group.workers}
+
     # --- training --------------------------------------------------------------------------------
 
     def update(
         self, shards: Sequence[TrainingShard], timesteps: dict[str, Any], num_epochs: int, timeout_s: float
     ) -> list[Any]:
-        """Train every learner on its shard and return their metrics.
+        """Train every learner on its shard and return the metrics of each shard.
+
+        With tensor or sequence parallelism neighbouring learners share a shard, and have equal metrics.
 
         Raises:
-            ActorFailure: a learner died or did not finish within `timeout_s`.
+            LearnerFailure: a learner died or did not finish within `timeout_s`.
             Exception: the learner's own exception.
         """
-        refs = [ray.put(shard) for shard in shards]
+        refs = [ref for shard in shards for ref in [ray.put(shard)] * self._per_shard]
         if self._group.is_local:
-            results: list[Any] = self._group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs)
-            return results
+            with _loss_reported("updating"):
+                results: list[Any] = self._group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs)
+                return results
         self._group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs, async_update=True)
-        return _collect(self._group, timeout_s)
+        with _loss_reported("updating"):
+            return _collect(self._group, timeout_s)[:: self._per_shard]
 
     def episode_kl(self, shards: Sequence[TrainingShard], timeout_s: float) -> list[list[list[float]]]:
         """Return each shard's KL to the reference; see `Reference.episode_kl`."""
         calls = [Call.of(GRPOTorchLearner.episode_kl, shard) for shard in shards]
-        return self._run(calls, timeout_s, "scoring the reference")
+        return self._run_shards(calls, timeout_s, "scoring the reference")
 
     def policy_kl(self, shards: Sequence[TrainingShard], timeout_s: float) -> float:
         """Return the KL of the policy that played the shards to the present one, nats per token.
@@ -72,7 +105,7 @@ class Learners:
         See `GRPOTorchLearner.policy_kl`.
         """
         calls = [Call.of(GRPOTorchLearner.policy_kl, shard) for shard in shards]
-        answers = self._run(calls, timeout_s, "measuring the KL of the update")
+        answers = self._run_shards(calls, timeout_s, "measuring the KL of the update")
         return sum(total for total, _ in answers) / max(1, sum(num for _, num in answers))
 
     def reuse_report(self, timeout_s: float) -> dict[str, dict[str, float]]:
@@ -81,11 +114,12 @@ class Learners:
         return {group_id: row for one in told for group_id, row in one.items()}
 
     def take_embeddings(self) -> list[Any]:
-        """Return the embeddings of this iteration, one mapping a learner, or without waiting a reference to each."""
+        """Return the embeddings of this iteration, one mapping a shard, or without waiting a reference to each."""
         call = Call.of(GRPOTorchLearner.take_embeddings)
         if self._group.is_local:
             return [call.run(self._group._learner)]
-        return [call.submit(worker) for _, worker in sorted(self._group._worker_manager.actors().items())]
+        workers = [worker for _, worker in sorted(self._group._worker_manager.actors().items())]
+        return [call.submit(worker) for worker in workers[:: self._per_shard]]
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:
         """Move every learner's reference model towards the policy; see `Reference.follow`."""
@@ -94,7 +128,7 @@ class Learners:
     def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:
         """Return the number of episodes that count for EWC at the end of stages; see `Regularisers.end_stages`."""
         calls = [Call.of(GRPOTorchLearner.end_stages, list(domains), shard) for shard in shards]
-        return self._run(calls, timeout_s, "ending a stage")[0]
+        return self._run_shards(calls, timeout_s, "ending a stage")[0]
 
     def onload(self, timeout_s: float) -> None:
         """Move the optimiser state to the GPU that the learners share with engines."""
@@ -145,6 +179,14 @@ class Learners:
         """Exclude weights and optimiser from the next state; see `TrainingState.leave_to_shards`."""
         self._every(Call.of(GRPOTorchLearner.leave_to_shards), timeout_s, "preparing a checkpoint")
 
+    def check_alive(self, timeout_s: float) -> None:
+        """Check that every learner answers.
+
+        Raises:
+            LearnerFailure: a learner died or did not answer in time.
+        """
+        self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "idle")
+
     def take_saved(self, timeout_s: float) -> list[bool]:
         """Return for each learner whether it wrote its part of a checkpoint; see `GRPOTorchLearner.take_saved`."""
         return self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "writing a checkpoint")
@@ -170,47 +212,73 @@ class Learners:
 
     def _gathered(self, call: Call[Result], timeout_s: float, what: str) -> Result:
         """Run a call for gathered weights, which with `fsdp` every learner must join; return learner 0's result."""
-        return self._run([call] * (self.num if self._group.config.fsdp else 1), timeout_s, what)[0]
+        return self._run([call] * (self.num if self._group.config.is_sharded else 1), timeout_s, what)[0]
+
+    def _run_shards(self, calls: Sequence[Call[Result]], timeout_s: float, what: str) -> list[Result]:
+        """Run the call of each shard on all its learners and return one result a shard."""
+        return self._run([call for call in calls for _ in range(self._per_shard)], timeout_s, what)[:: self._per_shard]
 
     def _run(self, calls: Sequence[Call[Result]], timeout_s: float, what: str) -> list[Result]:
         """Run one call on each of the first `len(calls)` learners and return their results in order.
 
         Raises:
-            ActorFailure: a learner died or did not answer in time; the message names the learner and `what`.
+            LearnerFailure: a learner died or did not answer in time; the message names the learner and `what`.
             Exception: the learner's own exception.
         """
-        if self._group.is_local:
-            return [call.run(self._group._learner) for call in calls]
-        pending = {i: call.submit(self._group._workers[i]) for i, call in enumerate(calls)}
-        answers = dict(gather(pending, timeout_s))
+        with _loss_reported(what):
+            if self._group.is_local:
+                return [call.run(self._group._learner) for call in calls]
+            pending = {i: call.submit(self._group._workers[i]) for i, call in enumerate(calls)}
+            answers = dict(gather(pending, timeout_s))
         results: dict[int, Result] = {}
         for index, answer in answers.items():
             if isinstance(answer, Failure):
-                raise ActorFailure(f"learner {index} {answer.reason} while {what}")
+                raise LearnerFailure(f"learner {index} {answer.reason} while {what}")
             results[index] = answer
         return [results[i] for i in range(len(calls))]
 
 
+def _is_broken_connection(error: Exception) -> bool:
+    """Return whether a collective failed, as it does if a learner's machine is gone; gloo has no exception class."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+@contextmanager
+def _loss_reported(what: str) -> Iterator[None]:
+    """Raise `LearnerFailure` if the groups that a learner fetches have died with their node.
+
+    Other learners may have got theirs, and wait in a collective for one that has not.
+    """
+    try:
+        yield
+    except ObjectLostError as error:
+        raise LearnerFailure(f"groups were lost with their node while {what}") from error
+
+
 def _collect(group: LearnerGroup, timeout_s: float) -> list[Any]:
     """Poll all learners; a single long wait would hang, since one death blocks the others in their all-reduce."""
-    deadline, results, waiting = time.monotonic() + timeout_s, [], set(range(len(group._workers)))
+    deadline, waiting = time.monotonic() + timeout_s, set(range(len(group._workers)))
+    results: dict[int, Any] = {}
     errors: dict[int, Exception] = {}
     while waiting and time.monotonic() < deadline:
         for answer in group._worker_manager.fetch_ready_async_reqs(timeout_seconds=POLL_S):
             waiting.discard(answer.actor_id)
             if answer.ok:
-                results.append(answer.get())
+                results[answer.actor_id] = answer.get()
                 continue
             errors[answer.actor_id] = answer.get()
             if isinstance(errors[answer.actor_id], ray.exceptions.RayActorError):
-                raise ActorFailure(f"learner {answer.actor_id} died while updating; continue from the last checkpoint")
+                raise LearnerFailure(f"learner {answer.actor_id} died while updating")
             # This may be only a broken connection that follows from a death: wait for Ray to report the death.
             deadline = min(deadline, time.monotonic() + DEATH_SHOWS_S)
     if errors:
         error = next(iter(errors.values()))  # the first: later ones may follow from it
         cause = getattr(error, "cause", None)
-        raise cause if isinstance(cause, Exception) else error
+        cause = cause if isinstance(cause, Exception) else error
+        if _is_broken_connection(cause):
+            raise LearnerFailure(f"learner {next(iter(errors))} lost the connection to another while updating")
+        raise cause
     if waiting:
         who = ", ".join(map(str, sorted(waiting)))
-        raise ActorFailure(f"learner {who} gave no answer within {timeout_s:g} s while updating")
-    return results
+        raise LearnerFailure(f"learner {who} gave no answer within {timeout_s:g} s while updating")
+    return [results[index] for index in sorted(results)]

@@ -1,9 +1,7 @@
-"""The trainer process: train one version a slice at a time, play held-out prompts, apply the gates, write the files.
+"""The trainer: train one version a slice at a time, play held-out prompts, apply the gates, write the files.
 
-    python -m rllib_srl.cli.serving.trainer DIRECTORY OWNER
-
-It runs at the lowest priority and may be stopped (SIGSTOP) and continued at any instant. Killed, it continues with the
-newest slice when it is started again. It ends with its owner, the gateway. Exit status 0: result.json is complete.
+It runs in a process of its own (`process.py`) at the lowest priority and may be stopped (SIGSTOP) and continued
+at any instant. Killed, it continues with the newest slice when it is started again.
 
 The gates compare a candidate with version 0, the model that was given, and not with its parent: small losses, each
 within the margin, would otherwise add up over many versions.
@@ -11,9 +9,8 @@ within the margin, would otherwise add up over many versions.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +22,8 @@ import numpy as np
 from rllib_srl.cli.serving.adapter import CANARY, read_json
 from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Continuation
 from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, write_json
-from rllib_srl.cli.serving.learning import SliceLearner
+from rllib_srl.cli.serving.trainer.grading_key import grading_key
+from rllib_srl.cli.serving.trainer.learning import SliceLearner
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.cli.upgrade import changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.common.environments import environment_id
@@ -34,7 +32,6 @@ from rllib_srl.engine import Engine, Sampling, canary_sequences, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import pack_stream
-from rllib_srl.envs.kept_process import end_with
 from rllib_srl.learner.model_setup import policy_weights, weights_layout
 from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.rollout.player import Limits, LiveEpisode, play
@@ -44,9 +41,8 @@ from rllib_srl.studies.gates import Change, Health, Verdict
 from rllib_srl.types import RIGHT, Prompt, passed
 
 BEFORE = "before.json"  # answers of version 0, beside the versions
-NICENESS = 19
-GATE_DEADLINE_S = 3600.0
-MAX_LOST = 0.1  # largest share of held-out episodes that infrastructure may end
+GATE_DEADLINE_S = 7 * 86400.0  # for a domain; the time in which the trainer is stopped counts, too
+MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
 
 
@@ -60,26 +56,38 @@ class Examiner:
             ValueError: an environment has too few.
         """
         self._job, self._configs, self.prompts = job, {}, dict[str, list[Prompt]]()
+        least = gates.least_prompts(job.settings.max_drop, job.settings.confidence)
         for domain in job.keep:
             config = self._configs[domain.domain] = kept_config(job, domain)
             env_id = environment_id(domain.world, domain.domain)
             (creator,) = config.world_creators().values()
             (given,) = config.world_configs().values()
             source = PromptSource({env_id: creator}, {env_id: given}, {env_id: 1.0}, job.seed)
-            self.prompts[domain.domain] = source.heldout(job.settings.gate_prompts)
-            if not self.prompts[domain.domain]:
-                raise ValueError(f"--keep {domain.world} has no held-out prompts; expected some for the gate")
+            prompts = self.prompts[domain.domain] = source.heldout(job.settings.gate_prompts)
+            if len(prompts) < least:
+                why = f"since fewer cannot exclude a drop of max_drop = {job.settings.max_drop:g}"
+                found = f"--keep {domain.world} has {len(prompts)} held-out prompts"
+                raise ValueError(f"{found}; expected at least {least}, {why} (--gate-prompts, --max-drop)")
             self._configs[domain.domain] = (config, {env_id: partial(creator, given)})
 
+    def grading(self) -> dict[str, str]:
+        """Return for each domain a key of how its answers are generated and graded."""
+        limits = {name: _limits_of(config, self._job.context_length) for name, (config, _) in self._configs.items()}
+        return {one.domain: grading_key(one, limits[one.domain]) for one in self._job.keep}
+
     def answers(self, engine: Engine) -> dict[str, Answers]:
-        """Return for each domain which prompts are answered right; episodes lost to infrastructure are left out."""
+        """Return for each domain which prompts are answered right; episodes lost to infrastructure are left out.
+
+        Raises:
+            RuntimeError: so many are lost that nothing can be said about the policy.
+        """
         tokenizer = load_tokenizer(local_model(self._job.model))
         found: dict[str, Answers] = {}
         for name, prompts in self.prompts.items():
             config, worlds = self._configs[name]
             episodes = [LiveEpisode(prompt, f"{name}/{number}", 0) for number, prompt in enumerate(prompts)]
             calls = EnvCalls(num_workers=1, timeout_s=config.env_timeout_s)
-            found[name] = {}
+            found[name], error = {}, ""
             try:
                 for episode in play(
                     episodes,
@@ -92,13 +100,23 @@ class Examiner:
                     deadline_s=GATE_DEADLINE_S,
                 ):
                     about = episode.custom_data
-                    if not about["stop_reason"].is_infrastructure:
+                    if about["stop_reason"].is_infrastructure:
+                        error = about["error"]
+                    else:
                         reward_G = np.array([episode.get_return()], np.float32)
                         is_right = bool(passed(reward_G, about["pass_reward"], RIGHT)[0])
                         found[name][about["prompt"].key] = is_right
             finally:
                 calls.close()
+            if (lost := len(prompts) - len(found[name])) > MAX_LOST * len(prompts):
+                why = f"{lost} of {len(prompts)} held-out episodes of {name} were lost"
+                raise RuntimeError(f"{why}, the last one by: {error or 'a failure'}; expected at most {MAX_LOST:.0%}")
         return found
+
+
+def _limits_of(config: Any, context_length: int) -> dict[str, Any]:
+    names = ("prompt_format", "max_turns", "max_turn_tokens", "max_episode_tokens")
+    return {"right": RIGHT, "context_length": context_length, **{name: str(getattr(config, name)) for name in names}}
 
 
 def kept_config(job: Job, domain: KeptDomain) -> Any:
@@ -120,7 +138,9 @@ def train(directory: Path) -> None:
     engine = make_engine(**learner_engine(job))
     with closing(engine):
         before = answers_before(job, examiner, engine, directory.parent / BEFORE)
-        last = train_slices(learner, directory)
+        train_slices(learner, directory)
+        last = {**learner.metrics, "kl": learner.kl()}
+        last["num_nonfinite"] += not np.isfinite(last["kl"])
         model = learner.learner.model
         weights = (weights_layout(model), policy_weights(model))
         engine.load_weights(pack_stream(*weights, job.version, "float32"))
@@ -135,17 +155,11 @@ def train(directory: Path) -> None:
     learner.forget_slices()
 
 
-def train_slices(learner: SliceLearner, directory: Path) -> dict[str, float]:
-    """Train all slices that are left; return the last metrics, with the counts of the whole job."""
-    total = read_json(directory / PROGRESS) if (directory / PROGRESS).exists() and learner.num_done else {}
-    last = {name: float(value) for name, value in total.get("metrics", {}).items()}
+def train_slices(learner: SliceLearner, directory: Path) -> None:
+    """Train all slices that are left."""
     while learner.num_done < learner.num_slices:
-        found = learner.step()
-        wanted = {name: found[name] for name in ("reuse/kl", "reuse/ratio", "reuse/clip_fraction", "reuse/left_out")}
-        bad = found["num_nonfinite_gradients"] + found["num_nonfinite_logps"]
-        last = {**wanted, "num_nonfinite": last.get("num_nonfinite", 0.0) + bad}
-        write_json(directory / PROGRESS, {"done": learner.num_done, "of": learner.num_slices, "metrics": last})
-    return last
+        learner.step()
+        write_json(directory / PROGRESS, {"done": learner.num_done, "of": learner.num_slices})
 
 
 def learner_engine(job: Job) -> dict[str, Any]:
@@ -155,14 +169,15 @@ def learner_engine(job: Job) -> dict[str, Any]:
 
 
 def answers_before(job: Job, examiner: Examiner, engine: Engine, path: Path) -> dict[str, Answers]:
-    """Return the answers of version 0, played once and then read from `path` as long as the prompts are the same."""
+    """Return the answers of version 0, played once and then read from `path` while prompts and grading are the same."""
     wanted = {name: sorted(prompt.key for prompt in prompts) for name, prompts in examiner.prompts.items()}
+    key = {"model": job.model, "prompts": wanted, "grading": examiner.grading()}
     if path.exists():
         kept = read_json(path)
-        if kept["prompts"] == wanted and kept["model"] == job.model:
+        if all(kept.get(name) == value for name, value in key.items()):
             return dict(kept["answers"])
     found = examiner.answers(engine)  # the engine has just read the model's own files
-    write_json(path, {"model": job.model, "prompts": wanted, "answers": found})
+    write_json(path, {**key, "answers": found})
     return found
 
 
@@ -171,8 +186,7 @@ def judged(
 ) -> tuple[list[Verdict], dict[str, Change]]:
     """Apply the gates of upgrade mode to a candidate."""
     settings, prompts = job.settings, examiner.prompts
-    kl = last["reuse/kl"] if settings.kl else float("nan")
-    health = Health(int(last["num_nonfinite"]), kl, *most_lost(prompts, after))
+    health = Health(int(last["num_nonfinite"]), last["kl"], *most_lost(prompts, after))
     verdicts = [gates.sanity(health, MAX_LOST), gates.drift(health, settings.max_kl)]
     if not verdicts[0].is_passed:
         return verdicts, {}
@@ -194,19 +208,11 @@ def canary_of(learner: SliceLearner, engine: Engine, job: Job) -> list[Continuat
     ]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the trainer; the last line of standard error says why it failed."""
-    directory, owner = Path(argv[0]), int(argv[1])
-    end_with(owner)
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    os.umask(0o077)
+def run(directory: Path) -> int:
+    """Run the trainer of a version; return the exit status. The last line of standard error says why it failed."""
     try:
         train(directory)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -24,8 +24,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.batch.posterior import History, posterior
 from rllib_srl.batch.shard import REUSE, build_shards
-from rllib_srl.cli.serving.adapter import read_adapter, write_adapter
-from rllib_srl.cli.serving.job import Job, RatedTokens
+from rllib_srl.cli.serving.adapter import read_adapter, read_json, write_adapter
+from rllib_srl.cli.serving.job import Job, RatedTokens, write_json
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.engine.model_dir import load_config
 from rllib_srl.engine.models import local_model
@@ -38,13 +38,14 @@ from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_sealed
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 PRIOR_WEIGHT = 1.0  # of the reward 1/2, in answers, beside the ratings of the other answers
-OPTIMIZER = "optimizer.pt"
+OPTIMIZER, METRICS = "optimizer.pt", "metrics.json"
+_METRICS = ("reuse/kl", "reuse/ratio", "reuse/clip_fraction", "reuse/left_out")
 FETCH_S = 60.0
 _SLICE = "slice_"
 
 
 class SliceLearner:
-    """A learner of one job. Invariant: after `step` number k its state is that of the first k slices."""
+    """A learner of one job. Invariant: after `step` number k state and `metrics` are those of the first k slices."""
 
     def __init__(self, job: Job, directory: Path) -> None:
         """Build the learner and continue with the newest slice in `directory`, else with the parent's adapter.
@@ -61,6 +62,8 @@ class SliceLearner:
             read_adapter(self.learner.model, Path(job.parent))
         if job.settings.kl:
             self.learner.reference = self._active_version(config.compute_dtype)
+        self._parent_logps = self._logps()
+        self.metrics: dict[str, float] = {}  # of the last slice; "num_nonfinite": of all
         self.num_done = self._continue()
         self._groups = [group_of(one) for one in job.answers]
         self._advantages = advantages_of([one.reward for one in job.answers])
@@ -71,15 +74,35 @@ class SliceLearner:
         """Return the number of slices of the job."""
         return len(self._slices)
 
-    def step(self) -> dict[str, float]:
-        """Train on the next slice and save; return the learner's metrics."""
+    def step(self) -> None:
+        """Train on the next slice and save."""
         chosen = self._slices[self.num_done]
         metas = [replace(GroupMeta.of(self._groups[i], self._groups[i]), origin=REUSE) for i in chosen]
         (shard,) = build_shards(metas, [self._advantages[i] for i in chosen], 1, FETCH_S)
         found = self.learner.update(batch=shard, timesteps={}, num_epochs=1)[DEFAULT_MODULE_ID]
+        values = {name: float(one.peek()) for name, one in found.items()}
+        num_bad = values["num_nonfinite_gradients"] + values["num_nonfinite_logps"]
+        num_bad += self.metrics.get("num_nonfinite", 0.0)
+        self.metrics = {**{name: values[name] for name in _METRICS}, "num_nonfinite": num_bad}
         self.num_done += 1
         self._save()
-        return {name: float(value.peek()) for name, value in found.items()}
+
+    def kl(self) -> float:
+        """Return the KL from the parent to the present policy on the tokens of the rated answers, nats per token.
+
+        k3 = ratio - 1 - log ratio, whose mean over tokens of the parent is KL(parent || policy).
+        """
+        pairs = zip(self._logps(), self._parent_logps, strict=True)
+        log_ratio_N = np.concatenate([now - before for now, before in pairs]).astype(np.float64)
+        return float(np.mean(np.exp(log_ratio_N) - 1 - log_ratio_N))
+
+    def _logps(self) -> list[np.ndarray]:
+        """Return the log-probs of the tokens of each answer under the present policy."""
+        found = []
+        for one in self._job.answers:
+            (logp,) = self.learner.scorer.score([[*one.prompt_ids, *one.ids]])
+            found.append(logp[len(one.prompt_ids) - 1 :])
+        return found
 
     def write(self, directory: Path) -> None:
         """Write the adapter."""
@@ -102,6 +125,7 @@ class SliceLearner:
         self.write(scratch)
         states = {name: one.state_dict() for name, one in self.learner._named_optimizers.items()}
         torch.save(states, scratch / OPTIMIZER)
+        write_json(scratch / METRICS, self.metrics)
         seal(scratch)
         os.rename(scratch, place)
         for older in self._saved()[1:]:
@@ -122,6 +146,7 @@ class SliceLearner:
             states = torch.load(place / OPTIMIZER, weights_only=True)
             for name, one in self.learner._named_optimizers.items():
                 one.load_state_dict(states[name])
+            self.metrics = read_json(place / METRICS)
             return int(place.name.removeprefix(_SLICE))
         return 0
 
@@ -139,7 +164,7 @@ def learner_config(job: Job) -> Any:
     values |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0}
     values |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
     values |= {"lr": settings.lr, "lora": {"rank": settings.rank}, "temperature": job.temperature, "seed": job.seed}
-    values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}}
+    values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
     return build_config(values)
 
 

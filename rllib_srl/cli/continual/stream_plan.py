@@ -1,0 +1,149 @@
+"""Read the tasks and settings of `srl stream`, and make one study for each order of the tasks.
+
+    --tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
+    stages x orders  ->  studies order_0, order_1, ...  each with the arms memory and no_memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
+from rllib_srl.algorithm.own_data import data_settings
+from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.cli.tuning.plan import FIXED, SHORT, Plan, planned
+from rllib_srl.cli.upgrading.order import world_named
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.curriculum.streams import stream_faults
+from rllib_srl.envs.math.question_rows import SUFFIXES
+from rllib_srl.studies.study import Arm, Primary, Study
+from rllib_srl.studies.task_stream import orders_of
+from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, SRL, STAGE_TOKENS, changed, domains_of
+from rllib_srl.tune_configs.streams import STREAMS
+
+MEMORY, NO_MEMORY = "memory", "no_memory"
+OF_MEMORY = ("replay_", "planner_")  # settings that only the arm with memory gets
+WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
+NUM_ORDERS, SEEDS, STREAM = 3, (1, 2), "cpu"  # defaults
+SHORT_TASKS, SHORT_ORDERS, SHORT_SEEDS, SHORT_TOKENS = 2, 2, (1,), 600
+ORDER = "order_"  # first part of the name of each study and its directory
+
+
+def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Plan]:
+    """Return a plan for each order of the tasks, validated as far as possible without starting anything.
+
+    Raises:
+        ValueError: tasks, orders or settings have faults.
+    """
+    stages = stages_of(arguments.tasks, arguments.built_in)
+    num_orders, seeds, tokens = arguments.orders, arguments.seeds, arguments.tokens
+    if arguments.short:
+        stages = stages[:SHORT_TASKS]
+        given = {**SHORT, **given}
+    num_orders = num_orders or (SHORT_ORDERS if arguments.short else NUM_ORDERS)
+    seeds = seeds or (SHORT_SEEDS if arguments.short else SEEDS)
+    shortest = _short_tokens(given) if arguments.tasks else SHORT_TOKENS  # built-in tasks have short answers
+    tokens = tokens or (shortest if arguments.short else STAGE_TOKENS)
+    timed = [{**stage, "tokens": tokens} for stage in stages]
+    if len(timed) < 2:
+        raise RunError(f"tasks: {len(timed)}; expected at least 2, one after another")
+    if faults := stream_faults(timed):
+        raise RunError("the tasks have faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+    names = [domain.name for domain in domains_of(timed)]
+    if len(names) < len(timed):
+        expected = "expected one each (ENV#NAME={...} names another)"
+        raise RunError(f"{len(timed)} tasks have the domains {', '.join(names)}; {expected}")
+    orders = orders_of(names, num_orders, min(seeds))
+    studies = [study_of(number, [timed[at] for at in order], seeds, given) for number, order in enumerate(orders)]
+    check_prompts(studies[0])
+    return [planned(study, {}, arguments.out.absolute()) for study in studies]
+
+
+def _short_tokens(given: Mapping[str, Any]) -> int:
+    """Return the tokens of a task with --short: not fewer than an iteration of one turn may generate."""
+    values = {**COMMON, **given}
+    sizes = [values[name] for name in ("num_prompts_per_batch", "group_size", "max_turn_tokens")]
+    return max(SHORT_TOKENS, math.prod(sizes)) if all(isinstance(size, int) for size in sizes) else SHORT_TOKENS
+
+
+def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
+    """Return the tasks as stages of a stream, without lengths.
+
+    Raises:
+        RunError: both or an unknown stream are given, or tasks have faults; all of them, one per line.
+    """
+    if tasks and stream:
+        raise RunError(f"--tasks and --stream {stream}; expected one of the two")
+    if not tasks:
+        listed = {name: entry for name, entry in STREAMS.items() if isinstance(entry, list)}
+        if (name := stream or STREAM) not in listed:
+            raise RunError(f"--stream {name}; expected one of {', '.join(sorted(listed))}")
+        return [{key: value for key, value in stage.items() if key != "iterations"} for stage in listed[name]]
+    stages, faults = [], []
+    for text in tasks:
+        try:
+            stages.append(_stage_of(text))
+        except (ValueError, OSError) as error:
+            faults.append(f"  {text}: {error}")
+    if faults:
+        raise RunError("--tasks have faults:\n" + "\n".join(faults))
+    return stages
+
+
+def _stage_of(text: str) -> dict[str, Any]:
+    """Return a task: a file of questions, or an environment as ENV, ENV#NAME or ENV#NAME={settings}."""
+    if Path(text).suffix.lower() in SUFFIXES:
+        path = Path(text).expanduser().absolute()
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        return {"world": OWN_DATA, "domain": path.stem, "env_config": data_settings(str(path))}
+    world = world_named(text)
+    named = {"domain": world.domain} if world.domain != world.world else {}
+    return {"world": world.world, **named, "env_config": dict(world.env_config)}
+
+
+def study_of(number: int, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
+    """Return the study of one order: SRL with its memory against plain GRPO, on the same prompts."""
+    own = {name: value for name, value in given.items() if name.startswith(OF_MEMORY)}
+    shared = {name: value for name, value in given.items() if name not in own}
+    without = {name: value for name, value in NO_REPLAY.items() if name not in shared}
+    arms = (
+        Arm(MEMORY, "with memory", "Old prompts come back, stored answers are reused.", changed(SRL, own)),
+        Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
+    )
+    return Study(
+        name=f"{ORDER}{number}",
+        question="Does the memory raise the accuracy at which tasks are answered before they are learned?",
+        answered_by="The paired differences over all orders, which srl stream prints.",
+        arms=arms,
+        domains=domains_of(stages),
+        num_stages=len(stages),
+        seeds=tuple(seeds),
+        budget=sum(stage["tokens"] for stage in stages),
+        primary=Primary(MEMORY, (NO_MEMORY,), ("average_accuracy",)),
+        settings={**COMMON, **shared, "stream": [dict(stage) for stage in stages]},
+    )
+
+
+def check_prompts(study: Study) -> None:
+    """Check that every task has prompts to train on and to evaluate.
+
+    Raises:
+        RunError: a task has none, or the settings cannot be used.
+    """
+    config = build_config(study.settings_of(study.arms[0].name, study.seeds[0]))
+    config.validate()
+    source = PromptSource(
+        config.world_creators(), config.world_configs(), config.mixture_weights(), config.seed, config.task_stream()
+    )
+    for env_id in source.world_ids:
+        source.first(env_id)  # raises if there is none
+    measured = {prompt.env_id for prompt in source.heldout(config.evaluation_duration)}
+    faults = [f"  {env_id}: no held-out prompts" for env_id in source.world_ids if env_id not in measured]
+    if faults:
+        raise RunError("each task needs prompts for evaluation:\n" + "\n".join(faults))

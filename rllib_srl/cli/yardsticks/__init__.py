@@ -1,0 +1,1 @@
+"""Exact values to compare policies with."""

@@ -1,0 +1,151 @@
+"""LoRA adapters of a model: add them, name their tensors, and move them for the self-test.
+
+    weight of a layer = base + scale * B @ A         A [rank, inputs], B [outputs, rank]; B starts at 0
+
+    learner   add_adapters(model, spec, seed)        trains A and B
+              adapter_tensors(model)                 (name, parameter) of A and B, packed for the engines
+    engine    expected_adapters(config, spec)        name and shape of what it must receive
+
+Names are those of peft's files without their prefix: "model.layers.0.self_attn.q_proj.lora_A.weight".
+
+Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rllib_srl.engine.canary import signs
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TABLES = frozenset({"lm_head", "embed_tokens"})  # vLLM applies adapters to them by one index a request, not a token
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM reserves memory for
+MAX_RANK = RANKS[-1]
+NAME = "default"  # of the adapter in peft's model
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """The form of the adapters of a model.
+
+    Invariant: `rank` is at least 1; `alpha` is above 0.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]  # last component of the names of the layers
+
+    @staticmethod
+    def of(rank: int, alpha: float | None, targets: tuple[str, ...] | list[str]) -> AdapterSpec:
+        """Return the form that settings describe; `alpha` None means a scale of 2."""
+        return AdapterSpec(rank, 2 * rank if alpha is None else alpha, tuple(targets))
+
+    @property
+    def scale(self) -> float:
+        """The factor of B @ A."""
+        return self.alpha / self.rank
+
+
+def add_adapters(model: torch.nn.Module, spec: AdapterSpec, seed: int) -> None:
+    """Freeze the model and wrap linear layers in adapters, in place.
+
+    Args:
+        model: a Hugging Face model.
+        spec: form of the adapters.
+        seed: seed for A, which must start equal on every learner.
+
+    Raises:
+        ValueError: a target matches no linear layer of the model.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    check_targets(model, spec)
+    model.requires_grad_(False)
+    scale: Any = spec.alpha
+    targets = list(spec.targets)
+    config = LoraConfig(r=spec.rank, lora_alpha=scale, target_modules=targets, lora_dropout=0.0, bias="none")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, NAME)
+
+
+def check_targets(model: torch.nn.Module, spec: AdapterSpec) -> None:
+    """Check that each target is a linear layer of the model.
+
+    Raises:
+        ValueError: one is not.
+    """
+    own = {name.rsplit(".", 1)[-1] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    if missing := sorted(set(spec.targets) - own):
+        raise ValueError(f"lora_targets = {list(spec.targets)}; {missing} are none of the model's layers {sorted(own)}")
+
+
+def adapter_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield (name, layer) of each layer with an adapter."""
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A") and hasattr(module, "get_delta_weight"):
+            yield name, module
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    """Return whether the model has adapters."""
+    return next(adapter_layers(model), None) is not None
+
+
+def adapter_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield (name, parameter) of A and B of each layer."""
+    for name, layer in adapter_layers(model):
+        yield f"{name}.lora_A.weight", layer.lora_A[NAME].weight
+        yield f"{name}.lora_B.weight", layer.lora_B[NAME].weight
+
+
+def expected_adapters(config: Any, spec: AdapterSpec) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of A and B of each layer, in the order of `adapter_tensors`.
+
+    Args:
+        config: of a Hugging Face model.
+        spec: form of the adapters.
+
+    Raises:
+        ValueError: a target matches no linear layer of the model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    check_targets(model, spec)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.rsplit(".", 1)[-1] in spec.targets:
+            shapes[f"{name}.lora_A.weight"] = (spec.rank, layer.in_features)
+            shapes[f"{name}.lora_B.weight"] = (layer.out_features, spec.rank)
+    return shapes
+
+
+def perturbed_adapters(model: torch.nn.Module, scale: float, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the self-test's adapters under the names of `adapter_tensors`: every entry differs, the originals do not.
+
+    Each entry a of A becomes a (1 + scale s) with s = +-1 at random. B changes by s c, where c is such that the change
+    of B @ A has `scale` times the root mean square of the layer's base weight: B starts at 0, so a change relative to B
+    would not move the policy.
+
+    Args:
+        model: with adapters.
+        scale: size of the change of each layer's weight, relative to its base weight.
+        seed: equal seeds give equal adapters, in every process and on every device.
+    """
+    for index, (name, layer) in enumerate(adapter_layers(model)):
+        a, b = (layer.lora_A[NAME].weight.detach(), layer.lora_B[NAME].weight.detach())
+        moved = a * (1 + scale * signs(a, seed, 2 * index))
+        yield f"{name}.lora_A.weight", moved
+        base, factor = layer.base_layer.weight.detach(), layer.scaling[NAME] * a.shape[0] ** 0.5
+        step = scale * _rms(base) / (factor * _rms(moved))
+        yield f"{name}.lora_B.weight", b + step * signs(b, seed, 2 * index + 1)
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return tensor.float().square().mean().sqrt().item() or 0.02

@@ -1,0 +1,1 @@
+"""Benchmarks of adapters between learner and engine."""

@@ -1,0 +1,1 @@
+"""Scripts that end processes at seeded moments and check what is left."""

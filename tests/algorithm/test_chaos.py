@@ -1,0 +1,176 @@
+"""The chaos suite: its plan, its moments, its books and its table by hand; and a short form of it on a real run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.chaos.faults import KINDS, LATEST, plan
+from scripts.chaos.invariants import Books, faults_of
+from scripts.chaos.live import Outcome
+from scripts.chaos.phases import EVERY_PHASE, Moment, at_moment_of, seconds_of_phases
+from scripts.chaos.run import row_of, table
+from tests.conftest import ROOT
+
+
+def run_of_calls(log: list[str]) -> SimpleNamespace:
+    """Return what has the methods that begin the phases; `train` calls them in order."""
+
+    def noting(name):
+        return lambda: log.append(name)
+
+    algo = SimpleNamespace(_learn=noting("_learn"), evaluate=noting("evaluate"))
+    algo.runners, algo.memory = SimpleNamespace(play_groups=noting("play_groups")), SimpleNamespace(add=noting("add"))
+    algo.weight_sync = SimpleNamespace(sync=noting("sync"))
+
+    def train() -> None:
+        algo.runners.play_groups()
+        algo.memory.add()
+        algo._learn()
+        algo.weight_sync.sync()
+        algo.evaluate()
+
+    algo.train = train
+    return algo
+
+
+def test_a_plan_depends_on_its_seed_and_visits_every_phase_with_every_kind():
+    planned = list(plan([*KINDS], 6, seed=3))
+    assert planned == list(plan([*KINDS], 6, seed=3)) != list(plan([*KINDS], 6, seed=4))
+    for kind, ways in KINDS.items():
+        for way in ways:
+            phases = [fault.phase for fault in planned if (fault.kind, fault.way) == (kind, way)]
+            assert sorted(phases) == (["sync"] * 6 if way == "loading" else sorted(EVERY_PHASE))
+    assert all(0 <= fault.share < LATEST and 0 <= fault.victim < 1 for fault in planned)
+    assert list(plan([*KINDS], 2, seed=3)) == planned[: 2 * len(planned) // 6]  # portions add up
+
+
+@pytest.mark.parametrize("phase", EVERY_PHASE)
+def test_an_action_is_done_once_when_its_phase_begins(phase):
+    log: list[str] = []
+    algo = run_of_calls(log)
+    usual = algo.evaluate
+    with at_moment_of(algo, phase, lambda: log.append("!"), 0.0) as moment:
+        algo.train()
+        algo.train()
+    names = {"play": 0, "remember": 1, "learn": 2, "sync": 3, "evaluate": 4, "rest": 0}
+    assert log.count("!") == 1 and log.index("!") == names[phase] and moment.struck_at is not None
+    assert algo.evaluate is usual
+
+
+def test_a_moment_may_come_later_and_its_error_is_raised():
+    start = time.monotonic()
+    with at_moment_of(run_of_calls([]), "play", lambda: None, 0.2) as moment:
+        assert moment.struck_at is None
+        moment.begin()
+    assert moment.struck_at >= start + 0.2
+    late = Moment(lambda: 1 / 0, 0.01)
+    late.begin()
+    with pytest.raises(ZeroDivisionError):
+        late.wait()
+
+
+def test_the_seconds_of_the_phases_add_up_to_the_iteration():
+    algo = run_of_calls([])
+    usual = algo._learn
+    algo._learn = lambda: (time.sleep(0.05), usual())
+    took = seconds_of_phases(algo)
+    assert 0.05 <= took["learn"] < 1 and took["rest"] == 0 and took["play"] < took["learn"]
+    assert sum(took[phase] for phase in EVERY_PHASE) <= took["iteration"] + 1e-6
+
+
+class Memory:
+    """Acknowledges what it is given; `stored` is what a journal would hold: uses by group id."""
+
+    num_shards = 0
+
+    def __init__(self):
+        self.log = []
+
+    def add(self, names):
+        return {name: SimpleNamespace(refused="" if "refused" not in name else "secret") for name in names}
+
+    def sample(self, names):
+        return [SimpleNamespace(group_id=name) for name in names]
+
+    def snapshot(self, directory):
+        self.log.append(directory)
+
+    def restore(self, directory):
+        return 0
+
+
+def test_books_note_what_was_acknowledged_and_go_back_with_a_snapshot(tmp_path):
+    memory = Memory()
+    books = Books(memory)
+    memory.add(["1.0", "1.1", "1.2 refused"])
+    memory.sample(["1.0"])
+    memory.snapshot(tmp_path / "one")
+    memory.add(["2.0"])
+    memory.sample(["1.0", "1.1"])
+    assert books.page.kept == {"1.0", "1.1", "2.0"} and books.page.drawn == Counter({"1.0": 2, "1.1": 1})
+    memory.restore(tmp_path / "one")
+    assert books.page.kept == {"1.0", "1.1"} and books.page.drawn == Counter({"1.0": 1})
+    assert books.page.earlier == {"2.0"}
+    faults = books.faults(memory, tmp_path / "copy")  # a memory without anything in it
+    assert [fault.partition(":")[0] for fault in faults[:2]] == [
+        "acknowledged groups are missing",
+        "acknowledged groups of repeated iterations are missing",
+    ]
+    assert len(faults) == 3 and faults[2].startswith("draws {'1.0': 1} more")
+
+
+def test_prompts_that_are_not_accounted_for_and_engines_that_differ_are_faults():
+    prints = [{"a": (1,)}, {"a": (2,)}]
+    algo = SimpleNamespace(config=SimpleNamespace(num_prompts_per_batch=8), version=4)
+    algo.runners = SimpleNamespace(ids=[1, 2], fingerprint=lambda ids, timeout_s: dict(zip(ids, prints, strict=True)))
+    algo.weight_sync = SimpleNamespace(sync=lambda version: (SimpleNamespace(mean=1.0), {}))
+    played = {"num_groups_with_signal": 3, "num_groups_without_signal": 4, "num_groups_dropped": 0}
+    learnt = {"reuse/num_tokens": 5, "reuse/gradient_norm": 0.0}
+    result = {"env_runners": played, "learners": {"default_policy": learnt}, "replay": {"num_groups_lost": 1}}
+    assert [fault.split(":")[0] for fault in faults_of(algo, result)] == [
+        "7 prompts of 8 are accounted for",
+        "1 groups were lost on the way to the memory",
+        "reused groups have no gradient",
+        "the engines hold different weights",
+        "the engines do not compute with version 4",
+    ]
+
+
+def test_the_table_counts_and_names_what_was_not_survived():
+    first, second, third, *_ = (one for one in plan(["buffer"], 3, seed=0) if one.way == "KILL")
+    rows = [row_of(fault, Outcome(recovered_s=s), 0, 2.0) for fault, s in ((first, 3.0), (second, 4.0))]
+    rows.append(row_of(third, Outcome(faults=["a group is missing"]), 0, 2.0))
+    lines = table(rows).splitlines()
+    assert lines[2] == "| buffer | KILL | learn play remember | 3 | 2 | 3.5 | 4.0 | 2.0 |"
+    assert lines[3:] == ["buffer KILL 2 in learn: a group is missing"]
+    assert [row["survived"] for row in rows] == [True, True, False]
+    assert {field.name for field in dataclasses.fields(third)} < set(rows[2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_real_run_survives_faults_of_each_kind(tmp_path):
+    """Six faults, one of each kind; in a process of its own, because it fills disks and starts a Ray."""
+    command = [sys.executable, "scripts/chaos/run.py", "--faults", "1", "--out", str(tmp_path / "rows.jsonl")]
+    kinds = dict.fromkeys(("runner", "buffer", "learner"), "KILL")
+    kinds |= {"slow": "pulses", "weight": "loading", "disk": "full"}
+    command += ["--kinds", *kinds, "--ways", *set(kinds.values())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {(row["kind"], row["way"]) for row in rows} == set(kinds.items())
+    assert all(row["faults"] == [] and row["recovered_s"] > 0 for row in rows)
+    repaired = {row["kind"] for row in rows if row["num_repairs"]}
+    assert {"runner", "learner"} <= repaired and "slow" not in repaired
+    (canary,) = (row["error"] for row in rows if row["way"] == "loading")
+    assert canary.startswith("WeightSyncError: ")
