@@ -81,10 +81,10 @@ def assert_gone(pids: list[int]) -> None:
 
 
 SCRIPT = """
-import hashlib, subprocess, sys, time
+import hashlib, signal, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.cli.shared.stopping import WATCH, spared_from_sigterm
 def work():
     WATCH.grace_s, WATCH.last_words = {grace_s}, lambda: "continue with: X"
     child = subprocess.Popen(["sleep", "600"])
@@ -96,6 +96,13 @@ sys.exit(run_cleanly(work, debug=True))
 WAITING = "time.sleep(600)"
 # Minutes in native code, which looks at no signal.
 STUCK = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10 ** 9)"
+# `ray.init` installs a handler that exits, and Python ignores an exception that is raised within a finalizer.
+SWALLOWED = """
+    with spared_from_sigterm():
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        time.sleep(2)
+    time.sleep(600)
+"""
 FAILING = """
     try:
         time.sleep(600)
@@ -108,6 +115,7 @@ FAILING = """
     ("work", "grace_s", "said"),
     [
         (WAITING, 25, "\nstopped by SIGTERM\n"),
+        (SWALLOWED, 25, "\nstopped by SIGTERM\n"),
         (FAILING, 25, "\nstopped by SIGTERM\nrunner 1 died\n"),  # the signal reached the actors, too
         (
             STUCK,

@@ -22,6 +22,7 @@ from types import FrameType
 from rllib_srl.cli.shared.peak_memory import descendants
 
 GRACE_S = 25.0  # Kubernetes and Slurm send SIGKILL 30 seconds after SIGTERM
+SWALLOWED_S = 1.0  # a SIGTERM that no handler of ours has seen by then is sent again, once
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -76,7 +77,12 @@ class Watch:
         while (number := os.read(reads, 1)) != bytes([signal.SIGTERM]):
             if not number:  # the pipe was closed: `kept` has ended
                 return
-        if over.wait(self.grace_s):
+        waited_s = min(SWALLOWED_S, self.grace_s)
+        if over.wait(waited_s):
+            return
+        if not self.is_terminated:  # the handler of `ray.init` ran in a finalizer, where its SystemExit is ignored
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        if over.wait(self.grace_s - waited_s):
             return
         lines = [f"stopped by SIGTERM: the iteration did not finish within {self.grace_s:g} s (grace_s) and is lost"]
         with suppress(Exception):  # any: the process must end now
