@@ -21,12 +21,13 @@ from rllib_srl.cli.shared.stopping import WATCH, StopRequest, Terminated, spared
 from scripts.chaos.driver import OF_THE_PROCESS
 from tests.conftest import ROOT
 
+FINISHED = r"iteration \d/6  reward"
 PATIENCE_S = 240.0  # for a start on two busy cores
 TINY = [
     *("--model", "tiny", "--engine", "transformers", "--compute_dtype", "float32", "--seed", "5", "--lr", "3e-4"),
     *("--env", "compare", "--env_config", "num_shots=0", "--max_turn_tokens", "8", "--max_episode_tokens", "128"),
     *("--num_prompts_per_batch", "48", "--group_size", "4"),
-    *("--iterations", "3", "--checkpoint_every", "1"),
+    *("--iterations", "6", "--checkpoint_every", "1"),
     *("--num_cpus_per_env_runner", "0.5", "--num_cpus_for_main_process", "0.5"),
 ]
 
@@ -213,7 +214,7 @@ def whole(tmp_path_factory) -> Path:
     """Return the directory that holds an unbroken run and its model, made by processes that keep to themselves."""
     home = tmp_path_factory.mktemp("whole")
     with running(train(*TINY, "--out", "run", "--export", "model"), home) as process:
-        said = read_until(process, "iteration 1/3  reward")
+        said = read_until(process, "iteration 1/6  reward")
         assert listeners_beyond_this_machine([process.pid, *family(process)]) == []
         said += process.communicate(timeout=PATIENCE_S)[0]
     assert process.returncode == 0, said
@@ -230,27 +231,31 @@ def test_files_of_a_run_are_private_and_there_is_one_event_file(whole: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("grace", "done", "signalled"),
+    ("grace", "answer", "signalled"),
     [
-        ((), 2, lambda process: os.killpg(process.pid, signal.SIGTERM)),  # Slurm and systemd signal a whole group
-        (("--grace_s", "0.05"), 1, lambda process: process.send_signal(signal.SIGTERM)),
+        # Slurm and systemd signal a whole group.
+        ((), "stopping after this iteration", lambda process: os.killpg(process.pid, signal.SIGTERM)),
+        (("--grace_s", "0.001"), "the iteration did not finish", lambda process: process.send_signal(signal.SIGTERM)),
     ],
     ids=["the iteration fits", "it does not"],
 )
 def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(
-    whole: Path, tmp_path: Path, grace: tuple, done: int, signalled: Callable[[subprocess.Popen], None]
+    whole: Path, tmp_path: Path, grace: tuple, answer: str, signalled: Callable[[subprocess.Popen], None]
 ) -> None:
     with running(train(*TINY, *grace, "--out", "run", "--export", "model"), tmp_path) as process:
-        said = read_until(process, "iteration 1/3  reward")
+        said = read_until(process, "iteration 1/6  reward")
         started = family(process)
-        time.sleep(0.3)  # into the second iteration
+        time.sleep(0.1)  # into the second iteration, or a later one where this process had to wait
         start = time.monotonic()
         signalled(process)
         said += process.communicate(timeout=60)[0]
         assert time.monotonic() - start < 25
     assert process.returncode == 143 and "Traceback" not in said, said
     assert_gone(started)
-    assert len(numbers_of(tmp_path / "run")) == done
+    before, after = said.split(answer)
+    done, finished = len(re.findall(FINISHED, before)), len(re.findall(FINISHED, after))
+    assert 1 <= done < 5 and finished <= (not grace)  # none where the signal came between two iterations
+    assert len(numbers_of(tmp_path / "run")) == done + finished
     (command,) = re.findall(r"continue with: (.*)", said)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
