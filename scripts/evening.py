@@ -3,12 +3,16 @@
 
     python scripts/evening.py --out /tmp/evening                    the tiny model, about 10 minutes on 2 cores
     python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out /tmp/evening
+    python scripts/evening.py --page --out /tmp/evening             ratings, pauses, rollback by clicks on the live page
 
     1  srl serve; 60 chats, rated by a rule (a word is good, a number or nothing is bad)
     2  a version is trained in the background, while questions go on: their latency, in turn with training paused
     3  held-out questions, rated by the same rule, before and after
     4  60 harmful ratings (a right comparison is bad): the gate on `compare` must reject what was learned from them
     5  srl versions --rollback
+
+With --page, Chromium without a window opens `srl dashboard DIR --allow-rating`, and pictures of its tabs are written to
+DIR-pictures. Questions are asked by HTTP in both forms.
 
 Exit status 0: the rating rose, the harmful version was rejected, the rollback works, and training has delayed the 95th
 percentile of the latency by no more than --share.
@@ -27,7 +31,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
@@ -35,6 +39,7 @@ if __name__ == "__main__":
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
+from scripts.page.hands import PageHands
 
 _WORDS = """
     apple basket bell bird boat book bottle bridge broom bucket button candle carpet chair cherry cloud coat corn desk
@@ -44,6 +49,7 @@ WORDS = _WORDS.split()
 VERSION_S, CALL_S = 900.0, 120.0
 GAP_S = 0.3  # between two questions of somebody who chats
 BLOCK = 12  # questions, in turn with and without training
+RATER = "rule"
 _SERVING = re.compile(r"serving (\S+)")
 
 Rule = Callable[[str, str], bool]  # question, answer -> good
@@ -64,12 +70,25 @@ def is_wrong(question: str, answer: str) -> bool:
     return answer.strip() != str(max(int(number) for number in re.findall(r"\d+", question)))
 
 
+class Hands(Protocol):
+    """What a person does beside asking."""
+
+    def rate(self, name: str, is_good: bool) -> None:
+        """Rate an answer by its id."""
+
+    def pause(self, is_paused: bool) -> None:
+        """Pause training, or continue it."""
+
+    def roll_back(self, reason: str) -> str:
+        """Roll the active version back; return what is said about it."""
+
+
 class NotServed(ValueError):
     """`srl serve` does not start; the message says where its own message is."""
 
 
 class Served:
-    """A process of `srl serve` and its client."""
+    """A process of `srl serve`, its client, and the hands of a person who uses HTTP and the command line."""
 
     def __init__(self, flags: Sequence[object], directory: Path, log: IO[str] | None = None) -> None:
         """Start `srl serve` and wait until it answers.
@@ -117,7 +136,15 @@ class Served:
 
     def rate(self, name: str, is_good: bool) -> None:
         """Rate an answer."""
-        self.call("PUT", f"/conversations/{name}/rating", {"rating": "good" if is_good else "bad", "rater": "rule"})
+        self.call("PUT", f"/conversations/{name}/rating", {"rating": "good" if is_good else "bad", "rater": RATER})
+
+    def pause(self, is_paused: bool) -> None:
+        """Pause training, or continue it."""
+        self.call("POST", "/training", {"paused": is_paused})
+
+    def roll_back(self, reason: str) -> str:
+        """Roll the active version back; return the output of `srl versions`."""
+        return self.versions("--rollback", "--reason", reason)
 
     def versions(self, *flags: str) -> str:
         """Return the output of `srl versions`."""
@@ -146,41 +173,48 @@ def share_good(served: Served, rng: random.Random, rule: Rule, num: int) -> floa
     return sum(rule(one, served.ask(one)[1]) for one in asked) / num
 
 
-def chat(served: Served, rng: random.Random, make: Callable[[random.Random], str], rule: Rule, num: int) -> None:
-    """Ask and rate."""
-    for _ in range(num):
-        question = make(rng)
-        name, answer, _ = served.ask(question)
-        served.rate(name, rule(question, answer))
+class Person:
+    """Somebody who chats, rates by a rule, and waits for versions."""
 
+    def __init__(self, served: Served, hands: Hands, rng: random.Random) -> None:
+        """Prepare to chat.
 
-def wait_for(served: Served, number: int, rng: random.Random, taken: dict[bool, list[float]]) -> str:
-    """Chat until a version is decided; return its state.
+        Args:
+            served: the server that is asked.
+            hands: how answers are rated and training is paused.
+            rng: for the questions.
+        """
+        self._served, self._hands, self._rng = served, hands, rng
+        self.taken: dict[bool, list[float]] = {False: [], True: []}  # training is paused -> latencies, seconds
 
-    Training is paused and resumed every `BLOCK` questions, so that whatever else the machine does slows both alike.
+    def chat(self, make: Callable[[random.Random], str], rule: Rule, num: int) -> None:
+        """Ask and rate."""
+        for _ in range(num):
+            question = make(self._rng)
+            name, answer, _ = self._served.ask(question)
+            self._hands.rate(name, rule(question, answer))
 
-    Args:
-        served: the server.
-        number: of the version.
-        rng: for the questions.
-        taken: whether training was paused -> latencies, to which those of these chats are added.
+    def wait_for(self, number: int) -> str:
+        """Chat until a version is decided; return its state.
 
-    Raises:
-        TimeoutError: it is not decided in time.
-    """
-    deadline, num = time.monotonic() + VERSION_S, 0
-    while time.monotonic() < deadline:
-        is_paused = num % (2 * BLOCK) >= BLOCK
-        if num % BLOCK == 0:
-            served.call("POST", "/training", {"paused": is_paused})
-        num += 1
-        taken[is_paused].append(served.ask(question_of(rng))[2])
-        time.sleep(GAP_S)
-        found = {one["number"]: one for one in served.call("GET", "/versions")["versions"]}
-        if number in found and found[number]["state"] not in ("training", "candidate"):
-            served.call("POST", "/training", {"paused": False})
-            return str(found[number]["state"])
-    raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
+        Training is paused and resumed every `BLOCK` questions, so that whatever else the machine does slows both alike.
+
+        Raises:
+            TimeoutError: it is not decided in time.
+        """
+        deadline, num = time.monotonic() + VERSION_S, 0
+        while time.monotonic() < deadline:
+            is_paused = num % (2 * BLOCK) >= BLOCK
+            if num % BLOCK == 0:
+                self._hands.pause(is_paused)
+            num += 1
+            self.taken[is_paused].append(self._served.ask(question_of(self._rng))[2])
+            time.sleep(GAP_S)
+            found = {one["number"]: one for one in self._served.call("GET", "/versions")["versions"]}
+            if number in found and found[number]["state"] not in ("training", "candidate"):
+                self._hands.pause(False)
+                return str(found[number]["state"])
+        raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
 
 
 def p95(seconds: list[float]) -> float:
@@ -188,36 +222,48 @@ def p95(seconds: list[float]) -> float:
     return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
 
 
-def evening(served: Served, arguments: argparse.Namespace) -> bool:
+def evening(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool:
     """Play the evening, print what happened; return whether all went as it should."""
-    rng, held_out = random.Random(arguments.seed), random.Random(arguments.seed + 1)
+    held_out = random.Random(arguments.seed + 1)
     rule = {"word": is_word, "short": is_short}[arguments.rule]
-    taken: dict[bool, list[float]] = {False: [], True: []}
+    person = Person(served, hands, random.Random(arguments.seed))
     before = share_good(served, held_out, rule, arguments.heldout)
-    chat(served, rng, question_of, rule, arguments.chats)
-    state = wait_for(served, 1, rng, taken)
+    person.chat(question_of, rule, arguments.chats)
+    state = person.wait_for(1)
     after = share_good(served, held_out, rule, arguments.heldout)
-    chat(served, rng, comparison_of, is_wrong, arguments.chats)
-    harmful = wait_for(served, 2, rng, taken)
+    person.chat(comparison_of, is_wrong, arguments.chats)
+    harmful = person.wait_for(2)
     print(served.versions())
     active = served.call("GET", "/versions")["active"]
     if active:
-        print(served.versions("--rollback", "--reason", "the evening is over"))
+        print(hands.roll_back("the evening is over"))
         print(served.versions())
     back = served.call("GET", "/versions")["active"]
-    latency = p95(taken[False]) / p95(taken[True]) - 1
+    paused, going_on = person.taken[True], person.taken[False]
+    latency = p95(going_on) / p95(paused) - 1
     rows = [
         ["version 1, from good ratings", state],
         ["held-out answers that the rule calls good", f"{before:.3f} -> {after:.3f} of {arguments.heldout}"],
         ["version 2, from harmful ratings", harmful],
         ["active, and after the rollback", f"{active}, {back}"],
-        ["p95 of an answer, training paused", f"{1000 * p95(taken[True]):.1f} ms ({len(taken[True])} answers)"],
-        ["p95 of an answer, with training", f"{1000 * p95(taken[False]):.1f} ms ({len(taken[False])} answers)"],
+        ["p95 of an answer, training paused", f"{1000 * p95(paused):.1f} ms ({len(paused)} answers)"],
+        ["p95 of an answer, with training", f"{1000 * p95(going_on):.1f} ms ({len(going_on)} answers)"],
         ["delay of the p95", f"{latency:+.1%}; limit {arguments.share:+.0%}"],
     ]
     print(table(rows))
     is_rejected = harmful == "rejected" and active == 1
     return state == "active" and after > before and is_rejected and back == 0 and latency <= arguments.share
+
+
+def by_page(served: Served, arguments: argparse.Namespace) -> bool:
+    """Play the evening on the live page; return whether all went as it should, without an error on the page."""
+    with PageHands(arguments.out, RATER) as hands:
+        is_good = evening(served, hands, arguments)
+        pictures = hands.shoot(arguments.out.with_name(f"{arguments.out.name}-pictures"))
+        print(f"pictures: {', '.join(map(str, pictures))}")
+        for fault in hands.faults:
+            print(f"on the page: {json.dumps(fault)}")
+        return is_good and not hands.faults
 
 
 def main() -> int:
@@ -230,6 +276,7 @@ def main() -> int:
     parser.add_argument("--heldout", type=int, default=200, help="held-out questions (default: 200)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
     parser.add_argument("--share", type=float, default=0.1, help="largest delay of the p95 (default: 0.1)")
+    parser.add_argument("--page", action="store_true", help="rate, pause and roll back by clicks on the live page")
     parser.add_argument("--seed", type=int, default=0, help="of the questions (default: 0)")
     arguments = parser.parse_args()
     return run_cleanly(lambda: play(arguments), debug=False)
@@ -240,7 +287,7 @@ def play(arguments: argparse.Namespace) -> int:
     flags = [arguments.model, "--keep", "compare", "--train-after", arguments.chats, "--lr", arguments.lr]
     served = Served([*flags, "--max-tokens", 24], arguments.out)
     try:
-        is_good = evening(served, arguments)
+        is_good = by_page(served, arguments) if arguments.page else evening(served, served, arguments)
     finally:
         served.stop()
     print("the evening went as it should" if is_good else "FAILED: see the table")

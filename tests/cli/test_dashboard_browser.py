@@ -5,29 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
 from rllib_srl.people.rating_store import RATINGS, RatingStore
+from scripts.page.browser import CHROMIUM, PATIENCE_S, BrowserError, opened_tab
+from scripts.page.hands import PageHands
 from tests.cli.dashboard_run import EVIL, memory_of, write_files
 from tests.cli.served_model import write_served
 from tests.cli.test_script_report import row
 
 pytestmark = pytest.mark.slow
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -66,71 +63,10 @@ def test_the_server_starts_answers_and_ends(run: Path) -> None:
     assert not (run / RATINGS).exists()
 
 
-class Browser:
-    """A tab of Chromium, driven by its own protocol. Invariant: `faults` has every error and blocked resource."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket, self._num, self.faults = socket, 0, []  # type: ignore[var-annotated]
-
-    async def call(self, method: str, **parameters: Any) -> Any:
-        self._num += 1
-        await self._socket.send_json({"id": self._num, "method": method, "params": parameters})
-        while True:
-            message = json.loads((await self._socket.receive(timeout=PATIENCE_S)).data)
-            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening"):
-                self.faults.append(message["params"])
-            if message.get("id") == self._num:
-                return message["result"]
-
-    async def value(self, script: str) -> Any:
-        found = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        return found["result"].get("value")
-
-    async def until(self, script: str) -> None:
-        """Wait until an expression is true."""
-        for _ in range(PATIENCE_S * 10):
-            if await self.value(script):
-                return
-            await asyncio.sleep(0.1)
-        text = await self.value("document.body.innerText")
-        raise AssertionError(f"{script} did not become true; the page says: {text}")
-
-    async def open(self, address: str, width: int) -> None:
-        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
-        await self.call("Emulation.setDeviceMetricsOverride", **size)
-        await self.call("Page.navigate", url=address)
-        await self.until("document.readyState === 'complete' && !!document.getElementById('state')")
-
-
-@asynccontextmanager
-async def browser(profile: Path) -> AsyncIterator[Browser]:
-    words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "about:blank"]
-    command = [str(CHROMIUM), f"--user-data-dir={profile}", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        told = profile / "DevToolsActivePort"
-        for _ in range(PATIENCE_S * 10):
-            if told.is_file() and told.read_text().count("\n"):
-                break
-            await asyncio.sleep(0.1)
-        port = int(told.read_text().splitlines()[0])
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as session:
-            async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                page = next(one for one in await answer.json() if one["type"] == "page")
-            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                found = Browser(socket)
-                for part in ("Log", "Runtime", "Page"):
-                    await found.call(f"{part}.enable")
-                yield found
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
     async def look(address: str) -> None:
-        async with browser(tmp_path / "profile") as tab:
+        async with opened_tab() as tab:
             await tab.open(address.replace("/rate", "/"), 1280)
             assert await tab.value("location.search") == ""  # the token is gone from the address
             assert await tab.value("getComputedStyle(document.querySelector('.curve')).fill") == "none"
@@ -165,7 +101,7 @@ def test_a_served_model_in_a_browser(tmp_path: Path) -> None:
     write_served(directory)
 
     async def look(address: str) -> None:
-        async with browser(tmp_path / "profile") as tab:
+        async with opened_tab() as tab:
             await tab.open(address, 1280)
             base = address.partition("?")[0]
             for name in ("", "conversations", "training"):
@@ -186,3 +122,28 @@ def test_a_served_model_in_a_browser(tmp_path: Path) -> None:
         asyncio.run(look(address))
     with RatingStore(directory / RATINGS) as store:
         assert [(one.answer.group_id, one.value) for one in store.all()][-1] == ("chatcmpl-0004", "good")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_hands_rate_pause_and_roll_back_by_clicks(tmp_path: Path) -> None:
+    directory = tmp_path / "served"
+    write_served(directory)
+    with PageHands(directory, "ann") as hands:
+        hands.rate("chatcmpl-0003", is_good=False)
+        hands.rate("chatcmpl-0003", is_good=True)
+        with pytest.raises(BrowserError, match="the page /conversations has no button .*chatcmpl-9999"):
+            hands.rate("chatcmpl-9999", is_good=True)
+        assert hands.roll_back("it's rude") .startswith("Version 2 was rolled back; version 1 is active; 1 rating is")
+        assert hands.faults == []
+        pictures = hands.shoot(tmp_path / "pictures")
+    assert [path.name for path in pictures][:3] == ["versions-1280.png", "versions-390.png", "conversations-1280.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    with RatingStore(directory / RATINGS) as store:
+        assert [(one.answer.group_id, one.value) for one in store.all()][-1] == ("chatcmpl-0003", "good")
+
+
+def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_served(tmp_path / "served")
+    monkeypatch.setattr("scripts.page.browser.CHROMIUM", None)
+    with pytest.raises(BrowserError, match="no browser found; install Chromium"):
+        PageHands(tmp_path / "served", "ann").__enter__()

@@ -1,0 +1,1 @@
+"""The live page in a browser without a window, as a person would use it."""
