@@ -108,6 +108,11 @@ class InquiryWorld(TurnWorld, Solved):
     settings_class = InquirySettings
     settings: InquirySettings
 
+    @property
+    def pass_reward(self) -> float:
+        """The reward of the right answer after as many queries as there are turns for: less is a wrong answer."""
+        return max(100 - self.settings.cost_percent * (self.settings.num_turns - 1), 1) / 100
+
     @abstractmethod
     def case(self, prompt_id: str) -> Case:
         """Return the task of a prompt.

@@ -6,11 +6,13 @@ from functools import cache
 from itertools import product
 from math import prod
 
+import numpy as np
 import pytest
 
 from rllib_srl.envs.games.beliefs import OptimalValues, Policies
 from rllib_srl.envs.games.faults import Faults
 from rllib_srl.envs.games.oracle import Oracle
+from rllib_srl.types import RIGHT, passed
 
 TRUTH, LIE = 19, 0  # faces of a die
 FOUR = "12, 35, 47, 81. hidden 47. dice 19 0 19 19 19 19"
@@ -54,6 +56,16 @@ def test_an_episode_with_faults_by_hand():
         assert played(world, both, [turn])[0][1:3] == (reward, True)
     assert played(world, none, [" answer none\n"])[0][1:3] == (1.0, True)
     assert world.gold_turns(both) == [" answer A C\n"]
+
+
+def test_the_right_answer_is_right_after_any_number_of_queries():
+    world = Oracle({"num_shots": 0})  # six turns, 2 % a query
+    assert world.pass_reward == 0.9
+    right = [played(world, FOUR, [" above 35\n"] * k + [" answer 47\n"])[-1][1] for k in range(6)]
+    wrong = [played(world, FOUR, [" above 35\n"] * k + [" answer 12\n"])[-1][1] for k in range(6)]
+    rewards = np.array([*right, *wrong], np.float32)
+    assert passed(rewards, world.pass_reward, RIGHT).tolist() == [True] * 6 + [False] * 6
+    assert Faults({"cost_percent": 50, "num_turns": 3}).pass_reward == 0.01  # a reward of 0 is never a pass
 
 
 @pytest.mark.parametrize(
