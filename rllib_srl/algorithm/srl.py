@@ -75,6 +75,7 @@ from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
 LARGEST_SHARE = 4  # default of `rollout.largest`, in group sizes
+BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
 
 ReplayBufferInterface.register(ReplayBufferActor)
@@ -156,7 +157,8 @@ class SRL(SavedAlgorithm):
         if not self.config.max_lag:
             return None
         how = {"slice_s": self.config.slice_s, "timeout_s": self.config.sample_timeout_s, "max_tries": MAX_TRIES}
-        return RolloutsAhead(self.runners, **how)
+        most_begun = BEGUN_PER_SEAT * self.config.engine_max_num_seqs
+        return RolloutsAhead(self.runners, **how, most_begun=most_begun)
 
     @property
     def _num_in_flight(self) -> int:

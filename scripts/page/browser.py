@@ -25,6 +25,10 @@ class BrowserError(ValueError):
     """There is no browser, it does not answer, or the page does not do what is waited for."""
 
 
+class NavigatedError(BrowserError):
+    """The tab went to another page while a script was asked for its value."""
+
+
 class Tab:
     """A tab. Invariant: `faults` has every error of a script and every blocked resource so far."""
 
@@ -51,7 +55,9 @@ class Tab:
                 self.faults.append(message["params"])
             if message.get("id") == self._num:
                 if "error" in message:
-                    raise BrowserError(f"the browser refuses {method}: {message['error'].get('message')}")
+                    why = str(message["error"].get("message"))
+                    kind = NavigatedError if "navigated" in why else BrowserError
+                    raise kind(f"the browser refuses {method}: {why}")
                 result: dict[str, Any] = message["result"]
                 return result
 
@@ -67,8 +73,11 @@ class Tab:
             BrowserError: it does not become true within `PATIENCE_S`; the message has the text of the page.
         """
         for _ in range(PATIENCE_S * 10):
-            if await self.value(script):
-                return
+            try:
+                if await self.value(script):
+                    return
+            except NavigatedError:
+                pass  # the next page is asked instead
             await asyncio.sleep(0.1)
         text = await self.value("document.body.innerText")
         raise BrowserError(f"{script} did not become true within {PATIENCE_S} s; the page says: {text}")
@@ -87,7 +96,8 @@ class Tab:
             BrowserError: there is no such button, or no answer.
         """
         chosen = json.dumps(button)
-        clicked = f"(() => {{ const one = document.querySelector({chosen}); one?.click(); return !!one }})()"
+        click = "setTimeout(() => one.click())"  # later: the page must not leave before this script has its value
+        clicked = f"(() => {{ const one = document.querySelector({chosen}); if (one) {click}; return !!one }})()"
         await self.value("window.isBefore = true")
         if not await self.value(clicked):
             raise BrowserError(f"the page {await self.value('location.pathname')} has no button {button}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from rllib_srl import SRL
 from rllib_srl.batch.shard import fetched
+from rllib_srl.rollout.ahead import RolloutsAhead
+from rllib_srl.types import Prompt
 from tests.small_memory import memory_config, watched
 from tests.small_worlds import ON_BOTH_ENGINES, with_engine
 
@@ -94,6 +98,77 @@ def test_late_groups_are_dropped_and_counted(random_llama_dir, tmp_path, ray_her
             num_tokens += result["num_tokens_dropped_late"]
             assert len(iterations[-1].metas) == P - num_late == len(iterations[-1].visits)
     assert num_late and num_tokens > 0
+
+
+def asked(*names):
+    return {"prompts": {name: Prompt("even", name) for name in names}}
+
+
+def test_a_runner_with_room_begins_what_waits_for_a_full_one():
+    ahead = RolloutsAhead(SimpleNamespace(ids=[1, 2]), slice_s=1, timeout_s=1, max_tries=3, most_begun=8)
+
+    def begun(runner_id):
+        new = ahead._take_new(runner_id)
+        return list(new["prompts"]) if new else []
+
+    def ended(*names):
+        for name in names:
+            del ahead._runner_of[name]
+
+    with ahead.at_rest():  # the thread starts no slice
+        ahead.launch(1, asked(*"abcdef"), dict.fromkeys("abcdef", 4))
+        assert begun(2) == []  # runner 1 can begin with them
+        ahead.launch(2, asked("g"), {"g": 4})
+        assert begun(1) == ["a", "b"]
+        assert begun(2) == ["g", "f"]
+        assert begun(1) == begun(2) == []
+        assert ahead.loads() == {1: 20, 2: 8}
+        ended("g", "f")
+        ahead.launch(2, asked("h"), {"h": 40})  # alone more than a runner's episodes
+        assert begun(2) == ["h"] and begun(2) == []
+        ended("a", "h")
+        assert begun(2) == []  # runner 1 has room for c
+        assert begun(1) == ["c"]
+        assert begun(2) == ["e", "d"]
+        assert ahead._take_new(2) is None and ahead.loads() == {1: 8, 2: 8}
+    ahead.close()
+
+
+def test_what_waits_for_a_stopped_runner_is_played_by_another(
+    random_llama_dir, tmp_path, ray_here, build, monkeypatch
+):
+    launched, begun, most = {}, {}, []
+    launch, take_new = RolloutsAhead.launch, RolloutsAhead._take_new
+
+    def launching(ahead, runner_id, arguments, sizes):
+        launched.update(dict.fromkeys(arguments["prompts"], runner_id))
+        launch(ahead, runner_id, arguments, sizes)
+
+    def taking(ahead, runner_id):
+        new = take_new(ahead, runner_id)
+        begun.update(dict.fromkeys(new["prompts"] if new else (), runner_id))
+        most.append(max(ahead._begun().values(), default=0))
+        return new
+
+    monkeypatch.setattr(RolloutsAhead, "launch", launching)
+    monkeypatch.setattr(RolloutsAhead, "_take_new", taking)
+    config = ahead_config(random_llama_dir, tmp_path, num_env_runners=2)
+    config.env_runners(engine={"name": "transformers", "max_num_seqs": 2}, in_flight=17)
+    algo = build(config.replay(revisit_fraction=0.0).training(num_prompts_per_batch=16))
+    assert algo.config.group_size == 4
+    stopped = algo.runners.where(1, 30)["pid"]
+    with watched(algo) as iterations:
+        algo.train()
+        os.kill(stopped, signal.SIGSTOP)
+        threading.Timer(3, os.kill, (stopped, signal.SIGCONT)).start()
+        for _ in range(2):
+            algo.train()
+    ids = [meta.group_id for one in iterations for meta in one.metas]
+    assert len(set(ids)) == len(ids) == 3 * 16
+    assert max(most) == 4  # one group at a time
+    taken_over = [name for name, runner_id in begun.items() if launched[name] == 1 != runner_id]
+    assert len(taken_over) >= 3, begun
+    assert set(ids) <= set(begun)
 
 
 def logps_by_version(directories, ids) -> np.ndarray:
