@@ -69,6 +69,7 @@ WORLDS = {
             "max_turns": 3,
             "max_turn_tokens": 12,
             "max_episode_tokens": 768,
+            "iterations": 15,
         },
     ),
     "faults": World(
