@@ -301,6 +301,7 @@ class EnvCalls:
             if job is not None and now >= job.started + self.timeout_s and job.end.acquire(blocking=False):
                 self._replace(job)
                 error = f"did not return within {self.timeout_s:g} s (env_timeout_s)"
+                logger.warning("an environment call %s; %d were abandoned so far", error, self.num_abandoned)
                 expired.append(FinishedCall(job.call_id, error=error, timed_out=True))
         return self._close_calls(expired)
 
@@ -318,7 +319,6 @@ class EnvCalls:
         self.num_abandoned += 1
         worker.interrupt()
         self._add_worker()
-        logger.warning("an environment call timed out and was abandoned (%d so far)", self.num_abandoned)
 
     def _reap(self, now: float) -> None:
         """Interrupt living abandoned threads again (they may swallow the exception); enforce `max_abandoned`."""
