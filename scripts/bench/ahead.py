@@ -5,8 +5,8 @@
 
 Each run trains the tiny model on the environment `compare`, of which every step waits. All runs generate about as many
 tokens an iteration. The first iterations are not counted: with `max_lag` they begin more prompts than they train on.
-Printed are mean seconds an iteration, and ratios to `max_lag=0`. Groups that wait together end together, so with `max_lag`
-m one iteration waits and m follow at once: a median would leave the waits out.
+Printed are mean seconds an iteration, and ratios to `max_lag=0`. Groups that wait together end together, so with
+`max_lag` m one iteration waits and m follow at once: a median would leave the waits out.
 """
 
 from __future__ import annotations
