@@ -82,7 +82,7 @@ def test_a_runner_whose_node_is_dead_is_counted_and_gets_no_weights():
 
 def test_groups_of_a_runner_that_is_away_are_played_by_the_others():
     runners = SimpleNamespace(ids=[1, 2, 3])
-    ahead = RolloutsAhead(runners, slice_s=1.0, timeout_s=1.0, max_tries=3)
+    ahead = RolloutsAhead(runners, slice_s=1.0, timeout_s=1.0, max_tries=3, most_begun=20)
     with ahead.at_rest():
         for i in (1, 2):
             prompts = {f"{i}.{slot}": Prompt("world", f"{i} {slot}") for slot in range(3)}

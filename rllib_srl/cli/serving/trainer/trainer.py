@@ -41,7 +41,7 @@ from rllib_srl.studies.gates import Change, Health, Verdict
 from rllib_srl.types import RIGHT, Prompt, passed
 
 BEFORE = "before.json"  # answers of version 0, beside the versions
-GATE_DEADLINE_S = 7 * 86400.0  # for a domain; the time in which the trainer is stopped counts, too
+GATE_DEADLINE_S = 7 * 86400.0  # for a domain, and a call of its environment; the time in which we are stopped counts
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
 
@@ -123,8 +123,9 @@ def kept_config(job: Job, domain: KeptDomain) -> Any:
     """Return a valid config that plays one domain."""
     values: dict[str, Any] = {"env": domain.world, "env_config": dict(domain.env_config), "model": job.model}
     values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
-    values |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0}
-    values |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
+    values |= {"env_timeout_s": GATE_DEADLINE_S, "num_env_runners": 0, "num_learners": 0}
+    values |= {"num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0, "replay_capacity": 0}
+    values |= {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
     config = build_config(values)
     config.validate()
     return config
