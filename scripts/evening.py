@@ -46,8 +46,9 @@ _WORDS = """
     drum duck fence field flower forest garden glass hammer horse island kettle ladder lamp leaf letter lion map mirror
 """
 WORDS = _WORDS.split()
-VERSION_S, CALL_S = 900.0, 120.0
-GAP_S = 0.3  # between two questions of somebody who chats
+VERSION_S, CALL_S = 1800.0, 120.0
+GAP_S = 0.3  # between two questions of somebody who chats, at least
+READING = 2.0  # times as long as an answer took, it is read; training goes on meanwhile
 BLOCK = 12  # questions, in turn with and without training
 RATER = "rule"
 _SERVING = re.compile(r"serving (\S+)")
@@ -208,8 +209,9 @@ class Person:
             if num % BLOCK == 0:
                 self._hands.pause(is_paused)
             num += 1
-            self.taken[is_paused].append(self._served.ask(question_of(self._rng))[2])
-            time.sleep(GAP_S)
+            seconds = self._served.ask(question_of(self._rng))[2]
+            self.taken[is_paused].append(seconds)
+            time.sleep(max(GAP_S, READING * seconds))
             found = {one["number"]: one for one in self._served.call("GET", "/versions")["versions"]}
             if number in found and found[number]["state"] not in ("training", "candidate"):
                 self._hands.pause(False)
