@@ -5,7 +5,8 @@
 #
 # run.yaml holds the settings, as for `srl train --config`. The clone with its .venv and the results must be on storage
 # that all nodes share. Before the time limit Slurm sends SIGTERM: the run writes a checkpoint, and the job is queued
-# again (--requeue). A job that is started again continues the run.
+# again (--requeue). A job that is started again continues the run. Set replay_local_directory in run.yaml to a directory on
+# the nodes' own disks if the shared storage is a network file system.
 #SBATCH --job-name=srl
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8

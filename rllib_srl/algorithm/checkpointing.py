@@ -49,6 +49,7 @@ from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.codec import prompt_fields, prompt_of
+from rllib_srl.replay.journal.place import JOURNALS
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.storage import checkpoints
@@ -58,7 +59,6 @@ from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from rllib_srl.types import Prompt
 from rllib_srl.weights.sync import WeightSync
 
-JOURNALS = "replay"  # path within the directory of a run
 SNAPSHOTS = "memory"  # path within a checkpoint
 MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)  # likewise
 MAX_REBUILDS = 3  # of the learners, between two checkpoints

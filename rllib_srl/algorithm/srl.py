@@ -33,7 +33,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
-from rllib_srl.algorithm.checkpointing import JOURNALS, SavedAlgorithm
+from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
@@ -60,6 +60,7 @@ from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.journal.place import journals_of
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.visits import Visit
@@ -99,6 +100,7 @@ class SRL(SavedAlgorithm):
         """Start trackers, runners, learners and memory; verify that each engine holds the learner's weights."""
         if self.config.checkpoint_every:
             make_key(self.config.seal_key_file)  # fail now, not when the first checkpoint is written
+        self._journals = journals_of(Path(self.logdir), self.config.replay_settings().local_directory)  # likewise
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
         self.tracking = start_tracking(self.config, Path(self.logdir), self.seed, lambda: self.report.writer)
         try:
@@ -179,7 +181,7 @@ class SRL(SavedAlgorithm):
             return NoMemory()
         return ReplayClient.start(
             settings,
-            directory=Path(self.logdir) / JOURNALS,
+            directory=self._journals,
             seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
             run=uuid.uuid4().hex[:12],
             model_dir=model_dir,

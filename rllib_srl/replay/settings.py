@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rllib_srl.common.rules import Rules
@@ -211,6 +212,9 @@ class ReplaySettings:
         of="task_growth.self_divergence",
     )
     num_shards: int = setting(1, "number of buffer actors; items are assigned by prompt hash")
+    local_directory: str | None = setting(
+        None, "directory on a local disk for the journal, with results on a network file system; None: in the run's own"
+    )
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds")
 
     @property
@@ -237,7 +241,8 @@ class ReplaySettings:
 
     def faults(self, prefix: str = "") -> list[str]:
         """Return all validation errors, each as "name = value; expected ..."; [] if there are none."""
-        return [f"{prefix}{line}" for check in (_ranges, _choices, _parts, _rules, _together) for line in check(self)]
+        checks = (_ranges, _choices, _parts, _rules, _place, _together)
+        return [f"{prefix}{line}" for check in checks for line in check(self)]
 
     def checked(self) -> ReplaySettings:
         """Return these settings.
@@ -441,6 +446,16 @@ def _weights(settings: ReplaySettings) -> Iterator[str]:
                 f"selection_config = {settings.selection_config!r}; {name} weighs the loss of reused groups: expected "
                 f"reuse_selection = {rules}, not {settings.reuse_selection!r}"
             )
+
+
+def _place(settings: ReplaySettings) -> Iterator[str]:
+    place = settings.local_directory
+    if place is None:
+        return
+    if not isinstance(place, str) or not Path(place).is_absolute():
+        yield f"local_directory = {place!r}; expected an absolute path as text, or None"
+    elif settings.capacity == 0:
+        yield f"local_directory = {place!r} with capacity = 0; expected None without a memory"
 
 
 def _together(settings: ReplaySettings) -> Iterator[str]:

@@ -132,4 +132,5 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
 
 
 OF_THE_CARD = {"diversity_device", "diversity_gpu_share"}  # tests/replay/test_card_search.py, test_gpus.py
-ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *OF_THE_CARD, "timeout_s", "reuse_coeff"}
+OF_THE_PLACE = {"local_directory"}  # tests/replay/test_place.py, test_memory_resume.py
+ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *OF_THE_CARD, *OF_THE_PLACE, "timeout_s", "reuse_coeff"}

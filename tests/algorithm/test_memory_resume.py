@@ -100,6 +100,28 @@ def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
         check_shards(algo)
 
 
+@pytest.mark.slow
+def test_a_journal_on_a_local_disk_goes_on_here_with_its_orphans_and_elsewhere_from_the_snapshot(config, tmp_path):
+    disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
+    algo = config.replay(local_directory=str(disk)).build_algo()
+    go_on(algo, 2)
+    algo.save_to_path(tmp_path / "two")
+    whole = go_on(algo, 2)
+    num_younger = num_after(algo, 2)
+    algo.stop()
+    (journals,) = disk.iterdir()
+    assert (tmp_path / "log/replay").resolve() == journals and (journals / "shard_0/journal.db").is_file()
+    for place, num_orphans in ((None, num_younger), (elsewhere, 0)):
+        if place is not None:
+            disk.rename(place)  # another machine does not have it
+        again = SRL.from_checkpoint(tmp_path / "two")
+        assert len(again.memory._shards[0].buffer.orphans) == num_orphans
+        assert_same(go_on(again, 2), whole)
+        check_shards(again)
+        again.stop()
+    assert num_younger > 3 and len(list(disk.iterdir())) == 1
+
+
 def num_after(algo, iteration) -> int:
     """Return how many groups of later iterations are stored, orphans left out."""
     rows = algo.memory._shards[0].buffer.store.groups

@@ -231,6 +231,7 @@ BAD = {
     "p_div": (-0.1, 2.0),
     "self_divergence": (-0.1, 2.0),
     "num_shards": (0,),
+    "local_directory": ("relative/path", 3),
     "timeout_s": (0.0,),
 }
 

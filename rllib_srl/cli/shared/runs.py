@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from rllib_srl.algorithm.checkpointing import JOURNALS
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.settings import folded
@@ -29,6 +28,7 @@ from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.common.import_paths import functions_in, with_file_names
+from rllib_srl.replay.journal.place import JOURNALS
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,

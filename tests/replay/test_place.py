@@ -1,0 +1,88 @@
+"""Where journals lie: in the run's directory, or behind a link on a local disk."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rllib_srl.replay.journal.place import JOURNALS, journals_of
+from rllib_srl.replay.settings import ReplaySettings
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "out" / "run"
+
+
+def test_without_a_local_directory_they_lie_in_the_run_and_nothing_is_made(run):
+    assert journals_of(run, None) == run / "replay"
+    assert not run.exists()
+
+
+def test_a_local_directory_is_private_and_found_again_by_the_link(run, tmp_path):
+    local = tmp_path / "disk" / "srl"
+    first = journals_of(run, str(local))
+    assert (first.parent, (run / JOURNALS).resolve()) == (local, first)
+    assert first.stat().st_mode & 0o777 == 0o700
+    (first / "shard_0").mkdir()
+    assert journals_of(run, str(local)) == first and (run / "replay/shard_0").is_dir()
+    assert [path.name for path in run.iterdir()] == [JOURNALS]
+
+
+def test_two_runs_have_directories_of_their_own(tmp_path):
+    made = {journals_of(tmp_path / name, str(tmp_path / "disk")) for name in ("one", "other")}
+    assert len(made) == 2
+
+
+def test_on_another_machine_the_link_is_replaced(run, tmp_path):
+    local = str(tmp_path / "disk")
+    first = journals_of(run, local)
+    first.rmdir()
+    second = journals_of(run, local)
+    assert second != first and second.is_dir() and (run / JOURNALS).resolve() == second
+
+
+def test_another_local_directory_is_used_and_the_earlier_one_kept(run, tmp_path):
+    first = journals_of(run, str(tmp_path / "disk"))
+    second = journals_of(run, str(tmp_path / "other"))
+    assert (second.parent, (run / JOURNALS).resolve()) == (tmp_path / "other", second)
+    assert first.is_dir()
+
+
+def test_a_run_set_aside_shares_nothing_with_the_next(run, tmp_path):
+    first = journals_of(run, str(tmp_path / "disk"))
+    (run / JOURNALS).rename(run / "aside")
+    assert journals_of(run, str(tmp_path / "disk")) != first
+    assert (run / "aside").resolve() == first
+
+
+def test_what_contradicts_the_setting_is_refused_by_name(run, tmp_path):
+    gone = journals_of(run, str(tmp_path / "disk"))
+    gone.rmdir()
+    with pytest.raises(ValueError, match=rf"^replay_local_directory = None, .*{gone}, which does not exist on this"):
+        journals_of(run, None)
+    (run / JOURNALS).unlink()
+    (run / JOURNALS).mkdir()
+    with pytest.raises(ValueError, match=r"^replay_local_directory = '.*disk', and .*run/replay; expected None, as at"):
+        journals_of(run, str(tmp_path / "disk"))
+
+
+def test_a_directory_that_cannot_be_made_is_refused_by_name(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^replay_local_directory = '.*file'; it cannot be used: .*Not a directory"):
+        journals_of(run, str(tmp_path / "file"))
+    assert not os.path.lexists(run / JOURNALS)
+
+
+@pytest.mark.parametrize("value", ["relative/path", 3, ""])
+def test_a_local_directory_is_an_absolute_path(value):
+    assert ReplaySettings(local_directory=value).faults() == [
+        f"local_directory = {value!r}; expected an absolute path as text, or None"
+    ]
+
+
+def test_a_local_directory_needs_a_memory():
+    without = ReplaySettings(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0, local_directory="/disk")
+    assert without.faults() == ["local_directory = '/disk' with capacity = 0; expected None without a memory"]
+    assert ReplaySettings(local_directory="/disk").faults() == []
