@@ -42,6 +42,7 @@ class FaultsSettings(InquirySettings):
 
     num_parts: int = 3
     num_tests: int = 3
+    least_percent: int = 10  # probability of the least faulty part; the higher it is, the less "none" is worth
 
     def faults(self) -> list[str]:
         """Return one error message for each setting out of its range."""
@@ -50,7 +51,14 @@ class FaultsSettings(InquirySettings):
             faults.append(f"num_parts = {self.num_parts}; expected 2 to {len(PARTS)}")
         elif not 1 <= self.num_tests <= (most := min(_MOST_TESTS, 2**self.num_parts - 1)):
             faults.append(f"num_tests = {self.num_tests}; expected 1 to {most} for num_parts = {self.num_parts}")
+        if self.least_percent not in _PERCENTAGES:
+            faults.append(f"least_percent = {self.least_percent}; expected one of {', '.join(map(str, _PERCENTAGES))}")
         return faults
+
+    @property
+    def percentages(self) -> tuple[int, ...]:
+        """Return the probabilities that parts can have, in percent."""
+        return tuple(percent for percent in _PERCENTAGES if percent >= self.least_percent)
 
 
 class Faults(InquiryWorld):
@@ -65,17 +73,17 @@ class Faults(InquiryWorld):
 
     def _num_ids(self) -> int:
         num = self.settings.num_parts
-        num_ids: int = (len(_PERCENTAGES) * _SIDES) ** num * perm(2**num - 1, self.settings.num_tests)
+        num_ids: int = (len(self.settings.percentages) * _SIDES) ** num * perm(2**num - 1, self.settings.num_tests)
         return num_ids
 
     def _prompt_id(self, number: int) -> str:
-        parts = PARTS[: self.settings.num_parts]
+        parts, percentages = PARTS[: self.settings.num_parts], self.settings.percentages
         dice, priors = [], []
         for part in parts:
             number, die = divmod(number, _SIDES)
-            number, index = divmod(number, len(_PERCENTAGES))
+            number, index = divmod(number, len(percentages))
             dice.append(str(die))
-            priors.append(f"{part} {_PERCENTAGES[index]}")
+            priors.append(f"{part} {percentages[index]}")
         covers = _subsets(parts)[1:]
         tests = ["".join(cover) for cover in ordered_choice(number, covers, self.settings.num_tests)]
         return f"{', '.join(priors)}. {' '.join(tests)}. dice {' '.join(dice)}"
