@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
+from functools import partial
 
 import pytest
 
+from rllib_srl.cli.serving.place import Place, Stores
 from rllib_srl.cli.serving.relay import Sampling
 from rllib_srl.cli.serving.self_label import SelfLabels
 from rllib_srl.cli.serving.serve import parse, training_of
 from rllib_srl.cli.serving.vllm_server import ServerError
+from scripts.evening import Served, comparison_of
 from tests.cli.serving.small_engine import served_with
 
 
@@ -135,3 +140,33 @@ def test_wrong_flags_are_one_clear_error(tmp_path, flags, fault):
     with pytest.raises(ValueError, match="the server cannot start") as error:
         training_of(parse(["tiny", "--out", str(tmp_path), "--keep", "compare", *flags]))
     assert fault in str(error.value)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_server_rates_by_majority_and_trains_on_it(tmp_path):
+    flags = ["tiny", "--keep", "compare", "--train-after", 8, "--lr", 1e-4, "--rank", 4, "--passes", 1]
+    flags += ["--gate-prompts", 8, "--max-drop", 0.9, "--max-tokens", 8, "--self-label", 4, "--self-label-after", 1]
+    rng = random.Random(3)
+    with (tmp_path / "log").open("w") as log:
+        served = Served(flags, tmp_path / "served", log)
+        try:
+            answers = dict(served.ask(comparison_of(rng))[:2] for _ in range(24))
+            deadline = time.monotonic() + 400
+            while served.call("GET", "/versions")["active"] == 0:
+                assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-2000:]
+                time.sleep(0.5)
+        finally:
+            served.stop()
+    stores = Stores(Place(tmp_path / "served"))
+    rated = {one.answer.group_id: one for one in stores.now(stores.ratings.all)}
+    firsts = {name.partition("-s")[0] for name in rated}
+    assert len(rated) >= 8 and {one.rater for one in rated.values()} == {"majority"} and firsts <= set(answers)
+    for first in firsts:  # an answer is good if it is that of more than half
+        names = [first, *(f"{first}-s{number}" for number in range(4))]
+        texts = [stores.now(partial(stores.conversations.find, name)).answer.strip() for name in names]
+        (top,) = [text for text in set(texts) if texts.count(text) > 2]
+        assert texts[0] == answers[first].strip()
+        assert [rated[name].value == "good" for name in names] == [text == top for text in texts]
+    stores.close()
