@@ -82,6 +82,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "plain": {"lr": 4e-4, "num_epochs": 2, "num_prompts_per_batch": 64, "group_size": 2},
     "passes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1},
     "memory": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1},
+    "sizes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 16, "group_size": 8},
 }
 
 

@@ -80,6 +80,10 @@ def test_each_idea_has_kinds_and_seeds_of_its_own():
     assert second.primary == Primary("passes", ("plain", "memory", "reuse"), ("accuracy_area",))
     assert not {domain.name for domain in first.domains} & {domain.name for domain in second.domains}
     assert not set(first.seeds) & set(second.seeds) and second.is_confirmation
+    third = tune.load("pool_proof_sizes")
+    assert third.primary == Primary("sizes", ("plain", "reuse"), ("accuracy_area",)) and third.is_confirmation
+    assert set(METHODS["sizes"].items()) - set(METHODS["reuse"].items()) == {("rollout", "knapsack")}
+    assert not set(third.seeds) & {*first.seeds, *second.seeds}
 
 
 def test_kinds_and_seeds_were_drawn_by_lot():

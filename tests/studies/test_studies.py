@@ -36,8 +36,8 @@ ASKED_FOR = {  # every arm that must be there, by study
 def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
     named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate", "regularisers"}
-    named |= {"pool_tuning", "pool_proof", "pool_proof_history", "pool_stream", "pool_stream_heldout"}
-    named |= {"facts", "reuse_choice"}
+    named |= {"pool_tuning", "pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_stream"}
+    named |= {"pool_stream_heldout", "facts", "reuse_choice"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
@@ -63,7 +63,7 @@ def test_the_confirmation_is_held_out():
     assert not set(FRESH_SEEDS) & {*DEV_SEEDS, *COMPARISONS["rehearsal"].seeds}
     assert not {d.name for d in confirm.domains} & {d.name for d in replay.domains}
     confirming = {name for name, study in COMPARISONS.items() if study.is_confirmation}
-    assert confirming == {"confirm", "rehearsal", "pool_proof", "pool_proof_history"}
+    assert confirming == {"confirm", "rehearsal", "pool_proof", "pool_proof_history", "pool_proof_sizes"}
     frozen, tested = ARMS["srl_diversity"].settings, confirm.settings_of("srl_diversity", FRESH_SEEDS[0])
     assert frozen and all(tested[name] == value for name, value in frozen.items())
 
