@@ -75,10 +75,13 @@ WORLDS = {
     "faults": World(
         "hidden state",
         {
-            "env_config": {"num_parts": 2, "num_tests": 2, "num_shots": 4, "num_turns": 3},
-            "max_turns": 3,
+            "env_config": {"num_parts": 2, "num_tests": 1, "least_percent": 30, "num_shots": 6, "num_turns": 2},
+            "max_turns": 2,
             "max_turn_tokens": 12,
-            "max_episode_tokens": 768,
+            "max_episode_tokens": 512,
+            "num_prompts_per_batch": 32,
+            "lr": 1.5e-5,
+            "iterations": 20,
         },
     ),
 }
