@@ -52,6 +52,15 @@ _running: list[Any] = []  # vLLM's engines in this process
 _stopped: list[Any] = []  # engines to shut down once none is running
 
 
+def _cpu_block(dtype: str, tensor_parallel_size: int) -> int:
+    """Return the tokens of a block: 16, unless the kernels are those for AMX or run in processes of vLLM's own."""
+    if tensor_parallel_size > 1 or (dtype == "bfloat16" and torch.cpu._is_amx_tile_supported()):
+        return 32
+    from rllib_srl.engine.small_blocks import BLOCK
+
+    return BLOCK
+
+
 def start_vllm(
     model_dir: Path,
     *,
@@ -91,7 +100,8 @@ def start_vllm(
         raise ValueError(f"weight_transfer = {weight_transfer!r}; expected 'object_store' without a GPU")
     place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": can_sleep}
     if is_cpu:
-        place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": 32, "enforce_eager": True}
+        block = _cpu_block(dtype, tensor_parallel_size)
+        place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": block, "enforce_eager": True}
     place |= _room_for(adapter) if adapter else {}
     if tensor_parallel_size > 1:
         place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
