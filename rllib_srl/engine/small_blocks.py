@@ -20,7 +20,7 @@ BLOCK = 16
 
 
 @register_backend(AttentionBackendEnum.CPU_ATTN)
-class SmallBlocks(CPUAttentionBackend):  # type: ignore[misc]  # vLLM has no types here
+class SmallBlocks(CPUAttentionBackend):
     """The same backend with one more size of blocks."""
 
     @staticmethod

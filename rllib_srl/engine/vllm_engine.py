@@ -100,16 +100,15 @@ def start_vllm(
         raise ValueError(f"weight_transfer = {weight_transfer!r}; expected 'object_store' without a GPU")
     place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": can_sleep}
     if is_cpu:
-        block = _cpu_block(dtype, tensor_parallel_size)
-        place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "block_size": block, "enforce_eager": True}
+        place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "enforce_eager": True}
+        place["block_size"] = _cpu_block(dtype, tensor_parallel_size)
     place |= _room_for(adapter) if adapter else {}
     if tensor_parallel_size > 1:
         place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
     args = EngineArgs(
         model=str(model_dir), dtype=dtype, seed=seed,
         max_model_len=context_length, max_num_seqs=max_num_seqs,
-        tensor_parallel_size=tensor_parallel_size,
-        logprobs_mode="processed_logprobs",
+        tensor_parallel_size=tensor_parallel_size, logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=weight_transfer),
