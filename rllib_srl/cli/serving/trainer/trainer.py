@@ -41,7 +41,8 @@ from rllib_srl.studies.gates import Change, Health, Verdict
 from rllib_srl.types import RIGHT, Prompt, passed
 
 BEFORE = "before.json"  # answers of version 0, beside the versions
-GATE_DEADLINE_S = 7 * 86400.0  # for a domain, and a call of its environment; the time in which we are stopped counts
+GATE_DEADLINE_S = 7 * 86400.0  # for a domain; the time in which the trainer is stopped counts, too
+ENV_TIMEOUT_S = GATE_DEADLINE_S  # of one call of an environment; likewise
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
 
@@ -123,7 +124,7 @@ def kept_config(job: Job, domain: KeptDomain) -> Any:
     """Return a valid config that plays one domain."""
     values: dict[str, Any] = {"env": domain.world, "env_config": dict(domain.env_config), "model": job.model}
     values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
-    values |= {"env_timeout_s": GATE_DEADLINE_S, "num_env_runners": 0, "num_learners": 0}
+    values |= {"env_timeout_s": ENV_TIMEOUT_S, "num_env_runners": 0, "num_learners": 0}
     values |= {"num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0, "replay_capacity": 0}
     values |= {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
     config = build_config(values)
