@@ -72,7 +72,7 @@ ROWS: dict[str, list[Row]] = {
     "faults": [
         Row(is_hidden=True),
         Row({"num_parts": 4, "num_tests": 4, "num_turns": 5, "num_shots": 0, "cost_percent": 10}, is_hidden=True),
-        Row({"num_parts": 2, "num_tests": 2, "least_percent": 30}, is_hidden=True),
+        Row({"num_parts": 4, "num_tests": 2, "least_percent": 30}, is_hidden=True),
     ],
     "function_call": [
         Row(),
