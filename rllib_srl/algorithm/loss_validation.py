@@ -242,6 +242,11 @@ def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:
         yield "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
     if settings.prior_weight == 0 and config.group_size == 1:
         yield "prior_weight = 0 with group_size = 1; expected more than 0: a first visit has no other baseline"
+    if config.group_size == 1 and config.replay_reuse_fraction:
+        yield (
+            f"replay_reuse_fraction = {config.replay_reuse_fraction!r} with group_size = 1; expected 0: a stored group "
+            "is judged by its other episodes, so groups of one are never trained on again"
+        )
     if settings.rescue != "none":
         yield (
             f"rescue = {settings.rescue!r} with advantage = 'posterior'; expected 'none': the history has counted the "

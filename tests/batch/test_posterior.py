@@ -205,9 +205,15 @@ def test_the_name_alone_and_parameters_are_accepted(config):
     config.training(advantage={"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.0, "scale": "none"})
     settings = config.loss_settings()
     assert (settings.prior_weight, settings.min_surprise, settings.surprise_scale) == (3.0, 0.0, "none")
-    assert faults_of(config.training(group_size=1)) == []
+    assert faults_of(config.training(group_size=1).replay(reuse_fraction=0)) == []
     assert config.replay_settings().min_graded == 1  # a group of one is graded
     assert config.training(group_size=8).replay_settings().min_graded == 2
+
+
+def test_groups_of_one_are_not_reused_so_a_share_of_reuse_is_refused(config):
+    (line,) = faults_of(config.training(group_size=1))
+    assert line.startswith("replay_reuse_fraction = 0.25 with group_size = 1; expected 0")
+    assert faults_of(config.training(group_size=2)) == []
 
 
 BAD = [
@@ -233,6 +239,8 @@ BAD = [
 
 @pytest.mark.parametrize("training, message", BAD)
 def test_what_does_not_fit_is_refused_in_one_line(config, training, message):
+    if training.get("group_size") == 1:
+        config.replay(reuse_fraction=0.0)  # the default would be a second fault
     faults = faults_of(config.training(**training))
     assert len(faults) == 1 and message in faults[0], faults
 
