@@ -3,10 +3,10 @@
 It does if the accuracy on unseen prompts over training is higher than that of plain GRPO at its own learning rate and
 passes. Two more comparisons say why: against shuffled passes with the same baseline and reuse (is the choice of prompts
 worth anything?), and against the same memory with GRPO's own baseline (is the history?). Each paired difference needs a
-95 % interval above 0 and a p value below .05 after Holm's correction. The first comparison is run first (`--arms memory
-plain`); if it misses, the proof has missed, and the other two are not run. Accuracy on the pool itself is reported with
-its interval: "no worse" needs the lower end above -.02. Kinds and seeds are drawn by lot (kinds.py); run it once for
-each frozen setting, the next lot for the next idea, and report every run.
+95 % interval above 0 and a p value below .05 / 3 after Holm's correction; there are three ideas. The first comparison
+is run first (`--arms memory plain`); if it misses, the proof has missed, and the other two are not run. Accuracy on the
+pool itself is reported with its interval: "no worse" needs the lower end above -.02. Kinds and seeds are drawn by lot
+(kinds.py); run it once for each frozen setting, the next lot for the next idea, and report every run.
 """
 
 from __future__ import annotations

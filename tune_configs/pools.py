@@ -3,6 +3,9 @@
     on_pool(DEVELOPMENT, module=__name__, doc=__doc__, arms=[...], primary=...)     a whole `Study`
     proof("memory", ("plain", ...), LOTS[0], module=__name__, doc=__doc__)          a confirmation on fresh kinds
 
+Groups of one are never reused, so methods that are tuned at one episode a prompt have no reuse there. Both proofs that
+ran with `passes` and `memory` at 128 x 1 asked for it and got none (docs/LOG.md).
+
 A pool is `PROMPTS_PER_KIND` fixed prompts of each kind, a tenth of them with a wrong reference answer. A trial
 generates `TOKENS` tokens, about ten visits a prompt, and is measured before training and at `NUM_MARKS` equal marks:
 on unseen prompts of the same kinds, and on the pool itself, graded by right answers. A study without a stream has its
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllib_srl.studies.seeds import ALPHA
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.tune_configs.arms import COMMON, changed
 from rllib_srl.tune_configs.kinds import KINDS, Lot
@@ -33,6 +37,7 @@ SHAPES = ((16, 8), (32, 4), (64, 2))  # prompts of a batch, episodes of each
 OF_HISTORY = ((32, 4), (64, 2), (128, 1))  # a baseline from history needs no group
 OF_SIZES = ((8, 16), (16, 8), (32, 4))  # groups of two have no episodes to give away
 SINGLE = ((16, 1), (32, 1), (64, 1))  # of methods with one episode
+NUM_IDEAS = 3  # that may be put to a proof; each is tested at .05 / 3
 
 # Plain GRPO: shuffled epochs over the pool, no memory.
 PLAIN = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}
@@ -47,6 +52,7 @@ YOUNG_REUSE: dict[str, Any] = {
     "replay_leeches": 0,
     "replay_reuse_selection": "uniform",
 }
+NO_REUSE = {"replay_reuse_fraction": 0.0}
 HISTORY = {"advantage": "posterior"}  # the baseline from history
 CHOICE = {"replay_revisit_fraction": "auto", "replay_selection": "signal"}  # unseen and stored prompts compete
 METHODS: dict[str, dict[str, Any]] = {
@@ -66,8 +72,8 @@ METHODS: dict[str, dict[str, Any]] = {
 ABOUT = {  # method -> title, description
     "plain": ("plain GRPO", "Shuffled epochs over the pool, nothing stored."),
     "reuse": ("young reuse", "Shuffled epochs, and groups of the last six iterations are trained on again."),
-    "passes": ("shuffled passes", "Shuffled epochs with the baseline from history, and young groups again."),
-    "memory": ("memory", "The rule `signal` chooses the prompts; baseline from history, and young groups again."),
+    "passes": ("shuffled passes", "Shuffled epochs with the baseline from history; young groups of two or more again."),
+    "memory": ("memory", "The rule `signal` chooses; baseline from history; young groups of two or more again."),
     "memory_group": ("memory, GRPO's baseline", "As the memory, with each group's own mean as the baseline."),
     "sizes": ("episodes by history", "Shuffled epochs; prompts get episodes by their history, and young groups again."),
     "rescue": ("stored successes", "Shuffled epochs; a stored success enters each failed group; young groups again."),
@@ -80,8 +86,8 @@ ABOUT = {  # method -> title, description
 # been tuned yet.
 TUNED: dict[str, dict[str, Any]] = {
     "plain": {"lr": 4e-4, "num_epochs": 2, "num_prompts_per_batch": 64, "group_size": 2},
-    "passes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1},
-    "memory": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1},
+    "passes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1, **NO_REUSE},
+    "memory": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1, **NO_REUSE},
     "sizes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 16, "group_size": 8},
 }
 
@@ -107,7 +113,8 @@ def grid(name: str) -> list[Arm]:
             f"{name}_{rate:g}_x{passes}_{prompts}x{size}",
             f"{title}, lr {rate:g}, {passes} passes, {prompts} x {size}",
             f"{description} Learning rate {rate:g}, {passes} passes over {prompts} prompts with {size} episodes each.",
-            {**own, "lr": rate, "num_epochs": passes, "num_prompts_per_batch": prompts, "group_size": size},
+            {**own, "lr": rate, "num_epochs": passes, "num_prompts_per_batch": prompts, "group_size": size,
+             **(NO_REUSE if size == 1 else {})},
         )
         for rate in RATES
         for passes in PASSES
@@ -183,6 +190,6 @@ def proof(idea: str, controls: Sequence[str], lot: Lot, *, module: str, doc: str
         doc: as in `on_pool`.
     """
     arms = [method(name) for name in dict.fromkeys((idea, *controls, *METHODS))]
-    primary = Primary(idea, tuple(controls), MEASURES)
+    primary = Primary(idea, tuple(controls), MEASURES, alpha=ALPHA / NUM_IDEAS)
     return on_pool(lot.kinds, module=module, doc=doc, arms=arms, primary=primary, seeds=lot.seeds,
                    pool_seed=lot.pool_seed, is_confirmation=True)  # fmt: skip

@@ -18,6 +18,7 @@ from rllib_srl.studies.measures import COSTS, MEASURES, MIN_REVIEWS, measure
 from rllib_srl.studies.results import Results
 from rllib_srl.studies.retention import cost_to_reach
 from rllib_srl.studies.seeds import (
+    ALPHA,
     Interval,
     bootstrap_interval,
     holm,
@@ -26,7 +27,6 @@ from rllib_srl.studies.seeds import (
     probability_of_improvement,
 )
 
-ALPHA = 0.05
 MIN_SEEDS = 6  # with fewer seeds no exact paired test reaches ALPHA
 NO_WORSE = -0.02  # "no worse" is claimed only if the interval of a difference in accuracy lies above this
 BUDGET_TOLERANCE = 0.05  # allowed relative deviation from the budget: a trial stops after a whole iteration
@@ -56,11 +56,12 @@ class Contrast:
     p_holm: float  # corrected for its family of tests
     smallest_p_holm: float  # smallest corrected p value that this number of pairs allows
     improvement: float  # probability that a run of `first` is better; ties count half
+    alpha: float = ALPHA  # significance level
 
     @property
     def is_significant(self) -> bool:
         """Return whether the corrected test is significant and the interval excludes 0."""
-        return self.p_holm < ALPHA and (self.interval.low > 0 or self.interval.high < 0)
+        return self.p_holm < self.alpha and (self.interval.low > 0 or self.interval.high < 0)
 
     @property
     def favours(self) -> str:
@@ -126,9 +127,10 @@ def contrasts_of(
 
 
 def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> Verdict:
-    """Evaluate the primary comparison: each interval in favour of the treatment, each corrected p value below .05."""
+    """Evaluate the primary comparison: each interval in favour of the treatment, each corrected p value below alpha."""
     study, primary = results.study, results.study.primary
-    contrasts = contrasts_of(findings, primary.treatment, primary.controls, primary.measures)
+    found = contrasts_of(findings, primary.treatment, primary.controls, primary.measures)
+    contrasts = [replace(contrast, alpha=primary.alpha) for contrast in found]
     arms = (primary.treatment, *primary.controls)
     missing = {arm: len(study.seeds) - len(results.of(arm)) for arm in arms}
     num = len(study.seeds)
@@ -136,7 +138,7 @@ def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) 
     unknown = sorted({c.measure for c in contrasts if len(c.differences) < _num_pairs(results, c)})
     reasons += [f"{MEASURES[name].title} is missing for some trials" for name in unknown]
     least = max(contrast.smallest_p_holm for contrast in contrasts)
-    if least >= ALPHA:
+    if least >= primary.alpha:
         pairs = min(len(contrast.differences) for contrast in contrasts)
         reasons.append(
             f"{pairs} pairs of trials are too few: their smallest possible p value is {least:.2g}, "

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+ALPHA = 0.05  # significance level of a question that is asked once
 NUM_RESAMPLES = 10_000
 MAX_EXACT_PAIRS = 20  # about a million sign patterns
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from rllib_srl.studies.accuracy import NEVER
 from rllib_srl.studies.measures import MEASURES
+from rllib_srl.studies.seeds import ALPHA
 
 FORMAT = "rllib_srl.study/1"
 PRIMARY_MEASURES = ("average_accuracy", "retention_area")
@@ -53,13 +54,14 @@ class Domain:
 class Primary:
     """The primary comparison: `treatment` against each of `controls` on each of `measures`.
 
-    It holds if each of these paired differences has a 95 % interval in favour of the treatment and a p value below .05
-    after Holm's correction for their number.
+    It holds if each of these paired differences has a 95 % interval in favour of the treatment and a p value below
+    `alpha` after Holm's correction for their number. A question that k confirmations ask has an `alpha` of .05 / k.
     """
 
     treatment: str
     controls: tuple[str, ...]
     measures: tuple[str, ...] = PRIMARY_MEASURES
+    alpha: float = ALPHA
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class Study:
         unknown = [name for name in primary.measures if name not in comparable]
         if unknown or not primary.measures:
             faults.append(f"primary: measures = {list(primary.measures)}; expected some of {', '.join(comparable)}")
+        if not 0 < primary.alpha <= ALPHA:
+            faults.append(f"primary: alpha = {primary.alpha:g}; expected above 0 and at most {ALPHA:g}")
         return faults
 
     def checked(self) -> Study:

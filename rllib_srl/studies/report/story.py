@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from rllib_srl.studies.contrasts import (
-    ALPHA,
     Contrast,
     Finding,
     curves_of,
@@ -148,4 +147,4 @@ def contrast_table(story: Story, contrasts: Sequence[Contrast], measure: str) ->
 def _judged(contrast: Contrast) -> str:
     if contrast.is_significant:
         return "better" if contrast.favours == contrast.first else "worse"
-    return "undecided: too few runs" if contrast.smallest_p_holm >= ALPHA else "no clear difference"
+    return "undecided: too few runs" if contrast.smallest_p_holm >= contrast.alpha else "no clear difference"
