@@ -21,12 +21,15 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {  # name -> difference from you
     "age_20": ("at most 20 iterations old", {"replay_max_age": 20}),
     "once": ("each group at most once", {"replay_max_uses": 1}),
     "often": ("each group up to 16 times", {"replay_max_uses": 16}),
-    "newest_signal": ("prioritised by advantage, fading with age", {"replay_reuse_selection": "fresh_per"}),
+    "advantage": ("prioritised by advantage", {"replay_reuse_selection": "per"}),
+    "newest_reward": ("prioritised by reward, fading with age", {"replay_reuse_selection": "fresh_per"}),
     "learnable": ("by p(1 - p), p being how often the prompt was solved", {"replay_reuse_selection": "learnability"}),
-    "unlike": ("groups unlike the others first", {"replay_diversity": {"coeff": 1.0, "on": ["draw"]}}),
+    "unlike": ("groups unlike the others first",
+               {"replay_reuse_selection": "srl", "replay_diversity": {"coeff": 1.0, "on": ["draw"]}}),
     "mask": ("tokens whose ratio left its window are masked", {"replay_reuse_correction": "mask"}),
     "truncate": ("ratios are truncated", {"replay_reuse_correction": "truncate"}),
-    "history": ("judged by today's baseline from history", {"advantage": "posterior"}),
+    "leave_one_out": ("judged by the other episodes, unscaled", {"reuse_advantage": "leave_one_out"}),
+    "history": ("with the baseline from history for all groups", {"advantage": "posterior"}),
 }
 
 
