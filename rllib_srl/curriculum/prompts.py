@@ -214,13 +214,14 @@ class PromptSource:
         return self._values[prompt.key]
 
     def small_pools(self, num_prompts: int) -> list[str]:
-        """Return a warning for each environment with a known number of prompts below `num_prompts`, a batch's."""
-        known = {env_id: getattr(env.unwrapped, "num_prompts", None) for env_id, env in self._envs.items()}
+        """Return a warning for each environment with fewer training prompts than `num_prompts`, a batch's."""
+        listing = [env_id for env_id, env in self._envs.items() if hasattr(env.unwrapped, "prompt_ids")]
+        known = {env_id: sum(1 for _ in islice(self._all_ids(env_id, 0), num_prompts)) for env_id in listing}
         return [
             f"environment {env_id!r} has {num} training prompts, fewer than num_prompts_per_batch = {num_prompts}: "
             f"an iteration plays each about {num_prompts / num:.1f} times"
             for env_id, num in known.items()
-            if isinstance(num, int) and num < num_prompts
+            if 0 < num < num_prompts
         ]
 
     def measured_pool(self) -> list[Prompt]:

@@ -14,6 +14,7 @@ import pytest
 
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.wrappers import around
 from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 from rllib_srl.types import Prompt
@@ -127,6 +128,16 @@ def test_a_pool_smaller_than_a_batch_is_warned_of():
     )
     assert source.small_pools(6) == []
     assert PromptSource({"c": Compare}, {}, {"c": 1.0}, seed=1).small_pools(16) == []  # endless
+
+
+def test_a_small_file_is_warned_of(tmp_path):
+    for name, numbers in (("five", range(5)), ("others", range(5, 60))):
+        rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    five, others = (str(tmp_path / f"{name}.jsonl") for name in ("five", "others"))
+    settings = {"q": {"path": five, "heldout_path": others, "num_shots": 0}}
+    (line,) = PromptSource({"q": QuestionFile}, settings, {"q": 1.0}, seed=1).small_pools(16)
+    assert line.startswith("environment 'q' has 5 training prompts, fewer than num_prompts_per_batch = 16")
 
 
 # --- pools of no use ------------------------------------------------------------------------------
