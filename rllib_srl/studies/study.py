@@ -154,8 +154,11 @@ class Study:
     def fingerprint(self) -> str:
         """Return a hash of all fields, 16 hex digits."""
         values = asdict(self)
+        # Results stay readable that were written before these fields existed.
         if self.subject == SUBJECT:
-            del values["subject"]  # keeps results readable that were written before this field existed
+            del values["subject"]
+        if self.primary.alpha == ALPHA:
+            del values["primary"]["alpha"]
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def settings_of(self, arm: str, seed: int) -> dict[str, Any]:
