@@ -193,7 +193,7 @@ def test_fields_are_checked_to_the_last():
     assert faults_of(Row, [1]) == ["value = [1]; expected an object with the fields of Row"]
     nested = {"name": "n", "controls": "c"}
     assert faults_of(Primary, nested)[:2] == [
-        "name is unknown; expected one of treatment, controls, measures",
+        "name is unknown; expected one of treatment, controls, measures, alpha",
         "treatment is missing; expected a text",
     ]
     assert "controls = 'c'; expected a list" in faults_of(Primary, nested)
