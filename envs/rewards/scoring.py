@@ -7,6 +7,7 @@ Forms of a function:
     row     f(prompt, answer, row) -> number                       prompt: the question; row: of the file, all columns
     trl     f(completions, prompts, **columns) -> [number]         lists of one entry; messages for a row of messages
     verl    f(data_source, solution_str, ground_truth, extra_info) -> number, or a dict with "score"
+    batch   f(prompts, answers, rows) -> [number]                  lists of what several episodes ask at about one time
 
 Functions are called from several threads at once. They may be async: all such functions of a process share one event
 loop. A value that is not a finite number from
@@ -15,26 +16,21 @@ loop. A value that is not a finite number from
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
 import json
 import math
 import numbers
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from rllib_srl.envs.posting import seconds_left
+from rllib_srl.envs.rewards.batching import Gathered, gathered
+from rllib_srl.envs.rewards.calling import TIMEOUTS, NoReward, called_within, cut, listed
 from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.remote import RemoteReward
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
-from rllib_srl.envs.tools.calls import ToolTimeoutError
-from rllib_srl.envs.tools.deadline import run_within
 
 MOST_LATE = 32  # calls of a function that may be late before a run ends in any case: their threads may never end
 _SHOWN = {"reason": 160, "row": 110, "answer": 60}  # most characters of each in a message
@@ -102,8 +98,11 @@ class Rewards:
         functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
         for one in every if not faults else ():
             try:
-                remote = RemoteReward(one.function, retries, concurrency) if one.is_remote else None
-                functions.append((one, remote or load_function(one.function)))
+                if one.is_remote:
+                    functions.append((one, RemoteReward(one.function, retries, concurrency)))
+                    continue
+                function = load_function(one.function)
+                functions.append((one, gathered(one.function, function) if one.form == "batch" else function))
             except ValueError as error:
                 faults.append(str(error))
         if faults:  # it ends a run: a file may be missing where the runners are
@@ -133,7 +132,7 @@ class Rewards:
             try:
                 value = _VALUES[spec.form](self._called(function, arguments, deadline))
                 value = _number(value, spec)
-            except _NoReward as error:
+            except NoReward as error:
                 raise self._error(spec, str(error), row, answer) from error.__cause__
             parts[spec.label] = value
             total += spec.weight * (value - spec.low) / (spec.high - spec.low)
@@ -141,32 +140,28 @@ class Rewards:
 
     def _called(self, function: Callable[..., Any], arguments: Mapping[str, Any], deadline: float) -> Any:
         try:
-            if isinstance(function, RemoteReward):
+            if isinstance(function, RemoteReward | Gathered):
                 return function(**arguments, deadline=deadline)
-            left_s = seconds_left(deadline)
-            value = function(**arguments) if _is_async(function) else run_within(left_s, function, arguments)
-            return _awaited(value, seconds_left(deadline)) if inspect.iscoroutine(value) else value
-        except (ToolTimeoutError, TimeoutError, FutureTimeoutError) as error:
-            self._num_late += 1
-            raise _NoReward(f"gave no reward within reward_timeout_s = {self._timeout_s:g}") from error
+            return called_within(seconds_left(deadline), function, arguments)
+        except NoReward:
+            raise
+        except TIMEOUTS as error:
+            self._num_late += getattr(error, "num_late", 1)
+            raise NoReward(f"gave no reward within reward_timeout_s = {self._timeout_s:g}") from error
         except SystemExit as error:
-            raise _NoReward(f"raised SystemExit: {error}") from error
+            raise NoReward(f"raised SystemExit: {error}") from error
         except Exception as error:  # a user's function may raise anything
-            raise _NoReward(f"raised {type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise NoReward(f"raised {type(error).__name__}: {' '.join(str(error).split())}") from error
 
     def _error(self, spec: RewardSettings, reason: str, row: Mapping[str, Any], answer: str) -> RewardError:
         written = json.dumps(row, ensure_ascii=False, default=str)
         message = (
-            f"reward {spec.function!r} {_cut(reason, _SHOWN['reason'])}; row {_cut(written, _SHOWN['row'])}, "
-            f"answer {_cut(repr(answer), _SHOWN['answer'])}"
+            f"reward {spec.function!r} {cut(reason, _SHOWN['reason'])}; row {cut(written, _SHOWN['row'])}, "
+            f"answer {cut(repr(answer), _SHOWN['answer'])}"
         )
         if self._ends_run:
             return RewardError(f"{message}; on_reward_error = 'drop' leaves such episodes out")
         return RewardError(message, ends_run=self._num_late > MOST_LATE)
-
-
-class _NoReward(Exception):
-    """Why a function gave no reward; `Rewards` adds function, row and answer."""
 
 
 def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
@@ -194,22 +189,16 @@ def _of_verl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[A
     }  # fmt: skip
 
 
-_ARGUMENTS = {"row": _of_row, "trl": _of_trl, "verl": _of_verl}
+_ARGUMENTS = {"row": _of_row, "trl": _of_trl, "verl": _of_verl, "batch": _of_row}
 
 
 def _only(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # an array or a tensor
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        raise _NoReward(f"returned {_cut(repr(value), 60)}, a {type(value).__name__}; expected a list of 1 number")
-    if len(value) != 1:
-        raise _NoReward(f"returned a list of {len(value)}; expected one number for each of 1 completion")
-    return value[0]
+    return listed(value, 1, "completion")[0]
 
 
 def _score_of(value: Any) -> Any:
     if isinstance(value, Mapping) and "score" not in value:
-        raise _NoReward(f"returned a dict with {', '.join(map(str, value)) or 'nothing'}; expected 'score' in it")
+        raise NoReward(f"returned a dict with {', '.join(map(str, value)) or 'nothing'}; expected 'score' in it")
     return value["score"] if isinstance(value, Mapping) else value
 
 
@@ -217,45 +206,21 @@ def _same(value: Any) -> Any:
     return value
 
 
-_VALUES: dict[str, Callable[[Any], Any]] = {"row": _same, "trl": _only, "verl": _score_of}
+_VALUES: dict[str, Callable[[Any], Any]] = {"row": _same, "trl": _only, "verl": _score_of, "batch": _same}
 
 
 def _number(value: Any, spec: RewardSettings) -> float:
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # of an array or a tensor without dimensions
     if value is None:
-        raise _NoReward("returned None; expected a number: does every path of it end in a return?")
+        raise NoReward("returned None; expected a number: does every path of it end in a return?")
     if not isinstance(value, numbers.Real):
-        raise _NoReward(f"returned {_cut(repr(value), 60)}, a {type(value).__name__}; expected a number")
+        raise NoReward(f"returned {cut(repr(value), 60)}, a {type(value).__name__}; expected a number")
     number = float(value)
     if not math.isfinite(number):
-        raise _NoReward(f"returned {number}; expected a finite number")
+        raise NoReward(f"returned {number}; expected a finite number")
     if not spec.low <= number <= spec.high:
-        raise _NoReward(
+        raise NoReward(
             f"returned {number:g}; expected {spec.low:g} to {spec.high:g}: set low and high to the range of its values"
         )
     return number
-
-
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _awaited(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-    future = asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
-    try:
-        return future.result(timeout_s)
-    except FutureTimeoutError:
-        future.cancel()
-        raise
-
-
-@cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="reward-functions").start()
-    return loop
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."

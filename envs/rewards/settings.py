@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMS = ("row", "trl", "verl")
+FORMS = ("row", "trl", "verl", "batch")
 ON_ERROR = ("stop", "drop")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -27,7 +27,7 @@ class RewardSettings:
     function: str  # "module:f", "file.py:f", or a URL
     name: str = ""  # of its metric; "": the function's own
     weight: float = 1.0  # among the functions
-    form: str = "row"  # f(prompt, answer, row), or the arguments of "trl" or "verl"
+    form: str = "row"  # f(prompt, answer, row), or the arguments of "trl", "verl" or "batch"
     low: float = 0.0  # value that earns 0
     high: float = 1.0  # value that earns 1
 

@@ -173,8 +173,9 @@ class SRLConfig(AlgorithmConfig):
         Args:
             functions: f(prompt, answer, row) -> number from 0 to 1, its import path "module:f" or "file.py:f", the URL
                 of a server, or a list of them; sync or async.
-            settings: `weights` of several functions; `form` ("trl" or "verl" for functions with their arguments);
-                `low` and `high`, the range of values; `timeout_s`, `retries`, `concurrency`, `on_error`.
+            settings: `weights` of several functions; `form` ("batch" for functions of lists; "trl" or "verl" for those
+                with their arguments); `low` and `high`, the range of values; `timeout_s`, `retries`, `concurrency`,
+                `on_error`.
 
         Raises:
             ValueError: a function that other processes cannot import by its name.

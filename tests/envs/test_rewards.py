@@ -60,6 +60,15 @@ def verl(data_source, solution_str, ground_truth, extra_info=None):
     is_right = solution_str == ground_truth and data_source == "sums" and extra_info["index"] == 7
     return {"score": float(is_right), "acc": 1}
 def verl_wrong(data_source, solution_str, ground_truth, extra_info=None): return {"accuracy": 1.0}
+def batch(prompts, answers, rows): return [float(a == r["gold"]) for a, r in zip(answers, rows)]
+def batch_long(prompts, answers, rows): return [1.0] * (len(answers) + 1)
+def batch_number(prompts, answers, rows): return 1.0
+def batch_nan(prompts, answers, rows): return [float("nan")] * len(answers)
+def batch_raises(prompts, answers, rows): return 1 / 0
+def batch_exits(prompts, answers, rows): raise SystemExit(3)
+def batch_hangs(prompts, answers, rows):
+    while True: pass
+async def batch_sleeps(prompts, answers, rows): await asyncio.sleep(60)
 number = 3
 '''
 ROW = {"question": "2 + 2?", "gold": "4"}
@@ -138,6 +147,14 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
         ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
         ("trl_ids", "trl", "raised TypeError: trl_ids() got an unexpected keyword argument 'question'"),
         ("verl_wrong", "verl", "returned a dict with accuracy; expected 'score' in it"),
+        ("batch_raises", "batch", "raised ZeroDivisionError: division by zero"),
+        ("batch_exits", "batch", "raised SystemExit: 3"),
+        ("batch_hangs", "batch", "gave no reward within reward_timeout_s = 0.5"),
+        ("batch_sleeps", "batch", "gave no reward within reward_timeout_s = 0.5"),
+        ("batch_long", "batch", "returned a list of 2; expected one number for each of 1 answer"),
+        ("batch_number", "batch", "returned 1.0, a float; expected a list of 1 number"),
+        ("batch_nan", "batch", "returned nan; expected a finite number"),
+        ("nothing", "batch", "raised TypeError: nothing() got an unexpected keyword argument 'prompts'"),
     ],
 )
 def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
@@ -174,8 +191,9 @@ def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file
         ([{"function": "m:f", "weight": 0}], "weight = 0; expected a number above 0"),
         ([{"function": "m:f", "weight": True}], "weight = True; expected a number"),
         ([{"function": "m:f", "low": 1.0}], "low = 1.0, high = 1.0; expected low < high"),
-        ([{"function": "m:f", "form": "batch"}], "form = 'batch'; expected one of row, trl, verl"),
+        ([{"function": "m:f", "form": "many"}], "form = 'many'; expected one of row, trl, verl, batch"),
         ([{"function": "http://localhost/f", "form": "trl"}], "expected 'row' for a URL"),
+        ([{"function": "http://localhost/f", "form": "batch"}], "expected 'row' for a URL"),
         (["f"], "function = 'f'; expected 'module:f', 'path/to/file.py:f' or a URL"),
         (["a:f", "b:f"], "two functions have the name 'f'; set 'name' of one of them"),
     ],

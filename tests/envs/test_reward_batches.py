@@ -1,0 +1,165 @@
+"""Reward functions of form "batch": which calls share one call of the function, in what order, and what fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.envs.math.question_file import QuestionFile
+from rllib_srl.envs.rewards import batching
+from rllib_srl.envs.rewards.scoring import RewardError, Rewards
+
+FUNCTIONS = """
+import asyncio, threading, time
+
+CALLS = []  # the answers of each call
+
+def length(prompts, answers, rows):
+    CALLS.append(list(answers))
+    assert prompts == [f"{row['n']}?" for row in rows]
+    values = [len(answer) / 100 for answer in answers]
+    answers.clear()
+    return values
+
+async def later(prompts, answers, rows):
+    CALLS.append(list(answers))
+    await asyncio.sleep(0.01)
+    return tuple(row["n"] / 100 for row in rows)
+
+class Array(list):
+    def tolist(self): return list(self)
+
+def array(prompts, answers, rows):
+    CALLS.append(list(answers))
+    return Array(row["n"] / 100 for row in rows)
+
+def picky(prompts, answers, rows):
+    CALLS.append(list(answers))
+    if "raise" in answers: raise ValueError("no such answer")
+    if "short" in answers: return [1.0]
+    if "hang" in answers: time.sleep(2.0)
+    return [float("nan") if answer == "nan" else 0.5 for answer in answers]
+
+class Scorer:
+    @classmethod
+    def half(cls, prompts, answers, rows):
+        CALLS.append(list(answers))
+        return [0.5] * len(answers)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setattr(batching, "WAIT_S", 0.4)  # the machine may be busy
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def rewards_of(file: Path, function: str, timeout_s: float = 5.0, **settings) -> Rewards:
+    return Rewards.load({"function": f"{file}:{function}", "form": "batch"}, timeout_s, **settings)
+
+
+def calls_of(rewards: Rewards) -> list[list[str]]:
+    function = rewards._functions[0][1].function
+    return getattr(function, "__func__", function).__globals__["CALLS"]
+
+
+def at_once(tasks: Sequence[Callable[[], object]]) -> list[object]:
+    """Return what each task returns or raises; all of them run at the same time."""
+    results: list[object] = [None] * len(tasks)
+    start = threading.Barrier(len(tasks))
+
+    def run(number: int) -> None:
+        start.wait(10)
+        try:
+            results[number] = tasks[number]()
+        except RewardError as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def scored(rewards: Rewards, answers: Sequence[str]) -> list[object]:
+    def of(n: int) -> Callable[[], object]:
+        return lambda: rewards.score(f"{n}?", answers[n], {"n": n}).total
+
+    return at_once([of(n) for n in range(len(answers))])
+
+
+@pytest.mark.parametrize("function", ["length", "later", "array"])
+def test_calls_at_one_time_share_one_call_and_each_gets_its_own_value(file: Path, function: str) -> None:
+    rewards, answers = rewards_of(file, function), ["x" * n for n in range(20)]
+    assert scored(rewards, answers) == [n / 100 for n in range(20)]
+    assert [sorted(call) for call in calls_of(rewards)] == [answers]
+
+
+def test_at_most_64_answers_are_one_call_and_a_full_batch_does_not_wait(file: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batching, "WAIT_S", 4.0)
+    rewards, start = rewards_of(file, "length"), time.monotonic()
+    assert scored(rewards, ["x" * (n % 50) for n in range(128)]) == [n % 50 / 100 for n in range(128)]
+    assert sorted(len(call) for call in calls_of(rewards)) == [64, 64]
+    assert time.monotonic() - start < 4.0
+
+
+def test_a_call_alone_is_a_batch_of_one(file: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batching, "WAIT_S", 0.005)
+    rewards = rewards_of(file, "length")
+    assert [rewards.score("1?", "x" * n, {"n": 1}).total for n in (3, 4)] == [0.03, 0.04]
+    assert calls_of(rewards) == [["xxx"], ["xxxx"]]
+
+
+@pytest.mark.parametrize("function", ["length", "Scorer.half"])
+def test_environments_of_a_process_share_the_batches_of_a_function(file: Path, function: str) -> None:
+    data = file.parent / "rows.jsonl"
+    data.write_text("\n".join(json.dumps({"question": f"{n}?", "n": n}) for n in range(8)))
+    reward = [{"function": f"{file}:{function}", "form": "batch"}]
+    envs = [QuestionFile({"path": str(data), "num_shots": 0, "reward": reward}) for _ in range(8)]
+    for number, env in enumerate(envs):
+        env.reset(options={"prompt_id": env._ids[number]})
+    steps = at_once([lambda env=env, n=n: env.step(f" {'x' * n}\n")[1] for n, env in enumerate(envs, 1)])
+    expected = [n / 100 for n in range(1, 9)] if function == "length" else [0.5] * 8
+    assert steps == pytest.approx(expected)
+    assert [sorted(call) for call in calls_of(envs[0]._rewards)] == [["x" * n for n in range(1, 9)]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise", "picky' raised ValueError: no such answer; row"),
+        ("short", "picky' returned a list of 1; expected one number for each of 3 answers; row"),
+        ("hang", "picky' gave no reward within reward_timeout_s = 1; row"),
+    ],
+)
+def test_a_call_that_fails_fails_its_answers_and_no_others(file: Path, fault: str, reason: str) -> None:
+    rewards = rewards_of(file, "picky", timeout_s=1.0, on_error="drop")
+    failed = scored(rewards, ["a", fault, "b"])
+    for number, (error, answer) in enumerate(zip(failed, ["a", fault, "b"])):
+        assert isinstance(error, RewardError) and not error.ends_run
+        assert reason in str(error) and f'row {{"n": {number}}}, answer {answer!r}' in str(error)
+    assert scored(rewards, ["a", "c", "b"]) == [0.5] * 3  # also while the one that hangs is under way
+    assert [len(call) for call in calls_of(rewards)] == [3, 3]
+
+
+def test_a_value_that_is_no_reward_fails_its_own_answer_only(file: Path) -> None:
+    first, wrong, last = scored(rewards_of(file, "picky"), ["a", "nan", "b"])
+    assert (first, last) == (0.5, 0.5)
+    assert isinstance(wrong, RewardError) and wrong.ends_run
+    assert "picky' returned nan; expected a finite number; row {\"n\": 1}, answer 'nan'" in str(wrong)
+
+
+def test_a_call_that_hangs_counts_once_however_many_answers_it_has(file: Path) -> None:
+    rewards = rewards_of(file, "picky", timeout_s=0.8, on_error="drop")
+    errors = scored(rewards, ["hang"] * 40)
+    assert all(isinstance(one, RewardError) and not one.ends_run for one in errors)  # `MOST_LATE` is 32
+    assert rewards._num_late == len(calls_of(rewards)) == 1
