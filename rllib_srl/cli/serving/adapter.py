@@ -1,8 +1,8 @@
 """Files of a version: the adapter as peft and vLLM read it, with a checksum of each file, and the canary.
 
-    adapter_model.safetensors   A and B of each layer, under peft's names
-    adapter_config.json         rank, scale, layers
-    canary.json                 fixed prompts, the version's own next tokens and their log-probs (canary.py)
+adapter_model.safetensors   A and B of each layer, under peft's names
+adapter_config.json         rank, scale, layers
+canary.json                 fixed prompts, the version's own next tokens and their log-probs (canary.py)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rllib_srl.storage.weight_file import read_weights, write_weights
 
 WEIGHTS, CONFIG, CANARY = "adapter_model.safetensors", "adapter_config.json", "canary.json"
 FILES = (WEIGHTS, CONFIG, CANARY)
+Kinds = Mapping[str, type | tuple[type, ...]]  # entry of a JSON object -> its type
 _PREFIX, _ADAPTER = "base_model.model.", ".default"  # of peft's names in files; of its names in a model
 
 
@@ -107,3 +108,24 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AdapterError(f"{path} cannot be read: {error}") from error
+
+
+def read_object(path: Path, kinds: Kinds) -> dict[str, Any]:
+    """Return the content of a JSON file that holds an object.
+
+    Args:
+        path: of the file.
+        kinds: of the entries that it must have; it may have others.
+
+    Raises:
+        AdapterError: it cannot be read, or holds something else.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise AdapterError(f"{path} holds a {type(found).__name__}; expected an object with {', '.join(kinds)}")
+    for name, kind in kinds.items():
+        if name not in found:
+            raise AdapterError(f"{path} has no entry {name}; expected {', '.join(kinds)}")
+        if not isinstance(found[name], kind) or (isinstance(found[name], bool) and kind is not bool):
+            raise AdapterError(f"{path} is damaged: {name} = {str(found[name])[:60]!r}")
+    return found

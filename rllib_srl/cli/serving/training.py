@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.serving.adapter import AdapterError, checksums, read_json
+from rllib_srl.cli.serving.adapter import AdapterError, Kinds, checksums, read_object
 from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, RatedTokens, TrainingSettings
-from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.place import SETTINGS, Place, Stores
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.trainer.process import start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
@@ -38,6 +38,9 @@ QUIET_S = 0.05  # without an answer under way, before the trainer goes on
 SEED = 0  # of held-out prompts, the same ones for all versions, and of the order of the answers
 MAX_TRIES = 3  # of a trainer that fails without another slice
 LOG = "train.log"
+_OF_SETTINGS: Kinds = {"model": str, "context": int, "temperature": (int, float)}
+_OF_PROGRESS: Kinds = {"done": int, "of": int}
+_OF_RESULT: Kinds = {"is_passed": bool, "reasons": list, "metrics": dict, "verdicts": (list, dict), "changes": dict}
 _LAST_WORDS = 300  # characters of a failed trainer's last line
 
 
@@ -115,6 +118,9 @@ class Training:
                 except (OSError, RatingsError, ConversationsError, LineageError) as error:  # such as a full disk
                     logger.error("training waits: %s", error)
                     await asyncio.sleep(20 * POLL_S)
+                except (ValueError, LookupError, TypeError) as error:  # of a damaged file: the server goes on
+                    what = "training" if self._version is None else f"version {self._version.number}: training"
+                    self._halt(f"{what} failed: {type(error).__name__}: {error}")
                 await asyncio.sleep(POLL_S)
         finally:
             self.kill()
@@ -169,7 +175,8 @@ class Training:
         return {**vars(self._settings), "keep": [one.domain for one in self._keep]}
 
     async def _job(self, version: Version) -> Job:
-        stores, fixed = self._stores, self._place.settings()
+        stores = self._stores
+        fixed = await asyncio.to_thread(read_object, self._place.directory / SETTINGS, _OF_SETTINGS)
         uses = await stores.run(stores.lineage.uses, version.number)
         found = await stores.run(stores.conversations.trainable, [name.rpartition("/")[0] for name in uses])
         rewards = {one.answer.group_id: one.reward for one in await stores.run(stores.ratings.all)}
@@ -190,7 +197,11 @@ class Training:
             return
         directory = self._place.version(version.number)
         directory.mkdir(parents=True, exist_ok=True)
-        job = await self._job(version)
+        try:
+            job = await self._job(version)
+        except AdapterError as error:
+            await self._failed(version, "starting the trainer", str(error))
+            return
         await asyncio.to_thread(job.write, directory)
         with open(os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
@@ -216,7 +227,7 @@ class Training:
             await self._failed(version, "the trainer", f"status {status}: {last}")
             return
         try:
-            result = await asyncio.to_thread(read_json, directory / RESULT)
+            result = await asyncio.to_thread(read_object, directory / RESULT, _OF_RESULT)
             files = await asyncio.to_thread(checksums, directory)
         except AdapterError as error:
             await self._failed(version, "the trainer", str(error))
@@ -224,7 +235,7 @@ class Training:
         self._tries = 0
         about = {name: result[name] for name in ("metrics", "verdicts", "changes")}
         if not result["is_passed"]:
-            await self._reject(version, "; ".join(result["reasons"]), about)
+            await self._reject(version, "; ".join(map(str, result["reasons"])), about)
             return
         candidate = await self._stores.run(self._stores.lineage.finish, version.number, files, about)
         self._version = None
@@ -235,15 +246,22 @@ class Training:
 
         No rating is lost.
         """
-        num = (await self._progress(version.number))["done"]
+        try:
+            num = (await self._progress(version.number))["done"]
+        except AdapterError as error:  # it does not say that there is another slice
+            num, reason = self._num_slices, f"{reason}; {error}"
         self._tries = self._tries + 1 if num <= self._num_slices else 1
         self._num_slices = num
         logger.warning("version %d: %s failed: %s", version.number, what, reason)
         if self._tries >= MAX_TRIES:
-            self.error = f"version {version.number}: {what} failed {self._tries} times, {reason}"
-            logger.error("training is paused: %s", self.error)
-            self.pause(True)
+            self._halt(f"version {version.number}: {what} failed {self._tries} times, {reason}")
             self._tries = 0
+
+    def _halt(self, error: str) -> None:
+        """Pause training until somebody resumes it; `/v1/status` has the error."""
+        self.error = error
+        logger.error("training is paused: %s", error)
+        self.pause(True)
 
     async def _push_candidates(self) -> None:
         """Push the candidates that wait, once the engine is ready."""
@@ -291,13 +309,22 @@ class Training:
         found |= {"error": self.error} if self.error else {}
         if self._version is not None:
             found["version"] = self._version.number
-            found["slices"] = await self._progress(self._version.number)
+            try:
+                found["slices"] = await self._progress(self._version.number)
+            except AdapterError as error:
+                found |= {"slices": {"done": 0, "of": None}, "error": self.error or str(error)}
         return found
 
     async def _progress(self, number: int) -> dict[str, Any]:
-        """Return how many slices of a version are done, and of how many."""
+        """Return how many slices of a version are done, and of how many.
+
+        Raises:
+            AdapterError: the file of the trainer is damaged; the next slice writes it anew.
+        """
         path = self._place.version(number) / PROGRESS
-        progress = await asyncio.to_thread(read_json, path) if path.exists() else {"done": 0, "of": None}
+        if not path.exists():
+            return {"done": 0, "of": None}
+        progress = await asyncio.to_thread(read_object, path, _OF_PROGRESS)
         return {"done": progress["done"], "of": progress["of"]}
 
 

@@ -1,0 +1,135 @@
+"""Files of a served model that are damaged while the server runs: its training fails clearly, and it answers on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rllib_srl.cli.serving import training as training_module
+from rllib_srl.cli.serving.adapter import AdapterError, read_object
+from rllib_srl.cli.serving.serve import _until_stopped
+from tests.cli.serving.small_engine import FIXED, served_with
+
+
+def run(directory, body, **how):
+    async def all_of_it():
+        async with served_with(directory, **how) as parts:
+            await body(parts)
+
+    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+
+
+async def paused(parts):
+    """Serve until training is paused; return its error and what the server says about it."""
+    serving = asyncio.create_task(_until_stopped(parts.place, parts.serving, parts.training))
+    while not parts.training.is_paused and not serving.done():
+        await asyncio.sleep(0.02)
+    assert not serving.done()
+    status = (await (await parts.send("GET", "/v1/status")).json())["training"]
+    assert (await parts.ask()).status == 200  # it serves
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await serving == 0
+    return parts.training.error, status
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(training_module, "POLL_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"model": "small", ', "settings.json cannot be read: Expecting property name"),
+        ('["small"]', "settings.json holds a list; expected an object with model, context, temperature"),
+        ('{"model": "small", "context": 64}', "settings.json has no entry temperature; expected model, context, temp"),
+        (json.dumps({**FIXED, "context": "64"}), "settings.json is damaged: context = '64'"),
+    ],
+)
+def test_damaged_settings_pause_training_with_the_reason(tmp_path, text, said):
+    async def body(parts):
+        name = (await (await parts.ask()).json())["id"]
+        await parts.rate(name, rating="good")
+        (parts.place.directory / "settings.json").write_text(text)
+        error, status = await paused(parts)
+        assert error.startswith("version 1: starting the trainer failed 3 times, ") and said in error
+        assert status["error"] == error and status["version"] == 1
+        assert (await parts.stores.run(parts.stores.lineage.in_training)).number == 1  # no rating is lost
+
+    run(tmp_path, body, after=1)
+
+
+def trainer_that(writes, status):
+    """Return a trainer that writes files and ends."""
+
+    def start(directory, **how):
+        for name, text in writes.items():
+            (directory / name).write_text(text)
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"], **how)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("writes", "status", "said"),
+    [
+        ({"progress.json": "{"}, 1, "the trainer failed 3 times, status 1: no message; "),
+        ({"progress.json": "{}"}, 1, "progress.json has no entry done; expected done, of"),
+        ({"progress.json": '{"done": "1", "of": 2}'}, 1, "progress.json is damaged: done = '1'"),
+        ({"result.json": "[]"}, 0, "result.json holds a list; expected an object with is_passed, reasons"),
+        ({"result.json": '{"is_passed": true}'}, 0, "result.json has no entry reasons"),
+    ],
+)
+def test_damaged_files_of_the_trainer_pause_training_with_the_reason(tmp_path, monkeypatch, writes, status, said):
+    monkeypatch.setattr(training_module, "start_trainer", trainer_that(writes, status))
+
+    async def body(parts):
+        name = (await (await parts.ask()).json())["id"]
+        await parts.rate(name, rating="good")
+        error, shown = await paused(parts)
+        assert said in error and shown["error"] == error
+        assert shown["slices"] == {"done": 0, "of": None}
+
+    run(tmp_path, body, after=1)
+
+
+def test_progress_that_is_damaged_for_a_while_is_no_error_of_the_status(tmp_path):
+    async def body(parts):
+        parts.training._version = await parts.training._begin({"a/0": "good"})
+        file = parts.place.version(1) / "progress.json"
+        file.parent.mkdir(parents=True)
+        file.write_text('{"done": 1')
+        status = (await (await parts.send("GET", "/v1/status")).json())["training"]
+        assert "progress.json cannot be read" in status["error"] and status["slices"] == {"done": 0, "of": None}
+        file.write_text('{"done": 1, "of": 4}')
+        status = (await (await parts.send("GET", "/v1/status")).json())["training"]
+        assert "error" not in status and status["slices"] == {"done": 1, "of": 4}
+
+    run(tmp_path, body)
+
+
+def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(tmp_path, monkeypatch):
+    def broken(*_):
+        raise KeyError("logps")
+
+    async def body(parts):
+        monkeypatch.setattr(parts.stores.conversations, "trainable", broken)
+        await parts.rate((await (await parts.ask()).json())["id"], rating="good")
+        error, _ = await paused(parts)
+        assert error == "version 1: training failed: KeyError: 'logps'"
+
+    run(tmp_path, body, after=1)
+
+
+def test_an_object_is_read_with_its_kinds(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"a": 1, "b": true, "more": null}')
+    assert read_object(path, {"a": int, "b": bool}) == {"a": 1, "b": True, "more": None}
+    with pytest.raises(AdapterError, match="is damaged: b = 'True'"):
+        read_object(path, {"b": int})
