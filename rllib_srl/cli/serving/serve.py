@@ -61,8 +61,8 @@ _HELP = {
 }  # fmt: skip
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+def parser_of() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("model", metavar="MODEL", help="name or directory of a model")
     text = "directory of the served model"
@@ -71,11 +71,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0: any (default: 8000)")
     text = "new ratings that start the training of a version; 0: no training (default: 32)"
     parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
-    text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
     text = "answers sampled in idle time where nobody rates; their majority rates them; 0: none (default: 0)"
     parser.add_argument("--self-label", type=int, default=0, metavar="N", help=text)
     text = "seconds without a rating after which --self-label samples (default: 600)"
     parser.add_argument("--self-label-after", type=float, default=600.0, metavar="S", help=text)
+    text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=f"tokens of an answer (default: {MAX_TOKENS})")
     add_debug(parser)
@@ -84,7 +84,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         text = f"{_HELP[name]} (default: {default})"
         group.add_argument(*flags, dest=name, type=type(default), default=default, metavar="VALUE", help=text)
-    return parser.parse_args(argv)
+    return parser
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    return parser_of().parse_args(argv)
 
 
 def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[KeptDomain]]:

@@ -12,7 +12,7 @@ from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
-from rllib_srl.cli.serving.serve import parse, training_of
+from rllib_srl.cli.serving.serve import parse, parser_of, training_of
 from rllib_srl.cli.serving.trainer import trainer
 from rllib_srl.cli.serving.trainer.learning import SliceLearner, advantages_of, group_of, slices_of
 from rllib_srl.engine.models import local_model
@@ -109,6 +109,13 @@ def test_wrong_flags_are_one_clear_error(tmp_path, flags, fault):
     with pytest.raises(ValueError, match="the server cannot start") as error:
         training_of(parse([*given, *flags]))
     assert fault in str(error.value)
+
+
+def test_every_flag_has_a_help_text_of_its_own():
+    texts = {one.option_strings[0] if one.option_strings else one.dest: one.help for one in parser_of()._actions}
+    assert all(texts.values()) and len(set(texts.values())) == len(texts) > 15
+    assert texts["--temperature"].startswith("sampling temperature; answers sampled otherwise are not trained on")
+    assert texts["--self-label-after"].startswith("seconds without a rating after which --self-label samples")
 
 
 @pytest.mark.parametrize(("num", "is_enough"), [(72, False), (73, True)])
