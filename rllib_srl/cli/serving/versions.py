@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.serving.client import asked
 from rllib_srl.cli.serving.place import MOST_NAMED, InUse, Place, PlaceError, Stores
 from rllib_srl.cli.shared.command_line import add_debug, help_of
@@ -44,7 +45,7 @@ def versions(arguments: argparse.Namespace) -> int:
     if arguments.reason and not arguments.rollback:
         raise PlaceError("--reason is for --rollback")
     if arguments.rollback:
-        print(roll_back(place, arguments.reason or "rolled back by hand"))
+        print(printable(str(roll_back(place, arguments.reason or "rolled back by hand"))))
         return 0
     stores = Stores(place)
     try:
@@ -88,7 +89,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         changes = row["metrics"].get("changes", {})
         gate = ", ".join(f"{name} {one['before']:.3f} -> {one['after']:.3f}" for name, one in changes.items())
         which = [str(row["number"]), str(row["parent"])]
-        shown.append([*which, state, row["changed_at"], used, gate or "-", row["reason"] or "-"])
+        texts = [printable(text) or "-" for text in (gate, row["reason"])]  # a reason is what a client has sent
+        shown.append([*which, state, row["changed_at"], used, *texts])
     print(table(shown, indent=""))
     active = next((row["number"] for row in rows if row["state"] == "active"), 0)
     print(f"version {active} is active" + ("" if active else ": the model that was given"))
@@ -152,5 +154,5 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:  # the message is enough without a traceback
         if arguments.debug:
             raise
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        print(printable("error: " + " ".join(str(error).split())), file=sys.stderr)
         return 1

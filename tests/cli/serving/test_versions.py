@@ -1,4 +1,4 @@
-"""`srl versions --rollback`: what it says about the ratings that are withdrawn."""
+"""`srl versions`: what it says about the ratings that a rollback withdraws, and that no text controls the terminal."""
 
 from __future__ import annotations
 
@@ -36,3 +36,34 @@ def test_a_rollback_names_the_first_few_ratings_that_it_withdraws(tmp_path, caps
     stores.close()
     assert main([str(place.directory), "--rollback"]) == 0
     assert capsys.readouterr().out == f"version 3 was rolled back; version 1 is active; {said}\n"
+
+
+def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):
+    place = Place(tmp_path / "served")
+    place.settle(FIXED)
+    stores = Stores(place)
+    change = {"before": 0.5, "after": 0.75}
+
+    def fill():
+        number = stores.lineage.begin({"c0\u001b[2J/0": "good"}, {}).number
+        stores.lineage.finish(number, {}, {"changes": {"own\u009b1m": change}})
+        stores.lineage.activate(number)
+        stores.lineage.begin({"c1/0": "good"}, {})
+
+    stores.now(fill)
+    stores.close()
+    reason = "rude \u001b[2J\u202e\nversion 7 is active"
+    assert main([str(place.directory), "--rollback", "--reason", reason]) == 0
+    assert main([str(place.directory)]) == 0
+    said, shown = capsys.readouterr().out.split("\n", 1)
+    assert said.endswith("1 rating is withdrawn: c0\\x1b[2J/0")
+    (row,) = [line for line in shown.split("\n") if line.split()[:1] == ["1"]]
+    assert row.endswith("own\\x9b1m 0.500 -> 0.750  rude \\x1b[2J\\u202e\\nversion 7 is active")
+    assert len(shown.strip().split("\n")) == 4  # the head, two versions, and which is active
+
+    def refuse(*_):
+        raise RuntimeError("the server said \u001b[2J")
+
+    monkeypatch.setattr("rllib_srl.cli.serving.versions.roll_back", refuse)
+    assert main([str(place.directory), "--rollback"]) == 1
+    assert capsys.readouterr().err == "error: the server said \\x1b[2J\n"
