@@ -103,6 +103,10 @@ class RatingStore(PrivateDatabase):
         """Return the ratings that changed after a change."""
         return self._ratings("WHERE a.newest > ? ORDER BY r.seq", seq)
 
+    def values_since(self, seq: int) -> list[tuple[str, str, str, int]]:
+        """Return (answer id, group id, value, seq) of the ratings that changed after a change, in that order."""
+        return self._read(f"SELECT a.id, a.group_id, r.value, r.seq {_FROM} WHERE a.newest > ? ORDER BY r.seq", seq)
+
     def of_groups(self, group_ids: Collection[str]) -> list[Rating]:
         """Return all ratings of the answers of some groups."""
         return [one for name in group_ids for one in self._ratings("WHERE a.group_id = ? ORDER BY r.seq", name)]

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from rllib_srl.cli.serving.adapter import read_json
 from rllib_srl.cli.serving.job import write_json
+from rllib_srl.cli.serving.standing import Standing
 from rllib_srl.people.lineage.conversations import CONVERSATIONS, ConversationStore
 from rllib_srl.people.lineage.versions import VERSIONS, Lineage
 from rllib_srl.people.rating_store import RATINGS, RatingStore
@@ -130,6 +131,7 @@ class Stores:
         self.conversations = ConversationStore(directory / CONVERSATIONS)
         self.ratings = RatingStore(directory / RATINGS)
         self.lineage = Lineage(directory / VERSIONS)
+        self._standing = Standing(self.conversations, self.ratings, self.lineage)
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function in the thread of the stores."""
@@ -149,19 +151,12 @@ class Stores:
 
     def free_ratings(self) -> dict[str, str]:
         """Return the ratings that can be trained on and were not yet: answer id -> value."""
-        used, without = self.lineage.used_up(), self.conversations.untrainable_ids()
-        return {
-            one.answer.answer_id: one.value
-            for one in self.ratings.all()
-            if one.is_given and one.answer.group_id not in without and (one.answer.answer_id, one.value) not in used
-        }
+        return self._standing.free()
 
     def ratings_today(self) -> dict[str, str]:
         """Return the newest rating of every answer that was ever rated: answer id -> value."""
-        return {one.answer.answer_id: one.value for one in self.ratings.all()}
+        return self._standing.today()
 
     def stale_versions(self) -> dict[int, int]:
         """Return how many ratings of each version have changed since; versions without such are left out."""
-        today = self.ratings_today()
-        counts = {one.number: len(self.lineage.stale_answers(one.number, today)) for one in self.lineage.all()}
-        return {number: num for number, num in counts.items() if num}
+        return self._standing.stale()

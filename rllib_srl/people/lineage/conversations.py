@@ -156,9 +156,9 @@ class ConversationStore(PrivateDatabase):
         rows = self._read("SELECT id FROM conversations WHERE tokens IS NOT NULL AND at <= ? ORDER BY seq", before)
         return [name for (name,) in rows]
 
-    def untrainable_ids(self) -> set[str]:
-        """Return the ids of all conversations without tokens."""
-        return {name for (name,) in self._read("SELECT id FROM conversations WHERE tokens IS NULL")}
+    def is_untrainable(self, conversation_id: str) -> bool:
+        """Return whether there is such a conversation, and it has no tokens."""
+        return bool(self._read("SELECT 1 FROM conversations WHERE id = ? AND tokens IS NULL", conversation_id))
 
     def _selected(self, rest: str, *values: Any) -> list[Conversation]:
         rows = self._read(f"SELECT {', '.join(_COLUMNS)} FROM conversations {rest}", *values)

@@ -206,6 +206,10 @@ class Lineage(PrivateDatabase):
         """Return the ratings that a version was trained on: answer id -> value."""
         return dict(self._read("SELECT answer, value FROM uses WHERE version = ? ORDER BY answer", number))
 
+    def all_uses(self) -> list[tuple[int, str, str]]:
+        """Return (version, answer id, value) of all ratings that versions were trained on."""
+        return self._read("SELECT version, answer, value FROM uses")
+
     def used_up(self) -> set[tuple[str, str]]:
         """Return all (answer id, value) that some version was trained on, those of stale candidates left out."""
         joined = "uses u JOIN versions v ON v.number = u.version"

@@ -53,7 +53,7 @@ def test_only_conversations_with_tokens_are_trained_on(store):
     store.log(conversation("a"))
     store.log(conversation("b", tokens=None, untrainable="temperature 0.2"))
     assert [one.id for one in store.trainable(["b", "a", "c"])] == ["a"]
-    assert store.untrainable_ids() == {"b"}
+    assert [store.is_untrainable(name) for name in ("a", "b", "c")] == [False, True, False]
 
 
 def test_an_id_is_logged_once(store):
