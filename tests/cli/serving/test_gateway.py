@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -44,6 +46,19 @@ async def candidate(parts, uses):
     for name in adapter.FILES:
         (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
     return await parts.stores.run(lineage.finish, version.number, checksums(directory), {})
+
+
+def trainer_that_ends_with(about):
+    """Return a trainer that writes the files of a version and a result, and ends."""
+
+    def start(directory, **how):
+        for name in adapter.FILES:
+            (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
+        result = {"metrics": {}, "verdicts": [], "changes": {}, "is_passed": True, "reasons": []}
+        (directory / "result.json").write_text(json.dumps({**result, **about}))
+        return subprocess.Popen([sys.executable, "-c", ""], **how)
+
+    return start
 
 
 def test_an_answer_is_logged_with_its_tokens_and_shows_none(tmp_path):
@@ -239,6 +254,40 @@ def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
         assert states == ["active", "rolled_back"]
 
     run(tmp_path, body)
+
+
+def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+    reason = "kept compare: fell by 9.0 points [4.0, 14.0], limit 5.0"
+    change = {"change": -0.09, "num": 256, "before": 0.8, "after": 0.71}
+    about = {"is_passed": False, "reasons": [reason, "drift: KL 2"], "changes": {"compare": change}}
+    monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with(about))
+
+    async def body(parts):
+        lineage = parts.stores.lineage
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        task = asyncio.create_task(parts.training.run())
+        name = (await (await parts.ask()).json())["id"]
+        await parts.rate(name, rating="bad")
+        while [one.state for one in await parts.stores.run(lineage.all)] != ["active", "rejected"]:
+            await asyncio.sleep(0.3)  # the trainer is stopped while an answer is under way
+            assert (await parts.ask()).headers["X-SRL-Version"] == "1"
+        version = await parts.stores.run(lineage.version, 2)
+        assert (version.state, version.parent, version.reason) == ("rejected", 1, f"{reason}; drift: KL 2")
+        assert version.metrics["changes"] == {"compare": change} and version.files == {}
+        while parts.place.version(2).exists():
+            await asyncio.sleep(0.01)
+        assert sorted(one.name for one in parts.place.version(1).iterdir()) == sorted(adapter.FILES)
+        assert parts.engine.loaded == ["v1"] and not parts.training.is_paused
+        assert (await parts.ask()).headers["X-SRL-Version"] == "1"
+        assert await parts.stores.run(parts.stores.free_ratings) == {}  # used up, unless it is changed
+        listed = (await (await parts.send("GET", "/v1/versions")).json())["versions"]
+        assert [one["state"] for one in listed] == ["active", "rejected"]
+        await asyncio.sleep(0.1)  # no second try
+        assert len(await parts.stores.run(lineage.all)) == 2
+        task.cancel()
+
+    run(tmp_path, body, after=1)
 
 
 @pytest.mark.parametrize("how", ["checksum", "canary"])
