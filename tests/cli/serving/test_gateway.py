@@ -18,6 +18,7 @@ import pytest
 from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError, checksums
 from rllib_srl.cli.serving.canary import Continuation
+from rllib_srl.cli.serving.job import KeptDomain
 from rllib_srl.cli.serving.serve import _until_stopped
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
@@ -199,6 +200,95 @@ def test_a_full_disk_is_a_clear_refusal(tmp_path, monkeypatch):
         assert "disk full" in await (await parts.ask(stream=True)).text()
 
     run(tmp_path, body)
+
+
+async def limit(parts, store, more):
+    """Let an SQLite file of the stores grow by so many pages and no further; None: as it likes."""
+
+    def set_limit():
+        (num,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {2**30 if more is None else num + more}").fetchall()
+
+    await parts.stores.run(set_limit)
+
+
+async def until_full(send):
+    """Send until the answer is 507; return the replies before it, and the one that refused."""
+    taken = []
+    while (reply := await send(len(taken))).status == 200:
+        taken.append(await reply.json())
+        assert len(taken) < 200
+    error = (await reply.json())["error"]
+    assert (reply.status, error["code"]) == (507, "disk_full") and "what was acknowledged is stored" in error["message"]
+    return taken
+
+
+def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(tmp_path):
+    """SQLite itself is full, at a limit of its pages."""
+
+    async def body(parts):
+        conversations, ratings = parts.stores.conversations, parts.stores.ratings
+
+        async def shown(name):
+            return await (await parts.send("GET", f"/v1/conversations/{name}")).json()
+
+        def ask(number):
+            return parts.ask(f"Which is number {number}? {'x' * 1000}")
+
+        names = [(await (await ask(number)).json())["id"] for number in range(30)]
+        await limit(parts, conversations, 2)
+        more = [one["id"] for one in await until_full(ask)]
+        text = await (await parts.ask("y" * 50_000, stream=True)).text()
+        assert "disk full" in text and "[DONE]" not in text
+        assert more and await parts.stores.run(conversations.num) == 30 + len(more)
+
+        values = ["good", "bad", "4"]
+        await limit(parts, ratings, 2)
+        rated = await until_full(lambda n: parts.rate(names[n], rating=values[n % 3]))
+        assert 0 < len(rated) < 30
+        for number, name in enumerate(names + more):  # all that was acknowledged is there, and no more
+            value = values[number % 3] if number < len(rated) else "none"
+            assert (await shown(name))["rating"] == value and (await shown(name))["answer"] == " 93"
+        free = {f"{names[n]}/0": values[n % 3] for n in range(len(rated))}
+        assert await parts.stores.run(parts.stores.free_ratings) == free
+
+        for store in (conversations, ratings):
+            await limit(parts, store, None)
+        name = (await (await ask(99)).json())["id"]
+        for one in (name, names[len(rated)]):
+            assert (await (await parts.rate(one, rating="5")).json())["is_changed"] is True
+        free |= {f"{one}/0": "5" for one in (name, names[len(rated)])}
+        assert await parts.stores.run(parts.stores.free_ratings) == free
+        assert await parts.stores.run(conversations.num) == 31 + len(more)
+        for store in (conversations, ratings):
+            assert await parts.stores.run(store._read, "PRAGMA integrity_check") == [("ok",)]
+
+    run(tmp_path, body)
+
+
+def test_a_full_lineage_begins_no_version_and_training_goes_on_with_room(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+    monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with({}))
+
+    async def body(parts):
+        lineage = parts.stores.lineage
+        parts.training._keep = [KeptDomain("compare", "c" * 20_000, {})]  # the settings need five pages
+        await limit(parts, lineage, 2)
+        task = asyncio.create_task(parts.training.run())
+        name = (await (await parts.ask()).json())["id"]
+        assert (await parts.rate(name, rating="good")).status == 200
+        while "training waits: disk full" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert await parts.stores.run(lineage.all) == [] and await parts.stores.run(lineage.used_up) == set()
+        assert await parts.stores.run(parts.stores.free_ratings) == {f"{name}/0": "good"}
+        assert (await parts.ask()).status == 200
+        await limit(parts, lineage, None)
+        while parts.serving.number != 1:
+            await asyncio.sleep(0.01)
+        assert await parts.stores.run(lineage.uses, 1) == {f"{name}/0": "good"}
+        task.cancel()
+
+    run(tmp_path, body, after=1)
 
 
 def test_a_stream_that_cannot_be_logged_is_one_reply(tmp_path, monkeypatch):
