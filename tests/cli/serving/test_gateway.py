@@ -18,7 +18,7 @@ import pytest
 from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError, checksums
 from rllib_srl.cli.serving.canary import Continuation
-from rllib_srl.cli.serving.job import KeptDomain
+from rllib_srl.cli.serving.job import Job, KeptDomain
 from rllib_srl.cli.serving.serve import _until_stopped
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
@@ -378,6 +378,42 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
         task.cancel()
 
     run(tmp_path, body, after=1)
+
+
+def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on(tmp_path, monkeypatch):
+    """What it learned from is withdrawn; what people think of its answers is not."""
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+    monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with({}))
+
+    async def body(parts):
+        lineage = parts.stores.lineage
+        taught = (await (await parts.ask("Before?")).json())["id"]
+        await parts.rate(taught, rating="good")
+        await parts.serving.push(await candidate(parts, {f"{taught}/0": "good"}))
+        names = []
+        for number in range(2):
+            reply = await parts.ask(f"Which {number}?")
+            assert reply.headers["X-SRL-Version"] == "1"
+            names.append((await reply.json())["id"])
+        await parts.rate(names[0], rating="bad")  # one before the rollback, one after it
+        assert (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).status == 200
+        rated = await (await parts.rate(names[1], rating="2")).json()
+        assert rated == {
+            "id": names[1], "rating": "2", "is_changed": True, "is_trained_on": True, "stale_versions": []
+        }  # fmt: skip
+        uses = {f"{names[0]}/0": "bad", f"{names[1]}/0": "2"}
+        assert await parts.stores.run(parts.stores.free_ratings) == uses  # and not what version 1 learned from
+        task = asyncio.create_task(parts.training.run())
+        while parts.serving.number != 2:
+            await asyncio.sleep(0.01)
+        version = await parts.stores.run(lineage.version, 2)
+        assert version.parent == 0 and await parts.stores.run(lineage.uses, 2) == uses
+        job = Job.read(parts.place.version(2))
+        assert {one.id: (one.version, one.reward) for one in job.answers} == {names[0]: (1, 0.0), names[1]: (1, 0.25)}
+        assert all((one.ids, one.logps) == ([5, 6], [-0.5, -0.25]) for one in job.answers)
+        task.cancel()
+
+    run(tmp_path, body, after=2)
 
 
 @pytest.mark.parametrize("how", ["checksum", "canary"])
