@@ -37,9 +37,9 @@ def evaluate(config: SRLConfig, source: PromptSource, play: Play) -> dict[str, A
     Returns:
         Under RLlib's "env_runners": `episode_return_mean`, `num_episodes`. At the top level: `accuracy` (share of
         greedy answers that are right, by `GroupMeta.is_right_G`) with `accuracy_low` and `accuracy_high` (95 % Wilson
-        interval), `num_prompts`, `num_lost` (episodes that infrastructure ended), `by_domain/<domain>/accuracy`, and
-        the metrics of `beyond_greedy`. Of environments that compute the value of the best policy also `optimal_value`
-        and `optimal_share`; see `shares_of_optimum`.
+        interval), `num_prompts`, `num_lost` (episodes that infrastructure ended), `by_domain/<domain>/accuracy` and
+        `by_domain/<domain>/num_prompts` (without the lost ones), and the metrics of `beyond_greedy`. Of environments
+        that compute the value of the best policy also `optimal_value` and `optimal_share`; see `shares_of_optimum`.
     """
     prompts = source.heldout(config.evaluation_duration)
     greedy = list(play(prompts, "greedy", **greedily(config)))
@@ -185,7 +185,10 @@ def summary(groups: Sequence[GroupMeta], num_prompts: int) -> dict[str, Any]:
         "accuracy_high": high,
         "num_prompts": num_prompts,
         "num_lost": num_prompts - len(groups),
-        "by_domain": {domain: {"accuracy": float(np.mean(right))} for domain, right in sorted(by_domain.items())},
+        "by_domain": {
+            domain: {"accuracy": float(np.mean(right)), "num_prompts": len(right)}
+            for domain, right in sorted(by_domain.items())
+        },
     }
 
 

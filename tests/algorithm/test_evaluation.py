@@ -95,7 +95,8 @@ def test_a_run_reports_its_share_of_the_best_policys_reward(ray_here, tmp_path):
     right = results["by_domain"]["faults"]["accuracy"] * 20
     assert 3 <= right <= 17 and results["optimal_share"] == pytest.approx(right / sum(values))
     assert results["by_domain"]["faults"]["optimal_share"] == results["optimal_share"]
-    assert results["by_domain"]["compare"].keys() == {"accuracy"}
+    assert results["by_domain"]["compare"].keys() == {"accuracy", "num_prompts"}
+    assert [one["num_prompts"] for one in results["by_domain"].values()] == [20, 20]
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def test_evaluation_reports_what_the_world_pays(config, build):
     # Wilson, 4 of 8: centre .5, half 1.96 sqrt(.25 / 8 + 1.96^2 / 256) / (1 + 1.96^2 / 8) = .2848
     assert results["accuracy_low"] == pytest.approx(0.2152, abs=1e-4)
     assert results["accuracy_high"] == pytest.approx(0.7848, abs=1e-4)
-    assert results["by_domain"] == {"even": {"accuracy": 0.5}}
+    assert results["by_domain"] == {"even": {"accuracy": 0.5, "num_prompts": 8}}
     assert (results["pass_at_1"], results["pass_at_k"]) == (0.5, 0.5)
 
 

@@ -167,6 +167,18 @@ def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> No
     assert "This run has no evaluation on held-out prompts." in card("x", Facts("tiny", 1, {}))
 
 
+def test_domains_have_the_intervals_of_their_own_prompts() -> None:
+    numbers = evaluation(5, 0.6, a=0.5, b=0.8, c=0.25)
+    numbers |= {f"evaluation/by_domain/{name}/num_prompts": num for name, num in (("a", 20.0), ("b", 20.0))}
+    text = card("x", Facts("tiny", 5, {}, [(5, numbers)]))
+    # Wilson, 10 of 20: .5 +- 1.96 sqrt(.25 / 20 + 1.96^2 / 1600) / (1 + 1.96^2 / 20) = .5 +- .2007
+    assert "| a (20 prompts) | 0.500 | [0.299, 0.701] |\n" in text
+    assert "| b (20 prompts) | 0.800 | [0.584, 0.919] |\n" in text
+    assert "| c | 0.250 | |\n" in text  # metrics of an earlier version have no number of prompts
+    alone = card("x", Facts("tiny", 5, {}, [(5, evaluation(5, 0.5, a=0.5))]))
+    assert "| all |" in alone and "| a |" not in alone
+
+
 def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     values = {"path": "/data/me/secret/my.jsonl", "reward": ["~/f.py:g"], "note": "key AKIAIOSFODNN7EXAMPLE"}
     assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}

@@ -19,6 +19,7 @@ import yaml
 
 from rllib_srl.cli.shared.cluster import ROOT
 from rllib_srl.cli.shared.settings import flag_settings
+from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.engine.models import SMOLLM2, TINY
 from rllib_srl.replay.admission.secrets import redact
 from rllib_srl.replay.tools.explain import counted
@@ -119,8 +120,18 @@ def result_lines(facts: Facts) -> list[str]:
     lines = [f"Greedy answers to {num} held-out prompts{at}:", ""]
     lines += ["| | accuracy | 95 % interval (Wilson) |", "|---|---|---|"]
     lines += [f"| all | {found['evaluation/accuracy']:.3f} | [{low:.3f}, {high:.3f}] |"]
-    domains = of_domains(found)
-    return lines + [f"| {name} | {accuracy:.3f} | |" for name, accuracy in domains.items() if len(domains) > 1]
+    domains, nums = of_domains(found), of_domains(found, "num_prompts")
+    if len(domains) > 1:
+        lines += [_domain_row(name, accuracy, int(nums.get(name, 0))) for name, accuracy in domains.items()]
+    return lines
+
+
+def _domain_row(name: str, accuracy: float, num: int) -> str:
+    """Return the row of a domain; runs of earlier versions have no number of prompts, and thus no interval."""
+    if not num:
+        return f"| {name} | {accuracy:.3f} | |"
+    low, high = wilson_interval(round(accuracy * num), num)
+    return f"| {name} ({num} prompts) | {accuracy:.3f} | [{low:.3f}, {high:.3f}] |"
 
 
 def change_lines(facts: Facts) -> list[str]:
@@ -178,9 +189,9 @@ def commit_of(directory: Path) -> str:
     return ended.stdout.strip() if ended.returncode == 0 else ""
 
 
-def of_domains(numbers: Numbers) -> dict[str, float]:
-    """Return the accuracy of each domain in the metrics of an evaluation."""
-    start, end = "evaluation/by_domain/", "/accuracy"
+def of_domains(numbers: Numbers, what: str = "accuracy") -> dict[str, float]:
+    """Return the accuracy of each domain, or another of its metrics, in the metrics of an evaluation."""
+    start, end = "evaluation/by_domain/", f"/{what}"
     named = {n: value for n, value in numbers.items() if n.startswith(start) and n.endswith(end)}
     return {name[len(start) : -len(end)]: value for name, value in named.items()}
 
