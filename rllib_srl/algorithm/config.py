@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -345,14 +345,17 @@ class SRLConfig(AlgorithmConfig):
         if not all(isinstance(number, int) for number in (*counts, size)):
             return []  # `faults_of` reports it
         given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
+        num_gpus = num_gpus_here() if None in given and not self.is_stub else 0
         try:
-            num_gpus = num_gpus_here() if None in given and not self.is_stub else 0
             shares = gpu_shares(num_gpus, *counts, size, given, self._memory_gpus())
         except PlacementError as error:
             self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
             return [str(error)]
         self.num_gpus_per_env_runner, self.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
-        self.colocate = self.colocate or shares.is_colocated
+        faults = []
+        if self.colocate is None:
+            faults = list(self._cannot_take_turns(int(num_gpus))) if shares.is_colocated else []
+            self.colocate = shares.is_colocated and not faults
         if is_number(shares.per_learner) and shares.per_learner > 0 and counts[1] == 0 and counts[0] > 0:
             self.num_learners = 1
         if None in given and (shares.per_env_runner or shares.per_learner):
@@ -360,7 +363,16 @@ class SRLConfig(AlgorithmConfig):
             logger.info(
                 "GPUs: %g per env runner, %g per learner%s", shares.per_env_runner, shares.per_learner, beside
             )
-        return []
+        return faults
+
+    def _cannot_take_turns(self, num_gpus: int) -> Iterator[str]:
+        """Yield which setting rules out that engine and learner take turns on a card, as they would by default."""
+        counts = f"num_env_runners = {self.num_env_runners} and num_learners = {self.num_learners} on {num_gpus} GPUs"
+        remedy = "expected a GPU for each process, or colocate = False: engine and learner share a GPU without turns"
+        if self.max_lag:
+            yield f"max_lag = {self.max_lag!r} with {counts}; {remedy}"
+        if self.is_sharded:
+            yield f"fsdp = True with {counts}; {remedy}"
 
     def _settle(self) -> None:
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
@@ -499,7 +511,7 @@ class SRLConfig(AlgorithmConfig):
             "kv_cache_gib": flat.engine_kv_cache_gib,
             "weight_transfer": self.weight_transfer,
             "num_threads": None if self.num_gpus_per_env_runner else flat.engine_num_threads,
-            "can_sleep": self.colocate,
+            "can_sleep": bool(self.colocate),
         }
 
     def get_default_learner_class(self) -> type:

@@ -69,7 +69,11 @@ ENV_RUNNERS = {
     "weight_transfer": Setting(
         "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
     ),
-    "colocate": Setting(False, "engine and learner share one GPU; the engine sleeps (frees GPU memory) during updates"),
+    "colocate": Setting(
+        None,
+        "engine and learner take turns on one GPU: the engine sleeps (frees its memory) during updates; None: where "
+        "the default shares put both on one GPU",
+    ),
     "prompt_format": Setting("text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'),
     "temperature": Setting(1.0, "sampling temperature in training, > 0; also applied to the learner's log-probs"),
     "max_turns": Setting(8, "maximum number of turns in an episode"),

@@ -26,7 +26,7 @@ def faults_of_stub(config: Any) -> Iterator[str]:
     for name, expected in faults_of_law(*(getattr(config, f"stub_{one}") for one in LAW)).items():
         yield f"stub_{name} = {getattr(config, f'stub_{name}')!r}; expected {expected}"
     for name, value in WITHOUT_MODEL.items():
-        if getattr(config, name) != value:
+        if (getattr(config, name) or value) != value:  # None is left open
             yield _needs_model(name, getattr(config, name), value)
     for name in ("num_gpus_per_env_runner", "num_gpus_per_learner"):
         if getattr(config, name):

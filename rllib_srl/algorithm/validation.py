@@ -108,7 +108,7 @@ ABOVE_ZERO = (
     "start_timeout_s",
     "engine_kv_cache_gib",
 )
-TRUE_OR_FALSE = ("colocate", "prefix_sharing", "fsdp", "check_resources")
+TRUE_OR_FALSE = ("prefix_sharing", "fsdp", "check_resources")
 ONE_OF = {
     "engine": ("auto", "vllm", "transformers", "stub"),
     "weight_transfer": ("object_store", "nccl", "ipc"),
@@ -222,6 +222,8 @@ def _numbers(config: Any) -> Iterator[str]:
     if not isinstance(config.lr, list | tuple) and (not is_number(config.lr) or config.lr < 0):
         yield f"lr = {config.lr!r}; expected a number of at least 0, or a schedule [[turns, rate], ...]"
     yield from of_switches(config, TRUE_OR_FALSE)
+    if not isinstance(config.colocate, bool | None):
+        yield f"colocate = {config.colocate!r}; expected True or False, or None"
 
 
 def _places(config: Any) -> Iterator[str]:

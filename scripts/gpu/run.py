@@ -60,7 +60,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
     if args.shares:
         config.env_runners(num_gpus_per_env_runner=args.shares[0]).learners(num_gpus_per_learner=args.shares[1])
         config.learners(num_learners=max(1, args.fsdp))
-    config.env_runners(weight_transfer=args.transfer, colocate=args.colocate)
+    config.env_runners(weight_transfer=args.transfer, colocate=args.colocate or None)
     config.training(fsdp=bool(args.fsdp), lora=16 if args.lora else 0)
     return config
 

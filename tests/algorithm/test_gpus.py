@@ -135,6 +135,34 @@ def test_one_card_is_colocated_by_default(config, monkeypatch):
     assert config.flat().engine_memory_utilization == 0.45 and config.compute_dtype == "bfloat16"
 
 
+def test_shares_of_one_card_without_turns(config, monkeypatch):
+    """A runner that plays ahead computes while the learner trains: the engine stays awake."""
+    config.env_runners(max_lag=1, colocate=False)
+    settled(config, monkeypatch, 1)
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
+    assert config.colocate is False and config.flat().engine_memory_utilization == 0.45
+    assert config.engine_settings(config.model_dir()).get("can_sleep", False) is False
+
+
+@pytest.mark.parametrize("is_fsdp", [True, False])
+def test_what_rules_out_turns_on_one_card_is_named(config, monkeypatch, is_fsdp):
+    if is_fsdp:
+        config.env_runners(num_env_runners=2).learners(num_learners=2).training(fsdp=True)
+        num_gpus, expected = 2, "fsdp = True with num_env_runners = 2 and num_learners = 2 on 2 GPUs; "
+    else:
+        config.env_runners(max_lag=1)
+        num_gpus, expected = 1, "max_lag = 1 with num_env_runners = 1 and num_learners = 0 on 1 GPUs; "
+    with pytest.raises(ValueError) as caught:
+        settled(config, monkeypatch, num_gpus)
+    assert str(caught.value) == (
+        f"SRLConfig is invalid:\n  {expected}expected a GPU for each process, or colocate = False: "
+        "engine and learner share a GPU without turns"
+    )
+    config.env_runners(colocate=False)
+    config.num_gpus_per_env_runner = config.num_gpus_per_learner = None
+    assert settled(config, monkeypatch, num_gpus).colocate is False
+
+
 def test_two_cards_are_split_and_an_engine_may_fill_its_own(config, monkeypatch):
     settled(config, monkeypatch, 2)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (1, 1, 1)

@@ -61,11 +61,11 @@ def test_values_take_the_type_of_their_setting(name: str, text: object, value: o
 
 def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
-        given("--group_size", "many", "--colocate", "maybe", "--env_config", "num_numbers", "--lr", "1e-5")
+        given("--group_size", "many", "--check_resources", "maybe", "--env_config", "num_numbers", "--lr", "1e-5")
     assert str(caught.value).splitlines() == [
         "settings cannot be read:",
         "  env_config = ['num_numbers']; expected name=value pairs, or one JSON object",
-        "  colocate = 'maybe'; expected true or false",
+        "  check_resources = 'maybe'; expected true or false",
         "  group_size = 'many'; expected a number",
     ]
 
@@ -136,13 +136,13 @@ def test_unknown_flags_are_refused_with_what_to_use(
 def test_flags_values_and_settings_are_refused_in_one_round(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("beta: 0.1\nclip_low: 2\nenv: compare\nenv_config: {num_numbers: 99}\n")
-    said = refused(capsys, "--config", str(path), "--group_sise", "4", "--colocate", "maybe", "--max_turns", "0")
+    said = refused(capsys, "--config", str(path), "--group_sise", "4", "--check_resources", "maybe", "--max_turns", "0")
     assert said[:2] == ["error: unknown arguments:", "  --group_sise: did you mean --group_size?"]
     assert said[2:6] == [
         f"settings file {path} has unknown names:",
         "  beta: use kl",
         "settings cannot be read:",
-        "  colocate = 'maybe'; expected true or false",
+        "  check_resources = 'maybe'; expected true or false",
     ]
     assert said[6] == "settings have faults:" and len(said) == 10
     assert any(line.startswith("  max_turns = 0; expected an integer of at least 1") for line in said)
