@@ -32,6 +32,7 @@ from rllib_srl.algorithm.resources import (
     gpu_shares,
     memory_share,
     num_gpus_here,
+    warn_of_cpu,
 )
 from rllib_srl.algorithm.settings import (
     ALIASES,
@@ -352,6 +353,8 @@ class SRLConfig(AlgorithmConfig):
             self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
             return [str(error)]
         self.num_gpus_per_env_runner, self.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
+        if num_gpus:
+            warn_of_cpu(*given, shares)
         faults = []
         if self.colocate is None:
             faults = list(self._cannot_take_turns(int(num_gpus))) if shares.is_colocated else []

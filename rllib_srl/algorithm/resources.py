@@ -5,6 +5,7 @@ Without the cluster check, Ray would wait for missing resources without any mess
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 import ray
 import torch
+
+logger = logging.getLogger(__name__)
 
 Given = tuple[float | None, float | None]  # GPUs per env runner and per learner
 
@@ -126,6 +129,25 @@ def gpu_shares(
         f"of each per GPU (engine.tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
         "num_gpus_per_learner"
     )
+
+
+def warn_of_cpu(per_env_runner: float | None, per_learner: float | None, shares: GpuShares) -> None:
+    """Warn that a process gets no GPU because the user gave only the other's share, on a machine with GPUs.
+
+    Args:
+        per_env_runner: share that the user gave; None: chosen.
+        per_learner: likewise.
+        shares: those in use.
+    """
+    if per_env_runner and per_learner is None and not shares.per_learner:
+        name, given, who, other = "num_gpus_per_env_runner", per_env_runner, "learners train", "num_gpus_per_learner"
+    elif per_learner and per_env_runner is None and not shares.per_env_runner:
+        name, given, who, other = "num_gpus_per_learner", per_learner, "engines compute", "num_gpus_per_env_runner"
+    else:
+        return
+    rest = f", such as {1 - given:g}" if 0 < given < 1 else ""
+    told = f"{name} = {given:g} leaves no whole GPU: the {who} on the CPU"
+    logger.warning("%s; expected %s%s, if they should not", told, other, rest)
 
 
 def memory_share(config: Any) -> float:
