@@ -276,10 +276,16 @@ def variant(
 
 
 def variants(shape: ModelShape, config: Any, num_gpus: int, card_bytes: float) -> list[Variant]:
-    """Return full training, adapters and, with three cards or more, FSDP, on one engine and the other cards."""
+    """Return full training, adapters and, with three cards or more, FSDP, on one engine and the other cards.
+
+    The rank of the adapters is `lora_rank`, 16 if it is 0; all other settings are as given.
+    """
+    rank = config.lora_rank or 16
     found = [
         variant(shape, config, "full", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=0, num_learners=1),
-        variant(shape, config, "lora = 16", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=16, num_learners=1),
+        variant(
+            shape, config, f"lora = {rank}", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=rank, num_learners=1
+        ),
     ]
     if num_gpus > 2:
         sharded = {"fsdp": True, "lora_rank": 0, "num_learners": num_gpus - 1}

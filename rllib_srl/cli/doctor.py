@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 DEFAULT_MODEL = "smollm2-135m"
+PLACED = (  # flat names of settings that a plan for GPUs chooses
+    *("num_env_runners", "num_learners", "num_gpus_per_env_runner", "num_gpus_per_learner", "colocate"),
+    "engine_tensor_parallel_size",
+)
 
 
 def _gpus(text: str) -> tuple[int, float]:
@@ -184,13 +188,26 @@ def gpus_here() -> tuple[int, float]:
 
 
 def _settings(args: argparse.Namespace, given: Mapping[str, Any]) -> Any:
-    from rllib_srl import SRLConfig
+    """Return the settings to plan with, by their flat names: those given, except for `PLACED`.
 
-    config = SRLConfig().training(activation_checkpointing=not args.no_activation_checkpointing)
-    for name in ("micro_batch_tokens", "max_episode_tokens"):
-        if name in given:
-            setattr(config, name, given[name])
-    return config.flat()
+    Raises:
+        SettingsError: with `--gpus`, a setting that the plan chooses itself, or an unknown optimiser.
+    """
+    from rllib_srl import SRLConfig
+    from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES
+    from rllib_srl.cli.shared.settings import SettingsError, build_config
+
+    config, default = build_config(given), SRLConfig().flat()
+    config.activation_checkpointing = given.get("activation_checkpointing", not args.no_activation_checkpointing)
+    flat = config.flat()
+    for name in PLACED:
+        if args.gpus and (value := getattr(flat, name)) != getattr(default, name):
+            raise SettingsError(f"{name} = {value!r} with --gpus; expected none: each plan places its own processes")
+        setattr(flat, name, getattr(default, name))
+    if flat.optimizer_name not in OPTIMIZER_BYTES:
+        expected = ", ".join(OPTIMIZER_BYTES)
+        raise SettingsError(f"optimizer_name = {flat.optimizer_name!r}; expected one of {expected}")
+    return flat
 
 
 def _plan(args: argparse.Namespace, given: Mapping[str, Any], number: int, gib: float) -> int:
@@ -203,9 +220,10 @@ def _plan(args: argparse.Namespace, given: Mapping[str, Any], number: int, gib: 
         print(f"error: model {model!r}; expected a config.json with a Llama-like model's sizes", file=sys.stderr)
         return 1
     print(f"{model}: {shape.num_parameters / 1e9:.2f} billion parameters on {number} x {gib:.0f} GiB")
-    checkpointing = "without" if args.no_activation_checkpointing else "with"
+    settings = _settings(args, given)
+    checkpointing = "with" if settings.activation_checkpointing else "without"
     print(f"(an estimate, {checkpointing} activation checkpointing; no figure was measured on a GPU)")
-    found = variants(shape, _settings(args, given), number, gib * GIB)
+    found = variants(shape, settings, number, gib * GIB)
     for one in found:
         where = "engine and learner share it" if number == 1 else f"{one.num_gpus} GPUs, one for the engine"
         print(f"\n{one.name} ({where}): {'does not fit' if one.faults else 'fits'}")

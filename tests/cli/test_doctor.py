@@ -52,6 +52,35 @@ def test_a_model_that_fits_nowhere_ends_with_1_and_the_reasons(random_llama_dir,
     assert "full (engine and learner share it): does not fit" in out and "expected" in out
 
 
+def planned(capsys, *flags) -> str:
+    doctor.main(["--model", "smollm2-135m", "--gpus", "1x24", *flags])
+    return capsys.readouterr().out
+
+
+def test_the_plan_has_the_settings_that_were_given(capsys):
+    """AdamW's state is 8 bytes for each of 134.5 million parameters, AdamW's in bfloat16 4, SGD's none."""
+    assert "optimiser 1.0" in planned(capsys) and "lora = 16 (engine" in planned(capsys)
+    assert "optimiser 0.5" in planned(capsys, "--optimizer-name", "adamw_bf16")
+    out = planned(capsys, "--optimizer-name", "sgd", "--lora", "64")
+    assert "optimiser" not in out and "lora = 64 (engine" in out
+    assert "lora = 64 (engine" in planned(capsys, "--lora-rank", "64")
+    assert "reference 0.5" in planned(capsys, "--kl-coeff", "0.1") and "reference" not in planned(capsys)
+    assert "without activation checkpointing" in planned(capsys, "--activation-checkpointing", "false")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--num-learners", "4"), "num_learners = 4 with --gpus; expected none: each plan places its own processes"),
+        (("--engine", "tensor_parallel_size=2"), "engine_tensor_parallel_size = 2 with --gpus; expected none"),
+        (("--optimizer-name", "lion"), "optimizer_name = 'lion'; expected one of adamw, sgd, adamw_bf16"),
+    ],
+)
+def test_settings_that_a_plan_cannot_use_are_refused(capsys, flags, message):
+    assert doctor.main(["--model", "smollm2-135m", "--gpus", "4x80", *flags]) != 0
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["80", "0x80", "4x0", "axb", "4x80GB"])
 def test_gpus_in_another_form_are_refused(text, capsys):
     with pytest.raises(SystemExit):
