@@ -65,8 +65,8 @@ def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
     assert str(caught.value).splitlines() == [
         "settings cannot be read:",
         "  env_config = ['num_numbers']; expected name=value pairs, or one JSON object",
-        "  check_resources = 'maybe'; expected true or false",
         "  group_size = 'many'; expected a number",
+        "  check_resources = 'maybe'; expected true or false",
     ]
 
 
