@@ -7,19 +7,22 @@
 #   bash scripts/gpu_check.sh --short             each program in its short form on the CPU, to test the programs
 #   WHEELS=/path bash scripts/gpu_check.sh        install from a directory of wheels first, without network
 #
+# WHEELS holds what scripts/setup.sh --dev --set gpu installs. To fill it, in scripts/requirements of a machine with the
+# same Python and a network, with pip 26.3:
+#   pip download -d /path --no-deps -r base.txt -r dev.txt pip==26.3; pip download -d /path --find-links /path -r gpu.txt
+#
 # Results: gpu_check/results.jsonl, one line per step, and the output of each step in gpu_check/STEP.log (--out DIR).
-# Exit status: 0 if all steps passed, 1 if one failed, 3 without a GPU.
+# Exit status: 0 if all steps passed, 1 if one or the set-up failed, 3 without a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-PYTHON="${PYTHON:-.venv/bin/python}"
-if [ ! -x "$(command -v "$PYTHON")" ] && [ -z "${WHEELS:-}" ]; then
-    PYTHON=python3
-fi
-if [ -n "${WHEELS:-}" ]; then
-    python3 -m venv .venv
+if [ -n "${WHEELS:-}" ]; then # PYTHON, if it is set, makes .venv
+    PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$WHEELS")" bash scripts/setup.sh --dev --set gpu
     PYTHON=.venv/bin/python
-    "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" ".[gpu,dev,lora]"
+fi
+PYTHON="${PYTHON:-.venv/bin/python}"
+if [ ! -x "$(command -v "$PYTHON")" ]; then
+    PYTHON=python3
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 exec "$PYTHON" -m scripts.gpu.check "$@"

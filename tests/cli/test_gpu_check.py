@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,20 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path):
     assert run.returncode == 3
     assert run.stdout.startswith("error: no GPU: torch finds none on this machine") and "nothing was run" in run.stdout
     assert not (tmp_path / "results").exists()
+
+
+def test_wheels_are_installed_as_the_set_up_installs(tmp_path):
+    """In a copy whose set-up and Python print what they are given."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/gpu_check.sh", tmp_path / "scripts")
+    python = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho run \"$@\"\\n' >.venv/bin/python; chmod +x .venv/bin/python"
+    (tmp_path / "scripts/setup.sh").write_text(f'echo "$PIP_NO_INDEX $PIP_FIND_LINKS $@"\n{python}\n')
+    script = ["bash", str(tmp_path / "scripts/gpu_check.sh"), "--list"]
+    run = subprocess.run(script, env={**os.environ, "WHEELS": "wheels"}, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == [
+        f"1 {tmp_path / 'wheels'} --dev --set gpu",
+        "run -m scripts.gpu.check --list",
+    ]
 
 
 def test_steps_are_listed_in_order_and_unknown_ones_refused(capsys):
