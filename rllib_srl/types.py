@@ -327,6 +327,10 @@ def listed(metas: Sequence[GroupMeta], groups: Any) -> list[GroupMeta]:
     return [replace(meta, ref=ListedRef(groups, at)) for at, meta in enumerate(metas)]
 
 
+class ProcessBrokenError(RuntimeError):
+    """The process that raises it can do nothing any more and must be replaced; the message says why."""
+
+
 RIGHT = 0.999  # lowest reward of a right answer in evaluation, if the environment defines no `pass_reward`
 
 

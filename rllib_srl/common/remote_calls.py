@@ -2,10 +2,11 @@
 
     Call.of(LLMEnvRunner.score, sequences)   a method of the remote class and its arguments, checked by mypy
     call.submit(actor) -> reference          runs in the actor's process; call.run(instance) runs here
-    gather(references) -> (id, value) as each arrives, (id, Failure) for processes that died or timed out
+    gather(references) -> (id, value) as each arrives, (id, Failure) for processes that died, broke or timed out
 
 One class per kind of process makes the calls: `RunnerGroup`, `Learners`, `ReplayClient`. An exception raised by the
-callee itself (bad input, a failed weight check) is raised unchanged, without Ray's wrappers.
+callee itself (bad input, a failed weight check) is raised unchanged, without Ray's wrappers; after a
+`ProcessBrokenError` the process has to be replaced like a dead one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+
+from rllib_srl.types import ProcessBrokenError
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result", covariant=True)
@@ -93,7 +96,8 @@ def end_worker(place: Place) -> None:
 class Failure:
     """Why a process returned no value.
 
-    Invariant: `is_silent` (a timeout) means that the process may still run and must be killed before it is replaced.
+    Invariant: `is_silent` (a timeout, a broken process) means that the process may still run and must be killed before
+    it is replaced.
     """
 
     reason: str
@@ -131,7 +135,7 @@ def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iter
         timeout_s: timeout for all calls together, in seconds.
 
     Raises:
-        Exception: any exception raised by a callee.
+        Exception: any exception raised by a callee but `ProcessBrokenError`, which is a `Failure`.
     """
     pending = {ref: actor_id for actor_id, ref in calls.items()}
     deadline = time.monotonic() + timeout_s
@@ -151,6 +155,8 @@ def _value(ref: ray.ObjectRef[Any]) -> Any:
     except RayActorError as error:
         return Failure(f"died ({_first_line(error)})", is_silent=False)
     except RayTaskError as error:
+        if isinstance(error.cause, ProcessBrokenError):
+            return Failure(f"cannot go on ({_first_line(error.cause)})", is_silent=True)
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 

@@ -20,7 +20,7 @@ from rllib_srl.engine.canary import (
     perturbed,
     self_test,
 )
-from rllib_srl.engine.protocol import Engine, EngineError, Sampling, Turn
+from rllib_srl.engine.protocol import Engine, EngineBrokenError, EngineError, Sampling, Turn
 from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack, unpack, verify
 
 ENGINE_KINDS = ("vllm", "transformers", "stub")
@@ -29,6 +29,7 @@ __all__ = [
     "ENGINE_KINDS",
     "CanaryGap",
     "Engine",
+    "EngineBrokenError",
     "EngineError",
     "Sampling",
     "SelfTestReport",

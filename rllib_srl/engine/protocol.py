@@ -19,7 +19,7 @@ import numpy as np
 
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.sync import WeightBundle
-from rllib_srl.types import Prompt
+from rllib_srl.types import ProcessBrokenError, Prompt
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,10 @@ class EngineError(RuntimeError):
     """The engine cannot execute a call; the message names the call and the reason."""
 
 
+class EngineBrokenError(EngineError, ProcessBrokenError):
+    """The engine failed and cannot execute any further call; its process must be replaced."""
+
+
 class TurnWriter(Protocol):
     """The part of an engine that the player uses: submit turns, generate them concurrently, abort them.
 
@@ -92,7 +96,11 @@ class TurnWriter(Protocol):
         """Queue one turn. Raises `EngineError` if the engine sleeps or the prompt fills the context."""
 
     def step(self) -> list[Turn]:
-        """Advance every running request by at least one token; return the turns that ended."""
+        """Advance every running request by at least one token; return the turns that ended.
+
+        Raises:
+            EngineBrokenError: the engine cannot be used any further; any other exception costs the running turns only.
+        """
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; `step` never returns them. Ids that are not running are ignored."""

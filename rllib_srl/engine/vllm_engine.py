@@ -41,7 +41,7 @@ import torch
 from rllib_srl.engine.adapters import RANKS, AdapterSpec, expected_adapters
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_config, load_tokenizer
-from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end, uses_in
+from rllib_srl.engine.protocol import EngineBrokenError, EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack, torch_dtype, verify
 from rllib_srl.engine.vllm_adapter import ADAPTER
 from rllib_srl.types import Prompt
@@ -400,25 +400,20 @@ class VLLMEngine:
 
         Raises:
             WeightSyncError: if vLLM fails; the engine then refuses all further calls.
+            EngineBrokenError: likewise, if a worker is dead or silent.
         """
         self._receive([update_info], version)
 
     def _receive(self, update_infos: Iterable[dict[str, Any]], version: int) -> None:
         self._check_usable("receive")
         try:
-            if self._adapter:
-                for update_info in update_infos:
-                    self._llm.collective_rpc("receive_adapter", args=(update_info,))
-                self._llm.collective_rpc("load_adapter", args=(self._adapter,))
-            else:
-                self._llm.collective_rpc("start_weight_update")
-                for update_info in update_infos:
-                    self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
-                self._llm.collective_rpc("finish_weight_update")
+            self._load(update_infos)
             # Running requests are preempted and prefilled again: their keys and values are of the old weights.
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
-        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        except (RuntimeError, ValueError, KeyError, AssertionError, TimeoutError) as error:
             self._broken = f"loading version {version} failed: {error}"
+            if _is_of_lost_worker(error):
+                raise EngineBrokenError(f"vLLM lost a worker: {error}; create a new engine") from error
             raise WeightSyncError(f"vLLM failed to load weights: {error}; create a new engine", version) from error
         if not is_reset:
             self._broken = f"the prefix cache could not be reset after loading version {version}"
@@ -426,13 +421,26 @@ class VLLMEngine:
         self._llm.set_weight_version(str(version))
         self.version = version
 
+    def _load(self, update_infos: Iterable[dict[str, Any]]) -> None:
+        if self._adapter:
+            for update_info in update_infos:
+                self._llm.collective_rpc("receive_adapter", args=(update_info,))
+            self._llm.collective_rpc("load_adapter", args=(self._adapter,))
+        else:
+            self._llm.collective_rpc("start_weight_update")
+            for update_info in update_infos:
+                self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
+            self._llm.collective_rpc("finish_weight_update")
+
     def fingerprint(self) -> Fingerprint:
         """Return digests of the output of each module; see `Engine.fingerprint`."""
         self._check_usable("fingerprint")
         call = ("adapter_fingerprint", (self._adapter,)) if self._adapter else ("fingerprint", ())
+        with self._broken_by_lost_worker("fingerprint"):
+            by_rank = self._llm.collective_rpc(call[0], args=call[1])
         return {
             f"worker {rank} {name}" if self._tensor_parallel_size > 1 else name: found
-            for rank, prints in enumerate(self._llm.collective_rpc(call[0], args=call[1]))
+            for rank, prints in enumerate(by_rank)
             for name, found in prints.items()
         }
 
@@ -453,15 +461,17 @@ class VLLMEngine:
             raise EngineError(f"sleep was called with {self.num_running()} requests running; finish or abort them")
         if not (self._is_cpu or self._can_sleep):
             raise EngineError("sleep was called on an engine that was started with can_sleep = False")
-        self._llm.reset_prefix_cache()
-        if not self._is_cpu:
-            self._llm.sleep(level=1)
+        with self._broken_by_lost_worker("sleep"):
+            self._llm.reset_prefix_cache()
+            if not self._is_cpu:
+                self._llm.sleep(level=1)
         self._is_asleep = True
 
     def wake(self) -> None:
         """Undo `sleep`."""
         if self._is_asleep and not self._is_cpu:
-            self._llm.wake_up()
+            with self._broken_by_lost_worker("wake"):
+                self._llm.wake_up()
         self._is_asleep = False
 
     def pause(self) -> None:
@@ -506,9 +516,19 @@ class VLLMEngine:
         with self._own_generator():
             try:
                 return [output for output in self._llm.step() if output.finished]
-            except (RuntimeError, ValueError, AssertionError) as error:
+            except Exception as error:  # any: what the step has done is unknown
                 self._broken = f"a step failed: {error}"
-                raise EngineError(f"vLLM failed in a step: {error}; create a new engine") from error
+                raise EngineBrokenError(f"vLLM failed in a step: {error}; create a new engine") from error
+
+    @contextmanager
+    def _broken_by_lost_worker(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not _is_of_lost_worker(error):
+                raise
+            self._broken = f"{action} failed: {error}"
+            raise EngineBrokenError(f"vLLM lost a worker in {action}: {error}; create a new engine") from error
 
     @contextmanager
     def _own_generator(self) -> Iterator[None]:
@@ -540,6 +560,11 @@ class VLLMEngine:
 
     def _check_usable(self, action: str) -> None:
         if self._broken:
-            raise EngineError(f"{action} was called on an unusable engine: {self._broken}")
+            raise EngineBrokenError(f"{action} was called on an unusable engine: {self._broken}")
         if self._is_asleep:
             raise EngineError(f"{action} was called on a sleeping engine; call wake() first")
+
+
+def _is_of_lost_worker(error: Exception) -> bool:
+    """Return whether a call failed because a tensor-parallel worker is dead or silent (vLLM 0.32)."""
+    return isinstance(error, TimeoutError) or str(error) == "Executor failed."

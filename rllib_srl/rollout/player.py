@@ -40,7 +40,7 @@ from rllib_srl.rollout.conversations import OUT_OF_CALLS, TOO_LONG, Ask, AskRefu
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
 from rllib_srl.rollout.replies import TURN_FAULT, Constructed, Reply, answer, construct, refuse, reset, step
 from rllib_srl.rollout.transcript import Transcript
-from rllib_srl.types import Prompt, StopReason
+from rllib_srl.types import ProcessBrokenError, Prompt, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -280,6 +280,7 @@ def play(
             prompt that is empty or leaves no room for a turn.
         TooManyHangingCallsError: see `EnvCalls.poll`.
         RunEndedError: an environment raised an exception with `ends_run`.
+        ProcessBrokenError: the engine cannot be used any further.
     """
     player = Player(
         engine=engine,
@@ -460,6 +461,8 @@ class Player:
     def _step_engine(self) -> None:
         try:
             turns = self.engine.step()
+        except ProcessBrokenError:
+            raise
         except Exception as error:
             message = f"the engine failed while generating {len(self.writing)} turns: {one_line(error)}"
             for live in self._stop_writing(list(self.writing)):
@@ -605,6 +608,8 @@ class Player:
         try:
             with self._timed("engine_s"):
                 self.engine.submit(request_id, live.stream, self._sampling_of(live))
+        except ProcessBrokenError:
+            raise
         except Exception as error:
             self._end(live, StopReason.ENGINE_FAILED, f"{live.where}: {one_line(error)}")
         else:

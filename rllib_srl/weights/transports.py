@@ -28,6 +28,7 @@ from rllib_srl.learner.group.learners import LearnerFailure, Learners
 from rllib_srl.learner.weight_sender import Sent
 from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded
 from rllib_srl.rollout.runner_group import RunnerGroup
+from rllib_srl.types import ProcessBrokenError
 
 Key = tuple[int, float]  # (version, scale)
 
@@ -140,7 +141,7 @@ class RunnersClient:
             infos = [{**init_info, "rank_offset": 1 + i * self._workers} for i in range(len(infos))]
         calls = [Call.of(LLMEnvRunner.init_transfer, info) for info in infos]
         started = [call.submit(actor) for call, actor in zip(calls, self._actors, strict=True)]
-        ray.get(started, timeout=self._timeout_s)
+        self._wait_for(started)
 
     def start_weight_update(self) -> None:
         """Do nothing; see the class."""
@@ -148,7 +149,13 @@ class RunnersClient:
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Run one whole weight update on every runner."""
         call = Call.of(LLMEnvRunner.receive_weights, update_info, self.version)
-        ray.get([call.submit(actor) for actor in self._actors], timeout=self._timeout_s)
+        self._wait_for([call.submit(actor) for actor in self._actors])
+
+    def _wait_for(self, calls: Sequence[ray.ObjectRef[None]]) -> None:
+        try:
+            ray.get(list(calls), timeout=self._timeout_s)
+        except ProcessBrokenError as error:  # the engine's process is broken, not the learner's that calls it
+            raise RuntimeError(f"an engine failed in a weight transfer: {error}") from None
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Do nothing; see the class."""

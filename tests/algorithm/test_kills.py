@@ -21,6 +21,7 @@ import pytest
 
 from rllib_srl import SRL
 from rllib_srl.common.remote_calls import ActorFailure
+from rllib_srl.engine import EngineBrokenError
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.storage.checkpoints import checkpoints_in
@@ -62,6 +63,21 @@ class Troubled(LLMEnvRunner):
         if Path(flag + ".doomed").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().play_groups(*args, **kwargs)
+
+
+class WithBrokenEngine(LLMEnvRunner):
+    """Its engine breaks in a step with the weights of the first update, once, and at the end in every step."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        flag, step = self.config.env_config["flag"], self.engine.step
+
+        def broken_step():
+            if (self.engine.version == 1 and is_first(flag)) or Path(flag + ".doomed").exists():
+                raise EngineBrokenError("vLLM failed in a step: Executor failed.")
+            return step()
+
+        self.engine.step = broken_step
 
 
 class DyingLearner(GRPOTorchLearner):
@@ -215,6 +231,39 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
         with pytest.raises(ActorFailure, match=r"4 prompts could not be played in 3 attempts: runner 1 died") as caught:
             algo.train()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_runner_with_a_broken_engine_is_restarted_like_a_dead_one(config, caplog, max_lag):
+    flag = config.env_config["flag"]
+    config.env_runners(env_runner_cls=WithBrokenEngine)
+    if max_lag:
+        config.env_runners(max_lag=max_lag, slice_s=0.05, late="drop")
+    with running(config) as algo:
+        seen, prompts, old = watch(algo), drawn(algo), pids_of(algo)
+        *_, result = (algo.train() for _ in range(4))
+        reason = "runner 1 cannot go on (vLLM failed in a step: Executor failed.)"
+        assert f"{reason}; restarting it and playing its prompts again" in caplog.messages
+        assert 1 <= result["num_groups_played_again"] <= (8 if max_lag else 4)
+        assert result["num_runner_restarts"] == 1 and algo.version == 4 and pids_of(algo) != old
+        with pytest.raises(ProcessLookupError):
+            os.kill(old[1], 0)
+        if not max_lag:
+            assert_all_were_played(seen, [[prompt for drawn_at_once in prompts for prompt in drawn_at_once]])
+        assert_engines_agree(algo)
+        if max_lag:
+            return
+        Path(flag + ".doomed").touch()
+        with pytest.raises(ActorFailure, match=r"not be played in 3 attempts: runner 1 cannot go on \(vLLM failed in"):
+            algo.train()
+
+
+def test_a_broken_engine_in_the_main_process_ends_the_run(config):
+    Path(config.env_config["flag"] + ".doomed").touch()
+    config.env_runners(env_runner_cls=WithBrokenEngine)
+    with running(config, num_env_runners=0) as algo, pytest.raises(EngineBrokenError, match="Executor failed"):
+        algo.train()
 
 
 def rebuilt_in_the_third_update(config, directory, message, caplog) -> None:

@@ -16,6 +16,7 @@ import ray
 
 from rllib_srl.common import remote_calls
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure
+from rllib_srl.engine import EngineBrokenError
 from rllib_srl.learner.group import learners as learner_group
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.weight_sender import Sent
@@ -35,6 +36,11 @@ class Counter:
     @ray.method(num_returns=2)
     def split(self, number: int) -> tuple[int, str]:
         return number, "second"
+
+
+class Broken:
+    def fail(self) -> None:
+        raise EngineBrokenError("vLLM failed in a step: a worker died\ndetails")
 
 
 class Doubling(Counter):
@@ -79,6 +85,14 @@ def test_a_call_is_submitted_with_its_arguments():
     assert actor.add.calls == [((3,), {"times": 2})]
     assert Call.of(Counter.add, 3).submit_all(actor) == ["sum"]
     assert Call.of_first(Counter.split, 3).submit_all(actor) == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
+    actor = ray.remote(Broken).options(num_cpus=0).remote()
+    expected = Failure("cannot go on (vLLM failed in a step: a worker died)", is_silent=True)
+    assert dict(remote_calls.gather({5: Call.of(Broken.fail).submit(actor)}, 60)) == {5: expected}
+    ray.kill(actor)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_srl.engine.protocol import EngineError, Sampling
-from rllib_srl.engine.sync import TensorSpec, WeightBundle, pack
+from rllib_srl.engine.protocol import EngineBrokenError, EngineError, Sampling
+from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack
 from rllib_srl.engine.vllm_engine import VLLMEngine, _prepare_process, request_seed, turn_params
 
 
@@ -127,6 +127,42 @@ def test_sleep_without_its_allocator_is_refused():
     with pytest.raises(EngineError, match="started with can_sleep = False"):
         engine_on(is_cpu=False).sleep()
     engine_on(is_cpu=True).sleep()
+
+
+def failing_with(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), RuntimeError("Executor failed."), OSError("pipe")])
+def test_an_engine_whose_step_failed_is_broken(error):
+    engine = engine_on(is_cpu=True)
+    engine.submit("a", [1, 2, 3], Sampling(max_tokens=4))
+    engine._llm.step = failing_with(error)
+    with pytest.raises(EngineBrokenError) as caught:
+        engine.step()
+    assert str(caught.value) == f"vLLM failed in a step: {error}; create a new engine"
+    with pytest.raises(EngineBrokenError, match=f"score was called on an unusable engine: a step failed: {error}"):
+        engine.score([[1, 2]])
+
+
+@pytest.mark.parametrize("action", ["fingerprint", "sleep", "receive"])
+def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(action):
+    engine, arguments = engine_on(is_cpu=True), ({}, 3) if action == "receive" else ()
+    engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(TimeoutError("RPC call timed out."))
+    with pytest.raises(EngineBrokenError, match=r"^vLLM lost a worker.*: RPC call timed out\.; create a new engine$"):
+        getattr(engine, action)(*arguments)
+    with pytest.raises(EngineBrokenError, match="score was called on an unusable engine"):
+        engine.score([[1, 2]])
+
+
+def test_what_a_worker_refuses_to_load_is_a_failed_sync():
+    engine = engine_on(is_cpu=True)
+    engine._llm.collective_rpc = failing_with(RuntimeError("Worker failed with error 'shapes differ'"))
+    with pytest.raises(WeightSyncError, match="vLLM failed to load weights: Worker failed with error 'shapes differ'"):
+        engine.receive({}, 3)
 
 
 def bundle_of(*sizes):

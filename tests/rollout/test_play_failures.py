@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl.engine.protocol import EngineError
+from rllib_srl.engine.protocol import EngineBrokenError, EngineError
 from rllib_srl.rollout import EnvCalls
 from rllib_srl.types import StopReason
 from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, unplayed, wait_until
@@ -174,6 +174,17 @@ def test_an_engine_that_fails_in_a_step_costs_what_it_was_writing(play_with, eng
     assert error == "the engine failed while generating 2 turns: RuntimeError: out of memory help"
     assert engine.num_running() == 0
     assert calls.pool.num_idle == 2  # the environments did nothing wrong
+
+
+@pytest.mark.parametrize("method", ["step", "submit"])
+def test_a_broken_engine_ends_the_play(play_with, engine, calls, method):
+    def broken(*args):
+        raise EngineBrokenError("a worker died")
+
+    setattr(engine, method, broken)
+    with pytest.raises(EngineBrokenError, match="a worker died"):
+        list(play_with(unplayed("q1", "q2"), engine))
+    assert engine.num_running() == 0
 
 
 @pytest.mark.parametrize(

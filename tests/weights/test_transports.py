@@ -9,9 +9,11 @@ import pytest
 import ray
 import torch
 
+from rllib_srl.engine import EngineBrokenError
 from rllib_srl.engine.vllm_trainer import CastSource, trainer_info
 from rllib_srl.learner import weight_sender
 from rllib_srl.learner.weight_sender import WeightSender
+from rllib_srl.types import ProcessBrokenError
 from rllib_srl.weights.transports import RunnersClient, VLLMTransport
 
 
@@ -49,6 +51,19 @@ def test_one_update_reaches_every_runner_with_its_version(ray_here):
     client.update_weights({"names": ["w"]})
     client.finish_weight_update()
     assert [one.receive_weights.calls for one in runners] == [[({"names": ["w"]}, 12)]] * 2
+
+
+@ray.remote(num_cpus=0)
+class Broken:
+    def receive_weights(self, update_info, version):
+        raise EngineBrokenError("vLLM lost a worker")
+
+
+def test_a_broken_engine_is_not_blamed_on_the_learner_that_calls_it(ray_here):
+    client = RunnersClient([Broken.remote()], tensor_parallel_size=1, timeout_s=60)
+    with pytest.raises(RuntimeError, match=r"^an engine failed in a weight transfer: ") as caught:
+        client.update_weights({})
+    assert not isinstance(caught.value, ProcessBrokenError)
 
 
 def test_the_source_casts_and_describes_in_the_same_order():
