@@ -12,7 +12,7 @@ Traps (vLLM 0.32) and the remedies used here:
 3. `reset_prefix_cache()` does nothing while requests run, unless they are preempted and prefilled again.
 4. It seeds Python's, numpy's and torch's global generators: their states are restored.
 5. It replaces `torch.set_num_threads` by a no-op: the number of threads is set before the import.
-6. Blocks of the default 128 tokens never share shorter prompts: the block size is 32 on a CPU.
+6. Blocks of the default 128 tokens never share shorter prompts: on a CPU they are of 16, with kernels for AMX of 32.
 7. The default log-prob mode ignores the temperature: `processed_logprobs` are those of the sampling distribution.
 8. On a GPU it draws an unseeded request's seed from numpy's generator in the worker, and `torch.manual_seed` has no
    effect on samples: each request gets a seed of its own there (`request_seed`).
