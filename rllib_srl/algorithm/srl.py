@@ -38,6 +38,8 @@ from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
+from rllib_srl.algorithm.nodes.asking import check_learner_nodes, check_nodes
+from rllib_srl.algorithm.nodes.reports import smallest_card
 from rllib_srl.algorithm.resources import card_bytes_here, check_cluster_holds
 from rllib_srl.algorithm.tracking.tracking import start_tracking
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
@@ -116,10 +118,14 @@ class SRL(SavedAlgorithm):
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         starting.info("preparing the model")
         model_dir = self.config.model_dir()  # once, before runners and learners start
+        nodes = check_nodes(
+            self.config, lambda: super(SRL, self).default_resource_request(self.config), Path(self.logdir)
+        )
         if self.config.is_stub:
             logging.getLogger(__name__).warning("engine = 'stub': no model is trained, answers follow a law")
         else:
-            check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
+            card_bytes = smallest_card(nodes) if nodes else card_bytes_here()
+            check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes)
         starting.info("starting engine and learner")
         super().setup(config)
         self.version = 0
@@ -131,6 +137,8 @@ class SRL(SavedAlgorithm):
         if self.config.flat().replay_self_divergence:
             self.source.check_divergence()
         self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
+        if nodes:
+            check_learner_nodes(nodes, self.learners.nodes, self.config, Path(self.logdir))
         self.runners.check_started(self.config.start_timeout_s)
         self.ahead = self._start_ahead()
         starting.info("testing the weight sync")
