@@ -163,6 +163,13 @@ def num_gpus_here() -> float:
     return float(torch.cuda.device_count())
 
 
+def gpus_ray_finds() -> int:
+    """Return the GPUs that Ray declares when it starts on this machine, whatever torch is built for."""
+    from ray._private.accelerators import get_accelerator_manager_for_resource  # Ray 2.60 has no public name for it
+
+    return int(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
+
+
 def draining_nodes() -> set[str]:
     """Return the ids of nodes that Ray is about to lose: pre-empted, scaled down or drained by hand."""
     return set(ray._private.state.state.get_draining_nodes())  # Ray 2.60 has no public name for it

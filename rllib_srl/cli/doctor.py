@@ -114,13 +114,15 @@ def _run(args: argparse.Namespace) -> int:
 def _checked(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run the checks and print a line for each; return the exit status."""
     from rllib_srl.cli.diagnosis.lines import FAILURE, WARNING, Findings
-    from rllib_srl.cli.diagnosis.surroundings import of_directory, of_memory, of_packages
+    from rllib_srl.cli.diagnosis.surroundings import of_build, of_directory, of_memory, of_packages
     from rllib_srl.replay.tools.explain import counted
 
     start, found = time.monotonic(), Findings()
     print()
     found.add(of_memory())
     found.add(of_packages())
+    if any(given.get(name) != 0 for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")):
+        found.add(of_build())
     found.add(of_directory(args.out or Path("results")))
     if any(given.get(name) for name in ("env", "worlds", "stream")):
         _check_run(given, found, args.verbose)

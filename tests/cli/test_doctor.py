@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.cli import doctor
 from rllib_srl.cli.diagnosis.lines import FAILURE, OK, WARNING
 from rllib_srl.cli.diagnosis.parts import of_environments, of_model, of_settings
-from rllib_srl.cli.diagnosis.surroundings import of_directory, of_packages
+from rllib_srl.cli.diagnosis.surroundings import of_build, of_directory, of_packages
 from rllib_srl.cli.diagnosis.trial import _gradient, _shares, of_replay
 from rllib_srl.engine.models import TINY_DIR
 from tests.small_worlds import Even
@@ -161,6 +162,16 @@ def test_a_missing_package_and_a_wrong_version():
         "not-a-package-here is missing; expected not-a-package-here>=2: pip install 'not-a-package-here>=2'",
     )
     assert wrong[0] == WARNING and wrong[1].startswith("numpy ") and "expected <1" in wrong[1]
+
+
+def test_a_torch_for_cpus_beside_gpus_is_a_failure():
+    ((status, text),) = said(of_build(2, None))
+    assert status == FAILURE and text == (
+        f"this machine declares 2 GPUs to Ray, but torch {version('torch')} there is built for CPUs; expected a build "
+        "for CUDA (bash scripts/setup.sh --set gpu), or no GPUs: num_gpus_per_env_runner = 0, num_gpus_per_learner = 0"
+    )
+    assert said(of_build(2, "12.8")) == [(OK, f"2 that Ray declares, and torch {version('torch')} is built for them")]
+    assert said(of_build(0, None)) == []
 
 
 def test_a_directory_that_can_be_written_and_ones_that_cannot(tmp_path):
