@@ -32,6 +32,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.metrics import Report
+from rllib_srl.algorithm.nodes.asking import token_in
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
@@ -390,6 +391,25 @@ class SavedAlgorithm(Algorithm):
         # The seal was checked one line above.
         algo: SavedAlgorithm = super().from_checkpoint(path, *args, trust=True, **kwargs)
         return algo
+
+    def check_export(self, directory: str | Path) -> None:
+        """Check, before training, that this process will see what learner 0 exports.
+
+        Raises:
+            FileNotFoundError: learner 0 runs on another node, which does not share the directory.
+        """
+        target = Path(directory).absolute()
+        is_new = not target.exists()
+        target.mkdir(parents=True, exist_ok=True)
+        with token_in(target) as token:
+            is_seen = self.learners.first_sees(str(token), self.config.sync_timeout_s)
+        if is_new:
+            target.rmdir()
+        if not is_seen:
+            raise FileNotFoundError(
+                f"{target} is not seen by learner 0, which writes the exported model on its own node; expected a "
+                "directory that all nodes share, or srl export from a checkpoint after the run"
+            )
 
     def export_to_huggingface(self, directory: str | Path) -> Path:
         """Write model and tokenizer as a Hugging Face directory, fp32.

@@ -96,6 +96,8 @@ def train(arguments: argparse.Namespace) -> int:
         algo = start(config, plan, last, arguments.verbose)
         WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
         try:
+            if arguments.export:
+                algo.check_export(arguments.export)
             return run(algo, plan, last, progress, arguments.export)
         except (Exception, KeyboardInterrupt) as error:
             error.add_note(WATCH.last_words())

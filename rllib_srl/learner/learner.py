@@ -17,6 +17,7 @@ Differences from RLlib's TorchLearner:
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -513,6 +514,10 @@ class GRPOTorchLearner(TorchLearner):
     def export(self, directory: str) -> None:
         """Write model and tokenizer as a Hugging Face directory; with `fsdp` call it on every learner."""
         export(self.policy, directory, self._is_first)
+
+    def sees(self, file: str) -> bool:
+        """Return whether a file that the driver wrote is visible on this learner's node."""
+        return os.access(file, os.F_OK)
 
     # --- timers and metrics ---------------------------------------------------------------------
 

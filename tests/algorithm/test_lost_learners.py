@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -142,6 +143,18 @@ def test_the_drain_notice_of_a_learners_node_leads_to_one_checkpoint(tmp_path, m
     draining |= {"here"}
     assert run._is_drain_noticed() and not run._is_drain_noticed()
     assert run.log == [f"Ray drains node {name} of this run; writing a checkpoint" for name in ("bbbbbbbb", "here")]
+
+
+def test_an_export_to_a_directory_that_learner_0_does_not_see_is_refused_before_training(tmp_path):
+    run, target = Run(tmp_path, []), tmp_path / "new/model"
+    run.config.sync_timeout_s = 1.0
+    run.learners.first_sees = lambda file, timeout_s: Path(file).parent == target and Path(file).is_file()
+    run.check_export(target)
+    assert target.parent.is_dir() and not target.exists()
+    run.learners.first_sees = lambda file, timeout_s: False
+    with pytest.raises(FileNotFoundError, match=f"^{target} is not seen by learner 0, .*; expected a directory that"):
+        run.check_export(target)
+    assert not target.exists()
 
 
 def test_an_export_that_went_to_another_nodes_disk_is_refused(tmp_path):

@@ -24,6 +24,7 @@ from rllib_srl.algorithm.nodes.reports import (
 from rllib_srl.engine.model_digest import model_digest
 from rllib_srl.engine.models import ModelError, model_here
 from tests.conftest import ROOT
+from tests.small_worlds import small_config
 
 GIB = 2.0**30
 VERSIONS = {"rllib_srl": "0.1.0 (code aaaa)", "ray": "2.60.0", "torch": "2.13.0+cu128", "transformers": "5.1.0"}
@@ -244,3 +245,18 @@ def test_a_cluster_whose_nodes_differ_is_refused_before_training(tmp_path):
     assert apart.startswith(f"{node} does not see the run's directory /proc/self/cwd, and learners there write")
     assert did["reports"] == [[here, 0, None, False], [here, 0, None, False]]
     assert did["alone"] == [] and did["alone_s"] < 1  # nobody is asked
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_learner_with_another_disk_cannot_export(ray_here, random_llama_dir, tmp_path, monkeypatch):
+    config = small_config(random_llama_dir, tmp_path / "log", "Even").env_runners(num_env_runners=1)
+    algo = config.learners(num_learners=1).training(checkpoint_every=0).build_algo()
+    try:
+        monkeypatch.chdir(tmp_path)  # the learner's working directory stays
+        algo.check_export(tmp_path / "model")
+        with pytest.raises(FileNotFoundError, match=r"^/proc/self/cwd/model is not seen by learner 0"):
+            algo.check_export("/proc/self/cwd/model")
+        assert not (tmp_path / "model").exists()
+    finally:
+        algo.stop()

@@ -78,7 +78,7 @@ def check_nodes(config: Any, request: Callable[[], Any], directory: Path) -> lis
         _check_build(config, alive[here])
         return []
     question, gpus = _question(config), {one: _num_gpus(node, bundles) for one, node in nodes.items()}
-    with _token(directory) if needs_shared(config) else nullcontext() as token:
+    with token_in(directory) if needs_shared(config) else nullcontext() as token:
         asked = {one: question | {"token": token and str(token), "has_gpus": gpus[one] > 0} for one in nodes}
         tasks = _sent({one: own for one, own in asked.items() if one != here})
         answers = {here: _answer(**asked[here])}
@@ -161,7 +161,7 @@ def _question(config: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _token(directory: Path) -> Iterator[Path]:
+def token_in(directory: Path) -> Iterator[Path]:
     """Keep a new file in a directory, by which other nodes recognise it."""
     token = directory / f".shared-{uuid.uuid4().hex}"
     token.touch()

@@ -164,6 +164,10 @@ class Learners:
         """Write model and tokenizer; see `model_setup.export`."""
         self._gathered(Call.of(GRPOTorchLearner.export, directory), timeout_s, "exporting")
 
+    def first_sees(self, file: str, timeout_s: float) -> bool:
+        """Return whether a file that the driver wrote is visible to learner 0, which writes exports."""
+        return self._run([Call.of(GRPOTorchLearner.sees, file)], timeout_s, "looking for a file")[0]
+
     def take_weights(self, weights: Any, timeout_s: float) -> None:
         """Load an array by tensor name on every learner; the optimiser state stays."""
         weights = weights if self._group.is_local else ray.put(weights)
