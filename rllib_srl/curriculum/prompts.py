@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.environments import Environment, named_domain, prompts_of
-from rllib_srl.common.optimal import has_values
+from rllib_srl.common.optimal import has_values, peeled
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
@@ -206,11 +206,11 @@ class PromptSource:
 
         It is that of a whole episode, so a prompt with a history has none. Each prompt is computed once.
         """
-        env: Any = self._envs[prompt.env_id].unwrapped
+        env = self._envs[prompt.env_id]
         if prompt.history or not has_values(env):
             return None
         if prompt.key not in self._values:
-            self._values[prompt.key] = float(env.optimal_value(prompt.prompt_id))
+            self._values[prompt.key] = float(peeled(env).optimal_value(prompt.prompt_id))
         return self._values[prompt.key]
 
     def small_pools(self, num_prompts: int) -> list[str]:
