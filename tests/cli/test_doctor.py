@@ -128,6 +128,13 @@ class WithoutGold(Asked):
         return []
 
 
+class Empty(Asked):
+    """Has held-out prompts only."""
+
+    def prompt_ids(self, split, seed):
+        return super().prompt_ids(split, seed) if split == "heldout" else iter(())
+
+
 class PaysSilence(Asked):
     """Pays an empty answer."""
 
@@ -199,6 +206,7 @@ def test_a_good_environment():
         (WrongGold, FAILURE, "the right answer 'no' of prompt"),
         (PaysSilence, FAILURE, "an empty answer earns 1; expected 0"),
         (Crashes, FAILURE, "no grader"),
+        (Empty, FAILURE, "test_doctor:Empty has no training prompts: prompt_ids('train', 0) is empty"),
         (Even, WARNING, "has no gold_turns"),
         (WithoutGold, WARNING, "has no gold_turns for prompt"),
     ],

@@ -80,6 +80,8 @@ def _graded(env_id: str, creator: Any, env_config: dict[str, Any], max_turns: in
     env = creator(env_config)
     try:
         prompts = [Prompt(env_id, str(one)) for one in islice(prompts_of(env, "train", 0), NUM_PROMPTS)]
+        if not prompts:
+            return [Line(FAILURE, "environment", f"{env_id} has no training prompts: prompt_ids('train', 0) is empty")]
         if attribute(env, "is_unpaid", False):
             return [Line(OK, "environment", f"{env_id} pays no reward: people rate its answers")]
         mark = attribute(env, "pass_reward", None) or RIGHT
