@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from rllib_srl.replay import SRLEpisodeReplayBuffer
 from scripts.bench import episode_buffer
 
 
@@ -30,7 +32,17 @@ def test_the_table_has_paired_differences():
 
 
 @pytest.mark.slow
-def test_a_trial_trains_on_the_sparse_task(ray_here):
-    found = episode_buffer.train("frozen_lake", episode_buffer.BUFFERS["uniform"], seed=1, steps=500)
+@pytest.mark.parametrize("arm", ["srl, signal", "srl, due dates"])
+def test_a_trial_trains_on_the_sparse_task(arm, ray_here, monkeypatch):
+    sent, update = [], SRLEpisodeReplayBuffer.update_priorities
+
+    def watched(buffer, priorities, *args, **kwargs):
+        sent.append((buffer._schedule.settings.selection, len(priorities), bool(np.isfinite(priorities).all())))
+        return update(buffer, priorities, *args, **kwargs)
+
+    monkeypatch.setattr(SRLEpisodeReplayBuffer, "update_priorities", watched)
+    found = episode_buffer.train("frozen_lake", episode_buffer.BUFFERS[arm], seed=1, steps=500)
+    rule = {"srl, signal": "signal", "srl, due dates": "srl"}[arm]
+    assert sent == [(rule, 32, True)] * 76  # one after each fragment of four steps, from step 200 to step 500
     assert set(found) == {"final", "during", "seconds"} and found["seconds"] > 0
     assert found["final"] in (0.0, 1.0) and 0 <= found["during"] <= 1 and not math.isnan(found["during"])
