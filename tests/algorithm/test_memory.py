@@ -190,6 +190,26 @@ def test_an_importance_weight_scales_the_gradient_of_what_is_reused(rule, config
 
 
 @pytest.mark.slow
+def test_reused_groups_are_among_twice_as_many_of_the_best_rewards(config, build):
+    """Of 8 episodes a mean reward is a multiple of 1 / 8; n slots are filled from the 2 n best stored groups."""
+    config = config.training(group_size=8, lr=1e-5)
+    own = {"revisit_fraction": 0.0, "reuse_fraction": 0.5, "max_logp_gap": None, "max_age": 99, "max_uses": 99}
+    algo = build(config, reuse_selection={"name": "high_reward"}, **own)
+    num_full, num_below_best = 0, 0
+    stored = {}
+    for one in go(algo, 10):
+        rewards = sorted((float(group.rewards_G.mean()) for group in stored.values()), reverse=True)
+        num = len(one.reused)
+        drawn = [float(stored[meta.group_id].rewards_G.mean()) for meta in one.reused]
+        assert all(reward >= rewards[min(2 * num, len(rewards)) - 1] for reward in drawn)
+        if num and len(rewards) > 2 * num and rewards[2 * num - 1] > rewards[-1]:
+            num_full += 1  # a uniform draw could have taken a worse one
+            num_below_best += min(drawn) < rewards[num - 1]
+        stored |= {group.group_id: group for group in one.played if has_signal(group.rewards_G)}
+    assert num_full >= 5 and num_below_best >= 1  # nor are they the n best
+
+
+@pytest.mark.slow
 def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
     none, idle = (build(config, revisit_fraction=0.0, reuse_fraction=0.0, capacity=capacity) for capacity in (0, 1000))
     seen = [watch(none), watch(idle)]
