@@ -20,6 +20,11 @@ def faults_of_regularisers(config: Any) -> Iterator[str]:
     for name in settings.names:
         if name in ("ewc", "lwf"):
             yield from _at_stages(name, config)
+    if settings.ewc and is_integer(config.max_lag, 1):
+        yield (
+            f"regularisers.ewc with max_lag = {config.max_lag}; expected max_lag = 0: it measures importance on "
+            "episodes that are one update old"
+        )
     if settings.lwf and not config.replay_revisit_fraction and "revisit" not in config.planner_settings().adapted:
         yield (
             "regularisers.lwf with replay_revisit_fraction = 0; expected above 0: it acts on prompts that the memory "

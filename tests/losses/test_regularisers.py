@@ -124,8 +124,10 @@ def test_names_and_numbers_stand_for_parameters():
     settings = RegulariserSettings.of({"ewc": {"coeff": 10, "decay": 0.9}, "l2": 0.5, "lwf": {}})
     assert settings == RegulariserSettings(ewc=EWC(10, 0.9, 64), l2=L2(0.5), lwf=LwF(0.1, "k3_k2"))
     assert settings.names == tuple(name for name in REGULARISERS if name in ("ewc", "l2", "lwf"))
-    assert RegulariserSettings.of(None) == RegulariserSettings.of({"l2": 0, "ewc": {"coeff": 0.0}}) == (
-        RegulariserSettings()
+    assert (
+        RegulariserSettings.of(None)
+        == RegulariserSettings.of({"l2": 0, "ewc": {"coeff": 0.0}})
+        == (RegulariserSettings())
     )
 
 
@@ -223,6 +225,18 @@ def test_esr_needs_reuse_and_one_learner(config, change, expected):
         config = getattr(config, method)(**values)
     lines = [line for line in faults_of(config) if line.startswith("regularisers.esr")]
     assert len(lines) == 1 and expected in lines[0]
+
+
+def test_ewc_needs_episodes_of_the_last_update(config):
+    config = config.env_runners(max_lag=2, num_env_runners=1)
+    (line,) = [one for one in faults_of(config.training(regularisers={"ewc": 1.0})) if one.startswith("regularisers")]
+    assert line.startswith(
+        "regularisers.ewc with max_lag = 2; expected max_lag = 0: it measures importance on episodes"
+    )
+    others = faults_of(config.training(regularisers={"l2": 1.0, "lwf": 1.0}))
+    assert not any("max_lag" in one for one in others if one.startswith("regularisers"))
+    config = config.env_runners(max_lag=0)
+    assert not any("max_lag" in one for one in faults_of(config.training(regularisers={"ewc": 1.0})))
 
 
 def test_lwf_needs_revisits(config):
