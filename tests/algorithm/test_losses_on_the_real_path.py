@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.estimators import EPSILON, has_signal
+from rllib_srl.engine.model_dir import load_tokenizer
 from tests.small_memory import go, memory_config, weights_of
 from tests.small_worlds import Even, small_config, watch
 
@@ -77,6 +78,23 @@ class Talk(Even):
         return ("" if is_over else "again: "), reward, is_over, False, {}
 
 
+class Marked(Talk):
+    """As `Talk`, and marks what does not pay: odd ASCII characters are errors, all others and silence wrong answers."""
+
+    def step(self, action):
+        """Mark the turn, the last one too."""
+        observation, reward, *rest, info = super().step(action)
+        fault = fault_of(action)
+        return observation, reward, *rest, {**info, **({"turn_fault": fault} if fault else {})}
+
+
+def fault_of(action):
+    """Return the mark of a turn, None for one that pays."""
+    if action and ord(action[0]) % 2 == 0:
+        return None
+    return "error" if action and action[0].isascii() else "wrong"
+
+
 @pytest.fixture
 def talk(config):
     return config.environment("tests.algorithm.test_losses_on_the_real_path:Talk").env_runners(max_turns=3)
@@ -104,6 +122,59 @@ def test_the_tool_reward_reaches_the_advantages_and_decays(talk, build):
             rewards_G = group.rewards_G + 0.1 * decay * (group.num_turns_G() - 1)
             np.testing.assert_allclose(advantage_G, rewards_G - rewards_G.mean(), atol=1e-6)
         assert max(g.num_turns_G().max() for g in shards[0].groups()) == 3
+
+
+def trained_tokens(algo):
+    """Return a list that the tokens with a loss of each update are added to, by episode in order."""
+    seen, learner = [], algo.learner_group._learner
+    begin = learner._create_iterator_if_necessary
+
+    def watched(**kwargs):
+        found = begin(**kwargs)
+        batches = learner._micro_batches[False]
+        episode_N, target_N = (np.concatenate([one[name].numpy() for one in batches]) for name in ("episode", "target"))
+        seen.append([target_N[episode_N == episode].tolist() for episode in range(episode_N.max() + 1)])
+        return found
+
+    learner._create_iterator_if_necessary = watched
+    return seen
+
+
+def turns_in(group, g):
+    """Return the tokens of each turn of an episode."""
+    cut = slice(group.offsets[g], group.offsets[g + 1])
+    written = np.flatnonzero(group.loss_mask_N[cut])
+    return [group.stream(g)[at].tolist() for at in np.split(written, np.flatnonzero(np.diff(written) > 1) + 1)]
+
+
+@pytest.mark.slow
+def test_turns_that_failed_are_not_trained_on(talk, build):
+    """STeP: no error, and no wrong answer that a later turn corrects; the last turn always."""
+    algo = build(talk.environment("tests.algorithm.test_losses_on_the_real_path:Marked"), turn_mask="right")
+    trained = trained_tokens(algo)
+    shards, learn = [], algo._learn
+    algo._learn = lambda given: shards.extend(given) or learn(given)
+    for _ in range(4):
+        algo.train()
+    decode, left_out, wrong_but_trained = load_tokenizer(algo.config.model_dir()).decode, {"error": 0, "wrong": 0}, 0
+    assert len(trained) == len(shards) == 4
+    for tokens, shard in zip(trained, shards, strict=True):
+        expected = []
+        for group in shard.groups():
+            for g in range(group.size):
+                turns = turns_in(group, g)
+                faults = [fault_of(decode(turn, skip_special_tokens=True)) for turn in turns]
+                is_right = faults[-1] is None
+                assert group.rewards_G[g] == is_right and None not in faults[:-1]  # what the environment saw
+                kept = [turns[-1]]
+                for turn, fault in zip(reversed(turns[:-1]), reversed(faults[:-1]), strict=True):
+                    if fault == "wrong" and not is_right:
+                        kept, wrong_but_trained = [turn, *kept], wrong_but_trained + 1
+                    else:
+                        left_out[fault] += 1
+                expected.append([token for turn in kept for token in turn])
+        assert tokens == expected
+    assert min(left_out.values()) >= 3 and wrong_but_trained >= 3
 
 
 @pytest.mark.slow
