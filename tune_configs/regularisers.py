@@ -3,8 +3,8 @@
 A regulariser helps if its final accuracy and retention are higher than without replay, each paired difference with a 95
 % interval above 0 and a p value below .05 after Holm's correction. It is no substitute for replay if it is lower than
 uniform replay. L2, EWC and GeRe run without a memory; LwF needs revisited prompts and ESR reused groups, so their
-control is uniform replay. Coefficients are first guesses, which give gradients of a tenth to the whole of GRPO's
-(docs/losses.md).
+control is uniform replay. SRL + diversity stands beside them, without a term. Coefficients are first guesses, which
+give gradients of a tenth to the whole of GRPO's (docs/losses.md).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def study() -> Study:
             "stage.", {**ARMS["uniform"].settings, "regularisers": {"lwf": {"coeff": 0.1}}}),
         Arm("esr", "uniform replay + ESR", "Old prompts come back at random; reused groups are held at their stored "
             "logits.", {**ARMS["uniform"].settings, "regularisers": {"esr": {"coeff": 0.1}}}),
+        "srl_diversity",
         "uniform",
         "no_replay",
     ]  # fmt: skip

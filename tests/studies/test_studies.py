@@ -30,6 +30,7 @@ ASKED_FOR = {  # every arm that must be there, by study
     "pool_proof": {"memory", "plain", "passes", "memory_group", "dapo", "greso", "spo", "critic"},
     "pool_stream": {"memory", "no_replay", "uniform", "fifo", "balanced"},
     "facts": {"memory", "uniform", "fifo"},
+    "regularisers": {"ewc", "l2", "gere", "lwf", "esr", "srl_diversity", "uniform", "no_replay"},
 }  # fmt: skip
 
 
