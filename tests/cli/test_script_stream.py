@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from rllib_srl.algorithm.srl import SRL
 from rllib_srl.cli.continual import stream
 from rllib_srl.cli.tuning.plan import Plan, config_of
 from rllib_srl.studies.results import read_results
@@ -69,6 +71,41 @@ def test_a_stream_that_is_stopped_goes_on_and_compares_the_memory_over_all_order
     assert settings["no_memory"]["replay_capacity"] == 0 == settings["no_memory"]["replay_revisit_fraction"]
     row = read_results(out / "order_0").trials[1].rows[-1]
     assert row.measures["online_prompts"] >= 8  # at least one iteration of fresh prompts
+
+
+@pytest.mark.slow
+def test_the_online_accuracy_is_that_of_the_first_answers(
+    ray_here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Without a model; the right answers to each fresh prompt at its first play, counted again from the groups."""
+    played, kept = defaultdict(list), SRL._kept
+
+    def watched(algo, batches):
+        groups, late = kept(algo, batches)
+        order = [Path(algo._directory).name, algo._arm]
+        played[tuple(order)] += [(group.prompt, group.origin, group.rewards_G.tolist()) for group in groups]
+        return groups, late
+
+    monkeypatch.setattr(SRL, "_kept", watched)
+    monkeypatch.setattr(stream, "play", played_here)
+    out = tmp_path / "out"
+    assert (
+        stream.main(["--short", "--engine", "stub", "--evaluation_duration", "16", "--out", str(out), "--debug"]) == 0
+    )
+    assert "online accuracy" in capsys.readouterr().out
+    trials = json.loads((out / "stream.json").read_text())["trials"]
+    assert len(trials) == 4 == len(played)
+    for trial in trials:
+        first = {}
+        for prompt, origin, rewards in played[f"order_{trial['order']}", trial["arm"]]:
+            if origin == "fresh":
+                first.setdefault((prompt.domain, prompt.key), rewards)
+        for domain, online in trial["online_accuracy_of"].items():
+            shares = [sum(one == 1 for one in own) / len(own) for (name, _), own in first.items() if name == domain]
+            assert len(shares) >= 8 and online == pytest.approx(sum(shares) / len(shares))
+            assert 0 < online < 1
+        means = list(trial["online_accuracy_of"].values())
+        assert len(means) == 2 and trial["measures"]["online_accuracy"] == pytest.approx(sum(means) / 2)
 
 
 @pytest.mark.parametrize(
