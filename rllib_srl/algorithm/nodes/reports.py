@@ -126,8 +126,8 @@ def _of_packages(driver: NodeReport, one: NodeReport, packages: Collection[str])
 
 
 def _comparable(name: str, version: str | None) -> str | None:
-    """Return a version as it is compared: torch's without its build, which `_of_cards` compares."""
-    return version.partition("+")[0] if version and name == "torch" else version
+    """Return a version as it is compared: without torch's build, which `_of_cards` compares, and vLLM's."""
+    return version.partition("+")[0] if version and name in ("torch", "vllm") else version
 
 
 def _of_model(driver: NodeReport, one: NodeReport, model: str) -> Iterator[str]:
