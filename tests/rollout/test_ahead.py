@@ -1,0 +1,122 @@
+"""`RolloutsAhead` over runners that delay, die and rest at random: nothing is lost, doubled or played at rest."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllib_srl.common.remote_calls import Failure
+from rllib_srl.rollout import ahead as ahead_module
+from rllib_srl.rollout.ahead import RolloutsAhead
+from rllib_srl.rollout.env_runner import RunnerBatch, Slice
+from rllib_srl.rollout.runner_group import PendingSlice
+from rllib_srl.types import Prompt
+
+MOST_BEGUN = 6  # episodes of a runner
+
+
+class Runners:
+    """Runners whose groups take one to three slices of up to 2 ms, and which die in `death` of their slices.
+
+    Invariant: `now` is the version of the weights, changed by the test while no slice is played.
+    """
+
+    def __init__(self, rng: random.Random, num: int, death: float) -> None:
+        self.ids, self.now = list(range(1, num + 1)), 0
+        self.began: dict[str, int] = {}  # group -> version
+        self.num_lost = self.num_in_slice = self.most_begun = 0
+        self._rng, self._death = rng, death
+        self._playing: dict[int, dict[str, tuple[int, int]]] = {i: {} for i in self.ids}  # slices left and episodes
+        self._ready_at: dict[int, float] = {}  # by answer
+
+    def start_slice(self, runner_id, version, slice_s, enough, begin) -> PendingSlice:
+        assert version == self.now and runner_id not in self._ready_at
+        self.num_in_slice += 1
+        own = self._playing[runner_id]
+        for group_id in begin["prompts"] if begin else ():
+            assert group_id not in own
+            own[group_id] = self._rng.randint(1, 3), begin["group_sizes"][group_id]
+            self.began[group_id] = self.now
+        self.most_begun = max(self.most_begun, sum(size for _, size in own.values()))
+        self._ready_at[runner_id] = time.monotonic() + self._rng.uniform(0, 0.002)
+        return PendingSlice(runner_id, runner_id, None)
+
+    def wait(self, answers, num_returns, timeout):
+        first = min(answers, key=self._ready_at.__getitem__)
+        time.sleep(max(0.0, self._ready_at[first] - time.monotonic()))
+        return [first], [one for one in answers if one != first]
+
+    def slice_of(self, pending, timeout_s) -> Slice | Failure:
+        del self._ready_at[pending.answer]
+        self.num_in_slice -= 1
+        own = self._playing[pending.runner_id]
+        if self._rng.random() < self._death:
+            own.clear()
+            self.num_lost += 1
+            return Failure("died", is_silent=False)
+        left = {group_id: (num - 1, size) for group_id, (num, size) in own.items()}
+        ended = [group_id for group_id, (num, _) in left.items() if not num]
+        self._playing[pending.runner_id] = {group_id: one for group_id, one in left.items() if one[0]}
+        batches = {one: RunnerBatch(self.began[one], [], 0, {one: 1}, 1, [], []) for one in ended}
+        return Slice(batches, {}, len(left) - len(ended))
+
+
+def launch(ahead: RolloutsAhead, names: list[str], rng: random.Random) -> None:
+    """Launch each group on the runner with the fewest episodes, as the algorithm does."""
+    for name in names:
+        loads, size = ahead.loads(), rng.randint(1, 3)
+        prompt = Prompt("world", name)
+        arguments = {"prompts": {name: prompt}, "group_size": size, "seed": None}
+        ahead.launch(min(loads, key=loads.__getitem__), arguments, {name: size})
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_runners=st.integers(1, 3),
+    death=st.sampled_from([0.0, 0.05, 0.3]),
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+)
+def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(seed, num_runners, death, sizes):
+    rng = random.Random(seed)
+    runners, delivered, lags, restarts = Runners(rng, num_runners, death), Counter(), [], Counter()
+    original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
+    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=10**6, most_begun=MOST_BEGUN)
+
+    def restore(lost):
+        restarts.update(list(lost))
+        ahead.restarted(lost)
+
+    def take(num):
+        in_order = [one.group_id for one in ahead.outstanding]
+        batches = ahead.take(num, restore)
+        names = [next(iter(batch.stop_reasons)) for batch in batches]
+        assert len(names) == min(num, len(in_order)) and names == sorted(names, key=in_order.index)
+        delivered.update(names)
+        for name, batch in zip(names, batches, strict=True):
+            lags.append(runners.now - batch.version)
+            assert batch.version == runners.began[name] >= 0 and lags[-1] >= 0
+
+    try:
+        for at, num in enumerate(sizes):
+            launch(ahead, [f"{at}.{slot}" for slot in range(2 * num if at == 0 else num)], rng)
+            take(num)
+            if rng.random() < 0.2:
+                ahead.finish(restore)
+            with ahead.at_rest():
+                assert runners.num_in_slice == 0
+                time.sleep(rng.uniform(0, 0.002))
+                runners.now = ahead.version = runners.now + 1
+                assert runners.num_in_slice == 0
+        take(10**6)
+    finally:
+        ahead.close()
+        ahead_module.ray = original
+    assert set(delivered.values()) == {1} and sum(delivered.values()) == sizes[0] + sum(sizes)
+    assert not ahead.outstanding and runners.most_begun <= MOST_BEGUN - 1 + 3
+    assert max(lags) <= len(sizes) and (death or not restarts)
