@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,16 +11,18 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from ray.tune import Trainable
+from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl.cli import report, tune
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.tuning import study as study_run
-from rllib_srl.cli.tuning.plan import Plan
+from rllib_srl.cli.tuning.plan import RETRIES, Plan
 from rllib_srl.storage.checkpoints import CheckpointError, seal
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.studies.recording import write_study
 from rllib_srl.studies.results import Results, read_results
-from rllib_srl.studies.trial import run_path
+from rllib_srl.studies.trial import CONFIG, run_path
 from tests.cli.killing import killed_when
 from tests.studies.synthetic import small_study, write_synthetic
 
@@ -183,6 +186,41 @@ def test_the_hours_of_a_trial_by_hand():
     told = {"start_s": 15.0, "seconds": 12.0, "num_generated_tokens": 1200, "probe_s": 5.0}
     assert study_run.seconds_of(told, small_study(), took=37.0) == 650.0
     assert study_run.seconds_of(told, small_study(), took=30.0) == 645.0  # no less than the trial itself timed
+
+
+class Mortal(Trainable):
+    """Takes three steps and notes each in a file; the process dies once in the second, or in every second one."""
+
+    def setup(self, config):
+        self.told, self.at = config[CONFIG], 0
+        self.notes = Path(self.told["notes"])
+
+    def step(self):
+        self.at += 1
+        has_died = self.notes.with_suffix(".died")
+        if self.at == 2 and (self.told["always"] or not has_died.exists()):
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self.notes.open("a") as file:
+            file.write(f"{self.at}\n")
+        return {"done": self.at == 3, SHOULD_CHECKPOINT: True}
+
+    def save_checkpoint(self, directory):
+        (Path(directory) / "at").write_text(str(self.at))
+
+    def load_checkpoint(self, directory):
+        self.at = int((Path(directory) / "at").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("always", "steps", "num_errors"), [(False, "123", 0), (True, "1", 1)])
+def test_a_trial_that_dies_once_goes_on_from_its_checkpoint(ray_here, tmp_path, monkeypatch, always, steps, num_errors):
+    monkeypatch.setattr(study_run, "StudyTrial", Mortal)
+    told = {"_study": {"arm": "replay", "seed": 1}, "notes": str(tmp_path / "notes"), "always": always}
+    results = study_run.fit([told], tmp_path / "tune", "run", [], False, RETRIES)
+    assert (tmp_path / "notes").read_text().split() == list(steps)
+    assert (RETRIES, len(results.errors)) == (1, num_errors)
 
 
 def test_a_line_of_progress_tells_trials_done_and_time_left(tmp_path, capsys, monkeypatch):
