@@ -74,5 +74,5 @@ def test_runners_that_play_on_get_adapters(random_llama_dir, tmp_path, ray_here,
     results = [algo.train() for _ in range(4)]
     assert [one["weight_sync"]["version"] for one in results] == [1, 2, 3, 4]
     assert all(one["weight_sync"]["canary_max"] <= FP32_MAX_GAP for one in results)
-    assert results[-1]["rollout"]["lag_max"] == 1
+    assert max(one["rollout"]["lag_max"] for one in results) == 1  # on a busy machine not in every iteration
     assert all(tensor.abs().sum() > 0 for tensor in adapters_of(algo).values())
