@@ -54,7 +54,7 @@ class SilentGroups:
             remedy = "harder" if solved > failed else "easier"
             return (
                 f"{share:.0%} of the first {self.num} groups had equal rewards ({solved:.0%} all right, {failed:.0%} "
-                f"all wrong). Differences within a group teach nothing here: use {remedy} prompts. "
+                f"all wrong). GRPO learns nothing from these: use {remedy} prompts. "
                 f"See docs/does-memory-help.md."
             )
         if is_chosen and share <= FEW:
