@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neithe
 
 ENDLESS = "timeout"
 REFUSED = "error"  # an exception that the code does not catch
+LEAK = "written_by_a_hostile_call"  # name of a file that must not appear outside the sandbox
 
 # name: (stop, or stops that are all right; code). `done` is printed only by code that got its way.
 CASES = {
@@ -131,10 +132,10 @@ CASES = {
     "output without a newline or end": ("output", "import os\nwhile True: os.write(1, b'x' * 100)"),
     "bytes that are no text": ("ok", "import os\nos.write(1, bytes(range(256)))\nNone"),
     # files
-    "write to the root": (REFUSED, "open('/x', 'w')\nprint('done')"),
+    "write to the root": (REFUSED, f"open('/{LEAK}', 'w')\nprint('done')"),
     "write to the library": (REFUSED, "import os\nopen(os.__file__, 'w')\nprint('done')"),
-    "write through ..": (REFUSED, "open('../../x', 'w')\nprint('done')"),
-    "write through a link": (REFUSED, "import os\nos.symlink('/', 'l')\nopen('l/x', 'w')\nprint('done')"),
+    "write through ..": (REFUSED, f"open('../../{LEAK}', 'w')\nprint('done')"),
+    "write through a link": (REFUSED, f"import os\nos.symlink('/', 'l')\nopen('l/{LEAK}', 'w')\nprint('done')"),
     "delete the library": (REFUSED, "import os\nos.remove(os.__file__)\nprint('done')"),
     "read passwords": (REFUSED, "print('done', open('/etc/passwd').read())"),
     "read /proc": (REFUSED, "print('done', open('/proc/1/environ').read())"),
@@ -202,7 +203,7 @@ def assert_nothing_is_left(without: tuple[str, ...] = ()) -> None:
     while len(left := processes_below(pool._process.pid)) > 1 + NUM_WARM and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(left) <= 1 + NUM_WARM, left
-    assert not Path("/tmp/x").exists() and not Path("/x").exists()
+    assert not Path("/tmp", LEAK).exists() and not Path("/", LEAK).exists()
 
 
 def test_there_are_sixty_cases():
