@@ -218,6 +218,11 @@ class QuestionWorld(gymnasium.Env[str, str]):
             if self.split_of(prompt_id) == split:
                 yield prompt_id
 
+    @property
+    def shot_ids(self) -> tuple[str, ...]:
+        """Return the prompt ids of the shots."""
+        return tuple(self._shot_ids())
+
     def split_of(self, prompt_id: str) -> str:
         """Return "train", "heldout", or "shots" for a question that every prompt already shows with its answer."""
         question = self.question(prompt_id)

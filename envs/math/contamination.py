@@ -148,11 +148,16 @@ def tokens_of(text: str, has_number_words: bool = True) -> tuple[str, ...]:
 
 
 def answer_key(problem: Problem) -> str:
-    """Return a text that is equal for equal answers: a choice by its text, "72 clips" and "72.0" by the number."""
+    """Return a text that is equal for equal answers: a choice by its text, others as `key_of`."""
     answer = problem.answer
     if problem.is_choice:
         listed = [line for line in problem.question.splitlines() if line.startswith(f"{answer}. ")]
         answer = listed[-1].partition(". ")[2] if listed else answer
+    return key_of(answer)
+
+
+def key_of(answer: str) -> str:
+    """Return a text that is equal for equal answers: "72 clips" and "72.0" by the number."""
     tokens = [token for token in tokens_of(answer) if token != "."]
     numbers = [token for token in tokens if token[0].isdigit()]
     has_unit = len(numbers) == 1 and all(token.isalpha() for token in tokens if token not in numbers)

@@ -28,9 +28,8 @@ shows how to mark the answer, the prompt explains it.
 With `reward`, functions of the user's own grade the answers instead (envs/rewards/scoring.py); rows then need no right
 answer. The info of the last step has the value of each function as "reward/<name>".
 
-Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out. Training
-questions that repeat a held-out one in other words or order (envs/math/contamination.py, without its sentence encoder)
-are kept, left out of training, or refused: `heldout_repeats`.
+Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out; the setting
+`contamination` of a run finds those that repeat a held-out one in other words or order.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,11 +45,13 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.envs import text
-from rllib_srl.envs.math.contamination import WITHOUT_ENCODER, Hit, Row, answer_key, find_contamination
+from rllib_srl.envs.math.contamination import answer_key
+from rllib_srl.envs.math.data_place import local_file
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import KINDS, choice_in, final_answer, grade, numbers_in, plain, sort_of, with_unit
 from rllib_srl.envs.math.pool import symbolic_pool
 from rllib_srl.envs.math.prompt_template import DEFAULT, QUESTION, PromptTemplate
+from rllib_srl.envs.math.question_lists import COMPARISON
 from rllib_srl.envs.math.question_rows import (
     ANSWER_FIELDS,
     LETTERS,
@@ -68,7 +68,6 @@ from rllib_srl.envs.rewards.settings import ON_ERROR, read_rewards
 
 STYLES = ("direct", "reasoned")
 BAD_ROWS = ("refuse", "skip")
-HELDOUT_REPEATS = ("keep", "drop", "halt")
 # Template of a stated answer for each `answer_format`.
 _STATED = {
     "any": "{}",
@@ -105,7 +104,6 @@ class QuestionFileSettings(QuestionSettings):
     question_field: str = ""  # where it is none of those that are known
     answer_field: str = ""
     bad_rows: str = "refuse"  # or "skip": use the rest, and log what was left out
-    heldout_repeats: str = "keep"  # training questions that repeat held-out ones; or "drop", "halt": refuse the file
     domain: str = ""  # what continual learning counts; "": the name of the file
     kind: str = "auto"  # which answers count: see `rllib_srl.envs.math.grading.grade`
     style: str = "direct"  # one line, or "reasoned"
@@ -127,7 +125,7 @@ class QuestionFileSettings(QuestionSettings):
         if not self.path:
             faults.append(f"path is not set; expected a file that ends in {', '.join(SUFFIXES)}")
         known = {"bad_rows": BAD_ROWS, "kind": KINDS, "style": STYLES, "answer_format": tuple(_STATED)}
-        known |= {"on_reward_error": ON_ERROR, "heldout_repeats": HELDOUT_REPEATS}
+        known |= {"on_reward_error": ON_ERROR}
         for name, values in known.items():
             if getattr(self, name) not in values:
                 faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(values)}")
@@ -172,11 +170,12 @@ class QuestionFile(Listed, QuestionWorld):
 
     settings_class = QuestionFileSettings
     settings: QuestionFileSettings
+    comparison = COMPARISON
 
     @property
     def num_questions(self) -> int:
-        """Return the exact number of distinct questions, without the shots and the repeats that were dropped."""
-        return len(self._ids) - len(self._shot_texts) - len(self._repeats)
+        """Return the exact number of distinct questions, without the shots."""
+        return len(self._ids) - len(self._shot_texts)
 
     @property
     def num_skipped(self) -> int:
@@ -204,7 +203,6 @@ class QuestionFile(Listed, QuestionWorld):
         self._heldout_questions = {_id(problem.question) for problem in self._heldout.values()}
         self._problems |= self._heldout
         self._ids = list(self._problems)
-        self._repeats = self._find_repeats() if settings.heldout_repeats != "keep" else frozenset()
         self._parts: dict[str, Any] = {}
 
     def _read(self, path: str) -> dict[str, Problem]:
@@ -231,54 +229,20 @@ class QuestionFile(Listed, QuestionWorld):
 
     def _shot_ids(self) -> list[str]:
         order = text.shuffled(len(self._ids), f"shots:{self.settings.shots_seed}")
-        usable = (self._ids[number] for number in order if self._may_be_shown(self._ids[number]))
+        usable = (self._ids[number] for number in order if not self._is_heldout(self._ids[number]))
         return [prompt_id for _, prompt_id in zip(range(self.settings.num_shots), usable)]
 
-    def _may_be_shown(self, prompt_id: str) -> bool:
-        """Return whether a question may be a shot, which takes it out of both splits."""
-        if self.settings.heldout_repeats == "keep":
-            return not self._is_heldout(prompt_id)
-        # A shot from the held-out share could repeat a question that stays in it.
-        return self._part_of(prompt_id) == "train" and prompt_id not in self._repeats
-
     def split_of(self, prompt_id: str) -> str:
-        """Return "train", "heldout", "shots", or "repeat" for a training question that repeats a held-out one.
-
-        If there is a held-out file, it alone decides what is held out.
-        """
+        """Return "train", "heldout" or "shots"; if there is a held-out file, it alone decides what is held out."""
         split = super().split_of(prompt_id)
-        if split == "shots":
+        if split == "shots" or not self._heldout:
             return split
-        if prompt_id in self._repeats:
-            return "repeat"
-        return self._part_of(prompt_id)
-
-    def _part_of(self, prompt_id: str) -> str:
-        """Return "train" or "heldout"; a repeat and a shot belong to one of them as well."""
-        if not self._heldout:
-            return text.split_of(self._problem(prompt_id).question)
         return "heldout" if self._is_heldout(prompt_id) else "train"
 
-    def _find_repeats(self) -> frozenset[str]:
-        """Return the ids of the training questions that repeat held-out ones.
-
-        Raises:
-            ValueError: there are some and `heldout_repeats` is "halt".
-        """
-        rows: dict[str, list[Row]] = {"train": [], "heldout": []}
-        for number, prompt_id in enumerate(self._ids):
-            problem = self._problems[prompt_id]
-            rows[self._part_of(prompt_id)].append(Row(number, problem.question, answer_key(problem)))
-        hits = _repeats_among(tuple(rows["train"]), tuple(rows["heldout"]))
-        repeats = frozenset(self._ids[hit.train.number] for hit in hits)
-        if repeats and self.settings.heldout_repeats == "halt":
-            pair = " and ".join(repr(row.text[:_MAX_INFO_CHARS]) for row in (hits[0].train, hits[0].evaluation))
-            raise ValueError(
-                f"heldout_repeats = 'halt': in {self.settings.path!r} the number of training questions that repeat "
-                f"held-out ones is {len(repeats)}, such as {pair}; remove them (srl contamination lists them), "
-                "or set heldout_repeats = 'drop'"
-            )
-        return repeats
+    def data_question(self, prompt_id: str) -> tuple[str, str]:
+        """Return the question of a row, and a text that is equal for equal answers."""
+        problem = self._problem(prompt_id)
+        return problem.question, answer_key(problem)
 
     def _is_heldout(self, prompt_id: str) -> bool:
         return prompt_id in self._heldout or _id(self._problem(prompt_id).question) in self._heldout_questions
@@ -448,16 +412,6 @@ class _Read:
     names: frozenset[str]  # of the fields that any row has, without case
 
 
-@lru_cache(maxsize=4)
-def _repeats_among(train: tuple[Row, ...], heldout: tuple[Row, ...]) -> list[Hit]:
-    """Compare the questions once for all environments of a runner."""
-    hits = find_contamination(train, heldout, WITHOUT_ENCODER)
-    num = len({hit.train.number for hit in hits})
-    if num:
-        logger.warning("%d of %d training questions repeat held-out ones", num, len(train))
-    return hits
-
-
 @lru_cache(maxsize=16)
 def _problems_in(
     path: Path,
@@ -490,51 +444,6 @@ def _problems_in(
     if faults:
         logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _told(faults))
     return _Read(problems, tuple(faults), num_repeated, frozenset(names))
-
-
-def local_file(hub_id: str, path: str) -> Path:
-    """Return the path of a data file, downloaded from the hub if `hub_id` is given.
-
-    Raises:
-        ValueError: there is no such file, or the hub cannot be reached; the message suggests a remedy.
-    """
-    if not hub_id:
-        local = Path(path).expanduser()
-        if not local.is_file():
-            raise ValueError(f"path = {path!r} is not a file; expected a file that ends in {', '.join(SUFFIXES)}")
-        return local
-    from huggingface_hub import hf_hub_download, list_repo_files
-
-    try:
-        if Path(path).suffix.lower() not in SUFFIXES:
-            path = _file_of_split(hub_id, path, list_repo_files(hub_id, repo_type="dataset"))
-        return Path(hf_hub_download(hub_id, path, repo_type="dataset"))
-    except _SplitError:
-        raise
-    except Exception as error:  # the hub's client raises those of several HTTP libraries
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        raise ValueError(
-            f"hub_id = {hub_id!r}, path = {path!r} cannot be fetched ({reason}); expected a data set with that file "
-            "and a network, or download it elsewhere and set path to the local file alone"
-        ) from error
-
-
-class _SplitError(ValueError):
-    """A data set of the hub has no file, or several files, of a split."""
-
-
-def _file_of_split(hub_id: str, split: str, names: Sequence[str]) -> str:
-    """Return the one file of a split: "main/train" is main/train.jsonl or main/train-00000-of-00001.parquet."""
-    pattern = rf"(?:data/)?{re.escape(split)}(?:-\d+-of-\d+[^/]*)?"
-    usable = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
-    found = [name for name in usable if re.fullmatch(pattern, str(Path(name).with_suffix("")))]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join((found or usable)[:_MAX_FAULTS_SHOWN]) or "no file of a known kind"
-    raise _SplitError(
-        f"hub_id = {hub_id!r} has {len(found)} files of the split {split!r}; expected one of its files as path: "
-        f"{listed}"
-    )
 
 
 def _wrong(problem: Problem) -> str:

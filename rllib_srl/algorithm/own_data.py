@@ -51,7 +51,7 @@ def data_settings(
     """
     if not isinstance(data, str | os.PathLike):
         place = {"path": str(_written(data)), "domain": "own_data"}
-    elif Path(text := os.fspath(data)).suffix.lower() not in _SUFFIXES and _HUB_ID.fullmatch(text):
+    elif names_data_set(text := os.fspath(data)):
         place = {"hub_id": text, "path": split or "train"}
     else:
         place = {"path": text}
@@ -59,6 +59,11 @@ def data_settings(
         raise ValueError(f"split = {split!r}; expected it for a data set of the hub, not for {data!r}")
     named = {"heldout_path": heldout, "question_field": question, "answer_field": answer}
     return {**place, "num_shots": 0, **{name: value for name, value in named.items() if value}, **settings}
+
+
+def names_data_set(text: str) -> bool:
+    """Return whether a text is the id of a data set of the Hugging Face hub, rather than the path of a file."""
+    return Path(text).suffix.lower() not in _SUFFIXES and bool(_HUB_ID.fullmatch(text))
 
 
 def reward_settings(

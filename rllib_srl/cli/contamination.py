@@ -24,15 +24,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.algorithm.contamination.audit import entry, write_text
+from rllib_srl.algorithm.contamination.gate import AUDIT
+from rllib_srl.algorithm.contamination.gate import TOLERANCE as DEFAULTS
 from rllib_srl.algorithm.own_data import data_settings
+from rllib_srl.algorithm.settings import ON_HIT
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
@@ -45,19 +47,13 @@ from rllib_srl.envs.math.contamination import (
     Encode,
     Hit,
     Row,
-    answer_key,
     find_contamination,
 )
-from rllib_srl.envs.math.question_file import local_file
-from rllib_srl.envs.math.question_rows import RowFault, problem_of, rows_of
+from rllib_srl.envs.math.question_lists import COMPARISON, Data
 from rllib_srl.replay.diversity.embedders import SentenceEncoder
-from rllib_srl.storage.disk import writing
 
-ON_HIT = ("report", "drop", "halt")
-TOLERANCE = {"drop": 1.0, "halt": 0.0}  # default of --abort-tolerance
 CONTAMINATED = 3  # exit status
 NUM_SHOWN = 3  # pairs per method
-_MAX_FAULTS_SHOWN = 20
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -80,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "file of the training rows without a hit, .jsonl, with --on-hit drop"
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = "file of all pairs (default: contamination.json)"
-    parser.add_argument("--audit", type=Path, default=Path("contamination.json"), metavar="FILE", help=text)
+    parser.add_argument("--audit", type=Path, default=Path(AUDIT), metavar="FILE", help=text)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="(default: all)")
     text = f"lowest share of {NGRAM}-grams (default: {CONTAINMENT})"
     parser.add_argument("--containment", type=_share, default=CONTAINMENT, metavar="SHARE", help=text)
@@ -96,7 +92,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--out FILE is expected with --on-hit drop, and only then")
     if args.out and args.out.suffix != ".jsonl":
         parser.error(f"--out {args.out}; expected a file that ends in .jsonl")
-    if args.abort_tolerance is not None and args.on_hit not in TOLERANCE:
+    if args.abort_tolerance is not None and args.on_hit == "report":
         parser.error("--abort-tolerance does nothing with --on-hit report; expected drop or halt")
     if args.encoder and "embedding" not in args.methods:
         parser.error("--encoder does nothing without the method embedding")
@@ -119,56 +115,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_cleanly(lambda: _run(args), args.debug)
 
 
-@dataclass
-class Data:
-    """A file of questions. Invariant: `rows` are those that can be used, `bad_rows` has a line for each other one."""
-
-    path: Path
-    rows: list[Row] = field(default_factory=list)
-    raw: dict[int, Any] = field(default_factory=dict)  # rows as read, by number
-    bad_rows: list[str] = field(default_factory=list)
-
-    def about(self) -> dict[str, Any]:
-        """Return what the audit says of the file."""
-        return {"path": str(self.path), "num_rows": len(self.rows), "bad_rows": self.bad_rows}
-
-
-def read(data: str, split: str, question: str, answer: str, bad_rows: str) -> Data:
-    """Read the questions of a file or of a data set of the hub.
-
-    Raises:
-        ValueError: there is no such data, it has no question, or rows have none and `bad_rows` is "refuse".
-    """
-    place = data_settings(data, split=split)
-    found = Data(local_file(place.get("hub_id", ""), place["path"]))
-    for number, row in rows_of(found.path):
-        try:
-            problem = problem_of(row, question, answer, has_reward=True)  # so that a row needs no answer
-        except RowFault as fault:
-            found.bad_rows.append(f"row {number}, {fault}")
-            continue
-        found.rows.append(Row(number, problem.question, answer_key(problem)))
-        found.raw[number] = row
-    if found.bad_rows and bad_rows == "refuse":
-        more = len(found.bad_rows) - _MAX_FAULTS_SHOWN
-        lines = found.bad_rows[:_MAX_FAULTS_SHOWN] + ([f"and {more} more rows"] if more > 0 else [])
-        raise ValueError(f"file {str(found.path)!r}: {'; '.join(lines)}; fix them, or give --bad-rows skip")
-    if not found.rows:
-        raise ValueError(f"file {str(found.path)!r} has no rows to compare; expected questions")
-    return found
-
-
 def _run(args: argparse.Namespace) -> int:
     encode = _encoder(args.encoder) if "embedding" in args.methods else None
-    train = read(args.train, args.train_split, args.train_question, args.train_answer, args.bad_rows)
-    evaluation = read(args.eval, args.eval_split, args.eval_question, args.eval_answer, args.bad_rows)
+    skips = args.bad_rows == "skip"
+    train = _read(args.train, args.train_split, args.train_question, args.train_answer, skips)
+    evaluation = _read(args.eval, args.eval_split, args.eval_question, args.eval_answer, skips)
     for name in ("out", "audit"):
         if (path := getattr(args, name)) and path.resolve() in (train.path.resolve(), evaluation.path.resolve()):
             raise ValueError(f"--{name} {path} is one of the files that are compared; expected another file")
     hits = find_contamination(train.rows, evaluation.rows, args.methods, encode, args.containment, args.cosine)
     hit_train, hit_evaluation = ({getattr(hit, side).number for hit in hits} for side in ("train", "evaluation"))
     share = len(hit_evaluation) / len(evaluation.rows)
-    tolerance = TOLERANCE.get(args.on_hit, 1.0) if args.abort_tolerance is None else args.abort_tolerance
+    tolerance = DEFAULTS[args.on_hit] if args.abort_tolerance is None else args.abort_tolerance
     is_halted = share > tolerance
     audit = {
         "train": train.about() | {"num_hit": len(hit_train)},
@@ -180,9 +138,9 @@ def _run(args: argparse.Namespace) -> int:
         "abort_tolerance": tolerance,
         "is_halted": is_halted,
         "num_hits": Counter(hit.method for hit in hits),
-        "hits": [_entry(hit) for hit in hits],
+        "hits": [entry(hit, _told(hit.train), _told(hit.evaluation)) for hit in hits],
     }
-    _write(args.audit, json.dumps(audit, indent=1, ensure_ascii=False) + "\n")
+    write_text(args.audit, json.dumps(audit, indent=1, ensure_ascii=False) + "\n")
     _print(train, evaluation, hits, audit)
     print(f"audit      {args.audit}")
     if is_halted:
@@ -192,9 +150,14 @@ def _run(args: argparse.Namespace) -> int:
         kept = [row.number for row in train.rows if row.number not in hit_train]
         if not kept:
             raise ValueError("every training row is hit; expected rows that are left, so --out is not written")
-        _write(args.out, "".join(_line(train.raw[number], number) + "\n" for number in kept))
+        write_text(args.out, "".join(_line(train.raw[number], number) + "\n" for number in kept))
         print(f"written    {args.out}: {len(kept)} rows, {len(hit_train)} dropped")
     return 0
+
+
+def _read(data: str, split: str, question: str, answer: str, skips: bool) -> Data:
+    place, remedy = data_settings(data, split=split), "fix them, or give --bad-rows skip"
+    return COMPARISON.read(place.get("hub_id", ""), place["path"], question, answer, skips, remedy)
 
 
 def _encoder(directory: str | None) -> Encode:
@@ -205,10 +168,8 @@ def _encoder(directory: str | None) -> Encode:
         raise ValueError(f"method embedding: {error}; or leave it out: --methods {methods}") from error
 
 
-def _entry(hit: Hit) -> dict[str, Any]:
-    sides = {"train": hit.train, "eval": hit.evaluation}
-    rows = {side: {"row": row.number, "question": row.text, "answer": row.answer} for side, row in sides.items()}
-    return {"method": hit.method, "score": hit.score, **rows}
+def _told(row: Row) -> dict[str, Any]:
+    return {"row": row.number, "question": row.text, "answer": row.answer}
 
 
 def _line(row: Any, number: int) -> str:
@@ -216,15 +177,6 @@ def _line(row: Any, number: int) -> str:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"training row {number} cannot be written as JSON: {error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file by `text`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with writing(path):
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
-        part.replace(path)
 
 
 def _print(train: Data, evaluation: Data, hits: Sequence[Hit], audit: dict[str, Any]) -> None:

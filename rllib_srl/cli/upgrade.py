@@ -12,6 +12,8 @@ the weights return to the last good checkpoint and the ladder is climbed: a high
 of the KL, more rehearsals, end of training. At the end other held-out prompts decide: DIR/model is the upgraded model
 if the confidence intervals show a gain on the new domain and exclude a loss of max_drop on every old one, else the
 unchanged starting model. With --health, general tasks and the way the model writes are gates, too (srl health).
+Rows of training data are compared with all prompts that the gates measure, of old domains, too: DIR/contamination.json;
+--contamination drop leaves repeats out of training, halt does not start (docs/own-data.md).
 DIR/ledger.jsonl logs every step. Exit status: 0 upgraded, 3 unchanged, 1 an error, 130
 Ctrl-C and 143 SIGTERM (no model is written). An upgrade that was stopped or killed continues from its last good
 checkpoint with --resume DIR.
@@ -56,7 +58,7 @@ from rllib_srl.cli.upgrading.ledger import (
     read_before,
     write_before,
 )
-from rllib_srl.cli.upgrading.order import OURS, HeldOut, Order, add_order, held_out, read_order
+from rllib_srl.cli.upgrading.order import OURS, HeldOut, Order, add_order, guarded, held_out, read_order
 from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.studies import gates
 from rllib_srl.studies.gates import Change, Health, Verdict
@@ -295,15 +297,19 @@ def upgrade(arguments: argparse.Namespace) -> int:
         Battery(order.health).check()  # again: packages may have gone before a resume
     check(config)
     prompts = held_out(order, config)
+    comparison = guarded(order, config)
     with showing_progress(order.iterations) as progress:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)
-        order.out.mkdir(parents=True, exist_ok=arguments.resume is not None)
+        order.out.mkdir(parents=True, exist_ok=True)
         ledger = Ledger(order.out / LEDGER)
         how = f"resume with: {command('upgrade', '--resume', order.out)}"
         WATCH.last_words = lambda: how
         try:
             ledger.write("start" if arguments.resume is None else "resumed", **facts_of(order))
+            if comparison is not None:
+                num_dropped = sum(map(len, comparison.left_out.values()))
+                ledger.write("contamination", shares=comparison.shares, num_dropped=num_dropped)
             with stop_between_iterations(progress.note) as request:
                 trust = arguments.trust_checkpoint
                 return Upgrade(order, past, prompts, ledger, progress, arguments.verbose, trust).run(request)

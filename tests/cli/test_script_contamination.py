@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rllib_srl import SRLConfig
+from rllib_srl.algorithm.contamination.gate import AUDIT
 from rllib_srl.cli import contamination, upgrade
 from rllib_srl.cli.main import COMMANDS
 
@@ -153,18 +153,63 @@ def test_wrong_flags_exit_with_2(files: Path, capsys, flags, message: str) -> No
     assert caught.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_an_upgrade_is_refused_before_anything_starts(files: Path, capsys, monkeypatch) -> None:
+def upgraded(model: str, out: str, *flags: str) -> int:
+    """Upgrade on rows that repeat two of the 24 rows by which the old domain is measured."""
+    worlds = ["--on", "question_file#new={path: train.jsonl, heldout_path: fresh.jsonl, num_shots: 0}"]
+    worlds += ["--keep", "question_file#old={path: old.jsonl, heldout_path: eval.csv, num_shots: 0}"]
+    return upgrade.main([model, *worlds, *flags, "--out", out])
+
+
+@pytest.fixture
+def places(files: Path, monkeypatch) -> Path:
+    """Return a directory with the data of an old and a new domain, the start of Ray being forbidden."""
+    for name, first in (("fresh", 200), ("old", 300)):
+        rows = [{"question": f"What is {n} + {n + 7}?", "answer": str(2 * n + 7)} for n in range(first, first + 24)]
+        (files / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = [f"What is {n} * 3?,{3 * n}\n" for n in range(50, 70)]
+    with (files / "eval.csv").open("a") as file:
+        file.writelines(more)
+    rows = [*TRAIN, *({"question": f"What is {n} - 1?", "answer": str(n - 1)} for n in range(80, 100))]
+    (files / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return files
+
+
+SIZES = ["--check_prompts", "8", "--confirm_prompts", "8"]
+
+
+@pytest.mark.parametrize(("how", "share"), [(["on_hit=halt"], 0), (["on_hit=drop", "tolerance=0.05"], 0.05)])
+def test_an_upgrade_on_what_measures_the_old_domain_is_refused_before_anything_starts(
+    places: Path, capsys, monkeypatch, how: list[str], share: float
+) -> None:
     monkeypatch.setattr(upgrade, "start_ray", lambda verbose: pytest.fail("Ray was started"))
-    settings = "{path: train.jsonl, heldout_path: eval.csv, num_shots: 0, heldout_repeats: halt}"
-    order = ["tiny", "--on", f"question_file={settings}", "--keep", "compare", "--lr", "1e-3", "--out", "up"]
-    assert upgrade.main(order) == 1
+    how = [*how, "methods=[hash, reordered, ngram]"]
+    order = ["--lr", "1e-3", "--max_episode_tokens", "256", *SIZES, "--contamination", *how]
+    assert upgraded("tiny", "up", *order) == 1
     said = capsys.readouterr().err
-    assert "the number of training questions that repeat held-out ones is 2, such as 'What is 3 + 4?' and" in said
-    assert not (files / "up").exists()
+    assert f"training repeats 8.33% of question_file#old; expected at most contamination.tolerance = {share:g}" in said
+    assert "Traceback" not in said and [path.name for path in (places / "up").iterdir()] == [AUDIT]
+    audit = json.loads((places / "up" / AUDIT).read_text())
+    assert audit["is_halted"] and [one["num_hit"] for one in audit["eval"]] == [0, 2]
+    assert {(hit["train"]["place"], hit["eval"]["place"]) for hit in audit["hits"]} == {
+        ("question_file#new", "question_file#old")
+    }
 
 
-def test_a_run_is_refused_when_its_settings_are_checked(files: Path) -> None:
-    config = SRLConfig().data("train.jsonl", heldout="eval.csv", heldout_repeats="halt")
-    config.rl_module(model_config={"model": "tiny"}).env_runners(max_episode_tokens=128)
-    with pytest.raises(ValueError, match="the number of training questions that repeat held-out ones is 2"):
-        config.validate()
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "num_dropped"), [([], 0), (["drop", "methods=[hash, reordered, ngram]"], 2)])
+def test_an_upgrade_trains_without_what_is_dropped(
+    places: Path, ray_here, random_llama_dir: Path, how: list[str], num_dropped: int
+) -> None:
+    flags = ["--engine", "transformers", "--num_env_runners", "0", "--compute_dtype", "float32", "--seed", "1"]
+    flags += ["--max_turns", "1", "--max_turn_tokens", "3", "--max_episode_tokens", "96", "--check_every", "1"]
+    flags += ["--num_prompts_per_batch", "24", "--group_size", "2", "--iterations", "2", "--seed_prompts", "4"]
+    flags += ["--num_transcripts", "64", "--prior_share", "0.01", *SIZES, "--debug"]
+    flags += ["--contamination", *(f"on_hit={one}" if one == "drop" else one for one in how)] if how else []
+    assert upgraded(str(random_llama_dir), "up", *flags) in (0, upgrade.UNCHANGED)
+    ledger = [json.loads(line) for line in (places / "up" / "ledger.jsonl").read_text().splitlines()]
+    (line,) = [one for one in ledger if one["kind"] == "contamination"]
+    assert line["num_dropped"] == num_dropped and line["shares"]["question_file#old"] == pytest.approx(2 / 24)
+    assert json.loads((places / "up" / AUDIT).read_text())["on_hit"] == ("drop" if how else "report")
+    played = (places / "up" / "attempt_1" / "transcripts.jsonl").read_text()
+    assert ("What is 3 + 4?" in played, "What is 8 * 8?" in played) == (not how, not how)
+    assert "What is 9 - 5?" in played and "What is 20 + 1?" in played

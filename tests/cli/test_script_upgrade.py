@@ -21,6 +21,13 @@ TINY = [
     *("--max_turn_tokens", "8", "--max_episode_tokens", "256", "--num_prompts_per_batch", "4", "--group_size", "4"),
     *("--check_every", "1", "--seed_prompts", "8"),
 ]
+SMALL = [  # an upgrade that a random model learns in seconds
+    *("--on", "tests.small_worlds:Even={num_prompts: 80}", "--keep", "tests.small_worlds:Known={num_prompts: 80}"),
+    *("--engine", "transformers", "--num_env_runners", "0", "--compute_dtype", "float32", "--seed", "1"),
+    *("--max_turns", "1", "--max_turn_tokens", "3", "--max_episode_tokens", "64"),
+    *("--num_prompts_per_batch", "8", "--group_size", "8", "--iterations", "6", "--check-every", "3"),
+    *("--max_kl", "20", "--max_drop", "0.3", "--check_prompts", "16", "--confirm_prompts", "40"),
+]
 
 
 def ledger(directory: Path) -> list[dict]:
@@ -160,13 +167,7 @@ def test_harm_is_seen_undone_and_never_delivered(ray_here, tmp_path: Path, capsy
 @pytest.mark.slow
 def test_a_better_model_is_delivered(ray_here, random_llama_dir: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
-    flags = ["--engine", "transformers", "--num_env_runners", "0", "--compute_dtype", "float32", "--seed", "1"]
-    flags += ["--max_turns", "1", "--max_turn_tokens", "3", "--max_episode_tokens", "64", "--lr", "1e-3"]
-    flags += ["--num_prompts_per_batch", "8", "--group_size", "8", "--iterations", "6", "--check-every", "3"]
-    flags += ["--max_kl", "20", "--max_drop", "0.3", "--check_prompts", "16", "--confirm_prompts", "40"]
-    worlds = ["--on", "tests.small_worlds:Even={num_prompts: 80}"]
-    worlds += ["--keep", "tests.small_worlds:Known={num_prompts: 80}"]
-    assert upgrade.main([str(random_llama_dir), *worlds, *flags, "--out", str(out), "--debug"]) == 0
+    assert upgrade.main([str(random_llama_dir), *SMALL, "--lr", "1e-3", "--out", str(out), "--debug"]) == 0
     assert "UPGRADED" in capsys.readouterr().out
     confirmed = {verdict["gate"]: verdict for verdict in of_kind(out, "confirm")[0]["verdicts"]}
     assert [verdict["outcome"] for verdict in confirmed.values()] == ["passed"] * 3

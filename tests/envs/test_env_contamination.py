@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rllib_srl.envs.math.contamination import METHODS, WITHOUT_ENCODER, Row, find_contamination, tokens_of
-from rllib_srl.envs.math.question_file import QuestionFile
 from scripts.bench.contamination import DISTINCT, DUPLICATES, Generator, gsm_pairs, measure
-
-SUMS = [{"question": f"What is {n} + {2 * n + 1}?", "answer": str(3 * n + 1)} for n in range(2, 60)]
 
 
 def hits(train: tuple[str, str] | str, evaluation: tuple[str, str] | str, methods=WITHOUT_ENCODER, **settings) -> list:
@@ -172,54 +166,3 @@ def test_95_percent_of_each_kind_are_found_and_1_percent_of_distinct_questions_a
     assert min(figures.found.values()) >= 0.95
     assert max(figures.false_alarms.values()) <= 0.01
     assert figures.faults() == []
-
-
-def question_file(tmp_path: Path, train: list, heldout: list | None, **settings) -> QuestionFile:
-    files = {"path": train} | ({"heldout_path": heldout} if heldout is not None else {})
-    for name, rows in files.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return QuestionFile({**{name: str(tmp_path / f"{name}.jsonl") for name in files}, "num_shots": 0, **settings})
-
-
-def asked(env: QuestionFile, split: str) -> set[str]:
-    return {env.question(prompt_id).text for prompt_id in env.prompt_ids(split, seed=0)}
-
-
-def test_training_leaves_out_repeats_of_a_heldout_file(tmp_path: Path) -> None:
-    repeats = ["What is 5 + 2?", "WHAT IS 2+5", "Think first. What is 2 + 5?"]
-    train = [*SUMS, *({"question": text, "answer": "7"} for text in repeats)]
-    heldout = [{"question": "What is 2 + 5?", "answer": "7"}, {"question": "What is 9 * 9?", "answer": "81"}]
-    both = {"What is 2 + 5?", "What is 9 * 9?"}
-    sums = {row["question"] for row in SUMS} - both  # one of the sums is held out word for word
-    kept = question_file(tmp_path, train, heldout)
-    assert asked(kept, "train") == sums | {*repeats} and asked(kept, "heldout") == both
-    env = question_file(tmp_path, train, heldout, heldout_repeats="drop")
-    assert asked(env, "train") == sums and asked(env, "heldout") == both
-    assert env.num_questions == len(sums) + len(both)
-    message = "heldout_repeats = 'halt': in '.*path.jsonl' the number of .* that repeat held-out ones is 3, such as"
-    with pytest.raises(ValueError, match=message):
-        question_file(tmp_path, train, heldout, heldout_repeats="halt")
-
-
-def test_training_leaves_out_repeats_across_the_hash_split_and_shows_none_as_a_shot(tmp_path: Path) -> None:
-    exchanged = [{"question": f"What is {2 * n + 1} + {n}?", "answer": str(3 * n + 1)} for n in range(2, 60)]
-    env = question_file(tmp_path, SUMS + exchanged, None, heldout_repeats="drop", num_shots=8)
-
-    def numbers_in(texts: Iterable[str]) -> set[tuple[str, ...]]:
-        return {tuple(sorted(tokens_of(each)[3:6:2])) for each in texts}
-
-    numbers = {split: numbers_in(asked(env, split)) for split in ("train", "heldout")}
-    assert numbers["train"] and numbers["heldout"] and not numbers["train"] & numbers["heldout"]
-    plain = question_file(tmp_path, SUMS + exchanged, None, num_shots=8)
-    assert numbers_in(asked(plain, "train")) & numbers_in(asked(plain, "heldout"))
-    assert len(env._shot_texts) == 8 and not numbers_in(env._shot_texts) & numbers["heldout"]
-
-
-def test_training_without_repeats_is_not_halted(tmp_path: Path) -> None:
-    env = question_file(tmp_path, SUMS, None, heldout_repeats="halt")
-    assert asked(env, "train") | asked(env, "heldout") == {row["question"] for row in SUMS}
-
-
-def test_an_unknown_treatment_of_repeats_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="heldout_repeats = 'ignore'; expected one of keep, drop, halt"):
-        question_file(tmp_path, SUMS, None, heldout_repeats="ignore")

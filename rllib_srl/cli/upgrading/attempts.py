@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ from rllib_srl.types import Prompt
 
 CHECKPOINTS = "checkpoints"  # of all attempts, in the directory of an upgrade
 CHUNK = 512  # held-out prompts per call, which has one timeout
+NONFINITE = ("num_nonfinite_gradients", "num_nonfinite_logps")  # metrics of the learner
 SEED_SLOT = 1 << 20  # first group number when filling the memory; iteration 1 numbers its groups from 0
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
 
@@ -107,9 +109,10 @@ class Attempt:
             shown = Iteration.of(result)
             self._progress.iteration(shown.number, shown.reward, shown.tokens_per_s, shown.seconds)
             learned = result.get(LEARNER_RESULTS, {}).get(DEFAULT_MODULE_ID, {})
-            if "kl" in learned:
+            num = sum(float(learned.get(name, math.nan)) for name in NONFINITE)
+            if not math.isnan(num):  # nan: no group taught anything, so the weights were not updated
                 kls.append(float(learned["kl"]))
-            num_bad += int(learned.get("num_nonfinite_gradients", 0) + learned.get("num_nonfinite_logps", 0))
+                num_bad += int(num)
         return kls, num_bad, ""
 
     def save(self) -> Path:

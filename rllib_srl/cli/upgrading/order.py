@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_srl.algorithm.contamination.gate import AUDIT, GateSettings, Guarded, guard
 from rllib_srl.algorithm.settings import GROUPS, folded
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
@@ -19,6 +20,7 @@ from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.common.setting_checks import is_number
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.models import check_model_name
+from rllib_srl.envs.math.contamination import WITHOUT_ENCODER
 from rllib_srl.storage.checkpoints import verify_sealed
 from rllib_srl.studies.health.battery import DOMAINS, Battery
 from rllib_srl.studies.ladder import Rehearsal
@@ -38,6 +40,7 @@ OURS = {
     "kl_reference": "the first argument, which is the reference model",
 }
 KL_COEFF = 0.1
+COMPARISON = {"on_hit": "report", "methods": list(WITHOUT_ENCODER)}  # default of `contamination`, where rows are read
 # name: (minimum, maximum, default, meaning); flags in addition to SRL's own settings.
 COUNTS = {
     "check_every": (1, 10**6, 5, "iterations between two checks of all domains"),
@@ -110,6 +113,11 @@ class Order:
         weight, kl_coeff = (float(_coeff(self.values, name)) for name in ("replay_reuse_coeff", "kl"))
         return Rehearsal(self.limits["prior_share"], kl_coeff, weight, quotas)
 
+    @property
+    def num_measured(self) -> int:
+        """Return the number of held-out prompts of all domains in the checks and the last gates, at most."""
+        return len(self.worlds) * (int(self.limits["check_prompts"]) + int(self.limits["confirm_prompts"]))
+
     def stream(self) -> dict[str, Any]:
         """Return the stream of the new environment and the old ones."""
         # Before iteration 1 only old environments are drawn, to fill the memory; afterwards only the new one.
@@ -121,6 +129,7 @@ class Order:
         ours = {"stream": self.stream(), "model": str(model), "checkpoint_every": 0}
         ours["seal_key_file"] = None  # never from a ledger: a directory must not choose the key that verifies it
         ours |= {"log_directory": str(directory), "kl_reference": "base", "replay_min_buffer_size": 1}
+        ours["evaluation_duration"] = self.num_measured  # `contamination` compares with what the gates measure
         ours |= rehearsal.settings()
         reuse = GROUPS["replay_reuse_coeff"].given(self.values["replay_reuse_coeff"])
         ours["replay_reuse_coeff"] = {**reuse, "coeff": rehearsal.reuse_coeff}
@@ -158,10 +167,12 @@ def read_order(arguments: argparse.Namespace) -> Order:
     limits, wrong = _limits(arguments)
     out = arguments.out or runs.new_directory(f"upgrade-{arguments.on}")
     faults += more + wrong + _faults_of_health(arguments.health)
-    if out.exists():
+    if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} == {AUDIT}):
         faults.append(f"--out {out} exists; expected a new directory")
     iterations = given.pop(ITERATIONS.name, ITERATIONS.default)
     kept = {name: value for name, value in earlier.items() if name not in (*OURS, ITERATIONS.name)}
+    if kept.get("contamination") is None and any(map(_reads_data, worlds)):
+        kept["contamination"] = COMPARISON
     values = folded(given, {**kept, "kl": KL_COEFF, "replay_reuse_coeff": 1.0})
     if not isinstance(iterations, int) or iterations < 1:
         faults.append(f"iterations = {iterations!r}; expected an integer of at least 1")
@@ -199,6 +210,20 @@ def held_out(order: Order, config: Any) -> dict[str, HeldOut]:
     if faults:
         raise SettingsError("\n".join(faults))
     return found
+
+
+def guarded(order: Order, config: Any) -> Guarded | None:
+    """Compare what the upgrade trains on with what its gates measure; return None if that is switched off.
+
+    Raises:
+        ContaminationError: too many questions are repeated; the audit is in the order's directory.
+    """
+    settings = GateSettings.of(config.flat())
+    if settings is None:
+        return None
+    worlds = (config.world_creators(), config.world_configs(), config.mixture_weights())
+    source = PromptSource(*worlds, config.seed, config.task_stream())
+    return guard(source, settings, order.num_measured, order.out)
 
 
 def _start(what: str) -> tuple[Path | None, dict[str, Any], list[str]]:
@@ -242,6 +267,13 @@ def world_named(text: str) -> World:
     env = resolve(world)(env_config)
     env.close()
     return World(world, domain or world, env_config)
+
+
+def _reads_data(world: World) -> bool:
+    """Return whether an environment asks questions of a file or data set."""
+    env = resolve(world.world)(world.env_config)
+    env.close()
+    return hasattr(env.unwrapped, "data_question")
 
 
 def _faults_of_health(parts: Sequence[str]) -> list[str]:
