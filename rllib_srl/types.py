@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -251,6 +251,17 @@ def with_marks(
     return rest | {name: listed for name, listed in marks.items() if listed}
 
 
+class History(NamedTuple):
+    """Rewards of a prompt and of its domain before a visit, as the policy of the visit discounts them.
+
+    Invariant: no reward of the episodes that are judged by it is part of it.
+    """
+
+    reward_sum: float = 0.0  # s: discounted sum of the prompt's raw rewards
+    num_episodes: float = 0.0  # n: discounted number of its episodes
+    domain_mean: float = 0.5  # m: faded mean reward of its domain
+
+
 @dataclass(frozen=True)
 class ListedRef:
     """Reference to one Group within a stored list of Groups: ten times faster than one stored object per Group."""
@@ -281,6 +292,7 @@ class GroupMeta:
     pass_reward: float | None = None  # as `Group.pass_reward`
     is_silent: bool = False  # trained on without signal: the learner shapes its advantages (`losses/zvp.py`)
     has_reward_G: np.ndarray | None = None  # as `Group.has_reward_G`; None: all
+    history: History | None = None  # of a stored group that is judged by today's baseline: without the group itself
 
     def is_success_G(self, pass_reward: float) -> np.ndarray:
         """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""

@@ -11,6 +11,7 @@ import pytest
 from rllib_srl.cli import memory as script
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.types import Group, Prompt, StopReason
+from tests.replay.groups import SCHEDULED
 
 
 def a_group(number: int, rewards: tuple[float, ...], now: int, ids: list[int] | None = None) -> Group:
@@ -34,8 +35,9 @@ def a_group(number: int, rewards: tuple[float, ...], now: int, ids: list[int] | 
 
 
 def by_hand(directory: Path, **settings: object) -> SRLReplayBuffer:
+    """Return a buffer whose items are due every four iterations, with the rest of the schedule on."""
     values = {"on_secret": "keep", "load_control": "none", "spacing": "fixed", "spacing_config": {"interval": 4.0}}
-    return SRLReplayBuffer(directory=directory, **{**values, "diversity_coeff": 0.0, **settings})
+    return SRLReplayBuffer(directory=directory, **{**SCHEDULED, **values, "diversity_coeff": 0.0, **settings})
 
 
 def said(capsys: pytest.CaptureFixture, *argv: object, status: int = 0) -> str:

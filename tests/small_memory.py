@@ -18,6 +18,17 @@ from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
 from tests.small_worlds import small_config
 
+# Every part of the schedule on, all of which is off by default.
+SCHEDULED: dict[str, Any] = {
+    "spacing": "fsrs",
+    "selection": "srl",
+    "reuse_selection": "srl",
+    "load_control": "throttle_new",
+    "leeches": 8,
+    "diversity": 0.5,
+    "max_age": 32,
+}
+
 
 def memory_config(model_dir: Path, directory: Path, env: str = "Even", **replay: Any) -> SRLConfig:
     """Return `small_config` with 400 prompts and a memory that starts at 4 items; `replay` changes its settings."""

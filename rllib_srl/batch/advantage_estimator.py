@@ -6,7 +6,8 @@
     reused groups   their rewards ──── rule ──> advantages; only positive ones with `reuse_positive_only`
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
-its largest advantage without the KL penalty reaches `min_surprise`.
+its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged by today's history without
+themselves, in units of the groups played today (`replay/selection/today.py`).
 
 Pure NumPy on the driver, before any sharding. It uses metadata only, never tokens.
 
@@ -34,10 +35,10 @@ from rllib_srl.batch.mixing import (
     rescues,
     rewarded_part,
 )
-from rllib_srl.batch.posterior import NO_HISTORY, History, posterior, predicted
+from rllib_srl.batch.posterior import NO_HISTORY, Scale, posterior, predicted, scale_of, scaled, surprises
 from rllib_srl.batch.shaping import overlong, tool_reward
 from rllib_srl.losses.settings import LossSettings
-from rllib_srl.types import GroupMeta
+from rllib_srl.types import GroupMeta, History
 
 COUNTS = (
     *("num_groups_unsurprising", "num_groups_entropy_shaped"),
@@ -93,6 +94,21 @@ class AdvantageEstimator:
             shaped.append(rewards_G)
         return shaped
 
+    @property
+    def judges_reused_by_history(self) -> bool:
+        """Return whether today's baseline judges reused groups."""
+        return (self.settings.reuse_advantage or self.settings.advantage) == "posterior"
+
+    def scale(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> Scale:
+        """Return the scale of played groups' advantages by "posterior", which reused groups share.
+
+        Args:
+            rewards: shaped rewards of the played groups, without a KL penalty.
+            histories: of their prompts before this batch.
+        """
+        settings = self.settings
+        return scale_of(surprises(rewards, histories, settings.prior_weight), settings.surprise_scale)
+
     def estimate(
         self,
         groups: Sequence[GroupMeta],
@@ -111,7 +127,8 @@ class AdvantageEstimator:
             kl: KL penalty of each episode, subtracted from the rewards; None: no penalty. It does not decide which
                 groups are trained on: a KL of rounding errors, divided by its own spread, would look like a signal.
             bonuses: factors of each group's advantages; () means 1.
-            reused: stored groups to train on again; their episodes without a reward are left out.
+            reused: stored groups to train on again; their episodes without a reward are left out. For "posterior" each
+                has its `history`.
             stored: stored groups with a success, by prompt key.
             histories: of the played groups' prompts before this batch, for "posterior"; () means none.
         """
@@ -126,7 +143,8 @@ class AdvantageEstimator:
         self._means.extend(float(group.rewards_G.mean()) for group in groups)
         less_kl = [r - k for r, k in zip(rewards, kl, strict=True)] if kl is not None else list(rewards)
         kept, joined = composed_advantages(less_kl, found, lambda composed: self._played(composed, histories))
-        is_live_P = self._live(composed_rewards(rewards, found), histories)
+        bare = composed_rewards(rewards, found)
+        is_live_P = self._live(bare, histories)
         trained: list[tuple[GroupMeta, np.ndarray]] = []
         played: list[np.ndarray] = []
         for p, (group, bonus) in enumerate(zip(groups, bonuses, strict=True)):
@@ -147,7 +165,8 @@ class AdvantageEstimator:
         counts.update(num_groups_entropy_shaped=sum(group.is_silent for group, _ in trained))
         counts.update(num_groups_rescued=len(found))
         counts.update(num_episodes_rescued=sum(len(one.meta.rewards_G) for one in found.values()))
-        trained += self._reused(reused, counts)
+        scale = self.scale(bare, histories) if self.judges_reused_by_history and groups else None
+        trained += self._reused(reused, scale, counts)
         return AdvantageBatch([group for group, _ in trained], [a for _, a in trained], played, counts)
 
     def _silent_advantages(self, group: GroupMeta, bonus: Sequence[float]) -> np.ndarray:
@@ -155,15 +174,20 @@ class AdvantageEstimator:
         is_success_G = group.is_success_G(self._pass_reward)
         return np.where(is_success_G, 1.0, -1.0) * self.settings.zvp_coeff * (np.array(bonus) if len(bonus) else 1.0)
 
-    def _reused(self, reused: Sequence[GroupMeta], counts: Counter[str]) -> list[tuple[GroupMeta, np.ndarray]]:
+    def _reused(
+        self, reused: Sequence[GroupMeta], scale: Scale | None, counts: Counter[str]
+    ) -> list[tuple[GroupMeta, np.ndarray]]:
+        """Return the stored groups to train on, with their advantages; `scale` is None if nothing was played."""
         rule = self.settings.reuse_advantage or self.settings.advantage
         reused = [whole for group in reused if (whole := rewarded_part(group)) is not None]
         rewards = [group.rewards_G.astype(np.float64) for group in reused]
-        if rule == "posterior":  # today's history contains these rewards, so the baseline is that of the others alone
-            advantages = posterior(rewards, [NO_HISTORY] * len(reused), 0.0, self.settings.surprise_scale)
+        if rule == "posterior":  # the draw has left out what is no surprise today
+            histories = [group.history or NO_HISTORY for group in reused]
+            found = surprises(rewards, histories, self.settings.prior_weight)
+            pairs = list(zip(reused, scaled(found, scale or scale_of(found, self.settings.surprise_scale))))
         else:
             advantages = self._rule(rewards, rule)
-        pairs = [(g, a) for g, a in zip(reused, advantages, strict=True) if trains(g.rewards_G, rule)]
+            pairs = [(g, a) for g, a in zip(reused, advantages, strict=True) if trains(g.rewards_G, rule)]
         if not self.settings.reuse_positive_only:
             return pairs
         parts = [part for group, a in pairs if (part := positive_part(group, a)) is not None]

@@ -19,19 +19,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rllib_srl.types import History
+
 MIN_SPREAD = 0.05  # least divisor: where nearly nothing is a surprise, noise is not blown up
 SCALES = ("rms", "centred", "none")
 
 
-class History(NamedTuple):
-    """Rewards of a prompt and of its domain before a visit, as the policy of the visit discounts them.
+class Scale(NamedTuple):
+    """What surprises become advantages by: A = (r - b - middle) / spread."""
 
-    Invariant: no reward of the batch that is played is part of it.
-    """
-
-    reward_sum: float = 0.0  # s: discounted sum of the prompt's raw rewards
-    num_episodes: float = 0.0  # n: discounted number of its episodes
-    domain_mean: float = 0.5  # m: faded mean reward of its domain
+    middle: float = 0.0
+    spread: float = 1.0
 
 
 NO_HISTORY = History()
@@ -77,11 +75,27 @@ def posterior(
     Raises:
         ValueError: as `baseline`.
     """
+    surprises_PG = surprises(rewards_PG, histories, prior_weight)
+    return scaled(surprises_PG, scale_of(surprises_PG, scale))
+
+
+def surprises(
+    rewards_PG: Sequence[np.ndarray], histories: Sequence[History], prior_weight: float
+) -> list[np.ndarray]:
+    """Return r - b of each group, [G] per group; arguments and errors as in `posterior`."""
     pairs = zip(rewards_PG, histories, strict=True)
-    surprises = [rewards_G - baseline(rewards_G, history, prior_weight) for rewards_G, history in pairs]
-    if scale == "none" or not surprises:
-        return surprises
-    all_B = np.concatenate(surprises)
+    return [rewards_G - baseline(rewards_G, history, prior_weight) for rewards_G, history in pairs]
+
+
+def scale_of(surprises_PG: Sequence[np.ndarray], scale: str) -> Scale:
+    """Return the scale of a batch; `scale` as in `posterior`. Without groups nothing is scaled."""
+    if scale == "none" or not surprises_PG:
+        return Scale()
+    all_B = np.concatenate(surprises_PG)
     middle = float(all_B.mean()) if scale == "centred" else 0.0
-    spread = max(MIN_SPREAD, float(np.sqrt(np.mean((all_B - middle) ** 2))))
-    return [(one_G - middle) / spread for one_G in surprises]
+    return Scale(middle, max(MIN_SPREAD, float(np.sqrt(np.mean((all_B - middle) ** 2)))))
+
+
+def scaled(surprises_PG: Sequence[np.ndarray], scale: Scale) -> list[np.ndarray]:
+    """Return the advantages of surprises, [G] per group."""
+    return [(one_G - scale.middle) / scale.spread for one_G in surprises_PG]

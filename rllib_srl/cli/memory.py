@@ -1,11 +1,11 @@
 """Look into the memory of a run: its items, the reasons for its draws, and the accuracy of its predictions.
 
-    srl memory ls results/first --sort recall --limit 20      items, most forgotten first
+    srl memory ls results/first --sort pass_rate --limit 20   items, hardest first
     srl memory show results/first 4b9d                        one item: schedule, reviews, episodes
     srl memory why results/first 4b9d                         why it was drawn, or not
     srl memory stats results/first                            gauges and counts
-    srl memory plot results/first --out memory.png            forgetting curves, calibration, intervals
-    srl memory fit results/first                              the spacing rule, refitted to the reviews
+    srl memory plot results/first --out memory.png            visits, silence, forgetting curves
+    srl memory fit results/first                              a spacing rule's parameters, refitted to the reviews
     srl memory export results/first groups.parquet            groups and items, for other programs
     srl memory import results/first groups.jsonl              groups into a memory that no run is using
     srl memory verify results/first                           every page, payload and invariant
@@ -58,7 +58,7 @@ from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
 WIDEST_PROMPT = 36  # characters of a prompt in `ls`
 ORDERS: dict[str, Callable[[Found], float]] = {  # ascending; items without a value come last
     "due": lambda item: math.inf if item.row["status"] == WAITING else float(item.row["due"]),
-    "recall": lambda item: item.recall if item.row["reps"] else math.inf,
+    "recall": lambda item: math.inf if math.isnan(item.recall) else item.recall,
     "pass_rate": lambda item: float(item.row["pass_rate"]) if item.row["visits"] else math.inf,
     "lapses": lambda item: -int(item.row["lapses"]),
     "visits": lambda item: -int(item.row["visits"]),
@@ -73,7 +73,11 @@ def row_of(item: Found) -> list[str]:
     """Return an item's row in `ls`."""
     row, prompt = item.row, item.prompt
     late = item.reading.now - float(row["due"])
-    due = "waiting" if row["status"] == WAITING else lateness(late).removeprefix("due ")
+    due, settings = lateness(late).removeprefix("due "), item.reading.settings
+    if row["status"] == WAITING and (settings.has_due_dates or settings.load_control == "throttle_new"):
+        due = "waiting"
+    elif row["status"] != LEECH and not settings.has_due_dates:
+        due = "any time"
     name = printable(f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else ""))
     return [
         item.key[:10],
@@ -88,16 +92,17 @@ def row_of(item: Found) -> list[str]:
     ]
 
 
-def review_rows(reviews: Any) -> Iterator[list[str]]:
-    """Yield the table of an item's reviews, oldest first."""
+def review_rows(item: Found) -> Iterator[list[str]]:
+    """Yield the table of an item's reviews, oldest first; only its heading if there is none."""
+    predicts = item.reading.settings.has_due_dates
     yield ["iteration", "grade", "pass rate", "predicted recall", "after", "policy version", "tokens trained"]
-    for row in reviews:
+    for row in item.reviews():
         is_first = math.isnan(row["predicted"])
         yield [
             str(row["now"]),
             f"{row['grade']} {GRADE_NAMES[row['grade']]}",
             f"{row['num_success'] / row['n']:.2f} ({row['num_success']} of {row['n']})",
-            "-" if is_first else f"{row['predicted']:.2f}",
+            "-" if is_first or not predicts else f"{row['predicted']:.2f}",
             "first" if is_first else counted(row["elapsed"], "iteration"),
             str(row["version"]),
             str(row["trained_tokens"]),
@@ -131,6 +136,11 @@ SETTINGS_FILE = "settings.yaml"  # as rllib_srl.cli.shared.runs names it; import
 def ls(arguments: argparse.Namespace) -> int:
     """List items."""
     with readings(arguments.directory, arguments.trust_rules) as shards:
+        if arguments.sort == "recall" and not shards[0].settings.has_due_dates:
+            raise ValueError(
+                "--sort recall: this memory has no spacing rule, so it predicts no recall; expected another order, "
+                "such as pass_rate or visits"
+            )
         items = all_items(shards)
         wanted = [
             item
@@ -151,8 +161,8 @@ def show(arguments: argparse.Namespace) -> int:
     with readings(arguments.directory, arguments.trust_rules) as shards:
         item = find(shards, arguments.id)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
-        if len(reviews := item.reviews()):
-            print("\nreviews\n" + table(list(review_rows(reviews))))
+        if len(rows := list(review_rows(item))) > 1:
+            print("\nreviews\n" + table(rows))
         decode = known_decoder(arguments)
         if decode is None:
             print("\n(" + NO_TOKENIZER + ")", file=sys.stderr)
@@ -178,9 +188,10 @@ def stats(arguments: argparse.Namespace) -> int:
     names = [["", "all", *(f"shard {i}" for i in range(len(found)))][: 2 + len(found) * (len(found) > 1)]]
     columns = [merged(found), *(found if len(found) > 1 else [])]
     rows = [[name, *(f"{column[name]:.6g}" for column in columns)] for name in columns[0]]
+    days = f", {counted(settings.iterations_per_day, 'iteration')} per day"
+    asked = f", desired retention {settings.desired_retention:g}{days}" if settings.has_due_dates else ""
     print(
-        f"iteration {now}; spacing {settings.spacing}, desired retention {settings.desired_retention:g}, "
-        f"{counted(settings.iterations_per_day, 'iteration')} per day; selection {settings.selection}, "
+        f"iteration {now}; spacing {settings.spacing}{asked}; selection {settings.selection}, "
         f"reuse {settings.reuse_selection}, load control {settings.load_control}"
     )
     print(table([*(names if len(found) > 1 else []), *rows], indent=""))

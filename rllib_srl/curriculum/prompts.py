@@ -10,7 +10,7 @@ every run would play the same tasks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -69,6 +69,7 @@ class PromptSource:
         self._probabilities: np.ndarray = weights / weights.sum()
         self._values: dict[str, float] = {}  # key of a prompt -> its optimal value
         self._seed = seed
+        self._left_out: Mapping[str, Collection[str]] = {}  # environment id -> prompt ids
         self._epochs: list[Prompt] | None = None
         self._epoch: tuple[int, ...] = (0, 0)  # number of the epoch, and position in it
         self._order: list[Prompt] = []  # of the epoch; [] until its first prompt
@@ -80,6 +81,26 @@ class PromptSource:
                     "prompt_order = 'epochs'; expected environments with a finite list of prompts, at most "
                     f"{MAX_POOL:,} in all, and no stream"
                 )
+
+    @property
+    def environments(self) -> Mapping[str, Environment]:
+        """Return environment id -> the instance that lists its prompts."""
+        return self._envs
+
+    def ids(self, env_id: str, split: str) -> Iterator[str]:
+        """Yield the prompt ids of an environment's split that pass its filter; nothing is drawn."""
+        return self._heldout_ids(env_id) if split == "heldout" else self._all_ids(env_id, 0)
+
+    def leave_out(self, prompt_ids: Mapping[str, Collection[str]]) -> None:
+        """Draw none of these training prompts; to be called before the first draw.
+
+        Args:
+            prompt_ids: environment id -> ids.
+        """
+        self._left_out = prompt_ids
+        self._start()
+        if self._epochs is not None:
+            self._epochs = self._listed(MAX_POOL)
 
     def pool(self, limit: int) -> list[Prompt] | None:
         """Return all training prompts in an order of the seed; None for a stream, endless prompts or above `limit`.
@@ -355,7 +376,9 @@ class PromptSource:
     def _all_ids(self, env_id: str, number: int) -> Iterator[str]:
         """Return the ids of one pass over an environment, in an order of its own."""
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
-        return self._kept(env_id, prompts_of(self._envs[env_id], "train", seed))
+        left_out = self._left_out.get(env_id, ())
+        ids = prompts_of(self._envs[env_id], "train", seed)
+        return self._kept(env_id, (one for one in ids if str(one) not in left_out) if left_out else ids)
 
     def _heldout_ids(self, env_id: str) -> Iterator[str]:
         return self._kept(env_id, prompts_of(self._envs[env_id], "heldout", self._seed))

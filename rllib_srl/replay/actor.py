@@ -28,6 +28,7 @@ from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
 from rllib_srl.replay.pass_rates import PassRates
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
@@ -150,11 +151,12 @@ class ReplayBufferActor:
         request: str = "",
         without: Collection[str] = (),
         shares: DomainShares | None = None,
+        today: Today | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
         """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw`."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items or 0, now, request, without, shares)
+        drawn = self.buffer.draw(num_items or 0, now, request, without, shares, today)
         metas = [replace(one.meta, ref=one.group) for one in drawn]
         self._busy_s += time.perf_counter() - begin
         return metas
@@ -167,10 +169,11 @@ class ReplayBufferActor:
         request: str = "",
         without: Collection[str] = (),
         shares: DomainShares | None = None,
+        today: Today | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items, now, request, without, shares)
+        drawn = self.buffer.draw(num_items, now, request, without, shares, today)
         answer = ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
         self._busy_s += time.perf_counter() - begin
         return answer

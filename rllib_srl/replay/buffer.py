@@ -1,4 +1,4 @@
-"""Stores items and their groups on disk, and draws them by spaced repetition and diversity; runs without Ray.
+"""Stores items and their groups on disk, and draws them by a rule; runs without Ray.
 
     buffer = SRLReplayBuffer(capacity=10_000, directory=path)
     visits = buffer.add(groups, now)          store, grade, reschedule           one commit, then acknowledged
@@ -45,13 +45,15 @@ from rllib_srl.replay.schedule.review_log import RECENT, Reviews
 from rllib_srl.replay.selection.growth import answers_of, asked_differently, revisited
 from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.selection.rules import WHOLE_POOL
-from rllib_srl.replay.selection.sampler import Draws, drawn_in
+from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
 from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.selection.today import Today, judged, trains_again
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import Header, key_of
+from rllib_srl.replay.store.records import GROUP, ITEM, Header, key_of, rows_at, with_fields
+from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit
-from rllib_srl.types import Group, Prompt
+from rllib_srl.types import Group, History, Prompt
 
 OVERFLOW = 256  # items above capacity held until the end of a call, so that new items are candidates of eviction too
 STREAMS = ("revisit", "reuse", "orphan", "grow", "evict")
@@ -146,6 +148,7 @@ class SRLReplayBuffer:
         self.counts: Counter[str] = Counter()
         self.drawn: dict[str, int] = {}  # id of each group of the last draw -> its seq
         self.rated = RatedGroups()
+        self.unstored = UnstoredHistories()
         if "store" in stored.state:
             self._set_state(stored.state)
         self.store.groups_per_item = settings.groups_per_item
@@ -258,10 +261,24 @@ class SRLReplayBuffer:
             )
         with self._transaction(request) as change:
             for key, prompt in new.items():
-                change.new_slots.add(self.store.add_item(key, prompt, prompt.domain, now))
+                self.add_item(key, prompt, now, change)
             self.counts["num_enrolled"] += len(new)
             change.answer = len(new)
         return len(new)
+
+    def add_item(self, key: int, prompt: Prompt, now: int, change: Change, **fields: Any) -> int:
+        """Add an item, with the history of its prompt's refused groups, as part of a transaction; return its slot.
+
+        Args:
+            key: of the prompt.
+            prompt: the prompt.
+            now: the training iteration.
+            change: the open transaction.
+            fields: of its row.
+        """
+        slot = self.store.add_item(key, prompt, prompt.domain, now, **self.unstored.take(key), **fields)
+        change.new_slots.add(slot)
+        return slot
 
     def from_pool(
         self, num: int, now: int, request: str = "", shares: DomainShares | None = None
@@ -307,8 +324,9 @@ class SRLReplayBuffer:
         request: str = "",
         without: Collection[str] = (),
         shares: DomainShares | None = None,
+        today: Today | None = None,
     ) -> list[StoredGroup]:
-        """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
+        """Draw `num` stored groups to reuse, fewer only if fewer have a signal within `max_age` and `max_uses`.
 
         Args:
             num: groups wanted.
@@ -316,27 +334,32 @@ class SRLReplayBuffer:
             request: name of the call.
             without: ids of groups that are already in this batch, drawn by the previous call.
             shares: domain shares of a planner; None: `domain_quotas` applies.
+            today: baseline that decides which groups have a signal; None: those whose rewards differ.
 
         Returns:
-            Groups with `origin` "reuse".
+            Groups with `origin` "reuse"; with `today` also the history of each, without the group itself.
 
         Raises:
             JournalError: nothing was drawn; or the request is a repeated one, and groups it drew have been removed.
         """
         if (answer := self._answered(request)) is not None:
-            return [self._reused(*drawn) for drawn in zip(*drawn_in(answer), strict=True)]
+            answered = drawn_in(answer)
+            return self._drawn(list(map(self.ledger.payloads.open, answered.seqs)), answered)
         with self._transaction(request) as change:
             taken = {group_id: self.drawn[group_id] for group_id in without if group_id in self.drawn}
-            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], list(taken.values()), shares)
+            without_seqs = list(taken.values())
+            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], without_seqs, shares, today)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
-            seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()), shares)
+            seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()), shares, today)
             weights = weight_N.tolist() + [1.0] * (len(seqs) - len(weight_N))
-            groups = [self._reused(*drawn) for drawn in zip(seqs, weights, strict=True)]
+            found = list(map(self.ledger.payloads.open, seqs))
+            drawing = DrawnAnswer(seqs, weights, self._todays_histories(found, seqs, drawn, today))
+            groups = self._drawn(found, drawing)
             self.drawn = taken | {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.rated.note_trained(one.group.group_id for one in groups)
             self.counts["num_reuses"] += len(seqs)
-            change.answer = seqs if set(weights) <= {1.0} else {"seqs": seqs, "weights": weights}
+            change.answer = drawing.to_json()
         return groups
 
     def successes(self, keys: Sequence[str], now: int) -> dict[str, Group]:
@@ -388,7 +411,8 @@ class SRLReplayBuffer:
 
         Returns:
             The numbers of ratings that are new to the memory (`num_applied`), of those that replaced or took back an
-            earlier one (`num_changed`), and of items graded (`num_graded`).
+            earlier one (`num_changed`), of items graded (`num_graded`), and of groups that are older than
+            `max_age` at the next draw (`num_too_old`).
         """
         answer: dict[str, int] | None = self._answered(request)
         if answer is not None:
@@ -483,16 +507,65 @@ class SRLReplayBuffer:
         self.counts["num_diverged" if answers else "num_diverged_unanswered"] += 1
         return asked_differently(prompt, answers, generator) if answers else prompt
 
-    def _reused(self, seq: int, weight: float) -> StoredGroup:
-        found = self.ledger.payloads.open(seq)
-        found = found if weight == found.weight else replace(found, weight=weight)
-        return found.renamed(orphan_id(found.group.group_id, seq)) if seq >= FIRST_ORPHAN else found
+    @staticmethod
+    def _drawn(found: Sequence[StoredGroup], answer: DrawnAnswer) -> list[StoredGroup]:
+        """Return stored groups, which are cached, with what belongs to a draw."""
+        groups = []
+        for one, seq, weight, history in zip(found, *answer, strict=True):
+            if weight != one.weight or history != one.history:
+                one = replace(one, weight=weight, history=history)
+            groups.append(one.renamed(orphan_id(one.group.group_id, seq)) if seq >= FIRST_ORPHAN else one)
+        return groups
 
     def _drawn_orphans(
-        self, num: int, now: int, change: Change, without: set[int], shares: DomainShares | None
+        self,
+        num: int,
+        now: int,
+        change: Change,
+        without: set[int],
+        shares: DomainShares | None,
+        today: Today | None,
     ) -> list[int]:
         is_wanted = partial(self.draws.is_orphan_wanted, now=now, shares=shares)
-        return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, without)
+        has_signal = None if today is None else partial(self._orphan_trains, today=today)
+        return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, without, has_signal)
+
+    def _orphan_trains(self, prompt: Prompt, row: np.void, today: Today) -> bool:
+        rows_1 = np.array([row], GROUP)
+        past = self.draws.histories(today, rows_1, self._item_rows([prompt]), [prompt.domain])
+        return bool(trains_again(today, judged(today, past, rows_1))[0])
+
+    def _item_rows(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """Return the rows of prompts' items; of a prompt without one, only its history."""
+        keys = list(map(key_of, prompts))
+        rows_P = with_fields(self.unstored.rows(keys), ITEM)
+        for p, key in enumerate(keys):
+            if (slot := self.store.slot_of(key)) is not None:
+                rows_P[p] = self.store.items[slot]
+        return rows_P
+
+    def _todays_histories(
+        self, found: Sequence[StoredGroup], seqs: Sequence[int], drawn: np.ndarray, today: Today | None
+    ) -> list[History | None]:
+        """Return the histories of drawn groups without the groups themselves; None each without `today`.
+
+        Args:
+            found: all drawn groups: those of items, then orphans.
+            seqs: their numbers.
+            drawn: group slots of the first ones.
+            today: as in `draw`.
+        """
+        if today is None or not seqs:
+            return [None] * len(seqs)
+        groups = [one.group for one in found]
+        rows_N = np.concatenate([
+            rows_at(self.store.groups, drawn), np.array([self.orphans.rows[seq] for seq in seqs[len(drawn) :]], GROUP)
+        ])  # fmt: skip
+        prompts = [group.prompt for group in groups]
+        sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
+        domains = [prompt.domain for prompt in prompts]
+        past = self.draws.histories(today, rows_N, self._item_rows(prompts), domains, sums_N)
+        return [History(*row) for row in zip(*(column_N.tolist() for column_N in past), strict=True)]
 
     def _surplus_groups(self) -> list[int]:
         """Return the oldest groups of items that have more than `groups_per_item`."""
@@ -545,7 +618,7 @@ class SRLReplayBuffer:
         self.recall.rebuild()
 
     def _state(self) -> dict[str, Any]:
-        """Return all state that is not in rows, as JSON types."""
+        """Return all state that is not in rows, as JSON types or bytes."""
         return {
             "store": self.store.header.to_json(),
             "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
@@ -559,6 +632,7 @@ class SRLReplayBuffer:
             "seed": self._seed,
             **({"correction": self.recall.correction.get_state()} if self.recall.correction.is_on else {}),
             **({"rated": text} if (text := self.rated.get_state()) else {}),
+            **({} if (unstored := self.unstored.get_state()) is None else {"unstored": unstored}),
             **self.tracker.get_state(),
         }
 
@@ -573,6 +647,7 @@ class SRLReplayBuffer:
         self.recall.correction.set_state(state.get("correction", {}))
         self.domain_statistics.set_state(state.get("domain_statistics", {}))  # earlier versions had none
         self.rated.set_state(state.get("rated", ""))
+        self.unstored.set_state(state.get("unstored"))
         self.tracker.set_state(state)
 
     # --- copies ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ COUNTS = (
     *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
     *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
     *("num_enrolled", "num_diverged", "num_diverged_unanswered", "num_refits", "num_recalibrations"),
+    *("num_histories_dropped",),
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over", "num_orphans_played"),
 )
 
@@ -38,6 +39,7 @@ def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
         "num_leeches": store.num_items(LEECH),
         "num_due": num_due,
         "num_stored_groups": store.num_groups,
+        "num_histories_without_item": len(buffer.unstored),
         "num_orphan_groups": len(buffer.orphans),
         "num_bytes_in_memory": payloads.num_bytes,
         "num_bytes_stored": store.num_bytes,
@@ -66,19 +68,23 @@ def _ratings(buffer: SRLReplayBuffer) -> dict[str, float]:
 
 
 def _calibration(buffer: SRLReplayBuffer) -> dict[str, float]:
-    """Return predicted and observed recall over the newest reviews; nan until an item has been revisited."""
+    """Return predicted and observed recall over the newest reviews; nan until an item has been revisited.
+
+    Without a spacing rule nothing is predicted, so all but the observed recall are nan.
+    """
     log = buffer.reviews.log()
     if not len(log) or np.isnan(log.predicted).all():
         names = ("predicted_recall_mean", "observed_recall_mean", "recall_log_loss", "recall_constant_log_loss")
         return {**dict.fromkeys(names, NAN), "num_predicted_reviews": 0, "reviews_median": 0.0}
     found = report(log)
     num_reviews_K = np.unique(log.predictable().key, return_counts=True)[1]
+    is_told = buffer.settings.has_due_dates
     return {
         "reviews_median": float(np.median(num_reviews_K)),  # over revisited items
-        "predicted_recall_mean": found.predicted,
+        "predicted_recall_mean": found.predicted if is_told else NAN,
         "observed_recall_mean": found.observed,
-        "recall_log_loss": found.log_loss,
-        "recall_constant_log_loss": found.log_loss_constant,
+        "recall_log_loss": found.log_loss if is_told else NAN,
+        "recall_constant_log_loss": found.log_loss_constant if is_told else NAN,
         "num_predicted_reviews": found.num_reviews,
     }
 
@@ -106,6 +112,8 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
         "due": round(float(row["due"]), 3),
         "late": round(now - float(row["due"]), 3),
         "recall": round(recall, 4) if row["reps"] else None,
+        "has_due_dates": buffer.settings.has_due_dates,
+        "elapsed": now - int(row["last_review"]),
         "domain_factor": round(factor, 4),  # multiplies `recall`; see `schedule/recall.py`
         "is_due_by_domain": bool(is_lost and row["due"] > now),
         "pass_rate": round(float(row["pass_rate"]), 4),

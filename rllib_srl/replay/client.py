@@ -37,6 +37,7 @@ from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.load import Share, reuse_share
 from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import AUTO, ReplaySettings, users_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
@@ -53,7 +54,7 @@ Drawn = TypeVar("Drawn", Prompt, GroupMeta)
 class ReplayClient:
     """Client of the shards of one run's memory.
 
-    Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 20 `timeout_s`), and its effect is
+    Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 31 `timeout_s`), and its effect is
     applied at most once.
     """
 
@@ -207,16 +208,21 @@ class ReplayClient:
         self.counts["num_groups_lost"] += sum(len(lost) for _, lost in answers.values())
         return {visit.group_id: visit for visits, _ in answers.values() for visit in visits}
 
-    def sample(self, num_played: int, now: int, shares: DomainShares | None = None) -> list[GroupMeta]:
-        """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`; see `due`."""
+    def sample(
+        self, num_played: int, now: int, shares: DomainShares | None = None, today: Today | None = None
+    ) -> list[GroupMeta]:
+        """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`; see `due`.
+
+        `today` as in `SRLReplayBuffer.draw`; each shard judges by its own histories and domains.
+        """
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
 
         def sample(part: int, request: str, without: Collection[str]) -> Call[list[GroupMeta]]:
             if self._is_local:
-                return Call.of(ReplayBufferActor.sample, part, now, request, without, shares)
-            return Call.of_first(ReplayBufferActor.sample_apart, part, now, request, without, shares)
+                return Call.of(ReplayBufferActor.sample, part, now, request, without, shares, today)
+            return Call.of_first(ReplayBufferActor.sample_apart, part, now, request, without, shares, today)
 
         groups = self._drawn(sample, "sample", num, now)
         self.counts["num_reuses_owed"] += num
@@ -351,12 +357,12 @@ class ReplayClient:
         """Write one snapshot a shard into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
         calls = {i: Call.of(ReplayBufferActor.snapshot, path) for i, path in self._snapshots_in(directory).items()}
-        self._call(calls, "writing a snapshot", 10 * self.settings.timeout_s)
+        self._call_long(calls, "writing a snapshot")
 
     def restore(self, directory: Path) -> int:
         """Restore the snapshots in `directory`; return the number of orphans."""
         calls = {i: Call.of(ReplayBufferActor.restore, path) for i, path in self._snapshots_in(directory).items()}
-        orphans = self._call(calls, "restoring a snapshot", 10 * self.settings.timeout_s)
+        orphans = self._call_long(calls, "restoring a snapshot")
         self.num_items = sum(self.sizes())
         self._asked.clear()
         return sum(orphans.values())
@@ -453,11 +459,21 @@ class ReplayClient:
         return dict.fromkeys(range(len(self._shards)), call)
 
     def _call(
-        self, calls: Mapping[int, Call[Result]], what: str, timeout_s: float | None = None
+        self,
+        calls: Mapping[int, Call[Result]],
+        what: str,
+        timeout_s: float | None = None,
+        restart_s: float | None = None,
     ) -> dict[int, Result]:
         """Run one call on each of some shards; retry a shard that died or timed out after its restart.
 
         Groups that a call returns as a second object stay in the object store; the metadata refers to them.
+
+        Args:
+            calls: shard -> its call.
+            what: the shards are doing, for the error.
+            timeout_s: limit of the first attempt; default: `replay_timeout_s`.
+            restart_s: limit of a restart and what follows it, in addition; default: the same.
 
         Returns:
             The answers, in the order of the shards.
@@ -468,12 +484,13 @@ class ReplayClient:
         if self._is_local:
             return {i: call.run(self._shards[i]) for i, call in calls.items()}
         limit_s = timeout_s or self.settings.timeout_s
-        deadline, pending = time.monotonic() + 2 * limit_s, dict(calls)
+        deadline, pending = time.monotonic() + limit_s + (restart_s or limit_s), dict(calls)
         answers: dict[int, Result] = {}
         failures: dict[int, Failure] = {}
         while pending and (left_s := deadline - time.monotonic()) > 0:
+            wait_s = left_s if failures else min(limit_s, left_s)  # a slow restart is not killed again
             refs = {i: call.submit_all(self._shards[i]) for i, call in pending.items()}
-            for i, answer in gather({i: first for i, (first, *_) in refs.items()}, min(limit_s, left_s)):
+            for i, answer in gather({i: first for i, (first, *_) in refs.items()}, wait_s):
                 if not isinstance(answer, Failure):
                     answers[i] = answer if len(refs[i]) == 1 else _with_groups(answer, refs[i][1])
                     del pending[i]
@@ -489,6 +506,12 @@ class ReplayClient:
             shard = min(pending)
             raise ActorFailure(f"memory shard {shard} {failures[shard].reason} while {what}")
         return dict(sorted(answers.items()))
+
+    def _call_long(self, calls: Mapping[int, Call[Result]], what: str) -> dict[int, Result]:
+        """Run calls that may take 10 times as long; a shard that was silent before is still found in the usual time."""
+        long_s = 10 * self.settings.timeout_s
+        self._call(self._on_all(Call.of(ReplayBufferActor.check_started)), what, restart_s=long_s)
+        return self._call(calls, what, long_s)
 
     def _end(self, shard: int) -> None:
         """Kill an unresponsive shard, so that Ray restarts it.

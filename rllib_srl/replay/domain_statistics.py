@@ -8,7 +8,7 @@ Every played group counts, also one that was refused. Within a call, groups coun
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from rllib_srl.replay.visits import GroupFacts
 REWARD_FADE = 0.97  # a group
 SIGNAL_FADE = 0.985  # a group; of pairs of visits too
 FIRST_SOLVED, FIRST_SOLVED_WEIGHT = 4.0, 2.0  # prior mean of groups with signal before an item is first solved
+NO_WEIGHT = 1e-9  # below it nothing but rounding is left of a faded weight
+_OF_MEAN = ("reward", "reward_weight", "num_noted")
 MIN_PAIRS = 8.0  # faded pairs of visits below which the likeness of items is unknown
 
 
@@ -29,6 +31,7 @@ class _Sums:
 
     reward: float = 0.0  # of groups' mean rewards
     reward_weight: float = 0.0
+    num_noted: int = 0  # groups
     num_signal: float = 0.0  # M
     num_groups: float = 0.0  # T
     num_unsolved: int = 0  # groups with signal of a domain of which nothing was ever solved
@@ -51,8 +54,8 @@ class DomainStatistics:
         """Start without groups."""
         self._sums: dict[str, _Sums] = {}
 
-    def note(self, domain: str, facts: GroupFacts, before: np.void | None, is_solved: bool) -> None:
-        """Add a played group.
+    def note(self, domain: str, facts: GroupFacts, before: np.void | None, is_solved: bool) -> int:
+        """Add a played group; return its number among the groups of its domain, from 1.
 
         Args:
             domain: of its prompt.
@@ -63,17 +66,19 @@ class DomainStatistics:
         sums, has_signal = self._sums.setdefault(domain, _Sums()), facts.variance > 0
         sums.reward = REWARD_FADE * sums.reward + facts.reward
         sums.reward_weight = REWARD_FADE * sums.reward_weight + 1
+        sums.num_noted += 1
         sums.num_signal = SIGNAL_FADE * sums.num_signal + has_signal
         sums.num_groups = SIGNAL_FADE * sums.num_groups + 1
         sums.is_solved |= is_solved or facts.num_success == facts.size >= SMALL_GROUP
         sums.num_unsolved = 0 if sums.is_solved else sums.num_unsolved + has_signal
         if before is None:
-            return
+            return sums.num_noted
         if is_solved and not before["is_solved"]:
             sums.first_solved += int(before["num_unsolved"])
             sums.num_first_solved += 1
         if before["visits"] > 0:
             _note_pair(sums, int(before["num_success"]) / int(before["group_size"]), facts.num_success / facts.size)
+        return sums.num_noted
 
     def mean(self, domain: str) -> float:
         """Return the faded mean reward of a domain; without a group, that of all domains; without any, .5."""
@@ -81,6 +86,32 @@ class DomainStatistics:
         parts = [known] if known is not None else list(self._sums.values())
         weight = sum(one.reward_weight for one in parts)
         return sum(one.reward for one in parts) / weight if weight else 0.5
+
+    def means_without(
+        self, domains: Sequence[str], domain_N: np.ndarray, place_N: np.ndarray, reward_N: np.ndarray
+    ) -> np.ndarray:
+        """Return `mean` of the domain of each of N groups, without the group itself, float64 [N].
+
+        Args:
+            domains: names.
+            domain_N: position of each group's domain among `domains`.
+            place_N: number of each group among those of its domain, as `note` returned it; 0: it is not among them.
+            reward_N: mean reward of each group when it was noted.
+        """
+        of = [self._sums.get(name, _Sums()) for name in domains]
+        reward_D, weight_D, num_D = (np.array([getattr(one, n) for one in of], np.float64) for n in _OF_MEAN)
+        own_N = np.where(place_N > 0, REWARD_FADE ** (num_D[domain_N] - place_N), 0.0)
+        sum_N, weight_N = reward_D[domain_N] - own_N * reward_N, weight_D[domain_N] - own_N
+        is_alone_N = weight_N < NO_WEIGHT
+        if not is_alone_N.any():
+            without_N: np.ndarray = sum_N / weight_N
+            return without_N
+        totals = [sum(getattr(one, n) for one in self._sums.values()) for n in _OF_MEAN[:2]]
+        sum_N = np.where(is_alone_N, totals[0] - reward_D[domain_N], sum_N)
+        weight_N = np.where(is_alone_N, totals[1] - weight_D[domain_N], weight_N)
+        is_known_N = weight_N >= NO_WEIGHT
+        mean_N: np.ndarray = np.where(is_known_N, sum_N / np.where(is_known_N, weight_N, 1.0), 0.5)
+        return mean_N
 
     def signal_rate(self, domain: str) -> float:
         """Return (M + 1) / (T + 2), M groups with signal of T groups: the chance that a group has signal."""
@@ -115,8 +146,11 @@ class DomainStatistics:
         return min(1.0, max(-1.0, (one.xy / one.pairs - mean_x * mean_y) / math.sqrt(spread)))
 
     def get_state(self) -> dict[str, dict[str, Any]]:
-        """Return the sums by domain, as JSON types."""
-        return {domain: asdict(sums) for domain, sums in self._sums.items()}
+        """Return the sums by domain, as JSON types; `num_noted` is left out where it is 0, as earlier versions did."""
+        return {
+            domain: {name: value for name, value in asdict(sums).items() if value or name != "num_noted"}
+            for domain, sums in self._sums.items()
+        }
 
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the state that `get_state` returned."""

@@ -2,6 +2,8 @@
 
     before a visit   s, n *= rho,  rho = 0.5 ** (elapsed / half_life)       what `Visit.history` returns
     after it         s += sum of raw rewards,  n += episodes                what the item's row stores
+                     clock += elapsed                                       ... so that a group of the past has the
+                                                                            weight 0.5 ** (its ago / half_life) in s
 
     discount by      elapsed since the last visit                           half-life by default
     "versions"       policy versions, that is updates                       11
@@ -26,7 +28,7 @@ import numpy as np
 from rllib_srl.replay.visits import GroupFacts
 
 HALF_LIVES = {"versions": 11.0, "visits": 1.0, "kl": 0.06}
-TOLD_BY = {"versions": "version", "visits": "visits", "kl": "history_kl"}  # field of an item with the time of its visit
+TOLD_BY = {"versions": "version", "visits": "visits", "kl": "history_clock"}  # field with the time of an item's visit
 MAX_SILENT = 8.0
 SMALL_GROUP = 4  # episodes below which equal rewards are weak evidence of silence and of a solution
 COST_VISITS = 8  # the mean cost of an item is of about so many visits
@@ -44,13 +46,19 @@ def discounts(
         version_N: policy version that plays each.
         policy_kl: nats per token by which the policy has moved since the start of the run.
     """
+    return discount(by, half_life, elapsed(by, rows_N, version_N, policy_kl))
+
+
+def elapsed(by: str, rows_N: np.ndarray, version_N: np.ndarray, policy_kl: float) -> np.ndarray:
+    """Return the units of `by` since the last visit of each item, at least 0; arguments as in `discounts`."""
     if by == "versions":
         elapsed_N = version_N - rows_N["version"].astype(np.float64)
     elif by == "kl":
-        elapsed_N = policy_kl - rows_N["history_kl"]
+        elapsed_N = policy_kl - rows_N["history_clock"]
     else:
         elapsed_N = np.ones(len(rows_N))
-    return discount(by, half_life, elapsed_N)
+    at_least_0_N: np.ndarray = np.maximum(0.0, elapsed_N)
+    return at_least_0_N
 
 
 def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndarray:
@@ -60,16 +68,17 @@ def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndar
 
 
 def after_visit(
-    rows_N: np.ndarray, facts: Sequence[GroupFacts], rho_N: np.ndarray, policy_kl: float
+    rows_N: np.ndarray, facts: Sequence[GroupFacts], by: str, half_life: float | None, policy_kl: float
 ) -> dict[str, np.ndarray]:
     """Return the fields of the items' history after a visit.
 
     Args:
         rows_N: items before the visit.
         facts: summary of the group played for each.
-        rho_N: of `discounts`.
-        policy_kl: as in `discounts`.
+        by: as in `discounts`, like `half_life` and `policy_kl`.
     """
+    elapsed_N = elapsed(by, rows_N, np.array([one.version for one in facts], np.float64), policy_kl)
+    rho_N = discount(by, half_life, elapsed_N)
     size_N, reward_sum_N, num_success_N, tokens_N = (
         np.array([getattr(one, name) for one in facts], np.float64)
         for name in ("size", "reward_sum", "num_success", "num_loss_tokens")
@@ -81,7 +90,8 @@ def after_visit(
     return {
         "history_sum": rho_N * rows_N["history_sum"] + reward_sum_N,
         "history_count": rho_N * rows_N["history_count"] + size_N,
-        "history_kl": np.full(len(rows_N), policy_kl),
+        # The policy's KL only grows, so its sum of elapsed KL is the KL itself, without rounding.
+        "history_clock": np.full(len(rows_N), policy_kl) if by == "kl" else rows_N["history_clock"] + elapsed_N,
         "num_silent": np.where(has_signal_N, 0.0, np.minimum(MAX_SILENT, rows_N["num_silent"] + silence_N)),
         "num_unsolved": np.where(is_solved_N, 0, rows_N["num_unsolved"] + has_signal_N),
         "is_solved": is_solved_N,
@@ -92,7 +102,7 @@ def after_visit(
 def solves(rows_N: np.ndarray, num_success_N: np.ndarray, size_N: np.ndarray) -> np.ndarray:
     """Return whether a visit solves each item: all episodes right; in small groups, also at the visit before."""
     is_right_N = num_success_N == size_N
-    was_right_N = (rows_N["visits"] > 0) & (rows_N["num_success"] == rows_N["group_size"])
+    was_right_N = (rows_N["group_size"] > 0) & (rows_N["num_success"] == rows_N["group_size"])
     is_solution_N: np.ndarray = is_right_N & ((size_N >= SMALL_GROUP) | was_right_N)
     return is_solution_N
 

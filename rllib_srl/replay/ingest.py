@@ -3,13 +3,14 @@
     group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date, history -> children
 
 A refused group still grades an item that exists, because the recall test has happened. A group with too few valid
-episodes grades nothing, but counts in the history of its prompt. A broken group (`admission.fault_of`) is ignored: its
+episodes grades nothing. Both count in the history of their prompt, with an item or without (`replay/unstored.py`). A
+broken group (`admission.fault_of`) is ignored: its
 numbers never reach a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl.batch.posterior import History
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
 from rllib_srl.replay.diversity.measures import bonus
 from rllib_srl.replay.diversity.tracker import Measured
@@ -30,7 +30,7 @@ from rllib_srl.replay.selection.growth import DIVERGE, Child, Visited, children
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import key_of, rows_at
 from rllib_srl.replay.visits import OF_GROUP, GroupFacts, Visit, facts_of
-from rllib_srl.types import Group
+from rllib_srl.types import Group, History
 
 if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
@@ -48,6 +48,7 @@ class _PendingGroup:
     refused: str  # why it is not stored, "" if it is
     is_new: bool
     before: np.void | None = None  # row of the item before the visit; None: no visit
+    domain_place: int = 0  # number of the group among those of its domain, from 1; 0: it is not among them
     graded: Graded = field(default_factory=lambda: Graded(0))
     diversity: float = 0.0
 
@@ -90,14 +91,20 @@ class Ingestion:
         self._decode = decode
 
     def histories(self, buffer: SRLReplayBuffer, groups: Sequence[Group], policy_kl: float) -> list[History]:
-        """Return the history of each group's prompt as a visit by its policy finds it; empty without an item."""
+        """Return the history of each group's prompt as a visit by its policy finds it."""
         found = [(n, buffer.store.slot_of(key_of(group.prompt))) for n, group in enumerate(groups) if group.size]
         slots = {n: slot for n, slot in found if slot is not None}
-        rows_N = rows_at(buffer.store.items, list(slots.values()))
-        version_N = np.array([groups[n].versions_G2.min() for n in slots], np.float64)
-        rho_N = self._discounts(rows_N, version_N, policy_kl)
-        sums = dict(zip(slots, (rho_N * rows_N["history_sum"]).tolist(), strict=True))
-        counts = dict(zip(slots, (rho_N * rows_N["history_count"]).tolist(), strict=True))
+        others = [n for n, slot in found if slot is None]
+        sums: dict[int, float] = {}
+        counts: dict[int, float] = {}
+        for at, rows_N in (
+            (list(slots), rows_at(buffer.store.items, list(slots.values()))),
+            (others, buffer.unstored.rows([key_of(groups[n].prompt) for n in others])),
+        ):
+            version_N = np.array([groups[n].versions_G2.min() for n in at], np.float64)
+            rho_N = self._discounts(rows_N, version_N, policy_kl)
+            sums |= dict(zip(at, (rho_N * rows_N["history_sum"]).tolist(), strict=True))
+            counts |= dict(zip(at, (rho_N * rows_N["history_count"]).tolist(), strict=True))
         mean_of = {domain: buffer.domain_statistics.mean(domain) for domain in {g.prompt.domain for g in groups}}
         return [
             History(sums.get(n, 0.0), counts.get(n, 0.0), mean_of[group.prompt.domain])
@@ -150,6 +157,8 @@ class Ingestion:
         taken = [one for one, fault in zip(entered, faults, strict=True) if fault is None]
         for group, of, one in zip(whole, all_facts, taken, strict=True):
             self._note(buffer, group.prompt.domain, of, one, is_played)
+        if is_played:
+            self._note_unstored(buffer, zip(whole, all_facts, taken, strict=True), policy_kl)
         for pending in pending_groups:
             pending.diversity = float(buffer.store.items["diversity"][pending.slot])
             if not pending.refused:
@@ -179,8 +188,7 @@ class Ingestion:
             buffer.counts[f"num_refused_{refused}"] += 1
         is_new = slot is None
         if slot is None:
-            slot = buffer.store.add_item(key, group.prompt, group.prompt.domain, now)
-            change.new_slots.add(slot)
+            slot = buffer.add_item(key, group.prompt, now, change)
         return _PendingGroup(group, kept, facts, measured, slot, refused, is_new)
 
     def _visit(self, pending: _PendingGroup, num_grown: int) -> Visit:
@@ -259,7 +267,23 @@ class Ingestion:
                 buffer.domain_statistics.note(domain, facts, None, is_solved=False)
         elif one.before is not None:
             is_solved = bool(buffer.store.items["is_solved"][one.slot])
-            buffer.domain_statistics.note(domain, facts, one.before, is_solved)
+            one.domain_place = buffer.domain_statistics.note(domain, facts, one.before, is_solved)
+
+    def _note_unstored(
+        self,
+        buffer: SRLReplayBuffer,
+        taken: Iterable[tuple[Group, GroupFacts, Visit | _PendingGroup]],
+        policy_kl: float,
+    ) -> None:
+        """Add groups that have no item to the histories of their prompts."""
+        noted = {
+            key_of(group.prompt): facts
+            for group, facts, one in taken
+            if isinstance(one, Visit) and one.refused != "diverged" and facts.num_rewarded
+        }
+        how = (self._settings.history_by, self._settings.history_half_life, policy_kl)
+        if num_dropped := buffer.unstored.note(list(noted), list(noted.values()), *how):
+            buffer.counts["num_histories_dropped"] += num_dropped
 
     def _grade(
         self, buffer: SRLReplayBuffer, played: Sequence[_PendingGroup], now: int, change: Change, policy_kl: float
@@ -273,8 +297,9 @@ class Ingestion:
         )
         fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
         before_N = rows_at(buffer.store.items, slots)
-        rho_N = self._discounts(before_N, fields["version"], policy_kl)
-        fields |= {**after_visit(before_N, facts, rho_N, policy_kl), "last_drawn": np.full(len(slots), now)}
+        settings = self._settings
+        fields |= after_visit(before_N, facts, settings.history_by, settings.history_half_life, policy_kl)
+        fields |= {"last_drawn": np.full(len(slots), now)}
         graded = buffer.recall.visit(
             slots,
             facts,
@@ -308,6 +333,9 @@ class Ingestion:
             pending.slot,
             born=now,
             num_bytes=change.keep(seq, group),
+            # Without a visit the group is no part of the history.
+            history_clock=-1.0 if pending.before is None else buffer.store.items["history_clock"][pending.slot],
+            domain_place=pending.domain_place,
             **{name: getattr(facts, name) for name in OF_GROUP},
         )
         change.removed_groups += evicted
@@ -345,8 +373,7 @@ class Ingestion:
                 buffer.counts["num_grown_unfit"] += 1
                 return False
             buffer.remove(int(pool[at]), change)
-        slot = store.add_item(key_of(child.prompt), child.prompt, child.prompt.domain, now, score=child.score)
-        change.new_slots.add(slot)
+        buffer.add_item(key_of(child.prompt), child.prompt, now, change, score=child.score)
         buffer.counts["num_grown"] += 1
         return True
 

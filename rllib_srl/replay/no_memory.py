@@ -11,6 +11,7 @@ import numpy as np
 from rllib_srl.replay.pass_rates import estimates
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -30,7 +31,9 @@ class NoMemory:
         """Store nothing."""
         return {}
 
-    def sample(self, num_played: int, now: int, shares: DomainShares | None = None) -> list[GroupMeta]:
+    def sample(
+        self, num_played: int, now: int, shares: DomainShares | None = None, today: Today | None = None
+    ) -> list[GroupMeta]:
         """Return nothing."""
         return []
 

@@ -176,27 +176,32 @@ def apply(buffer: SRLReplayBuffer, groups: Sequence[RatedGroup], now: int, chang
     Args:
         buffer: the buffer to change.
         groups: of distinct ids.
-        now: the training iteration.
+        now: the last finished training iteration.
         change: the open transaction.
 
     Returns:
-        The number of ratings that are new to the memory, of those that replace or take back an earlier one, and of
-        items graded.
+        The number of ratings that are new to the memory, of those that replace or take back an earlier one, of items
+        graded, and of groups that are older than `max_age` at the next draw.
     """
     num_applied, num_changed = buffer.rated.num_applied, buffer.rated.num_changed
     graded: dict[int, list[RatedAnswer]] = {}
+    num_too_old = 0
     for one in groups:
         stored = _find(buffer, one, change)
         if stored is None:
             _miss(buffer.rated, one)
-        elif found := _apply_to(buffer, stored, one, change):
+            continue
+        age = now + 1 - int(buffer.store.groups["born"][stored.at])  # at the next draw
+        if found := _apply_to(buffer, stored, one, change):
             graded.setdefault(stored.slot, []).extend(found)
+            num_too_old += age > buffer.settings.max_age
     grades = {slot: grade_of(answers) for slot, answers in graded.items()}
     buffer.review(grades, now, change)
     return {
         "num_applied": buffer.rated.num_applied - num_applied,
         "num_changed": buffer.rated.num_changed - num_changed,
         "num_graded": len(grades),
+        "num_too_old": num_too_old,
     }
 
 
@@ -273,7 +278,7 @@ def _store(buffer: SRLReplayBuffer, stored: _Stored, group: Group, before: Group
     """Replace a stored group, and correct its item."""
     store, facts = buffer.store, facts_of(group, buffer.settings.pass_reward)
     row = store.groups[stored.at].copy()
-    fields = _corrections(buffer, stored, row, before, group, facts)
+    fields, history_clock = _corrections(buffer, stored, row, before, group, facts)
     change.removed_groups.append(store.remove_group(stored.at))
     seq = store.header.next_group_seq
     store.add_group(
@@ -281,7 +286,8 @@ def _store(buffer: SRLReplayBuffer, stored: _Stored, group: Group, before: Group
         born=int(row["born"]),
         uses=int(row["uses"]),
         num_bytes=change.keep(seq, group),
-        **{name: getattr(facts, name) for name in OF_GROUP},
+        history_clock=history_clock,
+        **{name: getattr(facts, name) for name in OF_GROUP},  # the mean of the domain has none of its new rewards
     )
     if group.group_id in buffer.drawn:
         buffer.drawn[group.group_id] = seq
@@ -291,13 +297,14 @@ def _store(buffer: SRLReplayBuffer, stored: _Stored, group: Group, before: Group
 
 def _corrections(
     buffer: SRLReplayBuffer, stored: _Stored, row: np.void, before: GroupFacts, group: Group, facts: GroupFacts
-) -> dict[str, Any]:
-    """Return the corrected fields of an item whose group has other rewards now."""
+) -> tuple[dict[str, Any], float]:
+    """Return the corrected fields of an item whose group has other rewards now, and the group's `history_clock`."""
     settings, item = buffer.settings, buffer.store.items[stored.slot]
     told_by = TOLD_BY[settings.history_by]
     played_at = group.extra.get("history_at", int(row["version"]) if told_by == "version" else None)
     is_last = all(item[name] == row[name] for name in ("nll", "version", "reward", "num_success"))
     fields: dict[str, Any] = {}
+    history_clock = -1.0
     if played_at is not None:
         elapsed = float(item[told_by]) - played_at  # below 0 only where no visit was rewarded so far
         both = np.array([elapsed, -elapsed])
@@ -306,9 +313,14 @@ def _corrections(
         if item["history_count"] >= weight * num_before - 1e-6:  # else this visit is no part of the history
             fields["history_sum"] = fade * item["history_sum"] + weight * (facts.reward_sum - before.reward_sum)
             fields["history_count"] = fade * item["history_count"] + weight * (num - num_before)
-            fields |= {told_by: played_at} if elapsed < 0 else {}
+            history_clock = float(row["history_clock"])
+            if elapsed < 0:
+                history_clock = float(item["history_clock"]) - elapsed
+                fields |= {told_by: played_at, "history_clock": history_clock}
+            elif history_clock < 0:  # its first rewards
+                history_clock = max(0.0, float(item["history_clock"]) - elapsed)
     if is_last and item["group_size"] == facts.size:
         variance = facts.variance
         fields |= {"reward": facts.reward, "variance": variance, "score": variance, "num_success": facts.num_success}
         fields |= {"pass_rate": facts.num_success / facts.size} | ({"num_silent": 0.0} if variance > 0 else {})
-    return fields
+    return fields, history_clock

@@ -21,16 +21,17 @@ from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.history import HALF_LIVES
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.load import LOAD_CONTROLS
-from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingRule, make_spacing
+from rllib_srl.replay.schedule.spacing import SPACINGS, NoSpacing, SpacingRule, make_spacing
 from rllib_srl.replay.selection.candidates import SETTING_NAMES, SelectionSettings
 from rllib_srl.replay.selection.context import SignalSettings
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
-from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
+from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
 
 AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
+OF_REUSE = ("reuse_selection", "max_uses", "reuse_coeff", "reuse_correction")  # settings of nothing but reuse
 DIVERSITY_ON = ("interval", "draw")
 GPU_SHARE, MOST_GPU_SHARE = 0.1, 0.3  # of a card, for one shard: by default, and at most
 
@@ -44,14 +45,14 @@ class ReplaySettings:
         'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted, and in a finite pool of prompts no '
         "share: unseen and stored ones compete (docs/memory.md)",
     )
-    reuse_fraction: float = setting(0.25, "share of trained groups drawn from the memory, in [0, 1)")
+    reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)")
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory")
     groups_per_item: int = setting(2, "number of newest groups kept per item")
     max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk")
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused")
     spacing: str = setting(
-        "fsrs",
-        'when items are due: fsrs sm2 leitner fixed expanding srl1 none or "module:rule"',
+        "none",
+        'when items are due: none (always) fsrs sm2 leitner fixed expanding srl1 or "module:rule"',
         of="spacing.name", is_head=True,
     )
     spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name", of="spacing.*")
@@ -81,8 +82,8 @@ class ReplaySettings:
     )
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item")
     load_control: str = setting(
-        "throttle_new",
-        '"throttle_new" (new items wait until their reviews fit), "stretch" (longer intervals) or "none"',
+        "none",
+        '"none", "throttle_new" (new items wait until their reviews fit) or "stretch" (longer intervals)',
     )
     grade: str = setting(
         "pass_rate",
@@ -111,12 +112,12 @@ class ReplaySettings:
         of="history.half_life",
     )
     selection: str = setting(
-        "srl",
+        "uniform",
         'rule that selects items to revisit (docs/memory.md), or "module:rule"',
         of="selection.name", is_head=True,
     )
     reuse_selection: str = setting(
-        "srl",
+        "uniform",
         'rule that selects groups to reuse (docs/memory.md), or "module:rule"',
         of="reuse_selection.name", is_head=True,
     )
@@ -132,11 +133,11 @@ class ReplaySettings:
     )
     domain_quotas: Any = setting(None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas')
     leech_failures: int = setting(
-        8, "failed visits in a row that make an item a leech; 0: no leeches", of="leeches.failures", is_head=True
+        0, "failed visits in a row that make an item a leech; 0: no leeches", of="leeches.failures", is_head=True
     )
     leech_share: float = setting(0.1, "maximum share of leeches among revisits, in [0, 1]", of="leeches.share")
     leech_interval: int = setting(32, "iterations between two visits of a leech", of="leeches.interval")
-    max_age: int = setting(32, "maximum age of a reused group, iterations")
+    max_age: int = setting(6, "maximum age of a reused group, iterations")
     max_uses: int = setting(4, "maximum number of times a group is reused")
     reuse_coeff: float = setting(
         1.0, "weight of the loss of reused groups; that of played groups is 1", of="reuse_coeff.coeff", is_head=True
@@ -155,8 +156,8 @@ class ReplaySettings:
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum"
     )
     diversity_coeff: float = setting(
-        0.5,
-        "strength of diversity in intervals and draws, at least 0; 0: no effect",
+        0.0,
+        "strength of diversity in intervals of spacing, draws by srl, and eviction by lowest_value; 0: no effect",
         of="diversity.coeff", is_head=True,
     )
     diversity_parts: tuple[str, ...] = setting(
@@ -230,6 +231,11 @@ class ReplaySettings:
         return GPU_SHARE if self.diversity_gpu_share is None else self.diversity_gpu_share
 
     @property
+    def has_due_dates(self) -> bool:
+        """Return whether a spacing rule sets due dates and predicts recall."""
+        return self.spacing != NoSpacing.name
+
+    @property
     def is_on(self) -> bool:
         """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
@@ -241,8 +247,39 @@ class ReplaySettings:
 
     def faults(self, prefix: str = "") -> list[str]:
         """Return all validation errors, each as "name = value; expected ..."; [] if there are none."""
-        checks = (_ranges, _choices, _parts, _rules, _place, _together)
-        return [f"{prefix}{line}" for check in checks for line in check(self)]
+        lines = [line for check in (_ranges, _choices, _parts, _rules, _place, _together) for line in check(self)]
+        named = {line.partition(" ")[0] for line in lines}
+        lines += [line for line in _without_effect(self) if line.partition(" ")[0] not in named]
+        return [f"{prefix}{line}" for line in lines]
+
+    def warnings(self, prefix: str = "", may_reuse: bool = False) -> list[str]:
+        """Return a line for each part that is set and does little with the others; [] if there is none.
+
+        Args:
+            prefix: of the names of settings.
+            may_reuse: whether groups may be reused with `reuse_fraction` 0, by a planner.
+        """
+        if not self.is_on:
+            return []
+        lines = []
+        if not self.reuse_fraction and not may_reuse:
+            given = {name: getattr(self, name) for name in OF_REUSE}
+            lines += [
+                f"{prefix}{name} = {value!r} has no effect with {prefix}reuse_fraction = 0: nothing is trained on again"
+                for name, value in given.items()
+                if value != TABLE[name].default
+            ]
+        if self.has_due_dates and self.fill_with_not_due and self.selection in DATELESS:
+            lines.append(
+                f"{prefix}spacing = {self.spacing!r} with {prefix}selection = {self.selection!r}: due dates are shown, "
+                f"but no draw depends on them; {prefix}selection = 'srl' draws what is due"
+            )
+        if not self.has_due_dates and self.load_control == "throttle_new":
+            lines.append(
+                f"{prefix}load_control = 'throttle_new' with {prefix}spacing = 'none': each item counts as one revisit "
+                "an iteration, so hardly more items come back than there are slots; expected a rule of spacing"
+            )
+        return lines
 
     def checked(self) -> ReplaySettings:
         """Return these settings.
@@ -482,6 +519,20 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
             f"diversity_bonus = {settings.diversity_bonus!r} with embedding = 'policy'; expected another embedding: "
             "hidden states are known after the update, the bonus is needed before it"
         )
+
+
+def _without_effect(settings: ReplaySettings) -> Iterator[str]:
+    """Yield errors for parameters of a part that is off."""
+    if not settings.has_due_dates and not settings.domain_half_life:
+        for name in ("desired_retention", "iterations_per_day"):
+            if (value := getattr(settings, name)) != TABLE[name].default:
+                yield f"{name} = {value!r}; expected it only with a rule of spacing: items are always due without one"
+    if not settings.leech_failures:
+        for name in ("leech_share", "leech_interval"):
+            if (value := getattr(settings, name)) != TABLE[name].default:
+                yield f"{name} = {value!r}; expected it only with leech_failures above 0"
+    if not settings.diversity_coeff and tuple(settings.diversity_on) != DIVERSITY_ON:
+        yield f"diversity_on = {settings.diversity_on!r}; expected it only with diversity_coeff above 0"
 
 
 def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:

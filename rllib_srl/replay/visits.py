@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.batch.estimators import EPSILON
-from rllib_srl.batch.posterior import NO_HISTORY, History
-from rllib_srl.types import Group
+from rllib_srl.batch.posterior import NO_HISTORY
+from rllib_srl.types import Group, History
 
 OF_GROUP = (  # numbers in the row of a group
     *("size", "num_success", "reward", "variance", "abs_advantage", "nll"),
-    *("num_tokens", "num_loss_tokens", "version"),
+    *("num_tokens", "num_loss_tokens", "version", "num_rewarded", "lowest", "highest"),
 )
 
 
@@ -38,6 +38,9 @@ class GroupFacts:
     num_tokens: int
     num_loss_tokens: int
     version: int  # oldest policy version that wrote any of its tokens
+    num_rewarded: int  # episodes that have a reward
+    lowest: float  # reward
+    highest: float
 
     @property
     def trained_tokens(self) -> int:
@@ -76,6 +79,9 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         num_tokens=len(group.token_ids_N),
         num_loss_tokens=num_loss_tokens,
         version=int(group.versions_G2.min()),
+        num_rewarded=len(rewards_G),
+        lowest=float(rewards_G.min()) if len(rewards_G) else 0.0,
+        highest=float(rewards_G.max()) if len(rewards_G) else 0.0,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,8 +14,9 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.batch.calibration import FADE, RewardCalibration
 from rllib_srl.batch.estimators import group_relative
-from rllib_srl.batch.posterior import NO_HISTORY, History, baseline, posterior, predicted
+from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
 from rllib_srl.losses import LossSettings
+from rllib_srl.types import History
 from tests.batch.test_advantage_estimator import as_lists, meta_of
 
 REWARDS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
@@ -134,15 +137,37 @@ def test_a_bonus_multiplies_advantages_after_the_choice():
     assert as_lists(batch.advantages) == [[2 * (1 - 1 / 3), 0.5 * (0 - 2 / 3)]]
 
 
-def test_reused_groups_are_compared_with_their_own_episodes():
-    played, reused = meta_of([1, 0], "a"), meta_of([1, 0, 0], "b", origin="reuse")
-    batch = estimate([played], [NO_HISTORY], [reused])
-    spread = np.sqrt((1 + 0.25 + 0.25) / 3)
-    assert batch.advantages[1] == pytest.approx(np.array([1, -0.5, -0.5]) / spread)
+def stored(rewards, name, history):
+    return replace(meta_of(rewards, name, origin="reuse"), history=history)
+
+
+def test_reused_groups_are_judged_by_todays_history_in_units_of_the_played_groups():
+    played = meta_of([1, 0], "a")  # r - b: 1 - (1 + 0) / 3 and 0 - (1 + 1) / 3, so the rms is 2 / 3
+    reused = [stored([1, 0, 0], "b", History(1.5, 2.0, 0.25)), stored([0], "c", History(3.0, 4.0, 0.75))]
+    # b: (2 * .25 + 1.5 + the others') / (2 + 2 + 2), and (1.5 + 3) / 6
+    expected = [np.array([1 - 2 / 6, -3 / 6, -3 / 6]), np.array([-4.5 / 6])]
+    batch = estimate([played], [NO_HISTORY], reused)
+    for one, by_hand in zip(batch.advantages[1:], expected, strict=True):
+        assert one == pytest.approx(by_hand / (2 / 3))
+    alone = estimate([], [], reused)  # nothing was played: in units of their own
+    rms = np.sqrt(np.mean(np.concatenate(expected) ** 2))
+    assert as_lists(alone.advantages) == [(one / rms).tolist() for one in expected]
+    batch = estimate([played], [NO_HISTORY], reused, reuse_positive_only=True)
+    assert as_lists(batch.advantages[1:]) == [[1.0]]
+    assert batch.counts["num_episodes_not_positive"] == 3
+    known = meta_of([1], "d")  # 1 - (2 * .5 + 1) / 4 = .5; centred with 2 / 3, -2 / 3: middle .5 / 3
+    centred = estimate([played, known], [NO_HISTORY, History(1.0, 2.0, 0.5)], reused, surprise_scale="centred")
+    spread = np.std([2 / 3, -2 / 3, 0.5])
+    assert centred.advantages[3] == pytest.approx([(-0.75 - 0.5 / 3) / spread])
+
+
+def test_another_rule_for_reused_groups_ignores_the_history():
+    played, reused = meta_of([1, 0], "a"), stored([1, 0, 0], "b", History(1.5, 2.0, 0.25))
     batch = estimate([played], [NO_HISTORY], [reused], reuse_advantage="mean_only")
     assert batch.advantages[1] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    silent = meta_of([1, 1], "c", origin="reuse")
-    assert len(estimate([played], [NO_HISTORY], [silent]).groups) == 1
+    silent = stored([1, 1], "c", History(0.0, 4.0, 0.0))
+    assert len(estimate([played], [NO_HISTORY], [silent], reuse_advantage="mean_only").groups) == 1
+    assert len(estimate([played], [NO_HISTORY], [silent]).groups) == 2  # the draw decides what is a surprise
 
 
 def test_other_rules_ignore_the_history():
@@ -210,10 +235,12 @@ def test_the_name_alone_and_parameters_are_accepted(config):
     assert config.training(group_size=8).replay_settings().min_graded == 2
 
 
-def test_groups_of_one_are_not_reused_so_a_share_of_reuse_is_refused(config):
-    (line,) = faults_of(config.training(group_size=1))
-    assert line.startswith("replay_reuse_fraction = 0.25 with group_size = 1; expected 0")
+def test_groups_of_one_are_reused_by_todays_baseline_only(config):
+    assert faults_of(config.training(group_size=1).replay(reuse_fraction=0.25)) == []
+    (line,) = faults_of(config.training(reuse_advantage="leave_one_out"))
+    assert line.startswith("reuse_advantage = 'leave_one_out' with group_size = 1 and replay_reuse_fraction = 0.25; ")
     assert faults_of(config.training(group_size=2)) == []
+    assert faults_of(config.training(group_size=1).replay(reuse_fraction=0.0)) == []
 
 
 BAD = [

@@ -65,12 +65,12 @@ def test_new_and_changed_ratings_are_applied_once(tmp_path, memory, store):
     feed = RatingFeed(tmp_path / RATINGS)
     store.rate(answer_of(GROUPS[0]), "good")
     store.rate(answer_of(GROUPS[1], 1), "4")
-    assert feed.apply(memory, 1) == {"num_applied": 2, "num_changed": 0, "num_graded": 2}
+    assert feed.apply(memory, 1) == {"num_applied": 2, "num_changed": 0, "num_graded": 2, "num_too_old": 0}
     assert (rewards(memory, GROUPS[0]), rewards(memory, GROUPS[1])) == ([1.0, 0.0], [0.0, 0.75])
     assert feed.apply(memory, 1) == {}
     store.rate(answer_of(GROUPS[0]), "bad")
     store.rate(answer_of(GROUPS[1]), "1")  # another answer of a rated group
-    assert feed.apply(memory, 2) == {"num_applied": 1, "num_changed": 1, "num_graded": 2}
+    assert feed.apply(memory, 2) == {"num_applied": 1, "num_changed": 1, "num_graded": 2, "num_too_old": 0}
     assert (rewards(memory, GROUPS[0]), rewards(memory, GROUPS[1])) == ([0.0, 0.0], [0.0, 0.75])
     store.rate(answer_of(GROUPS[1], 1), "none")
     assert feed.apply(memory, 2)["num_changed"] == 1 and rewards(memory, GROUPS[1]) == [0.0, 0.0]
@@ -87,7 +87,7 @@ def test_ratings_that_a_restored_memory_has_lost_are_applied_again(tmp_path, mem
     memory.restore(tmp_path / "snapshot")
     assert rewards(memory, GROUPS[1]) == [0.0, 0.0]
     feed.restart()
-    assert feed.apply(memory, 1) == {"num_applied": 1, "num_changed": 0, "num_graded": 1}
+    assert feed.apply(memory, 1) == {"num_applied": 1, "num_changed": 0, "num_graded": 1, "num_too_old": 0}
     assert rewards(memory, GROUPS[1]) == [1.0, 0.0]
     other = RatingFeed(tmp_path / RATINGS)  # of a new process
     assert other.apply(memory, 2) == {}

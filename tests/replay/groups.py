@@ -68,9 +68,21 @@ def a_group(
     return Group(**{**values, **fields})
 
 
+# A memory with every part of the schedule on, so that each acts in the tests; by default all of them are off.
+SCHEDULED: dict[str, Any] = {
+    "spacing": "fsrs",
+    "selection": "srl",
+    "reuse_selection": "srl",
+    "load_control": "throttle_new",
+    "leech_failures": 8,
+    "diversity_coeff": 0.5,
+    "max_age": 32,
+}
+
+
 def a_buffer(directory: Path | None = None, **given: Any) -> SRLReplayBuffer:
-    """Return a buffer of a few items whose tokens hold no text."""
-    return SRLReplayBuffer(directory=directory, **{"capacity": 64, "on_secret": "keep", **given})
+    """Return a scheduled buffer of a few items whose tokens hold no text."""
+    return SRLReplayBuffer(directory=directory, **{"capacity": 64, "on_secret": "keep", **SCHEDULED, **given})
 
 
 def rewards_of(prompt: Prompt, now: int, size: int = 4) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import TABLE, ReplaySettings
+from rllib_srl.replay.store.records import SCHEDULED
 from tests.replay.groups import a_buffer, a_group, a_prompt, rewards_of
 
 
@@ -249,6 +251,23 @@ def test_a_bad_value_is_named(name, value):
     assert ReplaySettings(**{name: value}).faults("replay_")[0].startswith("replay_")
 
 
+@pytest.mark.parametrize(
+    "name, value, beside",
+    [
+        ("desired_retention", 0.8, {"spacing": "fsrs"}),
+        ("desired_retention", 0.8, {"domain_half_life": 4.0}),
+        ("iterations_per_day", 4.0, {"spacing": "sm2"}),
+        ("leech_share", 0.2, {"leech_failures": 8}),
+        ("leech_interval", 16, {"leech_failures": 8}),
+        ("diversity_on", ("draw",), {"diversity_coeff": 0.5}),
+    ],
+)
+def test_a_parameter_of_a_part_that_is_off_is_refused(name, value, beside):
+    (fault,) = ReplaySettings(**{name: value}).faults()
+    assert fault.startswith(f"{name} = {value!r}; expected it only with ")
+    assert ReplaySettings(**{name: value}, **beside).faults() == []
+
+
 def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
     with pytest.raises(ValueError) as caught:
         SRLReplayBuffer(directory=tmp_path / "new", capacity=-5, spacing="never", max_uses=0)
@@ -256,3 +275,38 @@ def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="capacity = 0; expected at least 1"):
         SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+
+
+def test_parts_that_do_little_together_are_warned_of():
+    assert ReplaySettings().warnings() == ReplaySettings(spacing="fsrs", selection="srl").warnings() == []
+    assert ReplaySettings(spacing="fsrs", fill_with_not_due=False).warnings() == []
+    (line,) = ReplaySettings(spacing="fsrs").warnings("replay_")
+    assert line.startswith("replay_spacing = 'fsrs' with replay_selection = 'uniform': ")
+    (line,) = ReplaySettings(load_control="throttle_new").warnings()
+    assert line.startswith("load_control = 'throttle_new' with spacing = 'none': ")
+    reuse = ReplaySettings(max_uses=9)
+    assert reuse.warnings("replay_", may_reuse=True) == replace(reuse, reuse_fraction=0.1).warnings() == []
+    (line,) = reuse.warnings("replay_")
+    assert line.startswith("replay_max_uses = 9 has no effect with replay_reuse_fraction = 0: ")
+    off = {"capacity": 0, "revisit_fraction": 0, "reuse_fraction": 0}
+    assert ReplaySettings(load_control="throttle_new", **off).warnings() == []
+
+
+@pytest.mark.parametrize(("selection", "spacing"), [("uniform", "none"), ("uniform", "fsrs"), ("fifo", "none")])
+def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spacing):
+    """Of 24 items a pool holds 6, visited in different iterations; `fifo` plays the one that waited longest."""
+    buffer = a_buffer(selection=selection, spacing=spacing, load_control="none", candidate_pool=6, leech_failures=0)
+    buffer.add([a_group(a_prompt(i, "sums"), 1, i) for i in range(24)], 1)
+    for now in range(2, 8):
+        prompts = buffer.due(5, now, slots=5.0)
+        buffer.add([a_group(prompt, now, 30 * now + i) for i, prompt in enumerate(prompts)], now)
+    slots = buffer.store.slots()
+    assert len(slots) == buffer.store.num_items(SCHEDULED) == 24
+    generator, counts = np.random.default_rng(0), Counter()
+    for _ in range(1200):
+        counts[int(buffer.draws.items(1, 40, generator)[0])] += 1
+    if selection == "fifo":
+        last = buffer.store.items["last_review"][slots]
+        assert {*counts} <= {*slots[last == last.min()].tolist()}
+    else:
+        assert len(counts) == 24 and max(abs(count - 50) for count in counts.values()) < 4 * 7  # each 1 / 24

@@ -157,7 +157,7 @@ def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_people_rate_items_whatever_their_shard(start, num_shards):
-    memory = start(num_shards, rating_scale="ordinal")
+    memory = start(num_shards, rating_scale="ordinal", spacing="fsrs")
     played(memory, range(6), 1)
     keys = [a_prompt(index).key for index in range(3)]
     with pytest.raises(ValueError, match=r"rating = \[6\.0\]; expected 1 to 5 \(ordinal\)"):

@@ -90,7 +90,7 @@ def test_held_out_loss_falls_after_a_line_and_after_a_refit():
     seen, unseen = log[log.key % 2 == 0], log[log.key % 2 == 1]
     losses = []
     for every in ({}, {"recalibrate_every": 1}, {"refit_every": 1}):
-        correction = Correction(ReplaySettings(**every))
+        correction = Correction(ReplaySettings(spacing="fsrs", **every))
         correction.fit(seen, 1)
         losses.append(loss_of(predict(correction.rule, unseen), correction.line))
     assert losses[0] > losses[1] + 0.02 and losses[0] > losses[2] + 0.02

@@ -17,19 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.batch.posterior import NO_HISTORY, History
+from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.history import chance_of_silence, discounts
 from rllib_srl.replay.journal.file import JournalError
 from rllib_srl.replay.journal.schema import PADDING, dtype_text
 from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.store.records import ITEM, key_of
+from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit, facts_of
+from rllib_srl.types import History
 from tests.conftest import ROOT
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
 NEW_FIELDS = (
-    *("history_sum", "history_count", "history_kl"),
+    *("history_sum", "history_count", "history_clock"),
     *("num_silent", "num_unsolved", "cost", "is_solved"),
 )
 
@@ -77,7 +79,7 @@ def test_the_history_of_a_prompt_by_hand():
 )
 def test_what_discounts_a_history(by, half_life, versions, kl, rho):
     rows = np.zeros(1, ITEM)
-    rows["version"], rows["history_kl"] = versions[0], kl[0]
+    rows["version"], rows["history_clock"] = versions[0], kl[0]
     assert discounts(by, half_life, rows, np.array([versions[1]]), kl[1]).tolist() == [pytest.approx(rho, rel=1e-12)]
     buffer = a_buffer(history_by=by, history_half_life=half_life)
     add(buffer, 1, played(0, 1, (1, 1), versions[0]), policy_kl=kl[0])
@@ -146,8 +148,94 @@ def test_refused_and_single_episodes_count_in_the_history():
     assert row_of(buffer, 0)["history_count"] == pytest.approx(2 * 0.5 ** (1 / 11) + 3)
     (visit,) = buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
     assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("too_long", False, 0)
+    (visit,) = buffer.add([played(2, 3, (1,))], 3)
+    assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("ungraded", False, 0)
     sums = buffer.domain_statistics.get_state()["sums"]
-    assert sums["reward_weight"] == pytest.approx(1 + 0.97 + 0.97**2 + 0.97**3)  # four groups, stored or not
+    assert sums["reward_weight"] == pytest.approx(sum(0.97**k for k in range(5)))  # five groups, stored or not
+
+
+SECRET = "AKIA2E0A8F3B7C6D9E1F"
+REFUSING = {
+    "too_long": {"max_episode_tokens": 10},
+    "degenerate": {"degenerate_share": 0.5},
+    "secret": {"on_secret": "refuse", "decode": lambda ids: " ".join(SECRET if i == 99 else f"w{i}" for i in ids)},
+    "near_duplicate": {"near_duplicate": 0.99},
+    "ungraded": {},
+}
+
+
+def refused(reason, now, rewards):
+    """Return a group of prompt 1 that a memory with the settings of a reason refuses for it."""
+    if reason == "too_long":
+        return played(1, now, rewards, num_turns=2)
+    if reason == "near_duplicate":
+        return replace(played(0, 1, rewards), prompt=a_prompt(1), versions_G2=np.full((len(rewards), 2), now))
+    if reason == "ungraded":
+        return played(1, now, rewards[:1])
+    group = played(1, now, rewards, num_turns=8 if reason == "degenerate" else 1)
+    return replace(group, token_ids_N=np.where(group.loss_mask_N, 99, group.token_ids_N).astype(np.int32))
+
+
+@pytest.mark.parametrize("reason", REFUSING)
+def test_a_prompt_whose_first_groups_are_refused_has_a_history(tmp_path, reason):
+    given = {"run": "r", "history_half_life": 2.0, **REFUSING[reason]}
+    size = 1 if reason == "ungraded" else 2
+    with closing(a_buffer(tmp_path / "a", **given)) as buffer:
+        add(buffer, 1, played(0, 1, (1, 0)))
+        (visit,) = buffer.add([refused(reason, 2, (1, 1))], 2)
+        assert (visit.refused, visit.history) == (reason, History(0.0, 0.0, 0.5))
+        assert buffer.store.slot_of(key_of(a_prompt(1))) is None and len(buffer.unstored) == 1
+        assert buffer.stats(2)["num_histories_without_item"] == 1
+        (visit,) = buffer.add([refused(reason, 4, (0, 0))], 4)
+        mean = (0.97 * 0.5 + 1) / 1.97
+        assert visit.refused == reason
+        assert visit.history == pytest.approx((size / 2, size / 2, mean))  # two versions later half of it is left
+        buffer.snapshot(tmp_path / "copy")
+        buffer.check_valid()
+    with closing(a_buffer(tmp_path / "a", **given)) as buffer:
+        (visit,) = buffer.add([played(1, 6, (1, 0))], 6)
+        assert (visit.refused, visit.is_new) == ("", True)
+        assert visit.history[:2] == pytest.approx((size / 4, size * 1.5 / 2))  # of 2 and 4
+        assert len(buffer.unstored) == 0
+        row = row_of(buffer, 1)
+        assert [row["history_sum"], row["history_count"]] == pytest.approx([size / 4 + 1, size * 0.75 + 2])
+        assert (row["visits"], row["num_unsolved"]) == (1, 1)
+        buffer.check_valid()
+        buffer.restore(tmp_path / "copy")
+        assert len(buffer.unstored) == 1
+        assert buffer.add([played(1, 6, (1, 0), salt=3)], 6)[0].history == visit.history
+        buffer.check_valid()
+
+
+def test_the_newest_histories_without_an_item_are_kept():
+    unstored = UnstoredHistories()
+    assert unstored.get_state() is None
+    facts_of_two = facts(1, 0)
+    assert unstored.note(range(10), [facts_of_two] * 10, "visits", 1.0, 0.0) == 0
+    with mock.patch("rllib_srl.replay.unstored.LIMIT", 11):
+        assert unstored.note([3, 50, 51], [facts(1, 1)] * 3, "visits", 1.0, 0.0) == 1
+    assert len(unstored) == 11 and not unstored.rows([0])["history_count"].any()
+    row = unstored.rows([3])[0]
+    assert (row["history_sum"], row["history_count"], row["visits"]) == (0.5 + 2, 1 + 2, 2)
+    again = UnstoredHistories()
+    again.set_state(unstored.get_state())
+    assert again.rows([*range(10), 50, 51]).tobytes() == unstored.rows([*range(10), 50, 51]).tobytes()
+    assert again.take(3) == unstored.take(3) != {} and again.take(3) == {}
+    assert again.get_state() == unstored.get_state()
+    while len(again):
+        again.take(next(iter(again._rows)))
+    assert again.get_state() == b""
+
+
+def test_a_call_that_fails_leaves_no_history_and_a_diverged_answer_has_none():
+    with closing(a_buffer(max_episode_tokens=10)) as buffer:
+        state = everything(buffer)
+        full = mock.patch.object(buffer.ledger.journal, "commit", side_effect=JournalError("disk full"))
+        with full, pytest.raises(JournalError):
+            buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
+        assert everything(buffer) == state and len(buffer.unstored) == 0
+        buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3, is_played=False)
+        assert len(buffer.unstored) == 0  # another policy's
 
 
 def test_groups_of_another_policy_change_no_history_of_a_known_item():
@@ -221,13 +309,15 @@ def test_the_likeness_of_items_is_the_correlation_of_successive_pass_rates():
 # A naive twin
 
 KINDS = [(1, 1, 1, 1), (0, 0, 0, 0), (1, 0, 0, 1), (1,), (0,), (0.5, 0.25, 0.5), (1, 1)]
-CALLS = st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS)), min_size=1, max_size=5), max_size=8)
+PLAYS = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.booleans())  # prompt, rewards, whether it is refused
+CALLS = st.lists(st.lists(PLAYS, min_size=1, max_size=5), max_size=8)
 
 
 @given(calls=CALLS, by=st.sampled_from(["versions", "visits"]))
 @settings(max_examples=40, deadline=None)
 def test_histories_agree_with_a_list_of_all_visits(calls, by):
-    buffer = a_buffer(history_by=by, history_half_life=2.0, min_graded=1, groups_per_item=1)
+    limits = {"min_graded": 1, "groups_per_item": 1, "max_episode_tokens": 10}
+    buffer = a_buffer(history_by=by, history_half_life=2.0, **limits)
     visits: dict[int, list] = {}  # prompt -> (version, rewards) of its visits
     means: list[float] = []
 
@@ -241,17 +331,22 @@ def test_histories_agree_with_a_list_of_all_visits(calls, by):
                 sum(0.5 ** (age / 2) * len(rewards) for age, rewards in ages))  # fmt: skip
 
     for now, call in enumerate(calls, start=1):
-        groups = [played(index, now, rewards, salt=at) for at, (index, rewards) in enumerate(call)]
+        groups = [
+            played(index, now, rewards, salt=at, num_turns=1 + is_refused)
+            for at, (index, rewards, is_refused) in enumerate(call)
+        ]
         weight = sum(0.97**k for k in range(len(means)))
         mean = sum(0.97**k * one for k, one in enumerate(reversed(means))) / weight if means else 0.5
-        expected = [History(*past(index, now), mean) for index, _ in call]
+        expected = [History(*past(index, now), mean) for index, *_ in call]
         for history, one in zip(add(buffer, now, *groups), expected, strict=True):
             assert history == pytest.approx(one)
-        for index, rewards in call:
+        for index, rewards, _ in call:
             visits.setdefault(index, []).append((now, rewards))
             means.append(sum(rewards) / len(rewards))
     for index, of in visits.items():
-        last, row = of[-1][0], row_of(buffer, index)
+        key = key_of(a_prompt(index))
+        row = buffer.unstored.rows([key])[0] if buffer.store.slot_of(key) is None else row_of(buffer, index)
+        last = of[-1][0]
         undiscounted = 1.0 if by == "versions" else 2**0.5  # `past` is that of one visit more
         sums = [part * undiscounted for part in past(index, last)]
         assert [row["history_sum"], row["history_count"]] == pytest.approx(sums)

@@ -115,6 +115,6 @@ def test_an_exponent_that_nothing_reads_is_refused():
     (fault,) = ReplaySettings(selection="per", selection_config={"per_beta": 1.0}).faults()
     assert "per_beta weighs the loss of reused groups: expected reuse_selection = 'per' or 'fresh_per'" in fault
     (fault,) = ReplaySettings(selection="pier", selection_config={"pier_beta": 1.0}).faults()
-    assert "expected reuse_selection = 'pier', not 'srl'" in fault
+    assert "expected reuse_selection = 'pier', not 'uniform'" in fault
     both = {"selection": "per", "reuse_selection": "pier"}
     assert ReplaySettings(**both, selection_config={"per_alpha": 1.0, "pier_beta": 0.5}).faults() == []

@@ -112,7 +112,7 @@ def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
 
 
 def test_rows_are_small():
-    for dtype, size in ((ITEM, 192), (GROUP, 72)):
+    for dtype, size in ((ITEM, 192), (GROUP, 96)):
         assert dtype.itemsize == size == sum(dtype[name].itemsize for name in dtype.names), "no gaps"
 
 
@@ -369,6 +369,17 @@ def test_every_rested_item_is_sampled_equally_often():
     # Three are due, three of the other nine are sampled: each 300 of 900 times, deviation sqrt(900 * 2/9) = 14.
     counts = np.bincount(drawn, minlength=12)
     assert counts[:3].tolist() == [0, 0, 0] and np.abs(counts[3:] - 300).max() < 4 * 14
+
+
+def test_every_item_that_may_come_is_sampled_equally_often_where_due_dates_do_not_count():
+    store, rng = ItemStore(20, 1), np.random.default_rng(0)
+    for number in range(12):
+        add(store, number, status=SCHEDULED, due=1 if number < 9 else 99, last_review=number % 2)
+    add(store, 12, status=SCHEDULED, due=3, last_review=2)  # reviewed in this iteration
+    drawn = np.concatenate([store.pool(2, 6, rng, is_by_due=False) for _ in range(600)])
+    counts = np.bincount(drawn, minlength=13)  # each 600 * 6 / 12 = 300 times, deviation sqrt(600 / 4) = 12
+    assert counts[12] == 0 and np.abs(counts[:12] - 300).max() < 4 * 13
+    assert sorted(store.pool(2, 12, rng, is_by_due=False).tolist()) == list(range(12))
 
 
 # Misuse

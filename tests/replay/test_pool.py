@@ -187,10 +187,10 @@ def test_mopps_and_spo_read_the_discounted_history():
 @pytest.mark.parametrize("num_versions", [3, 1000])
 def test_histories_are_discounted_to_the_newest_policy(by, num_versions):
     generator = np.random.default_rng(0)
-    columns = {"version": generator.integers(1, num_versions, 50), "history_kl": generator.random(50)}
+    columns = {"version": generator.integers(1, num_versions, 50), "history_clock": generator.random(50)}
     columns |= {"history_sum": generator.random(50), "history_count": 1 + generator.random(50)}
     age = {"versions": columns["version"].max() - columns["version"], "visits": 1}.get(
-        by, columns["history_kl"].max() - columns["history_kl"]
+        by, columns["history_clock"].max() - columns["history_clock"]
     )
     found = discounted(columns, by, 2.0)
     for name in ("history_sum", "history_count"):

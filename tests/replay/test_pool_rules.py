@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
+from rllib_srl.replay.selection.context import Context
 from rllib_srl.replay.selection.pool_rules import skipped_passes
 from rllib_srl.replay.selection.rules import SELECTIONS, make_settings
 from tests.replay.frequencies import fits
@@ -87,6 +88,21 @@ def test_spo_draws_by_the_deviation_and_a_floor():
     generator = rng(3)
     draws = [SELECTIONS["spo"](candidates, 1, generator, DEFAULT)[0] for _ in range(8000)]
     assert fits(np.bincount(draws, minlength=3), weight_N / weight_N.sum())
+
+
+def test_spo_draws_by_the_prediction_of_the_posterior_baseline():
+    # w0 = 2, domain means .25 and, unknown, .5: v = (.5 + 3) / (2 + 4), .5 / 2 and 1 / 2
+    context = Context(mean_D=np.array([0.25]), group_size=1, prior_weight=2.0)
+    columns = {"history_sum": [3, 0, 0], "history_count": [4, 0, 0], "domain": [0, 0, 1]}
+    value_N = np.array([3.5 / 6, 0.25, 0.5])
+    weight_N = np.sqrt(value_N * (1 - value_N)) + 0.05
+    probability_N = SELECTIONS["spo"].probabilities(Candidates.of(3, context=context, **columns), DEFAULT)
+    np.testing.assert_allclose(probability_N, weight_N / weight_N.sum())
+    without = Context(mean_D=np.array([0.25]), group_size=1, prior_weight=0.0)  # never played: the domain's mean
+    value_N = np.array([0.75, 0.25, 0.5])
+    weight_N = np.sqrt(value_N * (1 - value_N)) + 0.05
+    probability_N = SELECTIONS["spo"].probabilities(Candidates.of(3, context=without, **columns), DEFAULT)
+    np.testing.assert_allclose(probability_N, weight_N / weight_N.sum())
 
 
 @pytest.mark.parametrize("rule", ["greso", "mopps", "spo"])

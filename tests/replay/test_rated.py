@@ -54,7 +54,8 @@ def buffer(tmp_path):
 def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_version(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
     assert buffer.sample(1, 2) == []  # no signal
-    assert apply(buffer, rated(group, {0: 1.0, 2: 0.75})) == {"num_applied": 2, "num_changed": 0, "num_graded": 1}
+    counts = apply(buffer, rated(group, {0: 1.0, 2: 0.75}))
+    assert counts == {"num_applied": 2, "num_changed": 0, "num_graded": 1, "num_too_old": 0}
     (one,) = buffer.sample(1, 2)
     assert one.rewards_G.tolist() == [1.0, 0.0, 0.75, 0.0] and one.rewards_G.dtype == np.float32
     assert one.versions_G2.tolist() == group.versions_G2.tolist() and one.origin == "reuse"
@@ -73,7 +74,8 @@ def test_age_and_uses_bound_a_rated_group_as_before(buffer):
     apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2, now=4)  # a new rating brings no uses back
     assert buffer.sample(1, 5) == []
     buffer.add([a_group(1, (0, 0), 5)], 5)
-    apply(buffer, rated(a_group(1, (0, 0), 5), {0: 1.0}), position=3, now=20)
+    counts = apply(buffer, rated(a_group(1, (0, 0), 5), {0: 1.0}), position=3, now=20)
+    assert counts == {"num_applied": 1, "num_changed": 0, "num_graded": 1, "num_too_old": 1}
     assert buffer.sample(1, 20) == []  # older than max_age
 
 
@@ -103,7 +105,7 @@ def test_the_same_ratings_again_change_nothing(buffer):
     first = apply(buffer, rated(group, {0: 1.0}), request="1.ratings")
     seq, reviews = buffer.store.header.next_group_seq, len(buffer.ledger.journal.reviews())
     assert apply(buffer, rated(group, {0: 1.0}), request="1.ratings") == first  # the same call
-    nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0}
+    nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0, "num_too_old": 0}
     assert apply(buffer, rated(group, {0: 1.0}), position=2) == nothing  # another call
     assert (seq, reviews) == (buffer.store.header.next_group_seq, len(buffer.ledger.journal.reviews()))
 
@@ -115,7 +117,7 @@ def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_
     apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2)  # a further one makes nothing stale
     assert buffer.rated.applied["1.0"] == Applied({"0": 1.0, "1": 0.5}, num_trained=1)
     counts = apply(buffer, rated(group, {0: 0.0, 1: 0.5}), position=3, now=2)
-    assert counts == {"num_applied": 0, "num_changed": 1, "num_graded": 1}
+    assert counts == {"num_applied": 0, "num_changed": 1, "num_graded": 1, "num_too_old": 0}
     assert stored(buffer)[0].rewards_G.tolist() == [0, 0.5, 0, 0]
     assert buffer.rated.applied["1.0"] == Applied({"0": 0.0, "1": 0.5}, num_trained=0, num_stale=1)
     stats = buffer.stats(2)
@@ -191,7 +193,8 @@ def test_two_groups_of_a_prompt_are_rated_in_one_call_and_the_older_stays_as_old
 
 def test_ratings_of_an_answer_that_is_gone_are_unused_until_it_is_played_again(buffer):
     gone = a_group(1, (0, 0), 3)
-    assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0})) == {"num_applied": 0, "num_changed": 0, "num_graded": 0}
+    nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0, "num_too_old": 0}
+    assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0})) == nothing
     assert buffer.stats(3)["ratings/num_unused"] == 2
     assert RatedUntil.of(buffer.rated) == RatedUntil("file", 1, ("3.1",))
     buffer.add([gone], 3)
@@ -306,7 +309,7 @@ def test_shards_get_the_ratings_of_their_prompts_and_all_note_the_position(tmp_p
     memory.add([GroupMeta.of(group, group) for group in groups], 1)
     assert memory.rated_until("file") == RatedUntil("file", 0, ())
     counts = memory.rate_answers([rated(group, {0: 1.0}) for group in groups], "file", 9, 1)
-    assert counts == {"num_applied": 6, "num_changed": 0, "num_graded": 6}
+    assert counts == {"num_applied": 6, "num_changed": 0, "num_graded": 6, "num_too_old": 0}
     parts = [shard.buffer.rated for shard in memory._shards]
     assert all(part.num_applied > 0 and part.position == 9 for part in parts)
     assert memory.rated_until("file") == RatedUntil("file", 9, ())

@@ -107,7 +107,7 @@ def test_the_most_learnable_and_diverse_enter_first_and_diversity_only_where_it_
         return [i for i in range(3) if row_of(buffer, i)["status"] == SCHEDULED]
 
     assert entered(diversity_on=("draw",), diversity_coeff=1.0) == [2]
-    assert entered(diversity_on=("draw",), diversity_coeff=0.0) == [1]  # the first of equals
+    assert entered(diversity_coeff=0.0) == [1]  # the first of equals
     assert entered(diversity_on=(), diversity_coeff=1.0) == [1]
 
 

@@ -134,7 +134,7 @@ def test_what_came_with_the_package_is_told_from_what_a_user_registered(monkeypa
     assert users_rules(ReplaySettings()) == {}
     monkeypatch.setitem(SELECTIONS, "mine", by_number)
     monkeypatch.setitem(SPACINGS, "fsrs", nine_days)  # in place of one of the package's
-    settings = ReplaySettings(selection="mine", reuse_selection="uniform")
+    settings = ReplaySettings(selection="mine", reuse_selection="uniform", spacing="fsrs")
     assert users_rules(settings) == {"selection": by_number, "spacing": nine_days}
     imported = ReplaySettings(selection=f"{__name__}:by_number", spacing="sm2")
     assert users_rules(imported) == {}  # every process imports it itself

@@ -154,17 +154,25 @@ def _lapses(readings: Sequence[Reading]) -> Blocks:
         by_domain[item.prompt.domain].append(item)
     header = ("domain", "items", "reviewed", "recall now", "lapses", "leeches")
     domains = tuple(_domain_row(name, by_domain[name]) for name in sorted(by_domain))
-    yield Table("Recall now: predicted by the spacing rule, mean over reviewed items.", header, domains)
+    predicts = _predicts(readings)
+    how = "the mean of what the spacing rule predicts for reviewed items" if predicts else "none without a spacing rule"
+    yield Table(f"Recall now: {how}.", header, domains)
     yield Heading("Most forgotten items", 3)
     known = [item for item in items if item.row["reps"] and item.row["is_solved"]]
     if known:
-        rows = tuple(map(_recall_row, sorted(known, key=ORDERS["recall"])[:MOST_ITEMS]))
-        caption = "Of those that were solved once: the lowest predicted recall first."
-        yield Table(caption, ("prompt", *RECALL_COLUMNS), rows)
+        order = "recall" if predicts else "pass_rate"
+        rows = tuple(map(_recall_row, sorted(known, key=ORDERS[order])[:MOST_ITEMS]))
+        first = "predicted recall" if predicts else "pass rate of the last visit"
+        yield Table(f"Of those that were solved once: the lowest {first} first.", ("prompt", *RECALL_COLUMNS), rows)
     else:
         yield Text("No item that was reviewed has been solved yet.")
     yield Heading("Last lapses", 3)
     yield from _newest_lapses(readings, {item.key: item for item in items})
+
+
+def _predicts(readings: Sequence[Reading]) -> bool:
+    """Return whether a spacing rule predicts recall."""
+    return any(one.settings.has_due_dates for one in readings)
 
 
 def _recall_row(item: Found) -> tuple[Cell, ...]:
@@ -183,7 +191,7 @@ def _domain_row(name: str, items: Sequence[Found]) -> tuple[Cell, ...]:
 
 def _newest_lapses(readings: Sequence[Reading], item_of: dict[str, Found]) -> Blocks:
     """Yield the newest failures of items that were recalled before."""
-    rows = []
+    rows, predicts = [], _predicts(readings)
     for reading in readings:
         reviews = reading.reviews
         failed = reviews[(reviews["grade"] == GRADE_NAMES.index("Again")) & ~np.isnan(reviews["predicted"])]
@@ -196,7 +204,7 @@ def _newest_lapses(readings: Sequence[Reading], item_of: dict[str, Found]) -> Bl
         (
             _item_cell(item) if item else Cell(f"{int(row['key']):016x}", "evicted"),
             Cell(str(row["now"])),
-            Cell(f"{row['predicted']:.2f}"),
+            Cell(f"{row['predicted']:.2f}" if predicts else "-"),
             Cell(f"{row['num_success']} of {row['n']}"),
         )
         for row, item in rows
@@ -217,7 +225,7 @@ def item_blocks(item: Found, groups: Sequence[tuple[str, Sequence[tuple[str, str
     yield Heading("Schedule")
     about = [(Cell(name), Cell(printable(value))) for name, value in described(item) if name != "journal"]
     yield Table("", ("", ""), tuple(about), is_text=True)
-    header, *rows = review_rows(item.reviews())
+    header, *rows = review_rows(item)
     if rows:
         yield Table("Reviews, oldest first.", tuple(header), tuple(tuple(map(Cell, row)) for row in rows))
     if groups:
@@ -233,7 +241,7 @@ SECTIONS = (
     Section("domains", "Held-out accuracy by domain", "", _of_facts(_domains)),
     Section("learner", "Learner, tokens and time", "", _of_facts(_learner)),
     Section("forgotten", "Held-out accuracy that was lost", "forgetting", _of_facts(_forgotten)),
-    Section("lapses", "What the memory expects to be forgotten", "forgetting", _of_memory(_lapses), True),
+    Section("lapses", "What the memory saw forgotten", "forgetting", _of_memory(_lapses), True),
     Section("draws", "What comes back, and why", "memory", _of_memory(_draws), True),
     Section("memory", "The memory over time", "memory", _of_facts(_memory_curves)),
 )

@@ -1,4 +1,4 @@
-"""Rate answers of a run; the ratings train and schedule.
+"""Rate answers of a run; the ratings become rewards and grades.
 
     srl rate results/first                             show answers, ask for a rating of each
     yes good | head -3 | srl rate results/first        one reply a line, without a terminal

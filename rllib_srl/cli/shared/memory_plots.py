@@ -3,6 +3,8 @@
 visits of each prompt, and its mean reward by history    | prompts by groups without signal in a row
 forgetting curves of the rule, with observed pass rates  | a few items: predicted recall and observed pass rate
 predicted against observed recall (calibration)          | intervals of the items in the schedule
+
+Without a spacing rule nothing predicts recall, and only the first row is drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
 from rllib_srl.replay.store.records import SCHEDULED, WAITING
 from rllib_srl.replay.tools.explain import all_items
 
-WIDTH, HEIGHT = 12.0, 12.0  # inches
+WIDTH, ROW_HEIGHT = 12.0, 4.0  # inches
 NUM_ITEMS = 4  # items with a curve of their own
 NUM_CURVES = 3  # forgetting curves of the rule, after 1, 2, ... Good reviews
 GOOD = 3
@@ -51,22 +53,23 @@ def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
         raise ValueError(f"{shards[0].path} has no items yet; expected a memory with at least one item")
     log, scale = whole_log(shards), shards[0].settings.iterations_per_day
     layout: Any = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    figure = pyplot.figure(figsize=(WIDTH, HEIGHT), layout=layout)
-    parts: Any = figure.subfigures(3, 2)
-    (upper_left, upper_right), (middle_left, middle_right), (lower_left, lower_right) = parts
+    has_due_dates = shards[0].settings.has_due_dates
+    num_rows = 3 if has_due_dates else 1
+    figure = pyplot.figure(figsize=(WIDTH, ROW_HEIGHT * num_rows), layout=layout)
+    parts: Any = figure.subfigures(num_rows, 2, squeeze=False)
     rows = np.concatenate([shard.stored.items for shard in shards])
-    _history(upper_left.subplots(), rows)
-    _silence(upper_right.subplots(), rows)
-    _curves(middle_left, shards[0].rule, log, scale)
-    _items(middle_right, shards, log, scale)
-    axes, beside = lower_left.subplots(1, 2, width_ratios=(3, 1.7))
-    _calibration(axes, beside, log)
-    _intervals(lower_right.subplots(), rows)
-    rule = shards[0].rule
-    figure.suptitle(
-        f"memory of {len(rows)} items after iteration {shards[0].now}: {len(log)} reviews, spacing rule {rule.name}, "
-        f"due at a predicted recall of {rule.desired_retention:g}"
-    )
+    _history(parts[0, 0].subplots(), rows)
+    _silence(parts[0, 1].subplots(), rows)
+    title = f"memory of {len(rows)} items after iteration {shards[0].now}: {len(log)} reviews"
+    if has_due_dates:
+        rule = shards[0].rule
+        _curves(parts[1, 0], rule, log, scale)
+        _items(parts[1, 1], shards, log, scale)
+        axes, beside = parts[2, 0].subplots(1, 2, width_ratios=(3, 1.7))
+        _calibration(axes, beside, log)
+        _intervals(parts[2, 1].subplots(), rows)
+        title += f", spacing rule {rule.name}, due at a predicted recall of {rule.desired_retention:g}"
+    figure.suptitle(title)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path

@@ -29,7 +29,7 @@ from rllib_srl.replay.diversity.measures import Calibrator
 from rllib_srl.replay.diversity.neighbours import check_faiss
 from rllib_srl.replay.diversity.tracker import DiversityTracker
 from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.history import after_visit, discounts
+from rllib_srl.replay.history import after_visit
 from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.eviction import EVICTIONS
@@ -38,7 +38,7 @@ from rllib_srl.replay.selection.rules import SELECTIONS, make_settings
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import Header, key_of, rows_at
+from rllib_srl.replay.store.records import ITEM, Header, key_of, rows_at, with_fields
 from rllib_srl.replay.visits import GroupFacts
 from rllib_srl.types import Prompt
 
@@ -202,8 +202,7 @@ class SegmentSchedule:
             return Graded(0, 0, 0, float("nan"))
         before_S = rows_at(self.store.items, slots)
         by, half_life = self.settings.history_by, self.settings.history_half_life
-        rho_S = discounts(by, half_life, before_S, np.zeros(len(slots)), 0.0)
-        fields = after_visit(before_S, facts, rho_S, 0.0)
+        fields = after_visit(before_S, facts, by, half_life, policy_kl=0.0)
         size_S, success_S, reward_S = (
             np.array([getattr(one, name) for one in facts]) for name in ("size", "num_success", "reward")
         )
@@ -264,7 +263,7 @@ class SegmentSchedule:
             listed = "; ".join(f"{name} = {own[name]!r}, in the state {given.get(name)!r}" for name in differ)
             raise ValueError(f"{listed}; expected the settings that the state was written with")
         prompts = [Prompt(env_id=one, prompt_id=step, domain=DOMAIN) for one, step in state["names"]]
-        header, rows_N = Header.from_json(state["header"]), np.array(state["rows"])
+        header, rows_N = Header.from_json(state["header"]), with_fields(np.array(state["rows"]), ITEM)
         no_groups = self.store.groups[:0].copy()
         items = (np.array(state["slots"]), rows_N, prompts)
         self._fill(ItemStore.load(self.settings.capacity, 1, header, items, no_groups))
@@ -295,4 +294,7 @@ def _facts(size: int, num_success: int, reward_sum: float, square: float, error:
         num_tokens=size,
         num_loss_tokens=size,
         version=0,
+        num_rewarded=size,
+        lowest=reward_sum / size,
+        highest=reward_sum / size,
     )

@@ -3,10 +3,12 @@
 A segment differs from a prompt: it is stored, not played, its test is one TD error and not a group of episodes, and a
 draw costs nothing. The defaults that differ from `ReplaySettings`, and why:
 
+    selection = "signal"              a draw is free, and segments of a task differ in what is left to learn
+    spacing = "fsrs"                  due dates for the rule `srl`; `signal` ignores them
+    diversity_coeff = 0.5             for `srl` and eviction: unlike observations first
     grade, min_graded, pass_reward    rewards are ranks of TD errors in [0, 1], one a visit; half of them pass
     load_control = "stretch"          every segment may be drawn, as from RLlib's buffers; intervals grow to fit
     diversity_parts = ("novelty",)    the TD error already decides grade and priority
-    leech_failures = 0                a segment that keeps a large TD error is no leech
 """
 
 from __future__ import annotations

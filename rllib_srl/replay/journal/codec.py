@@ -42,7 +42,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import xxhash
 
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from rllib_srl.types import Group, GroupMeta, History, Prompt, StopReason
 
 MAGIC = b"SRLG"
 VERSION = 1
@@ -279,6 +279,7 @@ class StoredGroup:
     payload: bytes
     places: dict[str, Place]
     weight: float = 1.0  # loss weight from the draw
+    history: History | None = None  # of its prompt without the group, where today's baseline judges it
 
     @classmethod
     def of(cls, payload: bytes, name: str, origin: str) -> StoredGroup:
@@ -290,7 +291,7 @@ class StoredGroup:
     @cached_property
     def meta(self) -> GroupMeta:
         """Return the metadata of the group, without a reference to it; cached, as counting the mask is slow."""
-        return GroupMeta.of(self.group, None, self.weight)
+        return replace(GroupMeta.of(self.group, None, self.weight), history=self.history)
 
     def renamed(self, group_id: str) -> StoredGroup:
         """Return a copy with another group id."""

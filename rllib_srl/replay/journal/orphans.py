@@ -45,10 +45,11 @@ class Orphans:
         change: Change,
         is_wanted: Callable[[Prompt, np.void], bool],
         without: Collection[int] = (),
+        has_signal: Callable[[Prompt, np.void], bool] | None = None,
     ) -> list[int]:
         """Draw up to `num` orphans uniformly and return their seqs.
 
-        Candidates have variance > 0, uses < max_uses and |now - born| <= max_age.
+        Candidates have a signal, uses < max_uses and |now - born| <= max_age.
 
         Args:
             num: number of groups to draw.
@@ -57,12 +58,13 @@ class Orphans:
             change: of the transaction; receives the updated rows.
             is_wanted: whether a group, given its prompt and record, may be drawn.
             without: seqs of groups that the batch already has.
+            has_signal: whether a group, given its prompt and record, has a learning signal; None: variance > 0.
         """
         settings = self._settings
         fit = [
             seq
             for seq, row in self.rows.items()
-            if row["variance"] > 0
+            if (row["variance"] > 0 if has_signal is None else has_signal(self._prompts[seq], row))
             and row["uses"] < settings.max_uses
             and abs(now - row["born"]) <= settings.max_age
             and seq not in without

@@ -25,6 +25,7 @@ import numpy as np
 
 from rllib_srl.replay.journal.codec import compact_json, json_faults, prompt_fields, prompt_of
 from rllib_srl.replay.journal.file import JournalError, transaction
+from rllib_srl.replay.store.records import with_fields
 from rllib_srl.types import Prompt
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def is_empty(db: Connection) -> bool:
 def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: np.dtype | None = None) -> Meta:
     """Return the journal's `meta`; rewrite a journal of an earlier version first.
 
-    A journal of schema version 1 is rewritten. Item rows that lack fields of `item` get them with the value 0.
+    A journal of schema version 1 is rewritten. Rows that lack fields of `item` or `group` get them with the value 0.
 
     Args:
         db: an open journal.
@@ -282,9 +283,14 @@ def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: n
         meta = dict(db.execute(query).fetchall())
     if meta["schema"] != str(SCHEMA_VERSION):
         raise JournalError(f"journal {path} is of schema {meta['schema']}; expected {SCHEMA_VERSION}")
-    if item is not None and _lacks_fields(dtype_from(meta["item"]), item):
-        _add_fields(db, dtype_from(meta["item"]), item)
-        meta["item"] = dtype_text(item)
+    if item is not None and (renamed := _with_new_names(meta["item"])) != meta["item"]:
+        with transaction(db):
+            set_meta(db, "item", renamed)
+        meta["item"] = renamed
+    for kind, dtype in (("item", item), ("group", group)):
+        if dtype is not None and _lacks_fields(dtype_from(meta[kind]), dtype):
+            _add_fields(db, kind, dtype_from(meta[kind]), dtype)
+            meta[kind] = dtype_text(dtype)
     stored = dtype_from(meta["item"]), dtype_from(meta["group"])
     faults = []
     for name, found, wanted in zip(("item", "group"), stored, (item, group), strict=True):
@@ -341,18 +347,26 @@ def _lacks_fields(stored: np.dtype, wanted: np.dtype) -> bool:
     return num_kept == len(names[0]) < len(names[1])
 
 
-def _add_fields(db: Connection, stored: np.dtype, wanted: np.dtype) -> None:
-    """Rewrite the item rows with the fields that they lack, in one transaction; the new fields are 0."""
-    shared = _shared(stored, wanted)
+_RENAMED = {"history_kl": "history_clock"}  # former name of a field -> name; the rows stay as they are
+
+
+def _with_new_names(dtype: str) -> str:
+    """Return the text of a dtype (`dtype_text`) with the names that its fields have now."""
+    return json.dumps([[_RENAMED.get(name, name), *rest] for name, *rest in json.loads(dtype)])
+
+
+_COLUMN = {"item": "slot", "group": "seq"}  # that names a row, in the tables "items" and "groups"
+
+
+def _add_fields(db: Connection, kind: str, stored: np.dtype, wanted: np.dtype) -> None:
+    """Rewrite the rows of a table with the fields that they lack, in one transaction; the new fields are 0."""
+    column = _COLUMN[kind]
     with transaction(db):
-        found = db.execute("SELECT slot, row FROM items").fetchall()
-        rows_N = np.zeros(len(found), wanted)
-        old_N = np.frombuffer(b"".join(row for _, row in found), stored)
-        for name in shared:
-            rows_N[name] = old_N[name]
-        new = [(row.tobytes(), slot) for row, (slot, _) in zip(rows_N, found, strict=True)]
-        db.executemany("UPDATE items SET row = ? WHERE slot = ?", new)
-        set_meta(db, "item", dtype_text(wanted))
+        found = db.execute(f"SELECT {column}, row FROM {kind}s").fetchall()
+        rows_N = with_fields(np.frombuffer(b"".join(row for _, row in found), stored), wanted)
+        new = [(row.tobytes(), number) for row, (number, _) in zip(rows_N, found, strict=True)]
+        db.executemany(f"UPDATE {kind}s SET row = ? WHERE {column} = ?", new)
+        set_meta(db, kind, dtype_text(wanted))
 
 
 def dtype_text(dtype: np.dtype) -> str:

@@ -35,8 +35,8 @@ class Candidates:
     domain: np.ndarray  # int64
     pass_rate: np.ndarray  # share of episodes of the last visit that passed
     reward: np.ndarray  # mean of the last visit, in [0, 1]
-    variance: np.ndarray  # of its rewards (population), in [0, .25]
-    abs_advantage: np.ndarray  # mean |advantage| of the last visit
+    variance: np.ndarray  # of its rewards (population), in [0, .25]; around today's baseline, if that judges groups
+    abs_advantage: np.ndarray  # mean |advantage| of the last visit, or its root mean square under today's baseline
     nll: np.ndarray  # mean -log-prob of the policy's tokens, nats per token
     num_success: np.ndarray  # episodes that passed, of ...
     group_size: np.ndarray  # ... the episodes of the last visit

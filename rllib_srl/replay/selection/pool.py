@@ -19,7 +19,7 @@ from rllib_srl.replay.selection.context import Context
 
 COLUMNS = ("seq", "domain", "last_drawn", "last_review", "visits", "num_silent", "num_unsolved", "cost")
 HISTORY = ("history_sum", "history_count")
-DISCOUNTED_BY = {"versions": ("version",), "kl": ("history_kl",), "visits": ()}  # columns that tell a history's age
+DISCOUNTED_BY = {"versions": ("version",), "kl": ("history_clock",), "visits": ()}  # columns that tell a history's age
 
 
 class Surprise(NamedTuple):
@@ -145,7 +145,7 @@ def discounted(columns: Mapping[str, np.ndarray], by: str, half_life: float | No
 
 def _aged(by: str, age_N: np.ndarray) -> np.ndarray:
     """Return rows with only the columns that `discounts` reads."""
-    rows_N = np.zeros(len(age_N), [("version", "i4"), ("history_kl", "f8")])
+    rows_N = np.zeros(len(age_N), [("version", "i4"), ("history_clock", "f8")])
     for name in DISCOUNTED_BY[by]:
         rows_N[name] = age_N
     return rows_N

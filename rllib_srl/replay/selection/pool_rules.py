@@ -14,7 +14,9 @@ Differences from the sources:
    solved and hopeless ones; here they are fixed.
 2. mopps reads the history as Beta(1 + s, 1 + n - s). Its decay of the counts, .5 a visit in the source, is that of the
    history, a setting of the memory.
-3. spo uses the mean of Beta(1 + s, 1 + n - s) for its tracker, which the source starts from offline estimates.
+3. spo starts its tracker from the domain's mean m with the weight w0 of the posterior baseline, which does not fade;
+   with other baselines, from Beta(1, 1). The source starts each prompt from eight samples of its first policy and keeps
+   the factor by which a visit discounts the counts within .875 and .96.
 """
 
 from __future__ import annotations
@@ -70,11 +72,20 @@ def mopps(candidates: Candidates, num: int, generator: np.random.Generator, sett
 
 
 def spo_log_weight(candidates: Candidates, settings: SelectionSettings) -> np.ndarray:
-    """Return log(sqrt(v (1 - v)) + spo_floor), v = (1 + s) / (2 + n) the expected pass rate.
+    """Return log(sqrt(v (1 - v)) + spo_floor), v the expected pass rate.
+
+    v = (1 + s) / (2 + n); with the posterior baseline its own prediction, (w0 m + s) / (w0 + n), so that one tracker
+    gives baseline and draws, as in the source.
 
     Source: Xu and Ding 2025, arXiv 2509.13232 (SPO), prioritised prompt sampling.
     """
-    value_N = (1 + candidates.history_sum) / (2 + candidates.history_count)
+    prior, mean_N, context = 2.0, np.full(len(candidates), 0.5), candidates.context
+    if context.group_size:
+        prior = context.prior_weight
+        mean_N = context.of_domains(int(candidates.domain.max(initial=-1)) + 1).mean_D[candidates.domain]
+    weight_N = prior + candidates.history_count
+    known_N = prior * mean_N + candidates.history_sum
+    value_N = np.divide(known_N, weight_N, out=mean_N, where=weight_N > 0)
     log_weight_N: np.ndarray = np.log(np.sqrt(np.clip(value_N * (1 - value_N), 0, None)) + settings.spo_floor)
     return log_weight_N
 

@@ -183,6 +183,9 @@ SELECTIONS: Rules[Rule] = Rules("selection", _OWN)
 
 # Rules of prompts that read each one's history. Every item is a candidate, due or not, and they draw no groups.
 WHOLE_POOL = ("signal", "greso", "mopps", "spo")
+# Rules of prompts to which it matters how long an item is due; with one of your own only a spacing rule says so.
+BY_DUE = ("srl", "fifo")
+DATELESS = tuple(name for name in _OWN if name != "srl")  # rules that read neither due dates nor predicted recall
 READ_HISTORY = ("mopps", "spo")  # read the discounted rewards of each item
 # Rules with which unseen and stored prompts of a finite pool compete (`revisit_fraction = "auto"`).
 POOL_RULES = (*WHOLE_POOL, "fifo", "uniform", "balanced")
@@ -226,7 +229,7 @@ def make_settings(rule: str, values: Mapping[str, Any], beside: Iterable[str] = 
     Raises:
         ValueError: an unknown rule, or unknown names and values out of range, all at once.
     """
-    rules = [rule, *beside]
+    rules = list(dict.fromkeys([rule, *beside]))
     for each in rules:
         SELECTIONS.named(each)
     read = {name for each in rules for name in SETTINGS_OF.get(each, SETTING_NAMES)} | set(COMMON)

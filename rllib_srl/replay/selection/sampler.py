@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,13 +29,23 @@ from rllib_srl.replay.selection.pool import (
     pool_candidates,
 )
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
-from rllib_srl.replay.selection.rules import READ_HISTORY, WHOLE_POOL, Carry, importance, make_settings, select
+from rllib_srl.replay.selection.rules import (
+    BY_DUE,
+    DATELESS,
+    READ_HISTORY,
+    WHOLE_POOL,
+    Carry,
+    importance,
+    make_settings,
+    select,
+)
 from rllib_srl.replay.selection.shares import NUM_BANDS, DomainShares
 from rllib_srl.replay.selection.signal import factors
+from rllib_srl.replay.selection.today import Judged, Past, Today, judged, past_of, trains_again
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import LEECH, WAITING, rows_at
-from rllib_srl.types import Prompt
+from rllib_srl.types import History, Prompt
 
 RESERVE = 0.125  # share of the capacity reserved for items that wait to be scheduled
 
@@ -116,8 +127,11 @@ class Draws:
         if settings.selection in WHOLE_POOL:
             return self._of_all(num, now, generator, without, shares)
 
+        is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
+        is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
+
         def pooled(size: int) -> np.ndarray:
-            found = store.pool(now, size, generator, domains, settings.min_recall_interval)
+            found = store.pool(now, size, generator, domains, settings.min_recall_interval, is_by_due)
             return self._wanted_items(found[~np.isin(found, np.array(without, found.dtype))], now)
 
         pool = pooled(size := max(num + len(without), settings.candidate_pool))
@@ -190,6 +204,7 @@ class Draws:
         generator: np.random.Generator,
         without: Sequence[int] = (),
         shares: DomainShares | None = None,
+        today: Today | None = None,
     ) -> DrawnGroups:
         """Return `num` groups to reuse, fewer only if fewer may be reused.
 
@@ -199,12 +214,15 @@ class Draws:
             generator: of this draw.
             without: numbers (`seq`) of groups that are already in the batch.
             shares: domain shares in place of `domain_quotas`.
+            today: baseline that decides which groups have a signal; None: those whose rewards differ.
         """
         store, settings = self._store, self._settings
         domains = self.domains(shares, are_groups=True)
+        has_signal = None if today is None else partial(self._trains_again, today=today)
 
         def pooled(size: int) -> np.ndarray:
-            found = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains)
+            limits = (settings.max_age, settings.max_uses)
+            found = store.group_pool(now, size, generator, *limits, domains, has_signal)
             return self._wanted_groups(found[~np.isin(store.groups["seq"][found], np.array(without, np.uint64))], now)
 
         pool = pooled(size := max(num + len(without), settings.candidate_pool))
@@ -212,7 +230,7 @@ class Draws:
             pool = pooled(store.num_groups)
         if not len(pool) or num < 1:
             return DrawnGroups(np.empty(0, np.int64), np.empty(0))
-        candidates = self.group_candidates(pool, now)
+        candidates = self.group_candidates(pool, now, today)
         drawn = self._select(settings.reuse_selection, "groups", candidates, num, generator, shares=shares)
         return DrawnGroups(pool[drawn.indices], drawn.weight_N)
 
@@ -258,18 +276,57 @@ class Draws:
             **_of_item(rows_N, factor_N),
         )
 
-    def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
-        """Build the candidates of groups."""
+    def histories(
+        self,
+        today: Today,
+        rows_N: np.ndarray,
+        items_N: np.ndarray,
+        domains: Sequence[str],
+        reward_sum_N: np.ndarray | None = None,
+    ) -> Past:
+        """Return the histories of stored groups' prompts as of today, without the groups themselves.
+
+        Args:
+            today: the policy that finds them.
+            rows_N: of the groups.
+            items_N: rows of their items; zeros without one.
+            domains: name of the domain of each.
+            reward_sum_N: as in `today.past_of`.
+        """
+        names = list(dict.fromkeys(domains))
+        domain_N = np.array([names.index(name) for name in domains], np.int64)
+        by, half_life = self._settings.history_by, self._settings.history_half_life
+        return past_of(today, by, half_life, self._statistics, names, items_N, rows_N, domain_N, reward_sum_N)
+
+    def _trains_again(self, groups_N: np.ndarray, today: Today) -> np.ndarray:
+        return trains_again(today, self._judged(groups_N, today))
+
+    def _judged(self, groups_N: np.ndarray, today: Today) -> Judged:
+        rows_N = rows_at(self._store.groups, groups_N)
+        items_N = rows_at(self._store.items, rows_N["slot"])
+        by, half_life = self._settings.history_by, self._settings.history_half_life
+        domain_N = items_N["domain"].astype(np.int64)
+        names = self._store.domains
+        return judged(
+            today, past_of(today, by, half_life, self._statistics, names, items_N, rows_N, domain_N), rows_N
+        )
+
+    def group_candidates(self, groups_N: np.ndarray, now: int, today: Today | None = None) -> Candidates:
+        """Build the candidates of groups; with `today` their spread is around its baseline, not around their mean."""
         rows_N = rows_at(self._store.groups, groups_N)
         slots_N = rows_N["slot"].astype(np.int64)
         items_N = rows_at(self._store.items, slots_N)
+        shared, abs_advantage_N = _shared(rows_N), rows_N["abs_advantage"]
+        if today is not None:
+            shared["variance"] = self._judged(groups_N, today).mean_square
+            abs_advantage_N = np.sqrt(shared["variance"])
         return Candidates.of(
             len(groups_N),
             are_groups=True,
-            **_shared(rows_N),
+            **shared,
             pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
             group_size=rows_N["size"],
-            abs_advantage=rows_N["abs_advantage"],
+            abs_advantage=abs_advantage_N,
             age=now - rows_N["born"],
             elapsed=now - rows_N["born"],
             retrievability=self._recall.retrievability(slots_N, now),
@@ -396,6 +453,25 @@ def _of_item(rows_N: np.ndarray, factor_N: np.ndarray | float = 1.0) -> dict[str
     return {name: rows_N[name] for name in names} | {"posterior_mean": factor_N * alpha_N / (alpha_N + beta_N)}
 
 
-def drawn_in(answer: Any) -> tuple[list[int], list[float]]:
-    """Return the numbers (`seq`) and weights of the groups in the journal's answer to a draw for reuse."""
-    return (answer["seqs"], answer["weights"]) if isinstance(answer, Mapping) else (answer, [1.0] * len(answer))
+class DrawnAnswer(NamedTuple):
+    """The journal's answer to a draw for reuse; one entry a group."""
+
+    seqs: list[int]
+    weights: list[float]
+    histories: list[History | None]  # under today's baseline
+
+    def to_json(self) -> Any:
+        """Return JSON types: the numbers alone if there is nothing else to say."""
+        if set(self.weights) <= {1.0} and set(self.histories) <= {None}:
+            return self.seqs
+        histories = [None if one is None else list(one) for one in self.histories]
+        return {"seqs": self.seqs, "weights": self.weights, "histories": histories}
+
+
+def drawn_in(answer: Any) -> DrawnAnswer:
+    """Return the answer that `to_json` wrote; earlier versions wrote no histories."""
+    if not isinstance(answer, Mapping):
+        return DrawnAnswer(answer, [1.0] * len(answer), [None] * len(answer))
+    histories = answer.get("histories", [None] * len(answer["seqs"]))
+    of = [None if one is None else History(*one) for one in histories]
+    return DrawnAnswer(answer["seqs"], answer["weights"], of)

@@ -18,7 +18,7 @@ rows change; this module only stores the result. `items` and `groups` are read-o
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,13 +260,19 @@ class ItemStore:
     # Draws
 
     def pool(
-        self, now: float, max_num: int, generator: Generator, domains: Domains = None, min_recall_interval: float = 1
+        self,
+        now: float,
+        max_num: int,
+        generator: Generator,
+        domains: Domains = None,
+        min_recall_interval: float = 1,
+        is_by_due: bool = True,
     ) -> np.ndarray:
-        """Return the distinct slots of candidates for a revisit.
+        """Return the distinct slots of candidates for a revisit: due items, leeches included, and items that rested.
 
-        The earliest due items, leeches included, come first. The rest of `max_num` is a uniform sample of the other
-        scheduled items with last_review + min_recall_interval <= now. If at most `max_num` items qualify, all are
-        returned. Due items are not tested against `min_recall_interval`: their due date already includes it.
+        The earliest due items come first. The rest of `max_num` is a uniform sample of the other scheduled items with
+        last_review + min_recall_interval <= now. If at most `max_num` items qualify, all are returned. Due items are
+        not tested against `min_recall_interval`: their due date already includes it.
 
         Args:
             now: iteration.
@@ -274,25 +280,36 @@ class ItemStore:
             generator: used once, unless due items alone fill the pool or no other item has rested.
             domains: by number; None takes all.
             min_recall_interval: iterations, at least 0.
+            is_by_due: whether due items come first; else, if more than `max_num` items qualify, all of the pool is a
+                uniform sample.
         """
         columns = self._items.columns
-        due_N = self._earliest(max_num, "due", self._is_due(now, domains))
-        if len(due_N) == max_num:
-            return due_N
+        is_due_N = self._is_due(now, domains)
         is_rested_N = columns["last_review"] <= now - min_recall_interval
         is_rested_N &= (columns["status"] == SCHEDULED) & self._is_in(domains)
-        keys_N = [columns[name][is_rested_N] for name in ("domain", "last_review", "seq")]
-        sampled_N = np.flatnonzero(is_rested_N)[sample(max_num, generator, *keys_N)]
+        if not is_by_due and np.count_nonzero(is_able_N := is_due_N | is_rested_N) > max_num:
+            return self._sampled(is_able_N, max_num, generator)
+        due_N = self._earliest(max_num, "due", is_due_N)
+        if len(due_N) == max_num:
+            return due_N
+        sampled_N = self._sampled(is_rested_N, max_num, generator)
         # Dropping the due slots from a uniform random sequence leaves a uniform random sequence of the others.
         others_N = sampled_N[columns["due"][sampled_N] > now]
         return np.concatenate([due_N, others_N[: max_num - len(due_N)]])
 
     def group_pool(
-        self, now: int, max_num: int, generator: Generator, max_age: int, max_uses: int, domains: Domains = None
+        self,
+        now: int,
+        max_num: int,
+        generator: Generator,
+        max_age: int,
+        max_uses: int,
+        domains: Domains = None,
+        has_signal: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> np.ndarray:
         """Return the group slots of candidates for reuse: a uniform sample, or all if there are at most `max_num`.
 
-        Candidates have variance > 0 (others have no learning signal), uses < max_uses and 0 < now - born <= max_age.
+        Candidates have a learning signal, uses < max_uses and 0 < now - born <= max_age.
 
         Args:
             now: iteration.
@@ -301,12 +318,18 @@ class ItemStore:
             max_age: iterations.
             max_uses: number of times a group may be trained on again.
             domains: of the items, by number; None takes all.
+            has_signal: returns which of some group slots have a learning signal; None: those of variance > 0.
         """
         columns = self._groups.columns
-        is_young_N = (columns["born"] < now) & (columns["born"] >= now - max_age)
-        is_able_N = is_young_N & (columns["uses"] < max_uses) & (columns["variance"] > 0)
+        is_able_N = (columns["born"] < now) & (columns["born"] >= now - max_age) & (columns["uses"] < max_uses)
         if domains is not None:
             is_able_N &= self._is_in(domains)[columns["slot"]]
+        if has_signal is None:
+            is_able_N &= columns["variance"] > 0
+        else:
+            is_able_N &= self._groups.is_used
+            able_K = np.flatnonzero(is_able_N)
+            is_able_N[able_K] = has_signal(able_K)
         domain_N = self._items.columns["domain"][columns["slot"][is_able_N]]
         keys_N = [columns[name][is_able_N] for name in ("uses", "born", "seq")]
         groups_K: np.ndarray = np.flatnonzero(is_able_N)[sample(max_num, generator, domain_N, *keys_N)]
@@ -352,6 +375,12 @@ class ItemStore:
     def num_due(self, now: float, domains: Domains = None) -> int:
         """Return how many scheduled items and leeches are due."""
         return int(np.count_nonzero(self._is_due(now, domains)))
+
+    def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: Generator) -> np.ndarray:
+        """Return a uniform sample of wanted items, at most `max_num`, in random order."""
+        keys_N = [self._items.columns[name][is_wanted_N] for name in ("domain", "last_review", "seq")]
+        slots_K: np.ndarray = np.flatnonzero(is_wanted_N)[sample(max_num, generator, *keys_N)]
+        return slots_K
 
     def _is_due(self, now: float, domains: Domains) -> np.ndarray:
         columns = self._items.columns  # scheduled items and leeches have the highest two statuses

@@ -1,7 +1,7 @@
 """Define the numpy records of items and groups, their bytes on disk, and the bounds of their values.
 
     ITEM    192 bytes    key, schedule, last visit, posterior of recall, diversity, history
-    GROUP    72 bytes    item, iteration and weight version of its rollout, statistics for reuse
+    GROUP    96 bytes    item, iteration and weight version of its rollout, statistics for reuse
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FREE, WAITING, SCHEDULED, LEECH = 0, 1, 2, 3  # status of an item; waiting: stor
 # would hold arbitrary bytes.
 ITEM = np.dtype(
     [("key", "u8"), ("seq", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("due", "f8")]
-    + [("history_sum", "f8"), ("history_count", "f8"), ("history_kl", "f8")]  # see `replay/history.py`
+    + [("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8")]  # see `replay/history.py`
     + [("trained_tokens", "i8"), ("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]
@@ -33,15 +33,21 @@ ITEM = np.dtype(
     align=True,
 )
 GROUP = np.dtype(
-    [("seq", "u8"), ("num_bytes", "i8"), ("slot", "i4"), ("born", "i4"), ("version", "i4"), ("uses", "i4")]
+    [("seq", "u8"), ("num_bytes", "i8")]
+    + [("history_clock", "f8")]  # its item's after the visit; below 0: the group is no part of the item's history
+    + [("slot", "i4"), ("born", "i4"), ("version", "i4"), ("uses", "i4")]
     + [("size", "i4"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4"), ("abs_advantage", "f4")]
-    + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4"), ("is_orphan", "?")]
-    + [("spare", "V7")],
+    + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
+    + [("lowest", "f4"), ("highest", "f4")]  # reward
+    + [("num_rewarded", "i4")]  # episodes with a reward
+    + [("domain_place", "i4")]  # number of the group among those of its domain, from 1; 0: it is not among them
+    + [("is_orphan", "?"), ("spare", "V7")],
     align=True,
 )
 _NEVER_NEGATIVE = (
     *("stability", "interval", "variance", "reps", "lapses", "visits"),
-    *("num_success", "trained_tokens", "num_groups", "history_count", "num_silent", "num_unsolved", "cost"),
+    *("num_success", "trained_tokens", "num_groups", "history_count", "history_clock"),
+    *("num_silent", "num_unsolved", "cost"),
 )
 _SETTABLE = {  # by a caller; the store sets the rest
     ITEM: frozenset(ITEM.names or ()) - {"key", "seq", "num_groups", "spare"},
@@ -126,6 +132,16 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     return rows
 
 
+def with_fields(rows_N: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return rows of an earlier version as rows of `dtype`: the fields that they lack are 0."""
+    if rows_N.dtype == dtype:
+        return rows_N
+    found_N = np.zeros(len(rows_N), dtype)
+    for name in set(rows_N.dtype.names or ()) & set(dtype.names or ()) - {"spare"}:
+        found_N[name] = rows_N[name]
+    return found_N
+
+
 def faults_of_items(rows_N: np.ndarray, num_domains: int) -> Iterator[str]:
     """Yield one message for each bound that some item breaks."""
     for name in ("alpha", "beta"):
@@ -147,11 +163,16 @@ def faults_of_items(rows_N: np.ndarray, num_domains: int) -> Iterator[str]:
 
 def faults_of_groups(rows_N: np.ndarray) -> Iterator[str]:
     """Yield one message for each bound that some group breaks."""
-    for name in ("uses", "num_success", "variance", "abs_advantage", "num_loss_tokens", "num_bytes"):
+    counts = ("uses", "num_success", "num_loss_tokens", "num_bytes", "num_rewarded", "domain_place")
+    for name in (*counts, "variance", "abs_advantage"):
         yield from _broken(rows_N, rows_N[name] >= 0, f"{name} of a group is at least 0")
     for name in [name for name in GROUP.names or () if GROUP[name].kind == "f"]:
         yield from _broken(rows_N, np.isfinite(rows_N[name]), f"{name} of a group is finite")
     yield from _broken(rows_N, rows_N["num_success"] <= rows_N["size"], "num_success of a group is at most its size")
+    is_ordered_N = rows_N["lowest"] <= rows_N["highest"]
+    yield from _broken(rows_N, is_ordered_N, "the lowest reward of a group is at most the highest")
+    is_part_N = rows_N["num_rewarded"] <= rows_N["size"]
+    yield from _broken(rows_N, is_part_N, "the episodes of a group with a reward are at most its size")
     is_fewer_N = rows_N["num_loss_tokens"] <= rows_N["num_tokens"]
     yield from _broken(rows_N, is_fewer_N, "loss tokens are tokens: at most num_tokens")
 

@@ -110,8 +110,8 @@ class Found:
 
     @property
     def recall(self) -> float:
-        """Return the predicted recall now; nan if the item was never reviewed."""
-        return float(self.reading.recall[self.at])
+        """Return the predicted recall now; nan if the item was never reviewed, or no spacing rule predicts it."""
+        return float(self.reading.recall[self.at]) if self.reading.settings.has_due_dates else float("nan")
 
     def reviews(self) -> np.ndarray:
         """Return the item's reviews, oldest first."""
@@ -208,6 +208,10 @@ def facts_in_words(facts: Mapping[str, Any]) -> str:
     if "signal" in facts:
         first = "never played before" if not facts["visits"] else f"visit {facts['visits'] + 1}"
         return f"{first}, {priority_in_words(facts['signal'])}"
+    if not facts.get("has_due_dates", True):  # older journals always had them
+        ago = f"{counted(facts['elapsed'], 'iteration')} after its last visit" if facts["visits"] else "never played"
+        leech = "a leech, tested again, " if facts["is_leech"] else ""
+        return f"{leech}{ago}, pass rate {facts['pass_rate']:.2f}, {counted(facts['visits'], 'visit')} before"
     parts = [
         *(["a leech, tested again"] if facts["is_leech"] else []),
         lateness(facts["late"]) + (early if facts["late"] < 0 else ""),
@@ -277,21 +281,32 @@ def next_draw(item: Found) -> str:
     coming, recall = now + 1, item.recall
     rests = int(row["last_review"]) + settings.min_recall_interval
     expected = "" if np.isnan(recall) else f", predicted recall {recall:.2f} now"
-    if row["status"] == WAITING:
+    must_wait = settings.load_control == "throttle_new" or not item.reading.stored.state.get("slots")
+    if row["status"] == WAITING and must_wait:
         return f"not drawn for iteration {coming}: {_why_waiting(item.reading)}"
     if row["status"] == LEECH and row["due"] > coming:
         return (
             f"not drawn for iteration {coming}: a leech, failed {-int(row['streak'])} times in a row; tested again "
             f"from iteration {_figure(row['due'])}, leeches taking at most {settings.leech_share:.0%} of revisits"
         )
+    if row["due"] > coming and not settings.has_due_dates:
+        return f"not drawn for iteration {coming}: rests until iteration {rests} (min_recall_interval)"
     if row["due"] > coming:
         kept = f"; rests until iteration {rests} (min_recall_interval)" if rests > coming else ""
         early = "; before that only if too few items are due" if settings.selection == "srl" and not kept else ""
         until = f"{_figure(row['due'])} ({lateness(now - float(row['due'])).removeprefix('due ')})"
         return f"not drawn for iteration {coming}: not due until iteration {until}{expected}{kept}{early}"
     rows = item.reading.stored.items
-    others = int(((rows["due"] <= coming) & (rows["status"] != WAITING)).sum()) - 1
-    late = lateness(now - float(row["due"]))
+    may_come_N = np.where(rows["status"] == WAITING, not must_wait, rows["due"] <= coming)
+    others = int(may_come_N.sum()) - 1
+    if not settings.has_due_dates:
+        since = counted(now - int(row["last_review"]), "iteration")
+        known = f"last visited {since} ago" if row["visits"] else "never played"
+        return (
+            f"may be drawn for iteration {coming}: {known}; so may {others} other items, for {_slots(item.reading)} "
+            f"slots an iteration, rule {settings.selection}"
+        )
+    late = "new" if row["status"] == WAITING else lateness(now - float(row["due"]))
     return (
         f"may be drawn for iteration {coming}: {late}{expected}; {others} other items are due for "
         f"{_slots(item.reading)} slots an iteration, rule {settings.selection}"
@@ -336,16 +351,17 @@ def described(item: Found) -> Iterator[tuple[str, str]]:
         yield f"history, turn {number}", repr(redact(turn, reading.detector) if reading.detector else turn)
     yield "domain", prompt.domain
     status = STATUS_NAMES[int(row["status"])]
-    if row["status"] != WAITING:
+    if row["status"] != WAITING and (reading.settings.has_due_dates or row["status"] == LEECH):
         status += f", due at iteration {_figure(row['due'])} ({lateness(now - float(row['due'])).removeprefix('due ')})"
     yield "status", status
-    if row["reps"]:
+    if row["reps"] and reading.settings.has_due_dates:
         asked = f"the rule asks for {reading.settings.desired_retention:g}"
         yield "recall", f"{item.recall:.2f} expected now, iteration {now}; {asked}"
         iterations = counted(row["interval"] * reading.settings.iterations_per_day, "iteration")
         yield "base interval", f"{iterations}, before diversity shortens it"
         stability = f"stability {counted(row['stability'], 'day')}, difficulty {_figure(row['difficulty'])}"
         yield "memory state", f"{stability} ({counted(reading.settings.iterations_per_day, 'iteration')} a day)"
+    if row["reps"]:
         mean = row["alpha"] / (row["alpha"] + row["beta"])
         yield "pass rate, posterior", f"Beta({_figure(row['alpha'])}, {_figure(row['beta'])}), mean {mean:.2f}"
     yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}, {_streak(int(row['streak']))}"

@@ -22,7 +22,7 @@ from rllib_srl.replay.schedule.spacing.sm2 import SM2
 from rllib_srl.replay.schedule.spacing.srl1 import SRL1
 from rllib_srl.replay.schedule.spacing.state import SpacingState
 
-__all__ = ["SPACINGS", "SpacingRule", "SpacingState", "make_spacing"]
+__all__ = ["SPACINGS", "NoSpacing", "SpacingRule", "SpacingState", "make_spacing"]
 
 _OWN: dict[str, Callable[..., SpacingRule]] = {
     rule.name: rule for rule in (FSRS, SM2, Leitner, Fixed, Expanding, SRL1, NoSpacing)
