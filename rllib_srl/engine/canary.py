@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,16 @@ def canary_sequences(tokenizer: Any, context_length: int) -> list[list[int]]:
 
 
 def update_sequences(sequences: Sequence[list[int]]) -> list[list[int]]:
-    """Return the first `UPDATE_TOKENS` tokens of each sequence: the canary of ordinary updates."""
-    return [sequence[:UPDATE_TOKENS] for sequence in sequences]
+    """Return the canary of ordinary updates: the first `UPDATE_TOKENS` tokens of each sequence, joined.
+
+    An engine reads its whole head for each sequence that it scores, so few long sequences cost less than many short
+    ones, and attention spans more than one block of its cache. None is longer than the longest of `sequences`.
+    """
+    heads = [sequence[:UPDATE_TOKENS] for sequence in sequences]
+    num_fitting = max(map(len, sequences)) // max(map(len, heads))
+    num = -(-len(heads) // num_fitting)
+    bounds = [len(heads) * index // num for index in range(num + 1)]
+    return [list(chain.from_iterable(heads[start:end])) for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ class SelfTestReport:
     """
 
     healthy: CanaryGap  # engine against learner at version 0
-    healthy_update: CanaryGap  # the same before this test, over `update_sequences`
+    healthy_update: CanaryGap  # the same before this test, over the canary of updates
     perturbed: CanaryGap  # engine against learner, both with perturbed weights
     move: CanaryGap  # the engine with perturbed weights against itself with the true weights
     restored: CanaryGap  # engine against learner, after the true weights were loaded again
@@ -220,6 +229,7 @@ def self_tests(
     dtype: str,
     version: int,
     healthy: CanaryGap | None = None,
+    num_of_updates: int | None = None,
 ) -> dict[int, SelfTestReport]:
     """Run `self_test` on several engines together, so that each set of weights is sent once.
 
@@ -231,13 +241,14 @@ def self_tests(
         dtype: as for `self_test`.
         version: as for `self_test`.
         healthy: the gap at version 0; None: that of the first engine, measured here.
+        num_of_updates: how many of the first sequences are the canary of updates; None: all.
 
     Raises:
         WeightSyncError: as for `self_test`; with several engines the message names one that failed.
     """
     before, learner, prints = score_engines(), score_learner(0.0), fingerprints()
     starts = {i: CanaryGap.between(before[i], learner) for i in before}
-    updates = {i: CanaryGap.between(*map(_of_updates, (before[i], learner))) for i in before}
+    updates = {i: CanaryGap.between(before[i][:num_of_updates], learner[:num_of_updates]) for i in before}
 
     for start in starts.values():
         check_canary(start, healthy, dtype, version)
@@ -268,11 +279,6 @@ def self_tests(
     for end in ends.values():
         check_canary(end, healthy, dtype, version)
     return {i: SelfTestReport(healthy, updates[i], follows[i], moves[i], ends[i], scale) for i in before}
-
-
-def _of_updates(logps: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the part of the canary's log-probs that belongs to `update_sequences`; the first token has none."""
-    return [of_one[: UPDATE_TOKENS - 1] for of_one in logps]
 
 
 def _fault(move: CanaryGap, follow: CanaryGap, healthy: CanaryGap, dtype: str, scale: float) -> str:

@@ -40,6 +40,7 @@ import torch
 
 from rllib_srl.engine.adapters import RANKS, AdapterSpec, expected_adapters
 from rllib_srl.engine.fingerprint import Fingerprint
+from rllib_srl.engine.heap import keep_freed_memory
 from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_config, load_tokenizer
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack, torch_dtype, verify
@@ -102,12 +103,12 @@ def start_vllm(
     if is_cpu:
         place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "enforce_eager": True}
         place["block_size"] = _cpu_block(dtype, tensor_parallel_size)
+        keep_freed_memory()
     place |= _room_for(adapter) if adapter else {}
     if tensor_parallel_size > 1:
         place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
     args = EngineArgs(
-        model=str(model_dir), dtype=dtype, seed=seed,
-        max_model_len=context_length, max_num_seqs=max_num_seqs,
+        model=str(model_dir), dtype=dtype, seed=seed, max_model_len=context_length, max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size, logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
         disable_log_stats=True,
@@ -449,7 +450,8 @@ class VLLMEngine:
         self._rng_state = torch.Generator().manual_seed(seed).get_state()
         self._seed, self._uses = seed, Counter[str]()
         if self._is_cpu and not self._owns_generator:
-            self._llm.collective_rpc("reseed", args=(seed,))
+            with self._broken_by_lost_worker("reseed"):
+                self._llm.collective_rpc("reseed", args=(seed,))
 
     def sleep(self) -> None:
         """Free memory: on a GPU weights move to the host and the KV cache is dropped.
@@ -566,5 +568,9 @@ class VLLMEngine:
 
 
 def _is_of_lost_worker(error: Exception) -> bool:
-    """Return whether a call failed because a tensor-parallel worker is dead or silent (vLLM 0.32)."""
-    return isinstance(error, TimeoutError) or str(error) == "Executor failed."
+    """Return whether a call failed because a tensor-parallel worker is dead or silent (vLLM 0.32).
+
+    "cancelled" is the error of a call that waits for a worker while vLLM notices its death, and "Executor failed." that
+    of every later call.
+    """
+    return isinstance(error, TimeoutError) or str(error) in ("Executor failed.", "cancelled")

@@ -82,7 +82,8 @@ class GRPOTorchLearner(TorchLearner):
         self.reference = None
         if settings.needs_reference:
             split = config.tensor_parallel if config.is_sharded else None
-            self.reference = Reference.of(self.policy, device, config.compute_dtype, split)
+            gather_dtype = config.flat().fsdp_gather_dtype
+            self.reference = Reference.of(self.policy, device, config.compute_dtype, split, gather_dtype)
         self.critic = None
         if settings.use_critic:
             hidden_size = int(self.model.config.hidden_size)
@@ -396,9 +397,13 @@ class GRPOTorchLearner(TorchLearner):
         episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
         return self.regularisers.end_stages(domains, episodes, self.config.temperature, self.can_share_prefixes)
 
-    def send(self, version: int, sequences: list[list[int]], scale: float = 0.0) -> Sent:
+    def send(self, version: int, scale: float = 0.0) -> Sent:
         """Put the weights into the object store; see `WeightSender.send`."""
-        return self._sender.send(version, sequences, scale)
+        return self._sender.send(version, scale)
+
+    def score_sent(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
+        """Return the canary log-probs under the weights that were just sent; see `WeightSender.score_sent`."""
+        return self._sender.score_sent(version, sequences)
 
     def score_at(self, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
         """Return the canary log-probs under the weights or perturbed weights; see `WeightSender.score_at`."""

@@ -62,7 +62,7 @@ def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> N
     if config.activation_checkpointing:
         policy.checkpoint_activations(offload=config.activation_checkpointing == "offload")
     if config.is_sharded:
-        shard(policy, policy.model, device, config.tensor_parallel)
+        shard(policy, policy.model, device, config.tensor_parallel, flat.fsdp_gather_dtype)
 
 
 # --- adapters -------------------------------------------------------------------------------------

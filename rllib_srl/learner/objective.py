@@ -58,6 +58,8 @@ def first_pass(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, max_logp_g
         batch: as for `reused_loss`; changed in place.
         logp_N: log-probs under the weights at the start of the update, nats.
         max_logp_gap: an episode is left out if its mean |prox_logp - behaviour_logp| is above this, nats; None: any.
+
+    Source of the bound: OER, arXiv 2305.13804; docs/memory.md names the differences.
     """
     batch["prox_logp"] = logp_N.detach()
     if batch["is_reused"]:

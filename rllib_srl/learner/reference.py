@@ -82,7 +82,12 @@ class Reference:
     """
 
     def __init__(
-        self, model: torch.nn.Module, device: torch.device, compute_dtype: str, tensor_parallel: int | None = None
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        compute_dtype: str,
+        tensor_parallel: int | None = None,
+        gather_dtype: str = "float32",
     ) -> None:
         """Set the model.
 
@@ -91,24 +96,30 @@ class Reference:
             device: of the model.
             compute_dtype: "float32" or "bfloat16".
             tensor_parallel: shard the model over the learners, as `shard` does; None keeps it whole on each.
+            gather_dtype: of `shard`; the policy's, or the two would differ before the first update.
         """
         self.model = model
         self._device, self._compute_dtype = device, compute_dtype
         self._root: Any = Root(model)  # FSDP2 adds methods
         self._is_sharded = tensor_parallel is not None
         if tensor_parallel is not None:
-            shard(self._root, model, device, tensor_parallel)
+            shard(self._root, model, device, tensor_parallel, gather_dtype)
 
     @classmethod
     def of(
-        cls, policy: CausalLMModule, device: torch.device, compute_dtype: str, tensor_parallel: int | None = None
+        cls,
+        policy: CausalLMModule,
+        device: torch.device,
+        compute_dtype: str,
+        tensor_parallel: int | None = None,
+        gather_dtype: str = "float32",
     ) -> Reference:
         """Return the reference of a policy that starts to train; see `__init__`."""
         if has_adapters(policy.model):
             return cls(policy.model, device, compute_dtype)
         # From the model's own files, so that a restored run keeps the reference of the first run.
         model = load_causal_lm(policy.model_config["model"]).requires_grad_(False)
-        return cls(model.to(device), device, compute_dtype, tensor_parallel)
+        return cls(model.to(device), device, compute_dtype, tensor_parallel, gather_dtype)
 
     def logp(self, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
         """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats, without gradient.

@@ -48,7 +48,8 @@ class WeightSync:
         """
         self._has_adapters = has_adapters
         self._transport, self._runners = transport, runners
-        self._sequences, self._dtype, self._timeout_s = sequences, dtype, timeout_s
+        self._dtype, self._timeout_s = dtype, timeout_s
+        self._sequences = [*transport.of_updates, *sequences]  # of the self-test
         self.healthy: CanaryGap | None = None  # gaps that are rounding only: of the self-test, and of updates
         self.healthy_update: CanaryGap | None = None
         self.seconds: dict[str, float] = {}  # duration of each step of the last sync
@@ -83,15 +84,17 @@ class WeightSync:
             WeightSyncError: verification failed; the message names the version and, for a failed receipt, the tensors.
             ActorFailure: the learner died or timed out.
         """
-        answers = self._transport.deliver(version, 0.0, self._runners.ids)
+        delivered = self._transport.update(version, self._runners.ids)
+        answers = delivered.answers
         lost = {i: answer for i, answer in answers.items() if isinstance(answer, Failure)}
         loaded = [answer for answer in answers.values() if not isinstance(answer, Failure)]
         if lost or isinstance(self._transport, ObjectStoreTransport):
             self._transport.forget()
-        self._check([one.gap for one in loaded], [i for i in answers if i not in lost], version)
+        gaps = [CanaryGap.between(one.logps, delivered.learner_logps) for one in loaded]
+        self._check(gaps, [i for i in answers if i not in lost], version)
         names = loaded[0].seconds if loaded else ()
         self.seconds = {**self._transport.seconds, **{name: max(one.seconds[name] for one in loaded) for name in names}}
-        return max((one.gap for one in loaded), key=lambda gap: gap.max, default=None), lost
+        return max(gaps, key=lambda gap: gap.max, default=None), lost
 
     def _check(self, gaps: Sequence[CanaryGap], ids: Sequence[int], version: int) -> None:
         """Check the canary after an update; in bf16, test the engines again before an update is refused.
@@ -125,18 +128,19 @@ class WeightSync:
         """Run the self-test on runners that hold the weights of `version`, all at the same time."""
         reports = self_tests(
             partial(self._runners.score, ids, self._sequences, self._timeout_s),
-            self._transport.logps,
+            partial(self._transport.logps, sequences=self._sequences),
             partial(self._load, ids, version),
             partial(self._runners.fingerprint, ids, self._timeout_s),
             dtype=self._dtype,
             version=version,
             healthy=self.healthy,
+            num_of_updates=len(self._transport.of_updates),
         )
         for report in reports.values():
             self.healthy = self.healthy or report.healthy
             self.healthy_update = self.healthy_update or report.healthy_update
 
     def _load(self, ids: Sequence[int], version: int, scale: float) -> None:
-        for runner_id, answer in self._transport.deliver(version, scale, ids).items():
+        for runner_id, answer in self._transport.load(version, scale, ids).items():
             if isinstance(answer, Failure):
                 raise RunnerFailure(runner_id, answer, f"testing weights version {version}")

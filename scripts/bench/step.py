@@ -34,6 +34,7 @@ MOST_TRIES = 3  # iterations played for each one measured
 MOST_MOVES = 4.0  # the sync's time, in plain moves of its bytes
 CANARY = ("learner_canary_s", "engine_canary_s")
 SYNC = ("pack_s", "put_s", "get_s", "load_s", *CANARY)
+ENGINE = ("get_s", "load_s", "engine_canary_s")  # in the engine's process
 LEARN = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
 PLAY = ("engine_s", "environment_s")
 
@@ -55,7 +56,7 @@ class Steps:
         return self.ratios(self.moves)
 
     def ratios(self, moves: Sequence[float], with_canary: bool = True) -> list[float]:
-        """Return the sync over some transfers, with or without the time of both sides to score the canary."""
+        """Return the sync over some transfers, with or without the time that it waits for the canary of both sides."""
         left_out = () if with_canary else CANARY
         syncs = [parts["sync"] - sum(parts[f"sync: {name}"] for name in left_out) for parts in self.parts]
         return [sync / move for sync, move in zip(syncs, moves, strict=True)]
@@ -120,6 +121,9 @@ def parts_of(result: Mapping[str, Any]) -> dict[str, float]:
     learned, synced = result["learners"]["default_policy"], result["weight_sync"]
     whole = {name: float(timers[name]) for name in ("rollout", "batch", "learn", "sync")}
     whole["batch"] += float(timers["plan"])
+    synced = {name: float(synced[name]) for name in SYNC}
+    # The learner scores while the engines work: only what it takes beyond them is time of the sync.
+    synced["learner_canary_s"] = max(0.0, synced["learner_canary_s"] - sum(synced[name] for name in ENGINE))
     details = {"rollout": (PLAY, played), "batch": ((), {}), "learn": (LEARN, learned), "sync": (SYNC, synced)}
     parts: dict[str, float] = {}
     for name, seconds in whole.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -148,11 +149,17 @@ def test_an_engine_whose_step_failed_is_broken(error):
         engine.score([[1, 2]])
 
 
-@pytest.mark.parametrize("action", ["fingerprint", "sleep", "receive"])
-def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(action):
-    engine, arguments = engine_on(is_cpu=True), ({}, 3) if action == "receive" else ()
-    engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(TimeoutError("RPC call timed out."))
-    with pytest.raises(EngineBrokenError, match=r"^vLLM lost a worker.*: RPC call timed out\.; create a new engine$"):
+@pytest.mark.parametrize(
+    "error", [TimeoutError("RPC call timed out."), RuntimeError("Executor failed."), RuntimeError("cancelled")]
+)
+@pytest.mark.parametrize(
+    ("action", "arguments"), [("fingerprint", ()), ("sleep", ()), ("receive", ({}, 3)), ("reseed", (1,))]
+)
+def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(action, arguments, error):
+    engine = engine_on(is_cpu=True, tensor_parallel_size=2)
+    engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(error)
+    told = rf"^vLLM lost a worker.*: {re.escape(str(error))}; create a new engine$"
+    with pytest.raises(EngineBrokenError, match=told):
         getattr(engine, action)(*arguments)
     with pytest.raises(EngineBrokenError, match="score was called on an unusable engine"):
         engine.score([[1, 2]])

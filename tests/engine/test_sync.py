@@ -23,6 +23,7 @@ from rllib_srl.engine import (
     unpack,
     verify,
 )
+from rllib_srl.engine.canary import update_sequences
 from rllib_srl.engine.fingerprint import digests, moved, unmoved
 from rllib_srl.engine.sync import pack_stream
 from tests.engine.small_llama import make_byte_tokenizer
@@ -150,6 +151,22 @@ def test_canary_sequences_are_fixed_natural_and_shorter_than_the_context() -> No
     assert {len(s) for s in canary_sequences(tokenizer, 16)} == {15}
     with pytest.raises(ValueError, match="context_length = 3"):
         canary_sequences(tokenizer, 3)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "joined"),
+    [
+        ([64] * 6, [[0, 1, 2], [3, 4, 5]]),  # 48 tokens each: four heads would fit into 64, 3 + 3 is as few
+        ([15] * 6, [[0], [1], [2], [3], [4], [5]]),  # a context that holds no two
+        ([40, 3, 20], [[0], [1, 2]]),  # at most two heads of 16 in 40
+        ([2], [[0]]),
+    ],
+)
+def test_the_canary_of_updates_joins_heads_up_to_the_longest_text(lengths: list[int], joined: list[list[int]]) -> None:
+    sequences = [[1000 * index + at for at in range(length)] for index, length in enumerate(lengths)]
+    wanted = [[token for index in part for token in sequences[index][:16]] for part in joined]
+    assert update_sequences(sequences) == wanted
+    assert max(map(len, wanted)) <= max(lengths)
 
 
 def test_gap_by_hand() -> None:

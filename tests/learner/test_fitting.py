@@ -100,13 +100,13 @@ def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(confi
     for _ in range(3):
         update(group, GROUPS)
     learner, sequence = group._learner, [1, 2, 3, 4, 5, 6, 7]
-    sent = learner.send(1, [sequence])
+    sent, scored = learner.send(1), learner.score_sent(1, [sequence])
     engine = load_causal_lm(config.model_config["model"])
     start = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
     engine.load_state_dict(dict(unpack(ray.get(sent.ref))), strict=False)
     logp = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
     picked = logp[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].detach().numpy()
-    np.testing.assert_allclose(picked, sent.logps[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(picked, scored[0], rtol=1e-5, atol=1e-5)
     assert (logp - start).abs().max() > 1e-2  # or nothing was learned
 
 
@@ -164,8 +164,9 @@ def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(conf
         assert relative_gap(one, wanted[0][0][0]) < 1e-5
     Learners(sharded).gather(60)
     state = sharded.get_state()
-    sent = Learners(sharded)._every(Call.of(GRPOTorchLearner.send, 1, [[1, 2, 3, 4]], 0.1), 60, "sending")
-    assert sent[1].ref is None and np.array_equal(sent[0].logps[0], sent[1].logps[0])
+    sent = Learners(sharded)._every(Call.of(GRPOTorchLearner.send, 1, 0.1), 60, "sending")
+    scored = Learners(sharded)._every(Call.of(GRPOTorchLearner.score_at, [[1, 2, 3, 4]], 0.1), 60, "scoring")
+    assert sent[1].ref is None and np.array_equal(scored[0][0], scored[1][0])
     second, stats = update(sharded, GROUPS)
     for one in second:
         assert relative_gap(one, wanted[1][0][0]) < 1e-5

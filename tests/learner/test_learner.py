@@ -199,10 +199,10 @@ def test_sending_perturbed_weights_leaves_the_policy_as_it_was(config, ray_here)
     group = learner_group(config)
     learner, sequences = group._learner, [[1, 2, 3, 4, 5]]
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-    sent = learner.send(3, sequences)
-    moved = learner.send(3, sequences, scale=0.1)
+    sent, logps = learner.send(3), learner.score_sent(3, sequences)
+    moved, moved_logps = learner.send(3, scale=0.1), learner.score_at(sequences, 0.1)
     assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
-    assert np.abs(moved.logps[0] - sent.logps[0]).max() > 1e-3
+    assert np.abs(moved_logps[0] - logps[0]).max() > 1e-3
     assert not np.array_equal(ray.get(sent.ref).buffer, ray.get(moved.ref).buffer)
 
 

@@ -120,10 +120,9 @@ def test_l2_and_gere_are_the_same_with_shards(config, ray_here):
 # --- EWC ----------------------------------------------------------------------------------------------
 
 
-def slow_importance(path, groups):
-    """Return the mean over episodes of the squared gradient of an episode's log-prob."""
-    model = load_causal_lm(str(path))
-    parameters = dict(model.named_parameters())
+def slow_importance(model, groups):
+    """Return the mean over episodes of the squared gradient of an episode's log-prob, of the trained weights."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     episodes = [(group, g) for group in groups for g in range(group.size)]
     total = {name: torch.zeros_like(one) for name, one in parameters.items()}
     for group, g in episodes:
@@ -143,7 +142,7 @@ def test_ewc_measures_the_importance_and_pulls_by_it(config, random_llama_dir, r
     assert end_stage(group, OLD) == num
     first = learner.get_state()["regularisers"]["ewc"]
     importance = {name.removeprefix("model."): one for name, one in first["importance"].items()}
-    wanted = slow_importance(random_llama_dir, OLD)
+    wanted = slow_importance(load_causal_lm(str(random_llama_dir)), OLD)
     assert relative_gap(importance, wanted) < 1e-4
     for one in (group, plain):
         moves = shaken(one)
@@ -160,6 +159,26 @@ def test_ewc_measures_the_importance_and_pulls_by_it(config, random_llama_dir, r
     assert relative_gap(second["anchor"], first["anchor"]) > 1e-3
     assert learner.regularisers.end_stages(["empty"], [], 1.0, True) == 0  # and an empty stage changes nothing
     assert relative_gap(learner.get_state()["regularisers"]["ewc"]["importance"], second["importance"]) == 0
+
+
+@pytest.mark.slow
+def test_ewc_measures_and_pulls_adapters(config, ray_here):
+    group = learner_group(changed(config, regularisers={"ewc": 3.0}, **LORA))
+    plain = learner_group(changed(config, **LORA))
+    for one in (group, plain):
+        shaken(one)  # B of an adapter starts at 0, and with it the gradient of A
+    wanted = slow_importance(deepcopy(group._learner.model), OLD)
+    end_stage(group, OLD)
+    found = group._learner.get_state()["regularisers"]["ewc"]["importance"]
+    assert len(wanted) > 4 and all("lora_" in name and one.any() for name, one in wanted.items())
+    assert relative_gap({name.removeprefix("model."): one for name, one in found.items()}, wanted) < 1e-4
+    for one in (group, plain):
+        moves = shaken(one, seed=4)
+    (own,), stats = update(group, GROUPS)
+    (other,), _ = update(plain, GROUPS)
+    assert relative_gap(difference(own, other), {n: 3.0 * wanted[n] * moves[n].numpy() for n in wanted}) < 1e-3
+    by_hand = 1.5 * sum(float((wanted[name] * moves[name].numpy() ** 2).sum()) for name in wanted)
+    assert stats["regularisers/ewc"] == pytest.approx(by_hand, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -304,9 +323,12 @@ def test_lwf_holds_old_prompts_at_the_policy_of_the_stage(config, random_llama_d
 
 
 @pytest.mark.slow
-def test_lwf_brings_the_policy_back(config, ray_here):
-    settings = {"optimizer_name": "adamw", "lr": 2e-3}
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_lwf_brings_the_policy_back(config, ray_here, lora):
+    settings = {"optimizer_name": "adamw", "lr": 2e-3, **lora}
     group = learner_group(changed(config, regularisers={"lwf": 1.0}, **settings))
+    if lora:
+        shaken(group, seed=2)  # B of an adapter starts at 0, where moves of A change nothing
     end_stage(group, OLD)
     shaken(group)
     kls = [update(group, OLD, advantages=NOTHING)[1]["regularisers/lwf"] for _ in range(12)]

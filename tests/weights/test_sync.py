@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rllib_srl.common.remote_calls import Failure, RunnerFailure
-from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.rollout.env_runner import Loaded
 from rllib_srl.weights.sync import WeightSync
@@ -42,13 +40,17 @@ class Engines:
     def fingerprint(self, ids, timeout_s):
         return {i: {"layer": (hash(self.weights[i]),)} for i in ids}
 
-    def load_weights(self, ids, ref, learner_logps, sequences, timeout_s):
+    def start_loading(self, ids, ref, sequences, timeout_s):
         self.calls.append(("load", tuple(ids)))
+        return ids, ref
+
+    def loaded(self, loading, timeout_s):
+        ids, ref = loading
         answers = {}
         for i in ids:
             if i not in self.deaf:
                 self.weights[i] = ref
-            answers[i] = Loaded(CanaryGap.between(self.rounded(i), learner_logps), {"get_s": 0.1, "load_s": 0.1})
+            answers[i] = Loaded(self.rounded(i), {"get_s": 0.1, "load_s": 0.1})
         return answers
 
 
@@ -57,10 +59,12 @@ class Learner:
 
     weight, num_packs = 0.0, 0
 
-    def send(self, version, sequences, scale, timeout_s):
+    def send(self, version, scale, timeout_s):
         self.num_packs += 1
-        weight = self.weight + scale * 10
-        return SimpleNamespace(ref=weight, logps=logps_of(weight), seconds={"pack_s": 1.0})
+        return SimpleNamespace(ref=self.weight + scale * 10, seconds={"pack_s": 1.0})
+
+    def score_sent(self, version, sequences, timeout_s):
+        return logps_of(self.weight)
 
     def score_at(self, sequences, scale, timeout_s):
         return logps_of(self.weight + scale * 10)
@@ -86,31 +90,60 @@ def test_the_start_sends_each_set_of_weights_once_for_all_engines(learner, num_e
     assert set(engines.weights.values()) == {0.0}
 
 
-def test_an_update_scores_the_first_tokens_only_and_is_held_to_their_gap(learner):
-    engines = Engines(learner, [1], noise=np.where(np.arange(50) < 15, 0.01, 0.05))
-    scored = []
-    send, load = learner.send, engines.load_weights
-    learner.send = lambda version, sequences, *rest: scored.append(sequences) or send(version, sequences, *rest)
+class TwoTexts(Engines):
+    """Engines that round the canary of updates and the rest of the self-test's canary differently."""
 
-    def load_and_compare(ids, ref, logps, sequences, timeout_s):
-        scored.append(sequences)
-        loaded = load(ids, ref, logps, sequences, timeout_s)
-        gap = CanaryGap.between(*[[part[:15] for part in parts] for parts in (engines.rounded(1), logps)])
-        return {i: replace(one, gap=gap) for i, one in loaded.items()}
+    noises = (0.01, 0.05)
 
-    engines.load_weights = load_and_compare
+    def rounded_texts(self, runner_id, sequences):
+        sign = np.where(np.arange(50) % 2, 1, -1)
+        noises = self.noises if len(sequences) == 3 else self.noises[:1]
+        return [logps_of(self.weights[runner_id])[0] + sign * noise for noise in noises]
+
+    def score(self, ids, sequences, timeout_s):
+        return {i: self.rounded_texts(i, sequences) for i in ids}
+
+    def start_loading(self, ids, ref, sequences, timeout_s):
+        return ids, ref, sequences
+
+    def loaded(self, loading, timeout_s):
+        ids, ref, sequences = loading
+        self.scored = sequences
+        self.weights |= dict.fromkeys(ids, ref)
+        return {i: Loaded(self.rounded_texts(i, sequences), {}) for i in ids}
+
+
+def test_an_update_scores_few_joined_tokens_and_is_held_to_their_gap(learner):
+    """The self-test scores the canary of updates and all texts; these stubs give one array to each of the two."""
+    engines, scored = TwoTexts(learner, [1]), []
+    learner.score_at = lambda sequences, scale, timeout_s: logps_of(learner.weight + scale * 10) * 2
+    learner.score_sent = lambda version, sequences, timeout_s: scored.append(sequences) or logps_of(learner.weight)
     tokens = [list(range(51)), [7, 8, 9]]
     sync = WeightSync(ObjectStoreTransport(learner, engines, tokens, 5.0), engines, tokens, "bfloat16", 5.0)
     sync.start(0)
-    assert sync.healthy.mean == pytest.approx((15 * 0.01 + 35 * 0.05) / 50)
+    assert engines.scored == []  # the self-test's loads need no canary of their own
+    assert sync.healthy.mean == pytest.approx((0.01 + 0.05) / 2)
     assert sync.healthy_update.mean == pytest.approx(0.01)
-    scored.clear()
     gap, _ = sync.sync(1)
-    assert scored == [[list(range(16)), [7, 8, 9]]] * 2 and gap.mean == pytest.approx(0.01)
-    engines.noise = 0.016  # below the mean of the whole canary, above 1.5 times that of its first tokens
+    assert scored == [engines.scored] == [[[*range(16), 7, 8, 9]]] and gap.mean == pytest.approx(0.01)
+    engines.noises = (0.016, 0.016)  # below the mean of the whole canary, above 1.5 times that of updates
     packs = learner.num_packs
     sync.sync(2)
     assert learner.num_packs > packs + 1  # a second self-test
+
+
+def test_the_learner_scores_while_the_engines_load(learner):
+    engines, order = Engines(learner, [1]), []
+    start, wait = engines.start_loading, engines.loaded
+    engines.start_loading = lambda *arguments: order.append("start") or start(*arguments)
+    engines.loaded = lambda *arguments: order.append("wait") or wait(*arguments)
+    sync = sync_of(learner, engines)
+    sync.start(0)
+    order.clear()
+    learner.score_sent = lambda *arguments: order.append("score") or logps_of(learner.weight)
+    sync.sync(1)
+    assert order == ["start", "score", "wait"]
+    assert sync.seconds.keys() == {"pack_s", "learner_canary_s", "get_s", "load_s"}
 
 
 def test_a_failing_engine_is_named_among_several(learner):
@@ -123,8 +156,8 @@ def test_a_failing_engine_is_named_among_several(learner):
 def test_a_lost_runner_in_the_self_test_is_a_failure_of_that_runner(learner):
     engines = Engines(learner, [1, 2])
     lost = Failure("died", is_silent=False)
-    answer = engines.load_weights
-    engines.load_weights = lambda ids, *rest: {**answer(ids, *rest), 2: lost}
+    answer = engines.loaded
+    engines.loaded = lambda *arguments: {**answer(*arguments), 2: lost}
     with pytest.raises(RunnerFailure, match="2"):
         sync_of(learner, engines).start(0)
 
@@ -161,16 +194,16 @@ def test_an_engine_that_missed_one_update_ends_a_bf16_run(learner):
     engines = Engines(learner, [1])
     sync = sync_of(learner, engines)
     sync.start(0)
-    answer = engines.load_weights
+    answer = engines.loaded
 
-    def once_deaf(ids, *rest):
-        engines.deaf, engines.load_weights = {1}, answer
+    def once_deaf(*arguments):
+        engines.deaf, engines.loaded = {1}, answer
         try:
-            return answer(ids, *rest)
+            return answer(*arguments)
         finally:
             engines.deaf = set()
 
-    engines.load_weights, learner.weight = once_deaf, 0.05
+    engines.loaded, learner.weight = once_deaf, 0.05
     with pytest.raises(WeightSyncError, match="weights version 1: the canary differs"):
         sync.sync(1)
 

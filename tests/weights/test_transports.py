@@ -99,12 +99,12 @@ def test_a_lost_runner_means_a_new_rendezvous():
     learners = SimpleNamespace(
         connect=lambda *arguments: asked.append("connect"), send_direct=lambda *arguments: asked.append("send_direct")
     )
-    runners = SimpleNamespace(actors=lambda: [runner()], compare=lambda *arguments: {1: "loaded"})
+    runners = SimpleNamespace(actors=lambda: [runner()], score_loaded=lambda *arguments: {1: "loaded"})
     transport = VLLMTransport(learners, runners, [[1, 2]], 10, "nccl", 1)
-    assert transport.deliver(1, 0.0, [1]) == {1: "loaded"}
-    transport.deliver(2, 0.0, [1])
+    assert transport.load(1, 0.0, [1]) == {1: "loaded"}
+    transport.update(2, [1])
     transport.forget()
-    transport.deliver(3, 0.0, [1])
+    transport.update(3, [1])
     assert asked == ["connect", "send_direct", "send_direct", "connect", "send_direct"]
 
 

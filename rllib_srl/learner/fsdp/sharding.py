@@ -1,6 +1,7 @@
 """Shard models over learners with FSDP2: each learner holds a part of every weight, gradient and optimiser state.
 
-    build       `shard` wraps each decoder layer, then the root; a forward pass gathers weights layer by layer
+    build       `shard` wraps each decoder layer, then the root; a forward pass gathers weights layer by layer, in
+                fp32 or, with `gather_dtype`, in bfloat16
     backward    torch averages gradients over learners (reduce-scatter); `summed_shards` turns means into sums
     passes      a pass gathers weights from all learners, so all run equally many; the learner adds empty ones
     to engines  every learner is called and gathers (`whole`); learner 0 packs
@@ -29,16 +30,31 @@ if TYPE_CHECKING:
 # torch.distributed.tensor and .fsdp take 1.5 s to load, so the functions that need them import them.
 
 
-def shard(module: torch.nn.Module, model: Any, device: torch.device, tensor_parallel: int = 1) -> None:
+def shard(
+    module: torch.nn.Module,
+    model: Any,
+    device: torch.device,
+    tensor_parallel: int = 1,
+    gather_dtype: str = "float32",
+) -> None:
     """Shard a module over all learners, in place.
+
+    With `gather_dtype` "bfloat16" the matrices of decoder layers are rounded before they are sent, as autocast rounds
+    them before each product, so that the results stay the same; their gradients are summed in fp32. The rest, which
+    autocast computes in fp32, is gathered in fp32: norms, embedding and head.
 
     Args:
         module: the root module. Only its own forward pass gathers weights: never call the inner model directly.
         model: the Hugging Face model inside `module`.
         device: "cpu" or a GPU. The process group must be initialised.
         tensor_parallel: learners over which each matrix is split; it divides their number.
+        gather_dtype: "float32" or "bfloat16".
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy()
+    if gather_dtype == "bfloat16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
     both = mesh_of(device, tensor_parallel)
     if tensor_parallel > 1:
@@ -47,8 +63,16 @@ def shard(module: torch.nn.Module, model: Any, device: torch.device, tensor_para
         split(model, both["parts"])
     mesh = both["data"]
     for layer in model.base_model.layers:
-        fully_shard(layer, mesh=mesh)
+        if gather_dtype == "bfloat16":
+            fully_shard(_norms_of(layer), mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh)
+
+
+def _norms_of(layer: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules of a layer whose own weights are all vectors."""
+    own = ((module, list(module.parameters(recurse=False))) for module in layer.modules())
+    return [module for module, weights in own if weights and all(weight.ndim == 1 for weight in weights)]
 
 
 def mesh_of(device: torch.device, size: int) -> DeviceMesh:

@@ -3,7 +3,7 @@
     learners.update(shards, timesteps, num_epochs, timeout_s)   one update; RLlib's own has no timeout, and the live
                                                                 learners hang in their all-reduce when one has died
     learners.reuse_report(timeout_s)                            a method of `GRPOTorchLearner`, called on all learners
-    learners.send(version, sequences, scale, timeout_s)         called on those that gathered weights need
+    learners.send(version, scale, timeout_s)                    called on those that gathered weights need
     learners.use(group)                                         from now on calls another group (`regrouping.py`)
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import torch
-from ray.exceptions import ObjectLostError
+from ray.exceptions import ObjectLostError, RayActorError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_srl.batch.shard import TrainingShard
@@ -140,10 +140,15 @@ class Learners:
 
     # --- weights ---------------------------------------------------------------------------------
 
-    def send(self, version: int, sequences: list[list[int]], scale: float, timeout_s: float) -> Sent:
+    def send(self, version: int, scale: float, timeout_s: float) -> Sent:
         """Put the weights into the object store; see `WeightSender.send`."""
-        call = Call.of(GRPOTorchLearner.send, version, sequences, scale)
+        call = Call.of(GRPOTorchLearner.send, version, scale)
         return self._gathered(call, timeout_s, f"sending weights version {version}")
+
+    def score_sent(self, version: int, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
+        """Return the canary log-probs of learner 0 under the weights just sent; see `WeightSender.score_sent`."""
+        call = Call.of(GRPOTorchLearner.score_sent, version, sequences)
+        return self._gathered(call, timeout_s, f"scoring the canary of weights version {version}")
 
     def connect(self, kind: str, client: Any, timeout_s: float) -> None:
         """Connect learner 0 to the engines; see `WeightSender.connect`."""
@@ -194,6 +199,17 @@ class Learners:
     def take_saved(self, timeout_s: float) -> list[bool]:
         """Return for each learner whether it wrote its part of a checkpoint; see `GRPOTorchLearner.take_saved`."""
         return self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "writing a checkpoint")
+
+    @contextmanager
+    def unreachable_reported(self, what: str) -> Iterator[None]:
+        """Raise `LearnerFailure` where RLlib's own call to a learner fails because it died or cannot be reached."""
+        ids = [] if self._group.is_local else [worker._actor_id.hex() for worker in self._group._workers]
+        try:
+            yield
+        except RayActorError as error:
+            if error.actor_id not in ids:
+                raise
+            raise LearnerFailure(f"learner {ids.index(error.actor_id)} could not be reached while {what}") from error
 
     def save_shards(self, directory: str, timeout_s: float) -> None:
         """Write every learner's shard; see `TrainingState.save_shards`."""

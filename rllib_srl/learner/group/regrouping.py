@@ -19,8 +19,9 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.train._internal.backend_executor import InactiveWorkerGroup
+from ray.util.placement_group import remove_placement_group
 
-from rllib_srl.common.remote_calls import Place, end_worker
+from rllib_srl.common.remote_calls import Place, end_family, family_of
 from rllib_srl.learner.group.learners import LearnerFailure
 
 
@@ -60,8 +61,11 @@ def end(group: LearnerGroup) -> None:
     if group._is_shut_down:
         return
     for worker in group._backend_executor.worker_group.workers:
+        family = family_of(Place(worker.metadata.node_id, worker.metadata.pid))
         ray.kill(worker.actor)
-        end_worker(Place(worker.metadata.node_id, worker.metadata.pid))
+        end_family(family)
+    if group._backend_executor._placement_group is not None:  # it would keep the places of the dead
+        remove_placement_group(group._backend_executor._placement_group)
     group._backend_executor.worker_group = InactiveWorkerGroup()  # or a later shutdown would call the dead
     group._is_shut_down = True
 
