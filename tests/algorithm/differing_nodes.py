@@ -1,4 +1,4 @@
-"""Runs refused on a Ray cluster whose nodes differ: python -m tests.algorithm.differing_nodes DIRECTORY.
+"""Runs on a Ray cluster whose nodes differ: python -m tests.algorithm.differing_nodes NAME DIRECTORY.
 
 In a process of its own, because a test process can have one Ray only. DIRECTORY/out.json has the messages. All nodes
 look for the model in ~/model, and each has a home, packages in front of the installed ones, and a name as a resource:
@@ -15,12 +15,13 @@ look for the model in ~/model, and each has a home, packages in front of the ins
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -78,14 +79,17 @@ def head_in(directory: Path) -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-def add_nodes(cluster: Cluster, directory: Path) -> None:
-    """Start the other nodes."""
+def add_nodes(cluster: Cluster, directory: Path, names: Iterable[str] = NODES) -> list[Any]:
+    """Start other nodes."""
     os.chdir(directory / "nodes")
-    for name, (home, packages) in NODES.items():
+    added = []
+    for name in names:
+        home, packages = NODES[name]
         paths = [*(directory / one for one in packages), *([] if name == "bare" else [ROOT])]
         variables = {"HOME": str(directory / home), "PYTHONPATH": os.pathsep.join(map(str, paths))}
-        cluster.add_node(num_cpus=1, resources={name: 1, "any": 1}, env_vars=variables)
+        added.append(cluster.add_node(num_cpus=1, resources={name: 1, "any": 1}, env_vars=variables))
     os.chdir(directory / "driver")
+    return added
 
 
 def config_on(directory: Path, name: str) -> Any:
@@ -117,7 +121,7 @@ def checked(config: Any, where: Path) -> list[Any]:
     return check_nodes(config, partial(super(SRL, SRL).default_resource_request, config), where)
 
 
-def happened(directory: Path) -> dict[str, Any]:
+def before(directory: Path) -> dict[str, Any]:
     """Compare the head alone, then with each node and with all."""
     out: dict[str, Any] = {}
     with head_in(directory) as cluster:
@@ -137,10 +141,36 @@ def happened(directory: Path) -> dict[str, Any]:
     return out
 
 
+def joined(directory: Path) -> dict[str, Any]:
+    """Replace the node of one of two runners, then that of the other, by a node with another version of a package."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("rllib_srl").addHandler(handler)
+    with head_in(directory) as cluster:
+        nodes = {node.node_id: node for node in add_nodes(cluster, directory, ["same", "same"])}
+        algo = config_on(directory, "any").env_runners(num_env_runners=2, sample_timeout_s=60.0).build_algo()
+        ids = [[*algo.runners.ids]]
+        second, first = nodes[algo.runners.nodes[2]], nodes[algo.runners.nodes[1]]
+        cluster.remove_node(second, allow_graceful=False)
+        num_groups = [algo.train()["env_runners"]["num_groups"]]
+        ids.append([*algo.runners.ids])
+        add_nodes(cluster, directory, ["old"])
+        deadline = time.monotonic() + 150
+        while not any("plays no more" in line for line in lines) and time.monotonic() < deadline:
+            num_groups.append(algo.train()["env_runners"]["num_groups"])
+            time.sleep(1)
+        ids.append([*algo.runners.ids])
+        cluster.remove_node(first, allow_graceful=False)
+        ended = lines_of(algo.train)
+        algo.stop()
+    return {"ids": ids, "num_groups": num_groups, "lines": lines, "ended": ended}
+
+
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
+    name, where = sys.argv[1], Path(sys.argv[2])
     prepare(where)
     try:
-        (where / "out.json").write_text(json.dumps(happened(where)))
+        (where / "out.json").write_text(json.dumps({"before": before, "joined": joined}[name](where)))
     finally:
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)

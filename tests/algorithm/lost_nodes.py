@@ -31,7 +31,7 @@ from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
-from tests.small_memory import check_shards, memory_config, weights_of
+from tests.small_memory import check_shards, memory_config, watched, weights_of
 
 SOON_S = 120.0
 
@@ -75,6 +75,18 @@ class WaitingRunner(LLMEnvRunner):
         return groups
 
 
+class WaitingAhead(LLMEnvRunner):
+    """Says after a slice with the weights of the second update that it is there, if it is the second, and waits."""
+
+    def advance(self, *args, **kwargs):
+        played = super().advance(*args, **kwargs)
+        flag = Path(self.config.env_config["flag"])
+        if self.engine.version >= 2 and self.worker_index == 2 and played.num_unfinished and not flag.exists():
+            flag.touch()
+            time.sleep(15)
+        return played
+
+
 def config_in(directory: Path) -> Any:
     """Return settings of a small run with a memory on such a cluster."""
     config = memory_config(directory / "model", directory / "log", groups_per_item=99, max_logp_gap=None)
@@ -86,7 +98,8 @@ def config_in(directory: Path) -> Any:
 @contextmanager
 def cluster_of(kind: str) -> Iterator[tuple[Cluster, list[Any]]]:
     """Start a head and two nodes that each have one resource `kind`, and connect to it."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    head = {"num_cpus": 2, "resources": {"head": 1}, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         nodes = [cluster.add_node(num_cpus=1, resources={kind: 1}) for _ in range(2)]
         ray.init(cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}})
@@ -152,6 +165,7 @@ def learner(directory: Path) -> dict[str, Any]:
         config = config_in(directory).learners(
             num_learners=2, learner_class=WaitingLearner, custom_resources_per_learner={"learner": 1}
         )
+        config.env_runners(custom_resources_per_env_runner={"head": 1})  # it survives
         algo = config.copy(copy_frozen=False).build_algo()
         with killed(cluster, nodes[1], directory / "flag"):
             begun = gone_through(algo, 2)
@@ -170,34 +184,49 @@ def learner(directory: Path) -> dict[str, Any]:
 
 def runner(directory: Path) -> dict[str, Any]:
     """Kill the node of the second of two runners in the third rollout; one iteration later replace it."""
+    return _without_a_runner(directory, config_in(directory).env_runners(env_runner_cls=WaitingRunner))
+
+
+def ahead(directory: Path) -> dict[str, Any]:
+    """The same with runners that play ahead: the node dies in mid-slice, with groups in play."""
+    config = config_in(directory).env_runners(env_runner_cls=WaitingAhead, max_lag=1, slice_s=0.05, max_turns=3)
+    config.environment(env_config={**config.env_config, "slow_s": 0.3})
+    return _without_a_runner(directory, config.replay(revisit_fraction=0.0))
+
+
+def _without_a_runner(directory: Path, config: Any) -> dict[str, Any]:
     with cluster_of("runner") as (cluster, nodes):
-        config = config_in(directory).env_runners(
-            num_env_runners=2, env_runner_cls=WaitingRunner, custom_resources_per_env_runner={"runner": 1}
-        )
+        config.env_runners(num_env_runners=2, custom_resources_per_env_runner={"runner": 1})
         algo = config.learners(num_learners=0).training(checkpoint_every=0).build_algo()
         doomed = algo.runners._place_of[2].node
         (node,) = [node for node in nodes if node.node_id == doomed]
-        with killed(cluster, node, directory / "flag"):
-            begun = gone_through(algo, 2)
-            lost = gone_through(algo, 2)
-        cluster.add_node(num_cpus=1, resources={"runner": 1})
-        back: list[dict[str, Any]] = []
-        deadline = time.monotonic() + SOON_S
-        while len(algo.runners.ids) < 2 and time.monotonic() < deadline:
-            time.sleep(1)
+        with watched(algo) as iterations:
+            with killed(cluster, node, directory / "flag"):
+                begun = gone_through(algo, 2)
+                lost = gone_through(algo, 2)
+            cluster.add_node(num_cpus=1, resources={"runner": 1})
+            back: list[dict[str, Any]] = []
+            deadline = time.monotonic() + SOON_S
+            while len(algo.runners.ids) < 2 and time.monotonic() < deadline:
+                time.sleep(1)
+                back += gone_through(algo, 1)
             back += gone_through(algo, 1)
-        back += gone_through(algo, 1)
+        outstanding = algo.ahead.outstanding if algo.ahead is not None else []
+        groups = {
+            "taken": [[meta.group_id, meta.prompt.key] for one in iterations for meta in one.metas],
+            "in_play": [[one.group_id, one.prompt.key] for one in outstanding],
+        }
         gap, missing = algo.weight_sync.sync(algo.version)
         check_shards(algo)
         algo.stop()
-    return {"begun": begun, "lost": lost, "back": back, "gap": gap.max, "missing": list(missing)}
+    return {"begun": begun, "lost": lost, "back": back, "gap": gap.max, "missing": list(missing), **groups}
 
 
 if __name__ == "__main__":
     name, where = sys.argv[1], Path(sys.argv[2])
     save_random_llama(where / "model")
     try:
-        out = {"learner": learner, "runner": runner}[name](where)
+        out = {"learner": learner, "runner": runner, "ahead": ahead}[name](where)
         (where / "out.json").write_text(json.dumps(out))
     finally:
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)

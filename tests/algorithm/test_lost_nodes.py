@@ -45,16 +45,32 @@ def test_a_learners_node_is_drained_then_dies_in_mid_update_and_the_rest_goes_on
     assert len({one["weights"] for one in did["begun"] + did["rebuilt"]}) == 5
 
 
-def test_a_runners_node_dies_in_mid_play_and_the_runner_rejoins_on_another(tmp_path):
-    did = happened("runner", tmp_path)
+def check_that_the_rest_played_on(did) -> None:
+    """Each iteration has all its groups, and the second runner is away, then back with verified weights."""
     assert [one["runners"] for one in did["begun"] + did["lost"]] == [[1, 2], [1, 2], [1], [1]]
     assert did["back"][-1]["runners"] == [1, 2]
     every = did["begun"] + did["lost"] + did["back"]
     assert [one["iteration"] for one in every] == list(range(1, len(every) + 1))
     assert {one["num_groups"] for one in every} == {4}
     assert did["lost"][-1]["counts"]["num_runners_lost"] == 1
-    assert did["lost"][-1]["counts"]["num_groups_played_again"] == 2
     assert "num_runner_restarts" not in did["lost"][-1]["counts"]
     assert did["back"][-1]["counts"]["num_runner_restarts"] == 1
     assert did["gap"] < 1e-3 and did["missing"] == []
     assert max(one["seconds"] for one in did["lost"]) < 60  # the run does not wait for a node that is dead
+
+
+def test_a_runners_node_dies_in_mid_play_and_the_runner_rejoins_on_another(tmp_path):
+    did = happened("runner", tmp_path)
+    check_that_the_rest_played_on(did)
+    assert did["lost"][-1]["counts"]["num_groups_played_again"] == 2
+
+
+def test_a_runners_node_dies_in_mid_slice_and_its_groups_go_to_the_other_runner(tmp_path):
+    """Each group that was launched is taken once or still in play, and no prompt is left out or comes twice."""
+    did = happened("ahead", tmp_path)
+    check_that_the_rest_played_on(did)
+    assert 1 <= did["lost"][-1]["counts"]["num_groups_played_again"] <= 8
+    num = 4 * (did["back"][-1]["iteration"] + 1)
+    ids, prompts = zip(*did["taken"], *did["in_play"], strict=True)
+    assert len(did["in_play"]) == 4
+    assert len(ids) == len({*ids}) == len({*prompts}) == num

@@ -219,13 +219,34 @@ def test_a_model_is_found_without_downloading(tmp_path, random_llama_dir, monkey
 # --- a cluster whose nodes differ ----------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_cluster_whose_nodes_differ_is_refused_before_training(tmp_path):
+def happened(name, directory) -> dict:
+    """Run one of `differing_nodes.py`, and return what it wrote."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.algorithm.differing_nodes", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=280, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
-    did = json.loads((tmp_path / "out.json").read_text())
+    command = [sys.executable, "-m", "tests.algorithm.differing_nodes", name, str(directory)]
+    subprocess.run(command, check=True, timeout=380, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+    return json.loads((directory / "out.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_node_that_joins_later_and_differs_is_not_played_on(tmp_path):
+    """The run goes on with the other runner; once that is gone too it ends with the fault."""
+    did = happened("joined", tmp_path)
+    line = (
+        f" has transformers 4.0.1; expected {version('transformers')}, as on the driver's node: "
+        "install the same packages there"
+    )
+    assert did["ids"] == [[1, 2], [1], [1]] and {*did["num_groups"]} == {4}
+    (left_out,) = (one for one in did["lines"] if "plays no more" in one)
+    assert left_out.startswith("runner 2 plays no more in this run: node ") and left_out.endswith(line)
+    (ended,) = did["ended"]
+    assert ended.startswith("node ") and ended.endswith(line)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_cluster_whose_nodes_differ_is_refused_before_training(tmp_path):
+    did = happened("before", tmp_path)
     node, mend = f"node {did['address']}", "copy it there, or let both read one shared directory"
     here, there = model_digest(tmp_path / "head/model"), model_digest(tmp_path / "model/model")
     assert here != there

@@ -78,17 +78,55 @@ def check_nodes(config: Any, request: Callable[[], Any], directory: Path) -> lis
     if len(nodes) < 2:
         _check_build(config, alive[here])
         return []
+    return _compared(config, nodes, bundles, directory, [])
+
+
+def check_joined(
+    config: Any, request: Callable[[], Any], directory: Path, known: list[NodeReport], nodes: Collection[str]
+) -> list[NodeReport]:
+    """Compare nodes that joined the cluster after `check_nodes`; return the reports, the driver's first.
+
+    Args:
+        config: as in `check_nodes`.
+        request: likewise; only called if there are new nodes.
+        directory: likewise.
+        known: reports of earlier checks.
+        nodes: Ray's ids of the nodes that processes of the run are on.
+
+    Raises:
+        NodeError: a new node does not fit.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    new = set(nodes) - {one.node for one in known} - {here}
+    joined = {node["NodeID"]: node for node in ray.nodes() if node["NodeID"] in new | {here}}
+    return _compared(config, joined, request().bundles, directory, known) if new else known
+
+
+def _compared(
+    config: Any,
+    nodes: Mapping[str, Any],
+    bundles: Sequence[Mapping[str, float]],
+    directory: Path,
+    known: Sequence[NodeReport],
+) -> list[NodeReport]:
+    """Ask nodes, the driver's among them, what they have; return the reports that are known and theirs.
+
+    Raises:
+        NodeError: a node does not fit.
+    """
+    here = ray.get_runtime_context().get_node_id()
     question, gpus = _question(config), {one: _num_gpus(node, bundles) for one, node in nodes.items()}
     with token_in(directory) if needs_shared(config) else nullcontext() as token:
         asked = {one: question | {"token": token and str(token), "has_gpus": gpus[one] > 0} for one in nodes}
         tasks = _sent({one: own for one, own in asked.items() if one != here})
-        answers = {here: _answer(**asked[here])}
+        answers = {} if known else {here: _answer(**asked[here])}
         others, lines = _gathered(tasks, nodes, min(ANSWER_S, config.start_timeout_s))
     answers |= others
     learners = bundles[-config.num_learners :] if config.num_learners else []
-    reports = [_report(nodes[one], answer, gpus[one], learners) for one, answer in answers.items()]
+    new = [_report(nodes[one], answer, gpus[one], learners) for one, answer in answers.items()]
+    reports = [*known, *new]
     packages = PACKAGES + (("vllm",) if config.flat().engine == "vllm" else ())
-    lines += faults(reports[0], reports[1:], config.model_config["model"], packages)
+    lines += faults(reports[0], new if known else new[1:], config.model_config["model"], packages)
     if needs_shared(config):
         wrong, doubtful = directory_faults(reports, config.num_learners, str(directory))
         lines += wrong
