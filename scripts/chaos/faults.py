@@ -2,6 +2,8 @@
 
     runner, buffer, learner   SIGKILL; or SIGSTOP, which a timeout must find
     slow                      one of these three is stopped and continued again and again, for less than any timeout
+    engine                    a worker of an engine that is split over two (tensor parallelism): SIGKILL or SIGSTOP
+    network                   messages between processes are late for a whole run, or one of them is lost (`network.py`)
     weight                    one bit of an engine's weights flips: while it loads an update, or between two updates
     disk                      the disk of the run's directory is full, then has room again
 """
@@ -25,20 +27,25 @@ from ray.exceptions import RayActorError
 
 from rllib_srl.common.remote_calls import RunnerFailure
 from scripts.chaos.invariants import ANSWER_S
-from scripts.chaos.phases import EVERY_PHASE
+from scripts.chaos.phases import EVERY, EVERY_PHASE
 
+ENGINE = "engine"
 # kind -> ways in which it happens
 LIVE = {
     "runner": ("KILL", "STOP"),
     "buffer": ("KILL", "STOP"),
     "learner": ("KILL", "STOP"),
     "slow": ("pulses",),
+    ENGINE: ("KILL", "STOP"),
+    "network": ("delays", "losses"),
     "weight": ("loading", "resting"),
     "disk": ("full",),
 }
 DRIVER = {"driver": ("KILL", "TERM", "STOP")}
 KINDS = {**LIVE, **DRIVER}
-PROCESSES = ("runner", "buffer", "learner")
+PROCESSES = ("runner", "buffer", "learner")  # of every live run
+WORKER = "VLLM::Worker_TP"  # how vLLM names the processes of an engine
+PHASE_OF = {"loading": "sync", "delays": EVERY}  # ways that are bound to a phase, or to none
 LATEST = 0.9  # of a phase's usual time; what comes later may miss the phase
 STOPPED_S, MOVING_S = 0.4, 0.1  # of a slow process
 
@@ -61,7 +68,7 @@ def plan(kinds: Sequence[str], num: int, seed: int) -> Iterator[Fault]:
         for at, kind in enumerate(kinds):
             for way in KINDS[kind]:
                 chance = random.Random(f"{seed} {kind} {way} {number}")
-                phase = "sync" if way == "loading" else EVERY_PHASE[(number + at) % len(EVERY_PHASE)]
+                phase = PHASE_OF.get(way, EVERY_PHASE[(number + at) % len(EVERY_PHASE)])
                 yield Fault(kind, way, number, phase, LATEST * chance.random(), chance.random())
 
 
@@ -84,13 +91,20 @@ def _pid_now(algo: Any, kind: str, victim: float) -> int | None:
         workers = algo.learner_group._backend_executor.worker_group.workers
         return int(workers[int(victim * len(workers))].metadata.pid)
     try:
-        if kind == "runner":
+        if kind in ("runner", ENGINE):
             ids = algo.runners.ids
-            return int(algo.runners.where(ids[int(victim * len(ids))], ANSWER_S)["pid"])
+            runner = int(algo.runners.where(ids[int(victim * len(ids))], ANSWER_S)["pid"])
+            return runner if kind == "runner" else _worker_of(runner, victim * len(ids) % 1.0)
         asked = algo.memory._shards[int(victim * algo.memory.num_shards)].__ray_call__.remote(lambda self: os.getpid())
         return int(ray.get(asked, timeout=ANSWER_S))
     except (RunnerFailure, RayActorError):  # it is being restarted
         return None
+
+
+def _worker_of(runner: int, victim: float) -> int | None:
+    """Return the process id of one worker of a runner's engine."""
+    workers = [one for one in psutil.Process(runner).children() if one.name().startswith(WORKER)]
+    return workers[int(victim * len(workers))].pid if workers else None
 
 
 def send(pid: int, way: str) -> None:

@@ -102,8 +102,12 @@ def faults_of(algo: Any, result: Mapping[str, Any]) -> list[str]:
         found.append(f"{num_groups:g} prompts of {algo.config.num_prompts_per_batch} are accounted for")
     if result["replay"]["num_groups_lost"]:
         found.append(f"{result['replay']['num_groups_lost']:g} groups were lost on the way to the memory")
-    if learnt["reuse/num_tokens"] and not learnt["reuse/gradient_norm"] > 0:
-        found.append("reused groups have no gradient")
+    is_clipped = learnt.get("reuse/clip_fraction") == 1  # a group that was trained on before may be, in all tokens
+    if learnt["reuse/num_tokens"] and not is_clipped and not learnt["reuse/gradient_norm"] > 0:
+        found.append(
+            f"reused groups have no gradient: norm {learnt['reuse/gradient_norm']}, share of clipped tokens "
+            f"{learnt.get('reuse/clip_fraction')}"
+        )
     return found + faults_of_weights(algo)
 
 

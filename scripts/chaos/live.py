@@ -1,6 +1,7 @@
 """A live run on real Ray that faults are put into, one after another.
 
     run = LiveRun(directory)         two runners, two learners, a memory, a checkpoint in every iteration
+                                     (is_split: one runner, whose engine has two workers)
     run.meet(fault) -> Outcome       one iteration with the fault, further ones until everything is repaired, the checks
 """
 
@@ -22,6 +23,7 @@ from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.storage.checkpoints import checkpoints_in
 from rllib_srl.storage.disk import DiskFull
 from scripts.chaos.faults import (
+    ENGINE,
     PROCESSES,
     Fault,
     end,
@@ -33,16 +35,25 @@ from scripts.chaos.faults import (
     send,
 )
 from scripts.chaos.invariants import ANSWER_S, Books, faults_of
+from scripts.chaos.network import lose_none, lose_one
 from scripts.chaos.phases import at_moment_of, seconds_of_phases
 from scripts.chaos.small_disk import Disk
 
+SLOW = ("pulses", "delays")  # ways in which nothing dies, so that nothing may be repaired
 MOST_ITERATIONS = 4  # until a fault has struck and everything is repaired
 # Metrics that count repairs
 REPAIRS = ("num_runner_restarts", "num_learner_rebuilds")
 
 
-def small_config(directory: Path, model: str = "tiny") -> SRLConfig:
-    """Return settings of a small run with a memory that forgets nothing, and with timeouts of seconds."""
+def small_config(directory: Path, model: str = "tiny", is_split: bool = False) -> SRLConfig:
+    """Return settings of a small run with a memory that forgets nothing, and with timeouts of seconds.
+
+    Args:
+        directory: for the run's files.
+        model: what to train.
+        is_split: whether the engine is vLLM with two workers, which takes longer for everything, in place of two
+            engines without any.
+    """
     config: SRLConfig = (
         SRLConfig()
         .environment("compare", env_config={"num_shots": 0})
@@ -59,6 +70,10 @@ def small_config(directory: Path, model: str = "tiny") -> SRLConfig:
         .resources(num_cpus_for_main_process=0.25)
         .debugging(seed=1)
     )
+    if is_split:
+        engine = {"name": "vllm", "tensor_parallel_size": 2, "kv_cache_gib": 0.125}
+        config.env_runners(engine=engine, num_env_runners=1, sample_timeout_s=40.0)
+        config.training(start_timeout_s=400.0, sync_timeout_s=60.0)
     return config
 
 
@@ -80,15 +95,18 @@ class Outcome:
 class LiveRun:
     """A run that meets faults. Invariant: after a fault that it did not survive it is not used again."""
 
-    def __init__(self, directory: Path, model: str = "tiny", disk: Disk | None = None) -> None:
+    def __init__(
+        self, directory: Path, model: str = "tiny", disk: Disk | None = None, is_split: bool = False
+    ) -> None:
         """Start it, and let it run until its memory holds enough to draw from.
 
         Args:
             directory: an empty one, for the run's files and copies of its journals; on `disk`, if there is one.
             model: what to train.
             disk: to be filled.
+            is_split: see `small_config`.
         """
-        self.algo = small_config(directory / "log", model).build_algo()
+        self.algo = small_config(directory / "log", model, is_split).build_algo()
         self._copies, self._disk = directory / "copies", disk
         self.books = Books(self.algo.memory)
         self.algo.train()
@@ -102,14 +120,17 @@ class LiveRun:
     def meet(self, fault: Fault) -> Outcome:
         """Put one fault into an iteration, run on until everything is repaired, and check what is left."""
         outcome, before = Outcome(), self._num_repairs()
-        pid = pid_of(self.algo, fault.kind, fault.victim) if fault.kind in PROCESSES else None
+        is_process = fault.kind in (*PROCESSES, ENGINE)
+        pid = pid_of(self.algo, fault.kind, fault.victim) if is_process else None
         try:
             struck_at, result = self._struck(fault, pid, outcome)
             outcome.num_repairs = self._num_repairs() - before
-            if not outcome.num_repairs and fault.kind != "slow":  # it may have come after the last call of this process
+            if not outcome.num_repairs and fault.way not in SLOW:  # it may have come after this process's last call
                 result = self._iteration(outcome)
                 outcome.num_repairs = self._num_repairs() - before
             outcome.recovered_s = time.monotonic() - struck_at
+            if fault.way == "losses":
+                lose_none()
             if fault.kind == "disk" and not outcome.error and self._disk is not None:
                 self._disk.free()
             outcome.faults += faults_of(self.algo, result)
@@ -145,8 +166,10 @@ class LiveRun:
     def _strike_of(self, fault: Fault, pid: int | None, has_begun: threading.Event) -> Callable[[], None]:
         if pid is not None:
             return partial(send, pid, fault.way)
-        if fault.kind == "slow":
+        if fault.way == "pulses":
             return has_begun.set
+        if fault.kind == "network":
+            return partial(lose_one, fault.victim) if fault.way == "losses" else _nothing
         if fault.kind == "disk":
             if self._disk is None:
                 raise ValueError("kind = disk; expected a run on a small disk")
@@ -187,8 +210,12 @@ class LiveRun:
         return int(counts) + int(self.algo.memory.num_restarts)
 
 
+def _nothing() -> None:
+    """Do nothing: a run with delays has them from its start."""
+
+
 def _faults_of_outcome(fault: Fault, outcome: Outcome) -> list[str]:
-    if fault.kind == "slow" and outcome.num_repairs:
+    if fault.way in SLOW and outcome.num_repairs:
         return [f"{outcome.num_repairs} slow processes were taken for dead"]
     if fault.kind == "disk" and "disk full" not in outcome.error:
         return [f"a full disk was not named: {outcome.error or 'there was no error'}"]

@@ -24,6 +24,7 @@ PHASES: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 }
 REST = "rest"
 EVERY_PHASE = (*PHASES, REST)
+EVERY = "every"  # in place of a phase: from the beginning of an iteration to its end
 
 
 @contextmanager
@@ -96,16 +97,17 @@ class Moment:
 
 @contextmanager
 def at_moment_of(algo: Any, phase: str, action: Callable[[], None], delay_s: float) -> Iterator[Moment]:
-    """Do something a given time after a phase next begins; in "rest" at once.
+    """Do something a given time after a phase next begins; in "rest" and for `EVERY` phase at once.
 
     Args:
         algo: the algorithm.
-        phase: one of `EVERY_PHASE`.
+        phase: one of `EVERY_PHASE`, or `EVERY`.
         action: what is done.
         delay_s: seconds from the beginning of the phase.
     """
-    moment = Moment(action, 0.0 if phase == REST else delay_s)
-    if phase == REST:
+    is_at_once = phase in (REST, EVERY)
+    moment = Moment(action, 0.0 if is_at_once else delay_s)
+    if is_at_once:
         moment.begin()
         yield moment
         return
@@ -130,4 +132,4 @@ def seconds_of_phases(algo: Any) -> dict[str, float]:
     end = time.monotonic()
     moments = [*begun.values(), end]
     took = {phase: moments[at + 1] - moments[at] for at, phase in enumerate(begun)}
-    return {**dict.fromkeys(PHASES, 0.0), **took, REST: 0.0, "iteration": end - start}
+    return {**dict.fromkeys(PHASES, 0.0), **took, REST: 0.0, EVERY: 0.0, "iteration": end - start}

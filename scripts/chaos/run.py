@@ -7,6 +7,7 @@
 
     play ── remember ── learn ── sync ── evaluate ── (rest)
       │  runner, buffer, learner: SIGKILL, SIGSTOP     driver: SIGKILL, SIGTERM, SIGSTOP     slow processes
+      │  a worker of an engine (vLLM, needs its packages): SIGKILL, SIGSTOP     late messages, a lost message
       │  a flipped bit in an engine's weights          a full disk (needs the right to mount, or limits file sizes)
       └─> counts add up; nothing acknowledged is lost; all engines compute with the newest weights; no draw is repeated;
           after the driver's death the resumed run has the weights and metrics of one that was not disturbed
@@ -40,8 +41,9 @@ if __name__ == "__main__":
 
 from rllib_srl.cli.shared.cluster import start_ray
 from scripts.chaos.driver import DriverRun
-from scripts.chaos.faults import DRIVER, KINDS, LIVE, Fault, plan
+from scripts.chaos.faults import DRIVER, ENGINE, KINDS, Fault, plan
 from scripts.chaos.live import LiveRun, Outcome
+from scripts.chaos.network import delayed_rows
 from scripts.chaos.small_disk import Disk, Limited, Tmpfs
 
 SMALL_DISK = "400m"
@@ -84,11 +86,14 @@ def small_disk(directory: Path) -> Iterator[Disk]:
 
 
 def live_rows(faults: Sequence[Fault], seed: int, model: str, until: float) -> Iterator[dict[str, Any]]:
-    """Put faults into live runs, a new one after `FAULTS_PER_RUN` and after a fault that was not survived."""
-    waiting = list(faults)
+    """Put faults into live runs, a new one after `FAULTS_PER_RUN` and after a fault that was not survived.
+
+    All faults are of engines' workers, or none is: those need another run.
+    """
+    waiting, is_split = list(faults), any(fault.kind == ENGINE for fault in faults)
     while waiting and time.monotonic() < until:
         with tempfile.TemporaryDirectory(prefix="chaos_") as directory, small_disk(Path(directory)) as disk:
-            run = LiveRun(disk.path, model, disk)
+            run = LiveRun(disk.path, model, disk, is_split)
             try:
                 for _ in range(min(FAULTS_PER_RUN, len(waiting))):
                     if time.monotonic() > until:
@@ -136,11 +141,21 @@ def go(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     planned = [one for one in plan(arguments.kinds, arguments.faults, arguments.seed) if one.way in arguments.ways]
     left = [one for one in planned if (arguments.seed, one.kind, one.way, one.number) not in done]
     until = time.monotonic() + arguments.limit_s
-    live, driver = ([one for one in left if one.kind in kinds] for kinds in (LIVE, DRIVER))
-    if live:
-        start_ray(arguments.verbose)
+    delayed = [one for one in left if one.way == "delays"]
+    engine = [one for one in left if one.kind == ENGINE]
+    driver = [one for one in left if one.kind in DRIVER]
+    live = [one for one in left if one not in (*delayed, *engine, *driver)]
+
+    def here(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
+        if faults:
+            start_ray(arguments.verbose)
+        yield from live_rows(faults, arguments.seed, arguments.model, until)
+
     new = chain(
-        live_rows(live, arguments.seed, arguments.model, until), driver_rows(driver, arguments.seed, until)
+        delayed_rows(delayed, arguments.seed, arguments.model, until),
+        here(live),
+        here(engine),
+        driver_rows(driver, arguments.seed, until),
     )
     for row in new:
         rows.append(row)

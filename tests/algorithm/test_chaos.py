@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.chaos.faults import KINDS, LATEST, plan
+from scripts.chaos import network
+from scripts.chaos.faults import KINDS, LATEST, PHASE_OF, plan
 from scripts.chaos.invariants import Books, faults_of
 from scripts.chaos.live import Outcome
 from scripts.chaos.phases import EVERY_PHASE, Moment, at_moment_of, seconds_of_phases
@@ -48,7 +49,7 @@ def test_a_plan_depends_on_its_seed_and_visits_every_phase_with_every_kind():
     for kind, ways in KINDS.items():
         for way in ways:
             phases = [fault.phase for fault in planned if (fault.kind, fault.way) == (kind, way)]
-            assert sorted(phases) == (["sync"] * 6 if way == "loading" else sorted(EVERY_PHASE))
+            assert sorted(phases) == ([PHASE_OF[way]] * 6 if way in PHASE_OF else sorted(EVERY_PHASE))
     assert all(0 <= fault.share < LATEST and 0 <= fault.victim < 1 for fault in planned)
     assert list(plan([*KINDS], 2, seed=3)) == planned[: 2 * len(planned) // 6]  # portions add up
 
@@ -134,7 +135,7 @@ def test_prompts_that_are_not_accounted_for_and_engines_that_differ_are_faults()
     algo.runners = SimpleNamespace(ids=[1, 2], fingerprint=lambda ids, timeout_s: dict(zip(ids, prints, strict=True)))
     algo.weight_sync = SimpleNamespace(sync=lambda version: (SimpleNamespace(mean=1.0), {}))
     played = {"num_groups_with_signal": 3, "num_groups_without_signal": 4, "num_groups_dropped": 0}
-    learnt = {"reuse/num_tokens": 5, "reuse/gradient_norm": 0.0}
+    learnt = {"reuse/num_tokens": 5, "reuse/gradient_norm": 0.0, "reuse/clip_fraction": 0.5}
     result = {"env_runners": played, "learners": {"default_policy": learnt}, "replay": {"num_groups_lost": 1}}
     assert [fault.split(":")[0] for fault in faults_of(algo, result)] == [
         "7 prompts of 8 are accounted for",
@@ -156,20 +157,67 @@ def test_the_table_counts_and_names_what_was_not_survived():
     assert {field.name for field in dataclasses.fields(third)} < set(rows[2])
 
 
+def test_delays_depend_on_the_seed_and_hold_for_a_few_faults_each():
+    faults = [one for one in plan(["network"], 7, seed=3) if one.way == "delays"]
+    asked = []
+
+    def rows_of(some, seed, model, delays):
+        asked.append((len(some), delays))
+        return [{"number": one.number, "usual_s": 9.0} for one in some] or [{"usual_s": 0.5}]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "_rows_of", rows_of)
+        rows = list(network.delayed_rows(faults, 3, "tiny", float("inf")))
+    assert [row["number"] for row in rows] == list(range(7)) and {row["usual_s"] for row in rows} == {0.5}
+    assert [num for num, _ in asked] == [0, 5, 2] and asked[0][1] == {}
+    first, second = (delays[network.DELAYS] for _, delays in asked[1:])
+    assert first != second and first == network.delays_of(faults[:5], 3) != network.delays_of(faults[:5], 4)
+    for item in first.split(","):
+        name, bounds = item.split("=")
+        shortest, longest = map(int, bounds.split(":"))
+        assert name in network.DELAYED and 5_000 <= shortest <= 20_000 < 40_000 <= longest <= 120_000
+
+
+def rows_of_a_run(tmp_path, kinds, timeout_s):
+    """Put one fault of each kind and way into a real run, in a process of its own; return the rows, all survived."""
+    command = [sys.executable, "scripts/chaos/run.py", "--faults", "1", "--out", str(tmp_path / "rows.jsonl")]
+    command += ["--kinds", *dict(kinds), "--ways", *{way for _, way in kinds}]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {(row["kind"], row["way"]) for row in rows} == set(kinds)
+    assert all(row["faults"] == [] and row["recovered_s"] > 0 for row in rows)
+    return {(row["kind"], row["way"]): row for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_survives_late_messages_and_a_lost_one(tmp_path):
+    """A process that is slow because its messages are late is not taken for dead."""
+    rows = rows_of_a_run(tmp_path, [("network", "delays"), ("network", "losses")], 380)
+    late, lost = rows["network", "delays"], rows["network", "losses"]
+    assert late["num_repairs"] == 0 and late["recovered_s"] > 1.5 * late["usual_s"]
+    assert (lost["phase"], lost["num_repairs"]) == ("play", 1)  # the runner's answer; its prompts are played again
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_a_run_survives_the_death_of_an_engines_worker(tmp_path):
+    """One of two workers of vLLM's tensor parallelism is killed in mid-play, then one is stopped."""
+    rows = rows_of_a_run(tmp_path, [("engine", "KILL"), ("engine", "STOP")], 880)
+    assert [row["num_repairs"] for row in rows.values()] == [1, 1]
+    assert {row["phase"] for row in rows.values()} == {"play"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_real_run_survives_faults_of_each_kind(tmp_path):
     """Six faults, one of each kind; in a process of its own, because it fills disks and starts a Ray."""
-    command = [sys.executable, "scripts/chaos/run.py", "--faults", "1", "--out", str(tmp_path / "rows.jsonl")]
     kinds = dict.fromkeys(("runner", "buffer", "learner"), "KILL")
     kinds |= {"slow": "pulses", "weight": "loading", "disk": "full"}
-    command += ["--kinds", *kinds, "--ways", *set(kinds.values())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert {(row["kind"], row["way"]) for row in rows} == set(kinds.items())
-    assert all(row["faults"] == [] and row["recovered_s"] > 0 for row in rows)
+    rows = rows_of_a_run(tmp_path, [*kinds.items()], 280).values()
     repaired = {row["kind"] for row in rows if row["num_repairs"]}
     assert {"runner", "learner"} <= repaired and "slow" not in repaired
     (canary,) = (row["error"] for row in rows if row["way"] == "loading")
