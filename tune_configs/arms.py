@@ -43,7 +43,9 @@ SHARED = {**FRACTIONS, "replay_max_age": 6}  # of all arms that replay: only you
 # represent the skill poorly (docs/LOG.md).
 CONSTANT_SRL = {
     **SHARED,
-    "replay_spacing": {"desired_retention": 0.9, "domain_half_life": 4.0},
+    "replay_spacing": {"name": "fsrs", "desired_retention": 0.9, "domain_half_life": 4.0},
+    "replay_selection": "srl",
+    "replay_reuse_selection": "srl",
     "replay_diversity": {"coeff": 0.5},
     "replay_domains": "all",
     "replay_load_control": "none",

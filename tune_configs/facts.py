@@ -15,7 +15,10 @@ TOKENS = 30_000  # of a stage: about twenty visits of each of its facts
 
 
 def study() -> Study:
-    """Return the study."""
+    """Return the study.
+
+    Secondary, decided by nothing: `memory` against `balanced`, `memory_uniform`, `memory_group` and `no_replay`.
+    """
     primary = Primary("memory", ("uniform", "fifo"))
     return on_stream("facts", module=__name__, doc=__doc__, arms=stream_arms(0.25), primary=primary, seeds=FACT_SEEDS,
                      tokens=TOKENS)

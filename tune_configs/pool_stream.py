@@ -17,7 +17,11 @@ TWO_SLOTS = 2 / 16  # of the batch
 
 
 def study() -> Study:
-    """Return the study."""
+    """Return the study.
+
+    Secondary, decided by nothing and printed beside the primary comparison: `memory` against `balanced`,
+    `memory_uniform` and `memory_group` (`srl tune pool_stream --arms memory balanced`).
+    """
     primary = Primary("memory", ("uniform", "fifo", "no_replay"))
     return on_stream("skills", module=__name__, doc=__doc__, arms=stream_arms(TWO_SLOTS), primary=primary,
                      seeds=STREAM_SEEDS, tokens=TOKENS)

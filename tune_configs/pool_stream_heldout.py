@@ -14,7 +14,11 @@ from rllib_srl.tune_configs.stream_arms import STREAM_SEEDS, stream_arms
 
 
 def study() -> Study:
-    """Return the study."""
+    """Return the study.
+
+    Secondary, decided by nothing and printed beside the primary comparison: `memory` against `balanced`,
+    `memory_uniform` and `memory_group` (`srl tune pool_stream_heldout --arms memory balanced`).
+    """
     primary = Primary("memory", ("uniform", "fifo", "no_replay"))
     return on_stream("cpu_heldout", module=__name__, doc=__doc__, arms=stream_arms(0.4), primary=primary,
                      seeds=STREAM_SEEDS)

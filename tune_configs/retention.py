@@ -14,7 +14,7 @@ def study() -> Study:
     """Return the study."""
     arms = [
         varied(f"recall_{percent}", f"recall {percent} %", "A prompt is due when this is how often it is expected to "
-               "be solved.", replay_spacing={"desired_retention": percent / 100})
+               "be solved.", replay_spacing={"name": "fsrs", "desired_retention": percent / 100})
         for percent in (90, 80, 70, 50)
     ]
     primary = Primary("recall_90", tuple(arm.name for arm in arms[1:]))

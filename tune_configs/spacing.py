@@ -1,6 +1,6 @@
 """Which spacing rule remembers most, and is any rule better than none?
 
-A rule matters if FSRS, the default, is better than no rule in final accuracy and retention. Items must be reviewed
+A rule matters if FSRS is better than no rule in final accuracy and retention. Items must be reviewed
 often enough to tell: if the median item came back fewer than 4 times, the report rejects the study as a test of
 spacing. For enough reviews the memory is small, and half of the played prompts come from it.
 """

@@ -1,7 +1,8 @@
 """Arms of the studies that confirm the memory on streams: the same methods with the same shares of revisit and reuse.
 
 An endless stream has no passes to shuffle, so here the memory is held against other ways to draw from the stored
-prompts: uniformly, oldest first, and equally many of each domain.
+prompts: uniformly, oldest first, and equally many of each domain. Which comparisons decide is fixed in each study's
+`Primary`; that with `balanced` is secondary in all of them, because it was left out when these were fixed.
 """
 
 from __future__ import annotations

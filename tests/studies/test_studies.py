@@ -30,6 +30,7 @@ ASKED_FOR = {  # every arm that must be there, by study
     "pool_proof": {"memory", "plain", "passes", "memory_group", "dapo", "greso", "spo", "critic"},
     "pool_stream": {"memory", "no_replay", "uniform", "fifo", "balanced"},
     "facts": {"memory", "uniform", "fifo"},
+    "pool_pretrained": {"plain", "uniform", "history"},
     "regularisers": {"ewc", "l2", "gere", "lwf", "esr", "srl_diversity", "uniform", "no_replay"},
 }  # fmt: skip
 
@@ -38,7 +39,8 @@ def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
     named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate", "regularisers"}
     named |= {"pool_tuning", "pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_stream"}
-    named |= {"pool_stream_heldout", "facts", "reuse_choice", "lag"}
+    named |= {"pool_stream_heldout", "facts", "reuse_choice", "reuse_on_streams", "pool_pretrained"}
+    named |= {"lag", "lag_quickstart"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
@@ -109,7 +111,7 @@ def test_bad_input_is_one_clear_error():
     assert small.count("budget") == 1  # not once an arm
     assert "group_size = 1; expected" in refusal(given={"group_size": 1})
     varied = refusal(given={"replay_selection": "per"})
-    assert "replay_selection: set by the arms (uniform, balanced)" in varied
+    assert "replay_selection: set by the arms (srl_diversity, uniform, balanced)" in varied
     assert "seed: fixed by the study; expected --seeds" in refusal(given={"seed": 3})
 
 

@@ -306,6 +306,10 @@ def show(plan: Plan) -> None:
     print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
     for contrast in [*verdict.contrasts, *beside_of(results, findings)]:
         print(f"  {line_of(contrast)}")
+    if secondary := secondary_of(plan, results, findings):
+        print("secondary comparisons, corrected among themselves; they decide nothing:")
+        for contrast in secondary:
+            print(f"  {line_of(contrast)}")
     for ratio in ratios_of(results, curves, findings):
         share = "not reached" if math.isinf(ratio.tokens) else f"{number(ratio.tokens, 'count')} of its own"
         print(f"  tokens to the final accuracy of {ratio.control}: {share} (median)")
@@ -318,6 +322,14 @@ def beside_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -
     """Return the differences of the accuracy on the pool, where it was measured; they decide nothing."""
     primary = results.study.primary
     found = contrasts_of(findings, primary.treatment, primary.controls, ("pool_accuracy",))
+    return [contrast for contrast in found if contrast.differences]
+
+
+def secondary_of(plan: Plan, results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[Contrast]:
+    """Return the differences between the treatment and the arms that ran and are not in the primary comparison."""
+    primary = results.study.primary
+    others = [arm for arm in plan.arms if arm not in (primary.treatment, *primary.controls)]
+    found = contrasts_of(findings, primary.treatment, others, primary.measures)
     return [contrast for contrast in found if contrast.differences]
 
 
