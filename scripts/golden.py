@@ -35,7 +35,7 @@ TOLERANCE = 1e-9  # of numbers: thread timing decides which turns share a vLLM b
 SHOWN = 12  # differences printed for a case
 TIMEOUT_S = 1200
 
-# Memory, planner and reuse are on, so that a change in any draw becomes visible.
+# Memory, schedule, planner and reuse are on, so that a change in any draw becomes visible.
 SETTINGS: dict[str, Any] = {
     "worlds": {"compare": {"num_shots": 0}, "registers": {"num_shots": 0}},
     "engine": "transformers",
@@ -55,6 +55,10 @@ SETTINGS: dict[str, Any] = {
     "replay_revisit_fraction": 0.4,
     "replay_reuse_fraction": 0.3,
     "replay_diversity_coeff": 0.5,
+    "replay_spacing": "fsrs",
+    "replay_selection": "srl",
+    "replay_reuse_selection": "srl",
+    "replay_load_control": "throttle_new",
     "replay_capacity": 64,
     "planner_mode": "softmax",
     "planner_adapt": "revisit",

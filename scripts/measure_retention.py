@@ -79,6 +79,7 @@ def config_of(retention: float, seed: int, arguments: argparse.Namespace, direct
         .training(lr=1e-4, num_prompts_per_batch=16, group_size=8, compute_dtype="float32")
         .training(checkpoint_every=0, log_directory=str(directory))
         .replay(revisit_fraction=0.5, reuse_fraction=0.0, spacing=arguments.spacing, desired_retention=retention)
+        .replay(selection="srl", load_control="throttle_new", leeches=8, diversity=0.5)  # which draws what is due
         .evaluation(evaluation_duration=arguments.evaluation_duration)
         .debugging(seed=seed)
     )

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,92 @@ def test_one_pod_can_run_the_driver_and_the_head_nothing(job: dict[str, Any]) ->
     given = {g["groupName"]: json.loads(json.loads(g["rayStartParams"].get("resources", '"{}"')))
              for g in cluster["workerGroupSpecs"]}  # fmt: skip
     assert needed == {"driver": 1} and given == {"driver": {"driver": 1}, "gpu": {}}
+
+
+# Fields of the RayJob that KubeRay's schema (ray.io_rayjobs.yaml of August 2026) was found to have, with their types.
+# No package on PyPI or npm ships the schema: a field that is not here needs the comparison below once more.
+FIELDS = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata.name": str,
+    **{f"spec.{name}": str for name in ("entrypoint", "entrypointResources", "rayClusterSpec.rayVersion")},
+    **{f"spec.{name}": int for name in ("backoffLimit", "ttlSecondsAfterFinished")},
+    "spec.shutdownAfterJobFinishes": bool,
+    **{
+        f"spec.rayClusterSpec.{group}.{name}": kind
+        for group in ("headGroupSpec", "workerGroupSpecs")
+        for name, kind in {
+            "rayStartParams.*": str,
+            "template.spec.terminationGracePeriodSeconds": int,
+            **{f"template.spec.containers.{name}": str for name in ("name", "image", "env.name", "env.value")},
+            **{f"template.spec.containers.resources.{name}.*": str for name in ("requests", "limits")},
+            **{f"template.spec.containers.volumeMounts.{name}": str for name in ("name", "mountPath")},
+            "template.spec.containers.volumeMounts.readOnly": bool,
+            "template.spec.volumes.name": str,
+            "template.spec.volumes.persistentVolumeClaim.claimName": str,
+            "template.spec.volumes.configMap.name": str,
+            **{f"template.spec.volumes.emptyDir.{name}": str for name in ("medium", "sizeLimit")},
+        }.items()
+    },
+    "spec.rayClusterSpec.workerGroupSpecs.groupName": str,
+    **{f"spec.rayClusterSpec.workerGroupSpecs.{name}": int for name in ("replicas", "minReplicas", "maxReplicas")},
+}
+MAPS = ("rayStartParams", "requests", "limits")  # their keys are the user's
+
+
+def fields_of(value: Any, path: str = "") -> Iterator[tuple[str, type]]:
+    """Yield path and type of each field, without positions in lists."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            own = "*" if path.rpartition(".")[2] in MAPS else name
+            yield from fields_of(one, f"{path}.{own}" if path else own)
+    elif isinstance(value, list):
+        for one in value:
+            yield from fields_of(one, path)
+    else:
+        yield path, type(value)
+
+
+def faults_by(schema: dict[str, Any], job: dict[str, Any]) -> list[str]:
+    """Return what a custom resource definition refuses; fields that it does not have, too, which Kubernetes drops."""
+    from jsonschema import Draft7Validator
+
+    def close(part: Any) -> None:
+        for one in part.values() if isinstance(part, dict) else part:
+            if isinstance(one, dict | list):
+                close(one)
+        if isinstance(part, dict) and part.get("type") == "object" and "properties" in part:
+            part.setdefault("additionalProperties", bool(part.get("x-kubernetes-preserve-unknown-fields")))
+        if isinstance(part, dict) and part.get("x-kubernetes-int-or-string"):
+            part.pop("type", None)
+
+    (versions,) = [one["schema"]["openAPIV3Schema"] for one in schema["spec"]["versions"] if one["name"] == "v1"]
+    close(versions)
+    versions["properties"]["metadata"] = {"type": "object"}
+    return [error.message for error in Draft7Validator(versions).iter_errors(job)]
+
+
+def test_every_field_of_the_job_is_one_that_kuberay_has() -> None:
+    job = yaml.safe_load((ROOT / "deploy/rayjob.yaml").read_text())
+    assert {(path, kind) for path, kind in fields_of(job) if FIELDS.get(path) is not kind} == set()
+    if crd := os.environ.get("KUBERAY_CRD"):  # helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml of KubeRay
+        assert faults_by(yaml.safe_load(Path(crd).read_text()), job) == []
+
+
+def test_a_wrong_field_is_found_with_the_schema_and_without_it() -> None:
+    group = {"type": "object", "properties": {"replicas": {"type": "integer"}, "env": {"type": "object"}}}
+    spec = {"type": "object", "properties": {"groups": {"type": "array", "items": group}}}
+    root = {"type": "object", "properties": {"metadata": {}, "spec": spec}}
+    schema = {"spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": root}}]}}
+    right = {"metadata": {"name": "x"}, "spec": {"groups": [{"replicas": 1, "env": {"any": "thing"}}]}}
+    assert faults_by(schema, right) == []
+    wrong = {"spec": {"groups": [{"replicas": "1"}, {"replica": 1}]}}
+    assert faults_by(schema, wrong) == [
+        "'1' is not of type 'integer'",
+        "Additional properties are not allowed ('replica' was unexpected)",
+    ]
+    job = {"spec": {"backoffLimit": "3", "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {"num-cpus": "0"}}}}}
+    assert [path for path, kind in fields_of(job) if FIELDS.get(path) is not kind] == ["spec.backoffLimit"]
 
 
 def test_versions_and_paths_are_those_of_this_repository(job: dict[str, Any]) -> None:

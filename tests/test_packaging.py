@@ -171,7 +171,7 @@ def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, 
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
 
 
-@pytest.mark.parametrize("name", ["base", "cpu", "plain", "dev"])
+@pytest.mark.parametrize("name", ["base", "cpu", "plain", "dev", "health"])
 def test_no_cuda_build_is_pinned_for_a_cpu(name: str) -> None:
     pins = pins_of(name)
     assert [package for package in pins if package.startswith("nvidia-") or package in LEFT_OUT] == []
@@ -210,7 +210,7 @@ def missing_requirements(pins: dict[str, str], python: str) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 def test_pins_are_complete(config: configparser.ConfigParser, python: str) -> None:
-    pins = pins_of("cpu") | pins_of("dev")
+    pins = pins_of("cpu") | pins_of("dev") | pins_of("health")
     absent = [name for name, version in pins.items() if not _is_installed(name, version)]
     if absent:
         pytest.skip(f"not this environment's pins: {', '.join(absent[:5])}")

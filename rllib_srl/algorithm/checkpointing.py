@@ -97,7 +97,29 @@ class SavedAlgorithm(Algorithm):
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
     _num_rebuilds = 0  # of the learners since `_newest` was written
     _is_saving = False
+    _counted: tuple[int, int] = (0, 0)  # newest iteration whose groups were numbered, and how many they are
     _again: Sequence[tuple[Prompt, bool]] = ()  # prompts in play when the restored state was saved; is it a revisit?
+    _is_due = False  # is a checkpoint due after the iteration?
+
+    def train(self) -> dict[str, Any]:
+        """Run one iteration, log its result, then write a checkpoint where one is due.
+
+        In this order a killed run can have logged an iteration that it repeats, and none that it will never log.
+
+        Raises:
+            LearnerFailure: as `step`.
+        """
+        while True:
+            result: dict[str, Any] = super().train()
+            if not self._is_due:
+                return result
+            try:
+                self.save_to_path(checkpoints.place_for(Path(self.logdir), self.iteration))
+            except LearnerFailure as failure:
+                self._rebuild_learners(failure)
+                continue
+            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
+            return result
 
     def step(self) -> dict[str, Any]:
         """Run one iteration; if a learner is lost, go on from the newest checkpoint with new learners.
@@ -115,22 +137,18 @@ class SavedAlgorithm(Algorithm):
                 self._rebuild_learners(failure)
 
     def _iterate(self) -> dict[str, Any]:
-        """Run one iteration; every `checkpoint_every` iterations write a checkpoint, or request one from Tune.
+        """Run one iteration, and decide whether a checkpoint is due after it, or request one from Tune.
 
-        One more is written when Ray drains the node of a learner or of this process.
+        One is due every `checkpoint_every` iterations, and when Ray drains the node of a learner or of this process.
         """
         if self._newest is None and self._begin is None and self.config.checkpoint_every and not self.runners.is_local:
             self._begin = self.get_state(not_components=COMPONENT_LEARNER_GROUP)
         results: dict[str, Any] = super().step()
         every = self.config.checkpoint_every
-        if every and (self._is_drain_noticed() or (self.iteration + 1) % every == 0):
-            if self._storage is not None:
-                results[SHOULD_CHECKPOINT] = True
-                return results
-            self._iteration += 1  # Trainable increments after step(); the checkpoint must contain the new count
-            self.save_to_path(checkpoints.place_for(Path(self.logdir), self._iteration))
-            self._iteration -= 1
-            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
+        is_due = bool(every) and (self._is_drain_noticed() or (self.iteration + 1) % every == 0)
+        if is_due and self._storage is not None:
+            results[SHOULD_CHECKPOINT] = True
+        self._is_due = is_due and self._storage is None
         return results
 
     def _is_drain_noticed(self) -> bool:
@@ -173,6 +191,7 @@ class SavedAlgorithm(Algorithm):
         wait_s = min(REPLACE_S, start_s) if self.config.check_resources else start_s
         self.learner_group = regrouped(self.learner_group, self.config, wait_s, start_s)
         self.learners.use(self.learner_group)
+        self._check_joined(self.learners.nodes)
 
     def _to_go_on_from(self, failure: LearnerFailure) -> Path | None:
         """Return the newest checkpoint, None for the beginning of the run.
@@ -239,6 +258,7 @@ class SavedAlgorithm(Algorithm):
             if self.ahead is not None:
                 self.ahead.forget()
             self._again = [(prompt_of(fields), again) for fields, again in state["srl"].get("in_play", [])]  # likewise
+            self._counted = 0, 0  # groups of an iteration that is repeated from a checkpoint have the same names again
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
@@ -276,7 +296,8 @@ class SavedAlgorithm(Algorithm):
         if self.config.is_sharded:
             self.learners.leave_to_shards(self.config.sync_timeout_s)
         try:
-            saved: str = super().save_to_path(path, **kwargs)
+            with self.learners.unreachable_reported("writing a checkpoint"):
+                saved: str = super().save_to_path(path, **kwargs)
         finally:
             self._is_saving = False
         have_saved = self.learners.take_saved(self.config.sync_timeout_s)

@@ -17,9 +17,11 @@ from typing import Any
 
 import gymnasium as gym
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.registry import register_trainable as _register_trainable
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
@@ -55,6 +57,7 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, with_whole_paths
+from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
@@ -67,7 +70,8 @@ from rllib_srl.losses.regulariser_settings import RegulariserSettings
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
-_NAME_FILES = ("env_config", "worlds", "stream", "regularisers")  # settings whose relative paths are made absolute
+# Settings whose relative paths are made absolute.
+_NAME_FILES = ("env_config", "worlds", "stream", "regularisers", "contamination")
 
 logger = logging.getLogger(__name__)
 
@@ -326,6 +330,9 @@ class SRLConfig(AlgorithmConfig):
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
+            may_reuse = "reuse" in self.planner_settings().adapted
+            for line in self.replay_settings().warnings("replay_", may_reuse):
+                logger.warning(line)
             self._settle()
         super().validate()
 
@@ -526,6 +533,30 @@ class SRLConfig(AlgorithmConfig):
 
             return StubLearner
         return GRPOTorchLearner
+
+    def build_learner_group(
+        self,
+        *,
+        env: Any = None,
+        spaces: Any = None,
+        rl_module_spec: Any = None,
+        placement_group: PlacementGroup | None = None,
+    ) -> LearnerGroup:
+        """Start the learners, outside Tune on as few nodes as can hold them; see RLlib's method for the arguments.
+
+        Raises:
+            ActorFailure: Ray found no places for all of them within `start_timeout_s`.
+        """
+        packed = None
+        if placement_group is None:
+            packed = packed_places(learner_resources(self), self.num_learners, self.start_timeout_s)
+        how = {"env": env, "spaces": spaces, "rl_module_spec": rl_module_spec}
+        try:
+            return super().build_learner_group(**how, placement_group=placement_group or packed)
+        except BaseException:
+            if packed is not None:
+                remove_placement_group(packed)
+            raise
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """Return the spec of the Hugging Face causal language model (`CausalLMModule`), or of the stub's skills."""

@@ -242,10 +242,10 @@ def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:
         yield "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
     if settings.prior_weight == 0 and config.group_size == 1:
         yield "prior_weight = 0 with group_size = 1; expected more than 0: a first visit has no other baseline"
-    if config.group_size == 1 and config.replay_reuse_fraction:
+    if config.group_size == 1 and config.replay_reuse_fraction and settings.reuse_advantage not in (None, "posterior"):
         yield (
-            f"replay_reuse_fraction = {config.replay_reuse_fraction!r} with group_size = 1; expected 0: a stored group "
-            "is judged by its other episodes, so groups of one are never trained on again"
+            f"reuse_advantage = {settings.reuse_advantage!r} with group_size = 1 and replay_reuse_fraction = "
+            f"{config.replay_reuse_fraction!r}; expected None: only the baseline from history judges groups of one"
         )
     if settings.rescue != "none":
         yield (

@@ -2,7 +2,7 @@
 
     training_step
       ratings    new ratings by people become rewards of stored groups, and grades
-      plan       due items (revisit) + fresh prompts
+      plan       stored prompts (revisit) + fresh prompts
       rollout    LLMEnvRunner.play_groups ──> groups (the driver gets metadata; tokens stay in the object store)
       remember   the memory grades and stores the played groups, and draws stored groups (reuse)
       batch      advantages, loss weights ──> one shard per learner
@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -35,11 +35,12 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
+from rllib_srl.algorithm.contamination.gate import GateSettings, guard
 from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
-from rllib_srl.algorithm.nodes.asking import check_learner_nodes, check_nodes
-from rllib_srl.algorithm.nodes.reports import smallest_card
+from rllib_srl.algorithm.nodes.asking import check_joined, check_learner_nodes, check_nodes
+from rllib_srl.algorithm.nodes.reports import NodeError, NodeReport, smallest_card
 from rllib_srl.algorithm.resources import card_bytes_here, check_cluster_holds
 from rllib_srl.algorithm.tracking.tracking import start_tracking
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
@@ -49,6 +50,7 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
+from rllib_srl.common.placement import runners_spread
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
@@ -65,6 +67,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.place import journals_of
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.selection.pool import Surprise
+from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
@@ -72,7 +75,7 @@ from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.seal_key import make_key
-from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.types import GroupMeta, History, Prompt
 from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
@@ -91,7 +94,9 @@ class SRL(SavedAlgorithm):
     """
 
     config: SRLConfig
+    nodes: list[NodeReport]  # that were compared, the driver's first; [] if there is no other
     ahead: RolloutsAhead | None = None
+    result_logs: tuple[Callable[[int, dict[str, Any]], None], ...] = ()  # called with each iteration and its result
 
     @classmethod
     def get_default_config(cls) -> SRLConfig:
@@ -118,28 +123,30 @@ class SRL(SavedAlgorithm):
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         starting.info("preparing the model")
         model_dir = self.config.model_dir()  # once, before runners and learners start
-        nodes = check_nodes(
-            self.config, lambda: super(SRL, self).default_resource_request(self.config), Path(self.logdir)
-        )
+        self.nodes = check_nodes(self.config, self._request, Path(self.logdir))
         if self.config.is_stub:
             logging.getLogger(__name__).warning("engine = 'stub': no model is trained, answers follow a law")
         else:
-            card_bytes = smallest_card(nodes) if nodes else card_bytes_here()
+            card_bytes = smallest_card(self.nodes) if self.nodes else card_bytes_here()
             check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes)
-        starting.info("starting engine and learner")
-        super().setup(config)
-        self.version = 0
-        self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
+        self._guard_evaluation()
+        starting.info("starting engine and learner")
+        needs_one_card = self.config.colocate or self.config.weight_transfer == "ipc"
+        with nullcontext() if needs_one_card else runners_spread():
+            super().setup(config)
+        self.version = 0
+        self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         if self.config.evaluation_iterations:
             self.source.iterating([], self.config.evaluation_iterations)
         if self.config.flat().replay_self_divergence:
             self.source.check_divergence()
         self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
-        if nodes:
-            check_learner_nodes(nodes, self.learners.nodes, self.config, Path(self.logdir))
         self.runners.check_started(self.config.start_timeout_s)
+        self._check_joined({*self.learners.nodes, *self.runners.nodes.values()})
+        if self.nodes:
+            check_learner_nodes(self.nodes, self.learners.nodes, self.config, Path(self.logdir))
         self.ahead = self._start_ahead()
         starting.info("testing the weight sync")
         self.weight_sync = self._make_weight_sync(model_dir)
@@ -161,6 +168,25 @@ class SRL(SavedAlgorithm):
         self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
+
+    def _guard_evaluation(self) -> None:
+        """Compare training with evaluation questions, where that is asked for, and leave repeats out of training."""
+        if (settings := GateSettings.of(self.config.flat())) is not None:
+            starting.info("comparing training with evaluation questions")
+            duration = int(self.config.evaluation_duration)
+            self.source.leave_out(guard(self.source, settings, duration, Path(self.logdir)).left_out)
+
+    def _request(self) -> Any:
+        """Return what the run asks Ray for, without comparing it with the cluster."""
+        return super().default_resource_request(self.config)
+
+    def _check_joined(self, nodes: Collection[str]) -> None:
+        """Compare the nodes of processes that have started with the driver's, those that were not compared before.
+
+        Raises:
+            NodeError: a node does not fit.
+        """
+        self.nodes = check_joined(self.config, self._request, Path(self.logdir), self.nodes, set(nodes) - {""})
 
     def _start_ahead(self) -> RolloutsAhead | None:
         """Return what keeps the runners playing during updates, None if rollout and training take turns."""
@@ -242,13 +268,14 @@ class SRL(SavedAlgorithm):
         with self._timed("rollout"):
             batches = self._play_training(prompts, num_revisits=filled.num_revisits)
             num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in batches)
-            batches += self._resampled(batches, num_played, now, plan)
+            batches += self._resampled(batches, now, plan)
             groups, late = self._kept(batches)
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
-            reused = self.memory.sample(num_played, now, plan.stored)
-        with self._timed("batch"):
             left_out = _untrained(batches, groups) | late | self._gone(groups, visits)
+            today = self._today([group for group in groups if group.group_id not in left_out], visits, now)
+            reused = self.memory.sample(num_played, now, plan.stored, today)
+        with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
             shards = self._shards(batch, now)
         with self._timed("learn"), self._engines_at_rest():
@@ -328,7 +355,14 @@ class SRL(SavedAlgorithm):
             self.report.warn(f"new ratings are not applied in this iteration: {error}")
             return
         if counts.get("num_applied") and not self.config.replay_reuse_fraction:
-            self.report.warn("ratings grade prompts but do not train: replay_reuse_fraction is 0")
+            self.report.warn(
+                "ratings grade prompts but do not train: replay_reuse_fraction is 0; set it above 0, such as 0.25"
+            )
+        elif num := counts.get("num_too_old"):
+            self.report.warn(
+                f"answers of {num} rated groups are older than replay_max_age = {self.config.replay_max_age} "
+                "iterations: their ratings grade prompts but do not train"
+            )
 
     def play(
         self,
@@ -389,9 +423,10 @@ class SRL(SavedAlgorithm):
 
         Args:
             prompts: the prompts to play.
-            where: `stream`, `num_revisits` and `first_slot` of `play`.
+            where: `stream` and `num_revisits` of `play`.
         """
         settings = self.config.flat()
+        where["first_slot"] = self._first_slot(len(prompts))
         if self.ahead is not None:
             return self._play_ahead(self.ahead, prompts, **where)
         if settings.rollout == "screening":
@@ -399,6 +434,16 @@ class SRL(SavedAlgorithm):
         if settings.rollout == "knapsack":
             return list(self.play(prompts, **where, sizes=self._group_sizes(prompts)))
         return list(self.play(prompts, **where))
+
+    def _first_slot(self, num: int) -> int:
+        """Return the number of the first of `num` groups in this iteration, and count them.
+
+        An iteration that is repeated after an error goes on counting: the memory may hold groups of the first try.
+        """
+        now, (counted_in, num_counted) = self.iteration + 1, self._counted
+        first = num_counted if counted_in == now else 0
+        self._counted = now, first + num
+        return first
 
     def _group_sizes(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the number of episodes of each prompt."""
@@ -411,7 +456,7 @@ class SRL(SavedAlgorithm):
         return sizes
 
     def _play_ahead(
-        self, ahead: RolloutsAhead, prompts: Sequence[Prompt], num_revisits: int
+        self, ahead: RolloutsAhead, prompts: Sequence[Prompt], num_revisits: int, first_slot: int
     ) -> list[RunnerBatch]:
         """Begin prompts, each on the runner with the fewest episodes; return the batches of P groups that have ended.
 
@@ -419,14 +464,15 @@ class SRL(SavedAlgorithm):
             ahead: plays.
             prompts: new ones; the first `num_revisits` come from the memory.
             num_revisits: their number.
+            first_slot: number of the first prompt within the iteration.
         """
         loads = ahead.loads()
         shares: dict[int, dict[str, tuple[Prompt, int]]] = {}
-        for slot, (prompt, size) in enumerate(zip(prompts, self._group_sizes(prompts), strict=True)):
+        for slot, (prompt, size) in enumerate(zip(prompts, self._group_sizes(prompts), strict=True), first_slot):
             runner_id = min(loads, key=lambda i: (loads[i], i))
             loads[runner_id] += size
             shares.setdefault(runner_id, {})[f"{self.iteration + 1}.{slot}"] = prompt, size
-        revisits = frozenset(f"{self.iteration + 1}.{slot}" for slot in range(num_revisits))
+        revisits = frozenset(f"{self.iteration + 1}.{first_slot + slot}" for slot in range(num_revisits))
         for runner_id, share in shares.items():
             played = {group_id: prompt for group_id, (prompt, _) in share.items()}
             arguments = self._play_arguments(played, self._play_seed("train", runner_id, 0), revisits, {})
@@ -466,13 +512,14 @@ class SRL(SavedAlgorithm):
                     f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again"
                 )
                 is_back = self.runners.revive(runner_id, failure, self.config.start_timeout_s)
+                is_back = is_back and self._fits(runner_id)
                 self.report.count("num_runner_restarts" if is_back else "num_runners_lost", 1)
                 try:
                     if is_back:
                         self.weight_sync.start(self.version, [runner_id])
                     else:
                         left = ", ".join(map(str, self.runners.ids))
-                        self.report.warn(f"runner {runner_id} is lost with its node; its prompts go to {left}")
+                        self.report.warn(f"runner {runner_id} is lost; its prompts go to {left}")
                     if self.ahead is not None:
                         again = self.ahead.restarted({runner_id: failure})
                         self.report.count("num_groups_played_again", again)
@@ -482,9 +529,24 @@ class SRL(SavedAlgorithm):
                         raise
                     failure = error.failure
 
+    def _fits(self, runner_id: int) -> bool:
+        """Return whether a restarted runner is on a node that fits the run; if not, leave the runner out.
+
+        Raises:
+            NodeError: it is not, and no other runner is left.
+        """
+        try:
+            self._check_joined({self.runners.nodes[runner_id]})
+        except NodeError as error:
+            if not self.runners.leave_out(runner_id):
+                raise
+            self.report.warn(f"runner {runner_id} plays no more in this run: {error}")
+            return False
+        return True
+
     def _welcome_runners(self) -> None:
         """Let runners that were away with their node play again, with the current weights."""
-        if not (back := self.runners.returned()):
+        if not (back := [runner_id for runner_id in self.runners.returned() if self._fits(runner_id)]):
             return
         self.report.warn(f"lost runners are back: {', '.join(map(str, back))}")
         with self._runners_at_rest():
@@ -501,26 +563,22 @@ class SRL(SavedAlgorithm):
             return frozenset()
         return frozenset(group.group_id for group in groups if group.group_id not in visits)
 
-    def _resampled(
-        self, batches: Sequence[RunnerBatch], num_played: int, now: int, plan: Plan
-    ) -> list[RunnerBatch]:
+    def _resampled(self, batches: Sequence[RunnerBatch], now: int, plan: Plan) -> list[RunnerBatch]:
         """Dynamic sampling: play further prompts until `num_prompts_per_batch` groups have signal.
 
         At most `dynamic_sampling_tries` rounds.
         """
         more: list[RunnerBatch] = []
-        num_slots = num_played
+        num_more = 0
         for attempt in range(1, self.advantage_estimator.settings.dynamic_sampling_tries + 1):
             played = [group for batch in [*batches, *more] for group in batch.groups]
             missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
             if missing <= 0:
                 break
             filled, stream = self.filler.more(missing, now, plan), f"train again {attempt}"
-            more += self._play_training(
-                filled.prompts, stream=stream, num_revisits=filled.num_revisits, first_slot=num_slots
-            )
-            num_slots += len(filled.prompts)
-        self.report.count("num_prompts_resampled", num_slots - num_played)
+            more += self._play_training(filled.prompts, stream=stream, num_revisits=filled.num_revisits)
+            num_more += len(filled.prompts)
+        self.report.count("num_prompts_resampled", num_more)
         return more
 
     def _estimate_advantages(
@@ -544,12 +602,27 @@ class SRL(SavedAlgorithm):
             [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
             reused,
             self.memory.successes(groups, now) if is_rescue else {},
-            [visits[g.group_id].history if g.group_id in visits else NO_HISTORY for g in groups] if visits else (),
+            _histories(groups, visits),
         )
         for name, number in batch.counts.items():
             self.report.count(name, number)
         found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
         return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
+
+    def _today(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], now: int) -> Today | None:
+        """Return the baseline by which stored groups are judged, None if their own rewards alone judge them.
+
+        Args:
+            groups: played groups that are trained on; stored groups are measured by their surprises.
+            visits: of the played groups, by group id.
+            now: the training iteration.
+        """
+        estimator, settings = self.advantage_estimator, self.advantage_estimator.settings
+        if not estimator.judges_reused_by_history:
+            return None
+        scale = estimator.scale(estimator.shaped_rewards(groups, now), _histories(groups, visits))
+        least = settings.min_surprise * scale.spread
+        return Today(self.version, self.policy_kl, settings.prior_weight, scale.middle, least)
 
     def _shards(self, batch: AdvantageBatch, now: int) -> list[TrainingShard]:
         settings = self.advantage_estimator.settings
@@ -696,9 +769,11 @@ class SRL(SavedAlgorithm):
         return []
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Call RLlib's callbacks, then send the metrics to the trackers."""
+        """Call RLlib's callbacks, then send the metrics to the trackers and to `result_logs`."""
         super().log_result(result)
         self.tracking.log(self.iteration, result)
+        for log in self.result_logs:
+            log(self.iteration, result)
 
     def cleanup(self) -> None:
         """Stop the memory, end the trackers' runs, close the log files, and stop runners and learners."""
@@ -734,6 +809,11 @@ def _untrained(batches: Sequence[RunnerBatch], groups: Sequence[GroupMeta]) -> f
     """Return the ids of the groups that are not trained on: screened out, or played where nothing is paid."""
     screened_out = [group_id for one in batches for group_id in one.screened_out]
     return frozenset([*screened_out, *(group.group_id for group in groups if group.has_reward_G is not None)])
+
+
+def _histories(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[History]:
+    """Return the history of each group's prompt before this iteration; [] without visits."""
+    return [visits[g.group_id].history if g.group_id in visits else NO_HISTORY for g in groups] if visits else []
 
 
 def _place(group_id: str) -> tuple[int, int]:

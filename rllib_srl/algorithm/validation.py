@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rllib_srl.algorithm.contamination.gate import faults_of_contamination
 from rllib_srl.algorithm.loss_validation import faults_of_loss
 from rllib_srl.algorithm.regulariser_validation import faults_of_regularisers
 from rllib_srl.algorithm.rollout_validation import faults_of_rollout
@@ -127,7 +128,7 @@ def faults_of(config: Any) -> list[str]:
     flat, given = config.flat(), config.names_given()
     own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
     others = (faults_of_loss, faults_of_regularisers, faults_of_rollout, faults_of_stub, faults_of_tracker)
-    for check in (*own, _replay, _planner, *others):
+    for check in (*own, _replay, _planner, *others, faults_of_contamination):
         lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
     return lines
 
@@ -322,6 +323,13 @@ def _sharded(config: Any) -> Iterator[str]:
         yield (
             f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel} with fsdp_tensor_parallel = "
             f"{config.fsdp_tensor_parallel}; expected 1 of one of the two"
+        )
+    if config.fsdp_gather_dtype not in ("float32", "bfloat16"):
+        yield f"fsdp_gather_dtype = {config.fsdp_gather_dtype!r}; expected 'float32' or 'bfloat16'"
+    elif config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16":
+        yield (
+            f"fsdp_gather_dtype = 'bfloat16' with compute_dtype = {config.compute_dtype!r}; expected compute_dtype = "
+            "'bfloat16': products in float32 need weights in float32"
         )
     if is_integer(config.fsdp_sequence_parallel, 2):
         yield from _splitting_tokens(config)

@@ -49,7 +49,7 @@ COMMANDS = {
     "belief": Command("compute what the best policies of an environment earn", folder="yardsticks"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
-    "rate": Command("rate answers of a run; ratings train and schedule", folder="people", is_paged=True),
+    "rate": Command("rate answers of a run; ratings become rewards and grades", folder="people", is_paged=True),
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "upgrade": Command("train a model on a new domain, with gates that detect forgetting", starts_ray=True),

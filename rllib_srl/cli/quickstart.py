@@ -14,7 +14,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,8 +45,6 @@ SETTINGS: dict[str, Any] = {
     "max_episode_tokens": 256,
     "iterations": 10,
     "evaluation_duration": 256,  # held-out prompts, before and after
-    "replay_revisit_fraction": 0.25,
-    "replay_reuse_fraction": 0.25,
     "checkpoint_every": 0,  # one at the end
     "seed": 1,
 }
@@ -213,26 +211,18 @@ def memory_lines(outcome: Outcome) -> Iterator[str]:
         for name in ("fresh", "revisit", "reuse")
     }
     num_played = totals["fresh"] + totals["revisit"]
-    num_late = sum(iteration.memory["num_visits_late"] for iteration in outcome.iterations)
+    signal = sum(iteration.memory["num_signal_revisit"] for iteration in outcome.iterations)
+    recalled = rounded(last["observed_recall_mean"])
+    lines = [
+        ("items", f"{last['num_items']:.0f} prompts"),
+        ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),
+        ("of these", f"{signal:.0f} had answers to learn from; {recalled} of the answers were right"),
+    ]
+    if totals["reuse"]:
+        share = last["reuse_share_tokens"]
+        lines.append(("reused", f"{totals['reuse']} groups trained on again ({share:.0%} of tokens)"))
     yield "memory"
-    yield table(
-        [
-            ("items", f"{last['num_items']:.0f} prompts, {last['num_scheduled']:.0f} of them scheduled"),
-            ("due now", f"{last['num_due']:.0f}; {num_late:.0f} late visits in total"),
-            ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),
-            ("reused", f"{totals['reuse']} groups trained on again ({last['reuse_share_tokens']:.0%} of tokens)"),
-            ("load ratio", f"{rounded(last['load_ratio'])} expected reviews per slot"),
-            ("recall", _recall(last)),
-            ("list items", command("memory", "ls", outcome.plan.directory)),
-        ]
-    )
-
-
-def _recall(last: Mapping[str, float]) -> str:
-    if not last["num_predicted_reviews"]:
-        return "no item has been revisited yet"
-    predicted, observed = rounded(last["predicted_recall_mean"]), rounded(last["observed_recall_mean"])
-    return f"{predicted} predicted, {observed} observed over {last['num_predicted_reviews']:.0f} reviews"
+    yield table([*lines, ("list items", command("memory", "ls", outcome.plan.directory))])
 
 
 def accuracy(results: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 REWARD = "reward"  # setting of an environment that names functions
 AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
+FILES = "files"  # setting that lists files of data: paths, or mappings with "data"
 LOAD = "load"  # setting that names what returns an environment of another library
 _NAMES_A_PATH = re.compile(r"path|directory|\w+_(path|dir)")
 _PREFIX = "srl_file_"  # of the names under which environments import files (envs/rewards/loading.py)
@@ -64,9 +65,9 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
 def with_whole_paths(settings: Any) -> Any:
     """Return settings of environments with absolute paths: the processes that read them run in other directories.
 
-    Changed are, at any depth, the files of `reward`, `agent` and `load` ("file.py:f") and of `agent_command`, and
-    values of `path`, `directory`, `..._path` and `..._dir` that exist in the working directory. Paths within a data set
-    of the hub (beside `hub_id`), URLs and names of modules stay as they are.
+    Changed are, at any depth, the files of `reward`, `agent` and `load` ("file.py:f"), of `agent_command` and `files`,
+    and values of `path`, `directory`, `..._path` and `..._dir` that exist in the working directory. Paths within a data
+    set of the hub (beside `hub_id`), URLs and names of modules stay as they are.
     """
     return _with_paths(settings, _whole)
 
@@ -94,6 +95,8 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
                 changed[name] = _with_reward_paths(value, change)
             elif name == COMMAND and isinstance(value, list | tuple):
                 changed[name] = [change(one) if isinstance(one, str) and Path(one).is_file() else one for one in value]
+            elif name == FILES:
+                changed[name] = _with_file_paths(value, change)
             elif isinstance(value, str) and value and not is_on_hub and _NAMES_A_PATH.fullmatch(str(name)):
                 changed[name] = change(value)
             else:
@@ -114,6 +117,14 @@ def _with_reward_paths(given: Any, change: Callable[[str], str]) -> Any:
     file, _, name = given.rpartition(":")
     is_file = file.endswith(".py") and not file.startswith(("http://", "https://"))
     return f"{change(file)}:{name}" if is_file else given
+
+
+def _with_file_paths(given: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(given, list | tuple):
+        return [_with_file_paths(one, change) for one in given]
+    if isinstance(given, Mapping) and isinstance(given.get("data"), str):
+        return {**given, "data": change(given["data"])}
+    return change(given) if isinstance(given, str) and given else given
 
 
 def functions_in(settings: Any) -> list[str]:

@@ -12,14 +12,13 @@ callee itself (bad input, a failed weight check) is raised unchanged, without Ra
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
+import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -83,13 +82,22 @@ class Place(NamedTuple):
         return Place(str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else "", os.getpid())
 
 
-def end_worker(place: Place) -> None:
-    """Kill a worker process of Ray on this node: a stopped one (SIGSTOP) ignores `ray.kill` and keeps its place."""
+def family_of(place: Place) -> list[psutil.Process]:
+    """Return a worker process of Ray on this node and all that it has started, [] if it is elsewhere or has ended."""
     if place.node != ray.get_runtime_context().get_node_id():
-        return
-    with suppress(OSError):  # it has ended
-        if Path(f"/proc/{place.pid}/cmdline").read_bytes().startswith(b"ray::"):
-            os.kill(place.pid, signal.SIGKILL)
+        return []
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        worker = psutil.Process(place.pid)
+        if worker.cmdline()[:1] and worker.cmdline()[0].startswith("ray::"):
+            return [worker, *worker.children(recursive=True)]
+    return []
+
+
+def end_family(family: Iterable[psutil.Process]) -> None:
+    """Kill processes. Stopped ones (SIGSTOP) ignore `ray.kill` and keep their place; engines' workers outlive it."""
+    for one in family:
+        with suppress(psutil.NoSuchProcess):  # psutil compares the time at which a process was started
+            one.kill()
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ from ray.rllib.utils.metrics import NUM_EPISODES
 from rllib_srl.common.remote_calls import Place
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine import Sampling, make_engine
-from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
@@ -149,9 +148,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The result of loading weights: the canary gap to the learner, and the seconds get_s, load_s, engine_canary_s."""
+    """The result of loading weights: the engine's log-probs of the canary, and get_s, load_s, engine_canary_s."""
 
-    gap: CanaryGap
+    logps: list[np.ndarray]
     seconds: dict[str, float]
 
 
@@ -517,10 +516,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     # --- weights ------------------------------------------------------------------------------
 
-    def load_weights(
-        self, ref: Any, learner_logps: Sequence[np.ndarray], sequences: Sequence[Sequence[int]], timeout_s: float
-    ) -> Loaded:
-        """Fetch, verify and load weights; return the canary gap between engine and learner.
+    def load_weights(self, ref: Any, sequences: Sequence[Sequence[int]], timeout_s: float) -> Loaded:
+        """Fetch, verify and load weights; return the engine's log-probs of `sequences` under them.
 
         Raises:
             WeightSyncError: verification failed; the message names version and tensors.
@@ -530,15 +527,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         times.append(time.perf_counter())
         self.engine.load_weights(bundle)
         times.append(time.perf_counter())
-        compared = self.compare(learner_logps, sequences)
+        scored = self.score_loaded(sequences)
         spent = dict(zip(("get_s", "load_s"), (end - start for start, end in pairwise(times)), strict=True))
-        return Loaded(compared.gap, {**spent, **compared.seconds})
+        return Loaded(scored.logps, {**spent, **scored.seconds})
 
-    def compare(self, learner_logps: Sequence[np.ndarray], sequences: Sequence[Sequence[int]]) -> Loaded:
-        """Return the canary gap between engine and learner."""
+    def score_loaded(self, sequences: Sequence[Sequence[int]]) -> Loaded:
+        """Return the engine's log-probs of `sequences`, which may be none."""
         start = time.perf_counter()
-        gap = CanaryGap.between(self.engine.score(sequences), learner_logps)
-        return Loaded(gap, {"engine_canary_s": time.perf_counter() - start})
+        logps = self.engine.score(sequences) if sequences else []
+        return Loaded(logps, {"engine_canary_s": time.perf_counter() - start})
 
     def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Connect to the learner through vLLM's own backend; see `VLLMEngine.init_transfer`."""

@@ -2,7 +2,7 @@
 
     runners.play_groups({id: arguments}, version, timeout_s)  ->  (id, RunnerBatch or Failure) in order of arrival
     runners.start_slice(id, version, ...)                     ->  PendingSlice, read by `slice_of`
-    runners.load_weights(ids, ..., timeout_s)                 ->  {id: Loaded or Failure}
+    runners.start_loading(ids, ref, ...)                      ->  PendingLoads, read by `loaded`
     runners.score(ids, sequences, timeout_s)                  ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
     runners.returned()                                        ->  those that were away with their node, and are back
@@ -22,7 +22,16 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure, end_worker, gather
+from rllib_srl.common.remote_calls import (
+    ActorFailure,
+    Call,
+    Failure,
+    Place,
+    RunnerFailure,
+    end_family,
+    family_of,
+    gather,
+)
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded, PlayArguments, RunnerBatch, Slice
 from rllib_srl.types import listed
@@ -41,6 +50,13 @@ class PendingSlice(NamedTuple):
     groups: Any  # a reference to the list of its groups
 
 
+class PendingLoads(NamedTuple):
+    """Runners that load weights. Invariant: without an answer the call has not begun, on the local runner."""
+
+    call: Call[Loaded]
+    answers: dict[int, ray.ObjectRef[Loaded] | None]
+
+
 class RunnerGroup:
     """Calls of `LLMEnvRunner` methods, in other processes or on the local runner of this one.
 
@@ -53,11 +69,17 @@ class RunnerGroup:
         self._group = group
         self._place_of: dict[int, Place] = {}
         self._away: dict[int, ray.ObjectRef[Place]] = {}  # answers to come of runners whose node died
+        self._left_out: set[int] = set()
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all runners but those that are away with their node; 0 is the local one."""
-        return [0] if self.is_local else [i for i in self._actors() if i not in self._away]
+        """Return the ids of all runners but those that are away with their node or left out; 0 is the local one."""
+        return [0] if self.is_local else [i for i in self._actors() if i not in self._away and i not in self._left_out]
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """Return Ray's id of the node of each runner that has started, "" without Ray."""
+        return {i: self._place_of[i].node for i in self.ids if i in self._place_of}
 
     def play_groups(
         self, arguments: Mapping[int, PlayArguments], version: int, timeout_s: float
@@ -104,26 +126,31 @@ class RunnerGroup:
         """Drop the groups that are played in slices; return the runners that died or timed out."""
         return _failures(self._same(ids, Call.of(LLMEnvRunner.drop_play), timeout_s))
 
-    def load_weights(
-        self,
-        ids: Iterable[int],
-        ref: Any,
-        learner_logps: Sequence[np.ndarray],
-        sequences: Sequence[Sequence[int]],
-        timeout_s: float,
-    ) -> dict[int, Loaded | Failure]:
-        """Load a bundle of weights and compare the canary; see `LLMEnvRunner.load_weights`."""
-        return self._same(ids, Call.of(LLMEnvRunner.load_weights, ref, learner_logps, sequences, timeout_s), timeout_s)
+    def start_loading(
+        self, ids: Iterable[int], ref: Any, sequences: Sequence[Sequence[int]], timeout_s: float
+    ) -> PendingLoads:
+        """Start to load a bundle of weights and to score the canary; see `LLMEnvRunner.load_weights`.
 
-    def compare(
-        self,
-        ids: Iterable[int],
-        learner_logps: Sequence[np.ndarray],
-        sequences: Sequence[Sequence[int]],
-        timeout_s: float,
+        The local runner, which has no process of its own, begins in `loaded`.
+        """
+        call = Call.of(LLMEnvRunner.load_weights, ref, sequences, timeout_s)
+        if self.is_local:
+            return PendingLoads(call, dict.fromkeys(ids))
+        actors = self._actors()
+        return PendingLoads(call, {i: call.submit(actors[i]) for i in ids})
+
+    def loaded(self, pending: PendingLoads, timeout_s: float) -> dict[int, Loaded | Failure]:
+        """Wait for runners that load weights."""
+        submitted = {i: answer for i, answer in pending.answers.items() if answer is not None}
+        if len(submitted) < len(pending.answers):
+            return self._same(pending.answers, pending.call, timeout_s)
+        return dict(gather(submitted, timeout_s))
+
+    def score_loaded(
+        self, ids: Iterable[int], sequences: Sequence[Sequence[int]], timeout_s: float
     ) -> dict[int, Loaded | Failure]:
-        """Compare the canary with the learner's; see `LLMEnvRunner.compare`."""
-        return self._same(ids, Call.of(LLMEnvRunner.compare, learner_logps, sequences), timeout_s)
+        """Score the canary on engines that received weights directly; see `LLMEnvRunner.score_loaded`."""
+        return self._same(ids, Call.of(LLMEnvRunner.score_loaded, sequences), timeout_s)
 
     def score(
         self, ids: Iterable[int], sequences: Sequence[Sequence[int]], timeout_s: float
@@ -183,9 +210,9 @@ class RunnerGroup:
         manager = self._group._worker_manager
         manager.set_actor_state(runner_id, healthy=False)
         if failure.is_silent:
+            family = family_of(self._place_of[runner_id]) if runner_id in self._place_of else []
             ray.kill(actor, no_restart=False)
-            if runner_id in self._place_of:
-                end_worker(self._place_of[runner_id])
+            end_family(family)
         started = Call.of(LLMEnvRunner.check_started)
         deadline, answer = time.monotonic() + timeout_s, started.submit(actor)
         has_others = bool(set(self.ids) - {runner_id})
@@ -205,6 +232,15 @@ class RunnerGroup:
             raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
         self._away[runner_id] = answer
         return False
+
+    def leave_out(self, runner_id: int) -> bool:
+        """End a runner for the rest of the run; return False, and do nothing, if no other is left."""
+        if not set(self.ids) - {runner_id}:
+            return False
+        self._left_out.add(runner_id)
+        self._group._worker_manager.set_actor_state(runner_id, healthy=False)
+        ray.kill(self._actors()[runner_id])
+        return True
 
     def returned(self) -> list[int]:
         """Return the runners that were away and have restarted, perhaps on another node, without the weights."""
@@ -234,7 +270,7 @@ class RunnerGroup:
 
     def actors(self) -> list[Any]:
         """Return the handles of the remote runners, in order of their ids."""
-        return [actor for i, actor in sorted(self._actors().items()) if i not in self._away]
+        return [actor for i, actor in sorted(self._actors().items()) if i in self.ids]
 
     def _each(self, calls: Mapping[int, Call[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
         """Run the calls on their runners; yield the result or a `Failure` of each as it arrives."""

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rllib_srl.batch.estimators import group_relative
-from rllib_srl.batch.posterior import History, posterior
+from rllib_srl.batch.posterior import posterior
+from rllib_srl.types import History
 from scripts.bench.common import add_output, write
 
 NUM_PROMPTS, NUM_ANSWERS, NUM_EPISODES, NUM_VISITS = 64, 4, 64, 8

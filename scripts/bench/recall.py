@@ -64,6 +64,7 @@ def log_of(seed: int, num_iterations: int, spacing: str, every: Mapping[str, Any
         .env_runners(engine=dict(LAW), num_env_runners=0, num_transcripts=0)
         .training(num_prompts_per_batch=8, group_size=4, checkpoint_every=0, log_directory=str(directory))
         .replay(revisit_fraction=0.5, reuse_fraction=0.0, spacing={"name": spacing, **every})
+        .replay(selection="srl", load_control="throttle_new", leeches=8, diversity=0.5)  # which acts on predictions
         .debugging(seed=seed)
     )
     algo = config.build_algo()

@@ -3,8 +3,10 @@
     python -m scripts.gpu.run --model tiny                                              the defaults of this machine
     python -m scripts.gpu.run --model tiny --shares 0.6 0.4 --colocate --transfer ipc
     python -m scripts.gpu.run --random 1.5B --iterations 3 [--lora]                     random weights
+    python -m scripts.gpu.run --model tiny --shares 1 1 --fsdp 2 --tensor-parallel 2    matrices split over learners
 
-`--short` trains a tiny random model with the Transformers engine on the CPU, in one process.
+`--short` trains a tiny random model with the Transformers engine on the CPU: all that needs no GPU, in as few
+processes as that needs. It has no split engine, and recomputes activations where `--offload` would move them.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shares", nargs=2, type=float, metavar=("ENGINE", "LEARNER"), help="GPUs of each process")
     parser.add_argument("--transfer", default="object_store")
     parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N learners")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="of them N split each matrix")
+    parser.add_argument("--engine-parallel", type=int, default=1, metavar="N", help="GPUs of one engine")
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--max-lag", type=int, default=0, metavar="N", help="play ahead of up to N updates")
     parser.add_argument("--iterations", type=int, default=2)
-    for name in ("--colocate", "--lora", "--short"):
+    for name in ("--colocate", "--lora", "--offload", "--gather-bf16", "--short"):
         parser.add_argument(name, action="store_true")
     return parser.parse_args(argv)
 
@@ -50,19 +56,31 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         .rl_module(model_config={"model": str(model)})
         .env_runners(max_turn_tokens=8, max_episode_tokens=256)
         .training(num_prompts_per_batch=4 if args.short else 16, group_size=4, lr=1e-5, checkpoint_every=0)
-        .training(log_directory=str(directory / "run"), activation_checkpointing=bool(args.random))
+        .training(log_directory=str(directory / "run"), activation_checkpointing=bool(args.random or args.offload))
+        .training(lora=16 if args.lora else 0, optimizer_name=args.optimizer)
         .replay(revisit_fraction=0.0, reuse_fraction=0.0, capacity=0)
         .debugging(seed=1)
     )
+    if args.fsdp:
+        split = {"tensor_parallel": args.tensor_parallel}
+        config.training(fsdp=split | ({"gather_dtype": "bfloat16"} if args.gather_bf16 else {}))
+    if args.gather_bf16:
+        config.training(compute_dtype="bfloat16")
+    if args.max_lag:
+        config.env_runners(max_lag=args.max_lag, late="drop")
     if args.short:
-        config.env_runners(engine="transformers", num_env_runners=0)
+        config.env_runners(engine="transformers", num_env_runners=int(bool(args.fsdp or args.max_lag)))
+        config.env_runners(num_cpus_per_env_runner=0.25).learners(num_cpus_per_learner=0.25, num_learners=args.fsdp)
         return config
+    if args.offload:
+        config.training(activation_checkpointing="offload")
+    if args.engine_parallel > 1:
+        config.env_runners(engine={"tensor_parallel_size": args.engine_parallel})
     if args.shares:
         config.env_runners(num_gpus_per_env_runner=args.shares[0]).learners(num_gpus_per_learner=args.shares[1])
         config.learners(num_learners=max(1, args.fsdp))
-    config.env_runners(weight_transfer=args.transfer, colocate=args.colocate or None)
-    config.training(fsdp=bool(args.fsdp), lora=16 if args.lora else 0)
-    return config
+    turns = False if args.max_lag else args.colocate or None  # playing ahead, engine and learner compute together
+    return config.env_runners(weight_transfer=args.transfer, colocate=turns)
 
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:

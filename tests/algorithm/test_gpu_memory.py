@@ -98,6 +98,13 @@ def test_parts_of_a_learner_by_hand():
     split = learner_need(shape, flat(fsdp={"tensor_parallel": 4}, num_learners=8)).parts
     assert [split[name] for name in ("weights", "optimiser", "bf16 copies")] == [num / 2, num, num / 2]
     assert split["gathered layers"] == sharded["gathered layers"] / 4
+    rounded = learner_need(shape, flat(fsdp={"gather_dtype": "bfloat16"}, num_learners=8)).parts
+    assert rounded["bf16 copies"] == 2 * (num - 32 * shape.layer_parameters)  # layers come in that format
+    assert {**rounded, "bf16 copies": 0} == {**sharded, "bf16 copies": 0}  # the head is the largest unit, in fp32
+    small = ModelShape(24, 4096, 16384, 32, 32, 1000, True, 128)
+    halves = [learner_need(small, flat(fsdp={"gather_dtype": name}, num_learners=8)).parts["gathered layers"]
+              for name in ("bfloat16", "float32")]  # fmt: skip
+    assert halves == [4 * small.layer_parameters, 8 * small.layer_parameters]
     long = learner_need(shape, flat(fsdp={"sequence_parallel": 4}, num_learners=8)).parts
     assert long["activations"] - 2 * HEAD_BYTES == (sharded["activations"] - 2 * HEAD_BYTES) / 4
     assert {**long, "activations": 0} == {**sharded, "activations": 0}

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import OwnerDiedError
+from ray import ActorID
+from ray.exceptions import ActorUnavailableError, OwnerDiedError
 
 from rllib_srl.algorithm import checkpointing
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
@@ -130,6 +131,18 @@ def test_groups_that_died_with_their_node_are_a_reason_to_go_back():
 )
 def test_only_broken_connections_are_taken_for_the_loss_of_a_learner(error, is_broken):
     assert _is_broken_connection(error) is is_broken
+
+
+def test_a_message_that_is_lost_while_a_checkpoint_is_written_is_a_reason_to_go_back():
+    ids = [bytes([n]) * 16 for n in range(3)]
+    learners = object.__new__(Learners)
+    workers = [SimpleNamespace(_actor_id=ActorID(one)) for one in ids[:2]]
+    learners._group = SimpleNamespace(is_local=False, _workers=workers)
+    told = "^learner 1 could not be reached while writing a checkpoint$"
+    with pytest.raises(LearnerFailure, match=told), learners.unreachable_reported("writing a checkpoint"):
+        raise ActorUnavailableError("socket closed", ids[1])
+    with pytest.raises(ActorUnavailableError), learners.unreachable_reported("writing a checkpoint"):
+        raise ActorUnavailableError("socket closed", ids[2])  # no learner
 
 
 def test_the_drain_notice_of_a_learners_node_leads_to_one_checkpoint(tmp_path, monkeypatch):

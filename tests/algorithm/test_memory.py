@@ -10,15 +10,16 @@ import pytest
 
 from rllib_srl.batch.estimators import group as group_rule
 from rllib_srl.batch.estimators import has_signal
+from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.types import StopReason
-from tests.small_memory import go, memory_config, weights_of
+from tests.small_memory import SCHEDULED, go, memory_config, weights_of
 from tests.small_worlds import watch
 
 
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
-    return memory_config(random_llama_dir, tmp_path / "log")
+    return memory_config(random_llama_dir, tmp_path / "log", **SCHEDULED)
 
 
 @pytest.fixture
@@ -294,8 +295,8 @@ def test_a_reuse_grades_its_item_where_that_is_asked(config, build, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config, build):
-    """What the failed one stored and drew is not handed out as the answer to the next."""
+def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config, build, tmp_path):
+    """What the failed one stored and drew is no answer to the next; no name of a group comes twice."""
     algo = build(config.training(num_prompts_per_batch=8))
     go(algo, 2)
     learn, failed = algo._learn, []
@@ -312,6 +313,13 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
     assert algo.iteration == 3 and [visit.key for visit in one.visits.values()] == [m.prompt.key for m in one.metas]
     assert [visit.is_new for visit in one.visits.values()] == [meta.origin == "fresh" for meta in one.metas]
     assert one.replay["num_items"] == 8 + 6 + 6 + 6 and one.replay["num_reuses"] == one.replay["num_reuses_owed"]
+    assert sorted(meta.group_id for meta in one.metas) == sorted(f"3.{slot}" for slot in range(8, 16))
+    algo.memory.snapshot(tmp_path / "copy")
+    with Journal(tmp_path / "copy/shard_0.sqlite") as journal:
+        names = [decode(journal.read_group(seq)).group_id for seq in journal.load().seqs.tolist()]
+    assert {f"3.{slot}" for slot in range(8)} & {*names} and len(names) == len({*names})
+    (later,) = go(algo, 1)
+    assert sorted(meta.group_id for meta in later.metas) == sorted(f"4.{slot}" for slot in range(8))
 
 
 # --- worlds ---------------------------------------------------------------------------------------

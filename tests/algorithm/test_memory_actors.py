@@ -190,6 +190,25 @@ def test_a_silent_actor_is_replaced_in_time(config, tmp_path):
         check_books(algo, iterations, tmp_path / "copy")
 
 
+def test_an_actor_that_is_silent_before_a_checkpoint_is_replaced_in_time(config, tmp_path):
+    """A snapshot may take ten times as long as another call; a process that was stopped before it is not given that."""
+    with running(config.replay(timeout_s=15.0)) as algo:
+        algo.train()
+        ends, end = [], algo.memory._end
+
+        def noted(shard):
+            ends.append(time.monotonic() - start)
+            end(shard)
+
+        algo.memory._end = noted
+        os.kill(pid_of(algo), signal.SIGSTOP)
+        start = time.monotonic()
+        algo.save_to_path(tmp_path / "one")
+        assert len(ends) == 1 and 15 <= ends[0] < 45  # the restart takes as long as it takes, and is not killed again
+        assert time.monotonic() - start < 150  # a snapshot's own limit
+        assert algo.memory.num_restarts == 1 and algo.memory.sizes() == [4]
+
+
 @pytest.mark.parametrize("num_learners", [0, 2])
 def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_learners):
     """The actor dies for good between the draw and the fetch: what it answered is trained on all the same."""
@@ -340,7 +359,8 @@ def big_group(number: int, num_tokens: int) -> Group:
 def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
     num_tokens, num_groups = 500_000, 128
     settings = ReplaySettings(
-        embedding="policy", diversity_parts=("variance",), on_secret="keep", degenerate_share=None, max_bytes=50 << 20
+        embedding="policy", diversity_parts=("variance",), on_secret="keep", degenerate_share=None, max_bytes=50 << 20,
+        reuse_fraction=0.25,
     )
     memory = ReplayClient.start(
         settings, directory=tmp_path / "log", seed=1, run="big", is_local=False, timeout_s=BACK_S, model_dir=None

@@ -47,8 +47,7 @@ def check_values(iterations, sizes):
             surprises[group.group_id] = rewards_G - baseline_G
         for group in one.played:
             visit = int(group.versions_G2.min()), float(group.rewards_G.sum()), group.size
-            if one.visits[group.group_id].refused != "ungraded":  # one episode alone makes no item
-                visits.setdefault(group.prompt.key, []).append(visit)
+            visits.setdefault(group.prompt.key, []).append(visit)
             means.append(float(group.rewards_G.mean()))
         rms = max(0.05, float(np.sqrt(np.mean(np.concatenate(list(surprises.values())) ** 2))))
         expected = {i: a / rms for i, a in surprises.items() if np.abs(a / rms).max() >= 0.2}

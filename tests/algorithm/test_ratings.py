@@ -75,6 +75,19 @@ def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, t
 
 
 @pytest.mark.slow
+def test_a_rated_answer_that_is_too_old_to_train_is_warned_of(random_llama_dir, tmp_path, ray_here, caplog):
+    config = memory_config(random_llama_dir, tmp_path / "log", reuse_fraction=0.5, max_age=1)
+    config.env_config = {"num_prompts": 400, "pay": 0.0}
+    algo = config.build_algo()
+    go(algo, 2)
+    rate(tmp_path / "log", g1_0e0="good")
+    (third,) = go(algo, 1)
+    assert counts_of(third.result) == [1, 0, 0, 0] and third.trained == []
+    assert "answers of 1 rated groups are older than replay_max_age = 1 iterations: their ratings grade" in caplog.text
+    algo.stop()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["group", "posterior"])
 def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, tmp_path, ray_here, advantage):
     config = memory_config(random_llama_dir, tmp_path / "log", env="Unpaid", reuse_fraction=0.5)
@@ -87,7 +100,11 @@ def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, 
     whole = first.played[1]
     assert origin == "reuse" and group.rewards_G.tolist() == [1.0, 0.25]
     assert [group.stream(g).tolist() for g in range(2)] == [whole.stream(g).tolist() for g in (1, 3)]
-    assert advantage_G[0] == pytest.approx(-advantage_G[1]) and advantage_G[0] > 0.5
+    if advantage == "group":
+        assert advantage_G == pytest.approx(relative(1.0, 0.25), rel=1e-3)
+    else:  # w0 m = 2 * .5, nothing else is known: b = (1 + the other) / 3, in units of the two themselves
+        surprise_G = np.array([1 - 1.25 / 3, 0.25 - 2 / 3])
+        assert advantage_G == pytest.approx(surprise_G / np.sqrt(np.mean(surprise_G**2)))
     rate(tmp_path / "log", g1_1e1="none", g1_1e3="none")
     (third,) = go(algo, 1)
     assert third.trained == []

@@ -9,6 +9,7 @@ from rllib_srl.replay.schedule.spacing import make_spacing
 from rllib_srl.replay.schedule.spacing.fitting import predict
 from tests.algorithm.test_stub_run import staged_config
 from tests.replay.test_correction import loss_of
+from tests.small_memory import SCHEDULED
 
 NUM = 40  # iterations; the second domain begins at 30, and the first is forgotten
 CORRECTED = {"line": {"recalibrate_every": 4}, "refits": {"refit_every": 12}}
@@ -16,7 +17,8 @@ CORRECTED = {"line": {"recalibrate_every": 4}, "refits": {"refit_every": 12}}
 
 def config_of(directory, every):
     config = staged_config(directory)
-    return config.replay(revisit_fraction=0.5, reuse_fraction=0.0, spacing={"name": "fsrs", **every}, min_buffer_size=4)
+    own = {**SCHEDULED, "spacing": {"name": "fsrs", **every}}
+    return config.replay(revisit_fraction=0.5, reuse_fraction=0.0, min_buffer_size=4, **own)
 
 
 def buffer_of(algo):

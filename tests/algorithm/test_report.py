@@ -15,8 +15,9 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.metrics import Report
+from rllib_srl.algorithm.srl import SRL
 from rllib_srl.cli.shared.display import Progress
-from rllib_srl.cli.shared.run_log import PARTS
+from rllib_srl.cli.shared.run_log import PARTS, read_metrics
 from rllib_srl.cli.shared.training import parsed_share, train_until
 from rllib_srl.replay.admission.secrets import DETECTORS, Span
 from rllib_srl.rollout.env_runner import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
@@ -153,6 +154,7 @@ def test_the_first_iteration_of_a_run_tells_it(tmp_path):
 
     class Algo:
         iteration = 0
+        result_logs = ()
         config = SRLConfig()
         report = Report(MetricsLogger(root=True), tmp_path)
 
@@ -166,6 +168,22 @@ def test_the_first_iteration_of_a_run_tells_it(tmp_path):
     train_until(Algo(), 2, tmp_path, Progress(2, shown))
     assert shown.getvalue().count("could not be parsed") == 1
     assert "iteration 1: 4 of 8 answers could not be parsed (50%)\n" in shown.getvalue()
+
+
+@pytest.mark.slow
+def test_an_iteration_is_logged_before_its_checkpoint_is_written(random_llama_dir, tmp_path, build, monkeypatch):
+    """So a driver that is killed between the two logs the iteration again, and leaves none out."""
+    config = small_config(random_llama_dir, tmp_path).training(num_prompts_per_batch=2, group_size=2)
+    algo, found, save = build(config, checkpoint_every=1), [], SRL.save_to_path
+
+    def save_to_path(self, path):
+        found.append((Path(path).name, self.iteration, [int(line["iteration"]) for line in read_metrics(tmp_path)]))
+        return save(self, path)
+
+    monkeypatch.setattr(SRL, "save_to_path", save_to_path)
+    train_until(algo, 2, tmp_path, Progress(2, io.StringIO()))
+    assert found == [("checkpoint_000001", 1, [1]), ("checkpoint_000002", 2, [1, 2])]
+    assert algo.result_logs == ()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rllib_srl.batch.estimators import group, has_signal
 from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.types import Prompt
 from tests.losses import slow_loss
-from tests.small_memory import go, memory_config
+from tests.small_memory import SCHEDULED, go, memory_config
 from tests.small_worlds import ON_BOTH_ENGINES, Even, small_config, watch, with_engine
 
 
@@ -151,7 +151,7 @@ def test_further_prompts_are_screened_until_the_batch_is_full(config, build):
 
 @pytest.mark.slow
 def test_screened_out_prompts_are_visits_that_the_memory_grades(random_llama_dir, tmp_path, ray_here, build):
-    config = memory_config(random_llama_dir, tmp_path).replay(reuse_fraction=0.0)
+    config = memory_config(random_llama_dir, tmp_path, **SCHEDULED).replay(reuse_fraction=0.0)
     algo = build(screened(config, num_prompts_per_batch=8))
     for one in go(algo, 2):
         assert len(one.metas) == 8 == len(one.visits)

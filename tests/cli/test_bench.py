@@ -77,6 +77,19 @@ def test_the_parts_of_a_step_add_up_and_the_plain_move_has_the_bytes_of_the_sync
     assert "sync over move" in done.stdout
 
 
+def test_two_commits_sync_the_same_model_in_turns(tmp_path):
+    rows, done = figures_of("sync_sides", tmp_path, "--num-rounds", "1", "--num-iterations", "2")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert rows.keys() == {"before", "after"}
+    for side in rows.values():
+        assert 1 <= len(side) <= 2
+        for row in side:
+            assert 0 < row["sync_wall"] < row["wall"] and 0 < row["sync_cpu"] < row["cpu"]
+            assert 0 <= row["pack_s"] + row["put_s"] + row["load_s"] + row["engine_canary_s"] < row["sync_wall"]
+            assert row["tokens"] > 0 and row["canary_mean"] < 0.2
+    assert "sync, share of processor time" in done.stdout
+
+
 def test_spread_is_the_median_and_the_range():
     assert bench.spread([3.0, 1.0, 2.5], 1) == "2.5 (1.0 to 3.0)"
     assert bench.verdict(True) == "met"

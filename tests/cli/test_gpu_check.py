@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.algorithm import checks as checks_module
+from rllib_srl.algorithm import config as config_module
+from rllib_srl.algorithm.gpu_memory import SHAPES
 from scripts.gpu import check
 from scripts.gpu import learner as learner_checks
+from scripts.gpu import run as run_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +127,32 @@ def test_the_check_of_exactness_finds_a_wrong_kernel(monkeypatch, capsys):
 
     monkeypatch.setattr(learner_checks, "scores", wrong)
     assert learner_checks.main(["exact", "--short"]) == 1
+
+
+RUNS = [step for step in check.STEPS if step.module == check.RUN]
+
+
+@pytest.mark.parametrize("step", RUNS, ids=lambda step: step.name)
+def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tmp_path, monkeypatch):
+    """And they are those that its name promises; with a tiny model in place of a large one."""
+    for module in (config_module, checks_module):
+        monkeypatch.setattr(module, "num_gpus_here", lambda: float(step.num_gpus))
+    monkeypatch.setattr(run_checks, "SHAPES", dict.fromkeys(SHAPES, run_checks.SHORT))
+    config = run_checks.config_of(run_checks.parse(step.args), tmp_path)
+    config.validate()
+    flat, processes = config.flat(), max(1, config.num_learners)
+    assert config.num_gpus_per_env_runner + config.num_gpus_per_learner * processes == step.num_gpus
+    wanted = {
+        "adapters": flat.lora_rank == 16 and flat.lora_send == "adapter" and config.colocate,
+        "max_lag": config.max_lag == 1 and not config.colocate,
+        "fsdp_bf16": flat.fsdp and flat.fsdp_gather_dtype == "bfloat16" == config.compute_dtype,
+        "learner_parallel": flat.fsdp and flat.fsdp_tensor_parallel == 2 == config.num_learners,
+        "engine_parallel": flat.engine_tensor_parallel_size == 2 == config.num_gpus_per_env_runner,
+        "offload_1.5b": config.activation_checkpointing == "offload",
+        "adamw_8bit_1.5b": config.optimizer_name == "adamw_8bit",
+        "paged_1.5b": config.optimizer_name == "paged_adamw_8bit",
+    }
+    assert wanted.get(step.name, True) and wanted.keys() < {one.name for one in RUNS}
 
 
 @pytest.mark.slow

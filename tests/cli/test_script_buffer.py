@@ -26,6 +26,7 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.tools.export import import_groups
 from rllib_srl.types import Group, Prompt
 from tests.small_buffer import cells, said
+from tests.small_memory import SCHEDULED
 from tests.small_worlds import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,7 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     """Train in this process, and note what the memory held when it stopped."""
     run = Run(tmp_path_factory.mktemp("memory") / "run", random_llama_dir)
     config = small_config(random_llama_dir, run.directory, num_prompts=400).training(lr=3e-3)
-    config.replay(revisit_fraction=0.5, reuse_fraction=0.25, capacity=CAPACITY, min_buffer_size=4)
+    config.replay(revisit_fraction=0.5, reuse_fraction=0.25, capacity=CAPACITY, min_buffer_size=4, **SCHEDULED)
     algo = config.build_algo()
     due = algo.memory.due
 
@@ -332,7 +333,7 @@ def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.C
     assert [rule.w[int(number)] for number, _ in printed] == [float(value) for _, value in printed] and len(
         printed
     ) == 7
-    assert ReplaySettings(spacing_config=parameters).faults() == []
+    assert ReplaySettings(spacing=rule.name, spacing_config=parameters).faults() == []
     assert "the constant: " in text and ("beats" in text or "does not beat" in text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import re
 import sqlite3
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 from rllib_srl.cli.shared import memory_plots as buffer_plots
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -73,6 +75,43 @@ def test_a_draw_in_words(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         lines[1],
     )
     assert lines[2] == "reused in iteration 8: its group of iteration 1 was trained on again"
+
+
+def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The default: nothing is due and nothing predicts recall, so no command shows either."""
+    buffer = SRLReplayBuffer(directory=tmp_path, on_secret="keep", min_recall_interval=2)
+    buffer.add([a_group(1, (1, 1), 1), a_group(2, (1, 0), 1)], 1, "1.add")
+    buffer.due(0, 1, "1.due", slots=2.0)
+    assert last_line(capsys, tmp_path, "p1") == (
+        "not drawn for iteration 2: rests until iteration 3 (min_recall_interval)"
+    )
+    assert {prompt.prompt_id for prompt in buffer.due(2, 5, "5.due")} == {"p1", "p2"}
+    buffer.add([a_group(2, (0, 0), 5)], 5, "5.add")
+    stats = buffer.stats(5)
+    assert stats["observed_recall_mean"] == 0.0 and stats["num_predicted_reviews"] == 1
+    assert math.isnan(stats["predicted_recall_mean"]) and math.isnan(stats["recall_log_loss"])
+    buffer.due(0, 8, "8.due", slots=2.0)
+    buffer.close()
+    lines = said(capsys, "why", tmp_path, "p2").splitlines()
+    assert lines[1] == (
+        "drawn for iteration 5: 4 iterations after its last visit, pass rate 0.50, 1 visit before, rule uniform"
+    )
+    assert lines[-1] == (
+        "may be drawn for iteration 9: last visited 3 iterations ago; so may 1 other items, for 2 slots an iteration, "
+        "rule uniform"
+    )
+    rows = [cells(line) for line in said(capsys, "ls", tmp_path, "--sort", "pass_rate").splitlines()]
+    assert [row[1] for row in rows[1:3]] == ["world [p2]", "world [p1]"]
+    assert [row[3:5] for row in rows[1:3]] == [["any time", "-"]] * 2
+    text = said(capsys, "ls", tmp_path, "--sort", "recall", status=1)
+    assert text.startswith("error: --sort recall: this memory has no spacing rule, so it predicts no recall; expected")
+    shown = said(capsys, "show", tmp_path, "p2")
+    assert "expected now" not in shown and "due at" not in shown and "pass rate, posterior" in shown
+    head = said(capsys, "stats", tmp_path).splitlines()[0]
+    assert head == "iteration 8; spacing none; selection uniform, reuse uniform, load control none"
+    assert said(capsys, "plot", tmp_path, "--out", tmp_path / "memory.png").strip().endswith("memory.png")
+    height, width, _ = image.imread(tmp_path / "memory.png").shape
+    assert height < width / 2  # only the row of the prompts' history
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -7,15 +7,17 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import ray
 
 from rllib_srl.common import remote_calls
-from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure, end_family, family_of
 from rllib_srl.engine import EngineBrokenError
 from rllib_srl.learner.group import learners as learner_group
 from rllib_srl.learner.group.learners import Learners
@@ -143,14 +145,23 @@ def test_a_local_runner_plays_in_this_process():
     assert asked == [{"prompts": {}, "seed": 3}]
 
 
+def test_a_local_runner_loads_when_it_is_waited_for():
+    asked = []
+    runners = runners_of(local=SimpleNamespace(load_weights=lambda *given: asked.append(given) or "loaded"))
+    pending = runners.start_loading([0], "bundle", [[1]], 7.0)
+    assert asked == []
+    assert runners.loaded(pending, 7.0) == {0: "loaded"} and asked == [("bundle", [[1]], 7.0)]
+
+
 def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
-    loaded = Loaded(None, {})
+    loaded = Loaded([], {})
     methods = ("load_weights", "score", "fingerprint", "check_started", "sleep")
     dead = SimpleNamespace(**dict.fromkeys(methods, Remote(DIED)))
     well = SimpleNamespace(load_weights=Remote(loaded), check_started=Remote(None), sleep=Remote(None))
     runners = runners_of(well, dead)
-    assert runners.load_weights([1, 2], "bundle", ["logps"], [[1]], 9.0) == {1: loaded, 2: DIED}
-    assert well.load_weights.calls == [(("bundle", ["logps"], [[1]], 9.0), {})]
+    pending = runners.start_loading([1, 2], "bundle", [[1]], 9.0)
+    assert well.load_weights.calls == [(("bundle", [[1]], 9.0), {})] and arrived == []  # begun, not waited for
+    assert runners.loaded(pending, 9.0) == {1: loaded, 2: DIED}
     assert runners.sleep([1, 2], 5.0) == {2: DIED} and runners.sleep([1], 5.0) == {}
     for call, what in (
         (lambda: runners.score([2], [[1]], 6.0), r"testing weights \(score\)"),
@@ -162,9 +173,9 @@ def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
     assert arrived == [9.0, 5.0, 5.0, 6.0, 6.0, 6.0]
 
 
-def sleeping_as(name: str) -> subprocess.Popen:
+def sleeping_as(name: str, program: str = "sleep", arguments: Sequence[str] = ("60",)) -> subprocess.Popen:
     """Start a process of a name; its name shows a moment after its start."""
-    process = subprocess.Popen([name, "60"], executable=shutil.which("sleep"))
+    process = subprocess.Popen([name, *arguments], executable=shutil.which(program))
     while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(name.encode()):
         time.sleep(0.01)
     return process
@@ -191,17 +202,24 @@ def test_a_silent_runner_is_killed_even_while_it_is_stopped(monkeypatch):
         process.wait(10)
 
 
-def test_a_worker_is_ended_on_its_own_node_only_and_no_process_that_is_not_rays(monkeypatch):
+def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch):
+    """The workers of an engine outlive their runner if they are stopped; a process that is not Ray's is left alone."""
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-    worker = sleeping_as("ray::IDLE")
+    worker = sleeping_as("ray::IDLE", "sh", ["-c", "sleep 60 & wait"])
     other = sleeping_as("sleep")
     try:
-        remote_calls.end_worker(Place("elsewhere", worker.pid))
-        remote_calls.end_worker(Place("here", other.pid))
-        assert worker.poll() is None and other.poll() is None
-        remote_calls.end_worker(Place("here", worker.pid))
+        while not (children := psutil.Process(worker.pid).children()):
+            time.sleep(0.01)
+        (child,) = children
+        assert family_of(Place("elsewhere", worker.pid)) == [] == family_of(Place("here", other.pid))
+        family = family_of(Place("here", worker.pid))
+        assert [one.pid for one in family] == [worker.pid, child.pid]
+        child.suspend()
+        end_family(family)
         assert worker.wait(10) == -signal.SIGKILL
-        remote_calls.end_worker(Place("here", worker.pid))  # it is gone
+        child.wait(10)
+        end_family(family)  # they are gone
+        assert family_of(Place("here", worker.pid)) == [] and other.poll() is None
     finally:
         for process in (worker, other):
             process.kill()
@@ -225,10 +243,12 @@ def test_reports_of_all_learners_are_one_mapping(arrived):
 
 @pytest.mark.parametrize(("fsdp", "num_asked"), [(False, 1), (True, 2)])
 def test_weights_are_sent_by_every_learner_that_has_a_part(arrived, fsdp, num_asked):
-    sent = [Sent("bundle", [np.zeros(1)], {}), Sent(None, [np.zeros(1)], {})]
-    workers = [SimpleNamespace(send=Remote(one)) for one in sent]
-    assert learners_of(*workers, fsdp=fsdp).send(3, [[1, 2]], 0.0, 8.0) is sent[0]
-    assert sum(len(worker.send.calls) for worker in workers) == num_asked
+    sent, scores = [Sent("bundle", {}), Sent(None, {})], (np.zeros(1), np.ones(1))
+    workers = [SimpleNamespace(send=Remote(one), score_sent=Remote(logps)) for one, logps in zip(sent, scores)]
+    learners = learners_of(*workers, fsdp=fsdp)
+    assert learners.send(3, 0.0, 8.0) is sent[0] and learners.score_sent(3, [[1, 2]], 8.0) is scores[0]
+    for method in ("send", "score_sent"):
+        assert sum(len(getattr(worker, method).calls) for worker in workers) == num_asked
 
 
 def test_a_dead_learner_is_named_with_what_it_did(arrived):

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from rllib_srl.algorithm.contamination.gate import AUDIT, ContaminationError
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.settings import folded
@@ -225,22 +226,26 @@ def save(algo: Any, directory: Path) -> Path:
 
 @contextmanager
 def gone_if_it_fails(directory: Path) -> Iterator[None]:
-    """If the block fails, empty `directory` if it was new or empty before; leave other directories unchanged."""
-    is_ours = not directory.exists() or not any(directory.iterdir())
+    """If the block fails, empty `directory` if it was new or empty before; leave other directories unchanged.
+
+    The audit of a run that was halted for it stays, and counts as nothing in the next start.
+    """
+    is_ours = not any(path.name != AUDIT for path in (directory.iterdir() if directory.exists() else ()))
     is_new = is_ours and not directory.exists()
 
-    def remove() -> None:
+    def remove(without: str = "") -> None:
         for path in directory.iterdir() if directory.is_dir() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if is_new and directory.is_dir():
+            if path.name != without:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if is_new and directory.is_dir() and not any(directory.iterdir()):
             directory.rmdir()
 
     WATCH.clean_up = remove if is_ours else bool
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if is_ours:
-            remove()
+            remove(AUDIT if isinstance(error, ContaminationError) else "")
         raise
     finally:
         WATCH.clean_up = bool

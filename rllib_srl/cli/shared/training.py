@@ -60,6 +60,8 @@ def train_until(
     """Train up to iteration `last`, or until a stop is requested; return the finished iterations."""
     log = RunLog(directory, algo.report.writer, has_scalars=not tracks(algo.config, TENSORBOARD))
     done: list[Iteration] = []
+    others = algo.result_logs
+    algo.result_logs = (*others, log.write)  # written before a checkpoint of the iteration
     try:
         while algo.iteration < last and not (request and request.is_made):
             if not done:
@@ -67,7 +69,6 @@ def train_until(
             result = algo.train()
             iteration = Iteration.of(result)
             done.append(iteration)
-            log.write(iteration.number, result)
             progress.iteration(iteration.number, iteration.reward, iteration.tokens_per_s, iteration.seconds)
             if iteration.number == 1:
                 progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
@@ -75,6 +76,7 @@ def train_until(
                 shown = with_interval(*(evaluation[name] for name in ("accuracy", "accuracy_low", "accuracy_high")))
                 progress.note(f"iteration {iteration.number}: held-out accuracy {shown}")
     finally:
+        algo.result_logs = others
         log.close()
     return done
 

@@ -1,7 +1,8 @@
 """Defines the class-incremental study: its arms, their shared settings, and the primary comparison.
 
 All settings were frozen before the reported seeds (1, 2, ...) ran. Learning rate, updates per step and capacity were
-tuned for the reservoir, on seeds from 101; for the buffer, only defaults that do not suit labels changed (`LABELLED`).
+tuned for the reservoir, on seeds from 101; of the buffer's schedule (`ITEMS`), only what does not suit labels is off
+(`LABELLED`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ class Setup:
 
 
 # Images contain no text, features come from the classifier, and stored groups are not reused: labels are always known.
-ITEMS: Mapping[str, Any] = {"on_secret": "keep", "embedding": "policy", "groups_per_item": 1}
+# All parts of the schedule are on.
+ITEMS: Mapping[str, Any] = {
+    "on_secret": "keep",
+    "embedding": "policy",
+    "groups_per_item": 1,
+    "spacing": "fsrs",
+    "selection": "srl",
+    "load_control": "throttle_new",
+    "leech_failures": 8,
+    "diversity_coeff": 0.5,
+}
 # Supervised learning gains most from images that are always misclassified, while a group of equal rewards has no policy
 # gradient. So images that are never recognised keep their priority and are not suspended. Eviction is by reservoir.
 LABELLED: Mapping[str, Any] = {
@@ -69,7 +80,7 @@ ARMS = (
     Arm(
         "srl_defaults",
         "SRL + diversity, as for prompts",
-        "The buffer with the settings for prompts: images that are never recognised are evicted first.",
+        "With leeches and the eviction for prompts: images that are never recognised are evicted first.",
         dict(ITEMS),
     ),
 )

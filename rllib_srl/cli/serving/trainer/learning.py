@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl.batch.posterior import History, posterior
+from rllib_srl.batch.posterior import posterior
 from rllib_srl.batch.shard import REUSE, build_shards
 from rllib_srl.cli.serving.adapter import read_adapter, read_json, write_adapter
 from rllib_srl.cli.serving.job import Job, RatedTokens, write_json
@@ -35,7 +35,7 @@ from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.people.lineage.conversations import SERVED
 from rllib_srl.rollout.env_runner import TokenSpace
 from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_sealed
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from rllib_srl.types import Group, GroupMeta, History, Prompt, StopReason
 
 PRIOR_WEIGHT = 1.0  # of the reward 1/2, in answers, beside the ratings of the other answers
 OPTIMIZER, METRICS = "optimizer.pt", "metrics.json"

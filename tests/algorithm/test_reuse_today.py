@@ -1,0 +1,130 @@
+"""Reuse under the baseline from history through `algo.train()`: values at the learner, groups of one, and resuming."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.small_memory import check_shards, go, memory_config, weights_of
+
+HALF_LIFE, WEIGHT, LEAST = 2.0, 2.0, 0.3
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.6, reuse_fraction=0.25)
+    config.environment(env_config={"num_prompts": 16})
+    config.replay(history={"by": "versions", "half_life": HALF_LIFE}, max_age=4, reuse_selection="uniform")
+    advantage = {"name": "posterior", "prior_weight": WEIGHT, "min_surprise": LEAST}
+    return config.training(advantage=advantage, group_size=1, num_prompts_per_batch=12)
+
+
+class Visits:
+    """All visits of a run, in order, as group -> shard."""
+
+    def __init__(self, num_shards):
+        """Start without any."""
+        self.num_shards, self.groups = num_shards, []
+
+    def shard_of(self, group):
+        return int(group.prompt.key, 16) % self.num_shards
+
+    def history(self, own, version):
+        """Return s, n and m of a group as of `version`, without the group itself; of a new one, before its visit."""
+        others = [group for group in self.groups if group.group_id != own.group_id]
+        past = [group for group in others if group.prompt.key == own.prompt.key]
+        rho = [0.5 ** ((version - int(group.versions_G2.min())) / HALF_LIFE) for group in past]
+        total = sum(r * float(group.rewards_G.sum()) for r, group in zip(rho, past, strict=True))
+        num = sum(r * group.size for r, group in zip(rho, past, strict=True))
+        here = [group for group in self.groups if self.shard_of(group) == self.shard_of(own)]
+        of = [
+            (0.97**age, group.rewards_G.mean())
+            for age, group in enumerate(reversed(here))
+            if group.group_id != own.group_id
+        ]
+        mean = np.average([r for _, r in of], weights=[w for w, _ in of]) if of else 0.5
+        return total, num, float(mean)
+
+
+def surprise_of(group, history):
+    total, num, mean = history
+    rewards_G = group.rewards_G.astype(float)
+    baseline_G = (WEIGHT * mean + total + rewards_G.sum() - rewards_G) / (WEIGHT + num + len(rewards_G) - 1)
+    return rewards_G - baseline_G
+
+
+def check_values(iterations, num_shards, least=LEAST):
+    """Check advantages of played and reused groups against a list of all visits; return the reused groups."""
+    visits, reused = Visits(num_shards), []
+    for one in iterations:
+        version = int(one.played[0].versions_G2.min())
+        surprises = {group.group_id: surprise_of(group, visits.history(group, version)) for group in one.played}
+        spread = max(0.05, float(np.sqrt(np.mean(np.concatenate(list(surprises.values())) ** 2))))
+        visits.groups += one.played
+        trained = {group.group_id: (origin, advantage_G) for origin, group, advantage_G in one.trained}
+        for group in one.played:
+            is_live = np.abs(surprises[group.group_id] / spread).max() >= least
+            assert (group.group_id in trained) == is_live
+            if is_live:
+                np.testing.assert_allclose(trained[group.group_id][1], surprises[group.group_id] / spread, atol=1e-6)
+        assert {meta.group_id for meta in one.reused} == {i for i, (origin, _) in trained.items() if origin == "reuse"}
+        for meta in one.reused:
+            history = visits.history(meta, version)
+            assert meta.history == pytest.approx(history, abs=1e-6)
+            (own,) = [group for group in visits.groups if group.group_id == meta.group_id]
+            expected_G = surprise_of(own, history) / spread
+            np.testing.assert_allclose(trained[meta.group_id][1], expected_G, atol=1e-6)
+            assert np.abs(expected_G).max() >= least - 1e-6
+            reused.append(own)
+    return reused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("size", [1, 3])
+def test_reused_groups_are_judged_by_the_history_of_today(config, build, size, num_shards):
+    algo = build(config.replay(num_shards=num_shards), group_size=size)
+    before = weights_of(algo)
+    iterations = go(algo, 6)
+    reused = check_values(iterations, num_shards)
+    assert iterations[-1].replay["num_reuses"] == len(reused) >= 8
+    assert any(np.ptp(group.rewards_G) == 0 for group in reused)  # silent groups were a surprise
+    assert not np.array_equal(weights_of(algo), before)
+    check_shards(algo)
+
+
+def decisions(iterations):
+    """Return what was trained on, what was not, and with which advantages."""
+    trained = [[(i.group_id, o, a.tolist()) for o, i, a in one.trained] for one in iterations]
+    histories = [[meta.history for meta in one.reused] for one in iterations]
+    counts = [one.result["num_groups_unsurprising"] for one in iterations]
+    return trained, histories, counts, [one.replay["surprise_mean"] for one in iterations]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_surprises_of_silent_groups_are_the_same_after_a_checkpoint(config, build, tmp_path, num_shards):
+    config.training(advantage={"name": "posterior", "prior_weight": WEIGHT, "min_surprise": 0.8})
+    algo = build(config.replay(num_shards=num_shards))
+    first = go(algo, 3)
+    algo.save_to_path(tmp_path / "three")
+    straight = go(algo, 4)
+    check_values(first + straight, num_shards, least=0.8)
+    assert straight[-1].result["num_groups_unsurprising"] > first[-1].result["num_groups_unsurprising"] > 0
+    again = build(config)
+    again.restore_from_path(tmp_path / "three")
+    resumed = go(again, 4)
+    assert decisions(resumed) == decisions(straight)
+    assert any(one.reused for one in resumed)
+    assert np.array_equal(weights_of(again), weights_of(algo))
+
+
+@pytest.mark.slow
+def test_what_is_drawn_by_other_rules_is_not_judged(config, build):
+    algo = build(config, advantage="leave_one_out", group_size=3)
+    iterations = go(algo, 4)
+    reused = [meta for one in iterations for meta in one.reused]
+    assert reused and all(meta.history is None and np.ptp(meta.rewards_G) > 0 for meta in reused)
+    algo = build(config, advantage="posterior", reuse_advantage="leave_one_out", group_size=3)
+    reused = [meta for one in go(algo, 4) for meta in one.reused]
+    assert reused and all(meta.history is None and np.ptp(meta.rewards_G) > 0 for meta in reused)
