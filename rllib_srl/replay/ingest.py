@@ -10,6 +10,7 @@ numbers never reach a row.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -388,8 +389,34 @@ class _Known:
         return self._buffer.store.slot_of(int(str(key), 16)) is not None
 
 
+def _without_transformers(model_dir: Path) -> Any:
+    """Return the directory's tokenizer as the library tokenizers reads it, or None if that is not all of it.
+
+    Importing transformers, which imports torch, takes longer than all else that a replay buffer does at its start.
+    """
+    saved, configured = model_dir / "tokenizer.json", model_dir / "tokenizer_config.json"
+    if not saved.is_file() or not configured.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(saved))
+    config = json.loads(configured.read_text(encoding="utf-8"))
+    named = [value for name, value in config.items() if name.endswith("_token")]
+    for several in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(several) or []
+        named += listed.values() if isinstance(listed, dict) else listed
+    texts = {text["content"] if isinstance(text, dict) else text for text in named} - {None, True, False}
+    if any(tokenizer.token_to_id(text) is None for text in texts):
+        return None
+    added = config.get("added_tokens_decoder") or {}
+    is_whole = all(tokenizer.id_to_token(int(number)) == token["content"] for number, token in added.items())
+    return tokenizer if is_whole else None
+
+
 def decoder_of(model_dir: Path) -> Callable[[Sequence[int]], str]:
     """Return the decoding function of a model's tokenizer; it keeps special tokens."""
+    if (alone := _without_transformers(model_dir)) is not None:
+        return partial(alone.decode, skip_special_tokens=False)
     from rllib_srl.engine.model_dir import load_tokenizer
 
     tokenizer = load_tokenizer(model_dir)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllib_srl.engine.models import local_model
 from rllib_srl.replay.admission.secrets import (
     DETECTORS,
     Span,
@@ -19,7 +23,9 @@ from rllib_srl.replay.admission.secrets import (
     redact_turns,
     token_spans,
 )
+from rllib_srl.replay.ingest import _without_transformers, decoder_of
 from rllib_srl.types import Group, Prompt, StopReason
+from tests.conftest import ROOT
 from tests.rollout.fakes import make_tokenizer
 
 # Built from pieces, so that no scanner takes this file for a leak.
@@ -285,3 +291,44 @@ def test_a_detector_of_ones_own(tokenizer, decode, monkeypatch):
     masked = mask_spans(group_of(([5], ids)), decode, DETECTORS["mine"])
     assert masked.kinds == {"letter": 1}
     assert masked.group.loss_mask_N.tolist() == [False, True, False, True]  # "ab" is one token and overlaps
+
+
+@pytest.mark.parametrize("model", ["tiny", "smollm2-135m"])
+def test_the_library_tokenizers_alone_decodes_as_transformers_does(model):
+    from transformers import AutoTokenizer
+
+    path = local_model(model)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    ids = [*range(0, len(tokenizer), 7), *tokenizer.all_special_ids, *tokenizer.encode("Key: AKIAIOSFODNN7EXAMPLE")]
+    alone = _without_transformers(path)
+    assert alone.decode(ids, skip_special_tokens=False) == tokenizer.backend_tokenizer.decode(ids, False)
+    assert decoder_of(path)(ids) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_tokens_that_only_the_configuration_names_are_decoded_by_transformers(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    assert _without_transformers(tmp_path) is not None
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for change in (
+        {"eos_token": "<over>"},
+        {"extra_special_tokens": ["<look>"]},
+        {"added_tokens_decoder": {str(len(tokenizer)): {"content": "<new>"}}},
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | change))
+        assert _without_transformers(tmp_path) is None
+    (tmp_path / "tokenizer.json").unlink()
+    assert _without_transformers(tmp_path) is None
+
+
+def test_a_buffer_starts_without_torch_and_transformers():
+    code = """
+import sys
+from pathlib import Path
+from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.settings import ReplaySettings
+ReplayBufferActor(ReplaySettings(), None, model_dir=Path(sys.argv[1])).check_started()
+print(sorted({"torch", "transformers", "pandas"} & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", code, str(local_model("tiny"))]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout == "[]\n"
