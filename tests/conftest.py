@@ -17,8 +17,10 @@ import pytest
 
 from rllib_srl.storage.seal_key import VARIABLE
 from tests.engine.small_llama import save_random_llama
+from tests.quick_workers import quick_workers
 
 ROOT = Path(__file__).resolve().parent.parent
+VLLM = ("vllm.v1.engine.llm_engine", "rllib_srl.engine.vllm_transfer")
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is not a fault of what is tested
 hypothesis.settings.load_profile("shared")
@@ -47,7 +49,22 @@ def random_llama_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def ray_here():
+def quick_ray(request):
+    """Let every Ray that starts in this process fork its workers."""
+    starts_vllm = any(item.get_closest_marker("engine") for item in request.session.items)
+    with quick_workers(*(VLLM if starts_vllm else ())):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ray_of_slow_tests(request):
+    """Do so if a slow test was collected."""
+    if any(item.get_closest_marker(name) for item in request.session.items for name in ("slow", "engine", "smoke")):
+        request.getfixturevalue("quick_ray")
+
+
+@pytest.fixture(scope="session")
+def ray_here(quick_ray):
     """Start a local Ray of two CPUs, once: whoever starts actors on it ends them."""
     import ray
 

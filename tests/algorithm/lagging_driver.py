@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Any
 
 from rllib_srl.cli.shared.cluster import quiet
+from tests.quick_workers import quick_workers
 
 if __name__ == "__main__":
     quiet(verbose=False)
@@ -75,4 +76,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with quick_workers():
+        sys.exit(main())

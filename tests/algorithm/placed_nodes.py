@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster
 
 from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
+from tests.quick_workers import quick_workers
 from tests.small_worlds import small_config
 
 
@@ -54,6 +55,7 @@ if __name__ == "__main__":
     where = Path(sys.argv[1])
     save_random_llama(where / "model")
     try:
-        (where / "out.json").write_text(json.dumps(places(where)))
+        with quick_workers():
+            (where / "out.json").write_text(json.dumps(places(where)))
     finally:
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)

@@ -180,8 +180,8 @@ def test_delays_depend_on_the_seed_and_hold_for_a_few_faults_each():
 
 def rows_of_a_run(tmp_path, kinds, timeout_s):
     """Put one fault of each kind and way into a real run, in a process of its own; return the rows, all survived."""
-    command = [sys.executable, "scripts/chaos/run.py", "--faults", "1", "--out", str(tmp_path / "rows.jsonl")]
-    command += ["--kinds", *dict(kinds), "--ways", *{way for _, way in kinds}]
+    command = [sys.executable, "-m", "tests.quick_workers", "scripts/chaos/run.py", "--faults", "1"]
+    command += ["--out", str(tmp_path / "rows.jsonl"), "--kinds", *dict(kinds), "--ways", *{way for _, way in kinds}]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
