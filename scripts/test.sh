@@ -29,9 +29,10 @@ case "${1:-}" in
         ;;
     --all)
         shift
-        say "pytest: what starts vLLM, one test at a time, because an engine takes every core"
+        say "pytest: what starts vLLM, two files at a time, each with one thread"
         engine=0
-        .venv/bin/python -m pytest -m "engine" "$@" || engine=$?
+        .venv/bin/python -m pytest -m "engine" -n 2 --dist loadfile --no-loadscope-reorder \
+            tests/cli tests/algorithm tests "$@" || engine=$?
         say "pytest: everything else, two files at a time, from the folders whose files take longest"
         others=0
         .venv/bin/python -m pytest -m "not engine and not rebuild" -n 2 --dist loadfile --no-loadscope-reorder \

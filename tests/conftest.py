@@ -17,10 +17,9 @@ import pytest
 
 from rllib_srl.storage.seal_key import VARIABLE
 from tests.engine.small_llama import save_random_llama
-from tests.quick_workers import quick_workers
+from tests.quick_workers import IMPORTS, VLLM, quick_workers
 
 ROOT = Path(__file__).resolve().parent.parent
-VLLM = ("vllm.v1.engine.llm_engine", "rllib_srl.engine.vllm_transfer")
 
 hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is not a fault of what is tested
 hypothesis.settings.load_profile("shared")
@@ -49,10 +48,9 @@ def random_llama_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def quick_ray(request):
+def quick_ray():
     """Let every Ray that starts in this process fork its workers."""
-    starts_vllm = any(item.get_closest_marker("engine") for item in request.session.items)
-    with quick_workers(*(VLLM if starts_vllm else ())):
+    with quick_workers():
         yield
 
 
@@ -64,14 +62,17 @@ def quick_ray_of_slow_tests(request):
 
 
 @pytest.fixture(scope="session")
-def ray_here(quick_ray):
+def ray_here(quick_ray, request):
     """Start a local Ray of two CPUs, once: whoever starts actors on it ends them."""
     import ray
 
     ray.shutdown()
     # Workers import the package and the classes that tests define from here.
     paths = {"PYTHONPATH": str(ROOT)}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    with pytest.MonkeyPatch.context() as patch:
+        if any(item.get_closest_marker("engine") for item in request.session.items):
+            patch.setenv(IMPORTS, VLLM)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
     yield ray
     ray.shutdown()
 

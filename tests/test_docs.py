@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts import docs_check
+from tests.quick_workers import IMPORTS, VLLM
 
 TIMEOUT_S = {False: 180, True: 1200}  # by whether a block is marked slow or engine
 
@@ -32,9 +33,10 @@ def _params() -> list:
 def test_code_block_runs(block: docs_check.Block, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(block.source)
     result = subprocess.run(
-        [sys.executable, "block.py"],
+        [sys.executable, "-m", "tests.quick_workers", "block.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(docs_check.REPO)},  # a checkout that is not installed works too
+        # A checkout that is not installed works too.
+        env={**os.environ, "PYTHONPATH": str(docs_check.REPO), IMPORTS: VLLM if "engine" in block.marks else ""},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S[bool(block.marks)],

@@ -27,7 +27,7 @@ def printed(name: str, *arguments: str, cwd: Path) -> str:
     Ray keeps its own temporary directory: names of its sockets must be short.
     """
     result = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, "-m", "tests.quick_workers", str(EXAMPLES / name), *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": paths(), "TMPDIR": str(cwd), "RAY_TMPDIR": tempfile.gettempdir()},
         capture_output=True,

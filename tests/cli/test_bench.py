@@ -14,6 +14,7 @@ import torch
 from rllib_srl.engine.models import local_model
 from scripts.bench import common as bench
 from tests.conftest import ROOT
+from tests.quick_workers import IMPORTS, VLLM
 
 pytestmark = pytest.mark.engine
 
@@ -21,8 +22,9 @@ pytestmark = pytest.mark.engine
 def figures_of(name, tmp_path, *arguments):
     """Run a benchmark and return the figures it wrote, and what it printed."""
     path = tmp_path / "figures.json"
-    command = [sys.executable, "-m", f"scripts.bench.{name}", *arguments, "--model", "tiny", "--json", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.quick_workers", "-m", f"scripts.bench.{name}", *arguments]
+    command += ["--model", "tiny", "--json", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", IMPORTS: VLLM}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
     assert path.exists(), done.stderr[-2000:]
     return json.loads(path.read_text()), done

@@ -17,16 +17,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PLACE = "QUICK_WORKERS"  # "off", or the directory of the server, for processes that are started meanwhile
+IMPORTS = "QUICK_WORKERS_IMPORTS"  # where Ray starts: further modules of its workers, separated by commas
+VLLM = "vllm.v1.engine.llm_engine,rllib_srl.engine.vllm_transfer"  # 15 s of processor time
 
 
 @contextmanager
-def quick_workers(*modules: str) -> Iterator[None]:
+def quick_workers() -> Iterator[None]:
     """Let every Ray that starts in this process fork its workers, until the end of the context.
 
     Processes that are started meanwhile use the same server, if they open such a context too.
-
-    Args:
-        modules: further ones to import beforehand, such as vLLM's, which take 15 s of processor time.
     """
     if os.environ.get(PLACE) == "off":
         yield
@@ -34,7 +33,7 @@ def quick_workers(*modules: str) -> Iterator[None]:
     from ray._private import ray_constants
 
     usual = ray_constants.SETUP_WORKER_FILENAME
-    with _server(modules) as directory:
+    with _server() as directory:
         ray_constants.SETUP_WORKER_FILENAME = f"{directory}/client.py"  # joined to a folder: an absolute path stays
         try:
             yield
@@ -43,13 +42,13 @@ def quick_workers(*modules: str) -> Iterator[None]:
 
 
 @contextmanager
-def _server(modules: tuple[str, ...]) -> Iterator[str]:
+def _server() -> Iterator[str]:
     if PLACE in os.environ:
         yield os.environ[PLACE]
         return
     with tempfile.TemporaryDirectory(prefix="workers") as directory:
         (Path(directory) / "client.py").write_text((HERE / "client.py").read_text())
-        command = [sys.executable, str(HERE / "server.py"), f"{directory}/base", *modules]
+        command = [sys.executable, str(HERE / "server.py"), f"{directory}/base"]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         try:
             assert server.stdout is not None

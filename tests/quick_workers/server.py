@@ -130,7 +130,7 @@ def answer(connection: socket.socket) -> None:
     for file in files:
         os.close(file)
     use(request["environment"])
-    import_all((*ON_RAY, *sys.argv[2:]))
+    import_all((*ON_RAY, *filter(None, os.environ.get("QUICK_WORKERS_IMPORTS", "").split(","))))
     raylet = int(os.environ["RAY_RAYLET_PID"])
     Path(request["serve"]).unlink(missing_ok=True)
     serve(request["serve"], raylet, connection)
