@@ -31,7 +31,6 @@ from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
-from tests.quick_workers import quick_workers
 from tests.small_memory import check_shards, memory_config, watched, weights_of
 
 SOON_S = 120.0
@@ -227,8 +226,7 @@ if __name__ == "__main__":
     name, where = sys.argv[1], Path(sys.argv[2])
     save_random_llama(where / "model")
     try:
-        with quick_workers():
-            out = {"learner": learner, "runner": runner, "ahead": ahead}[name](where)
+        out = {"learner": learner, "runner": runner, "ahead": ahead}[name](where)
         (where / "out.json").write_text(json.dumps(out))
     finally:
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
