@@ -12,14 +12,14 @@ import pytest
 from tests.algorithm.test_memory_resume import OF_THE_PROCESS
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def happened(name, directory) -> dict:
     """Run one of `lost_nodes.py`, and return what it wrote."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "tests.algorithm.lost_nodes", name, str(directory)]
-    subprocess.run(command, check=True, timeout=280, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+    subprocess.run(command, check=True, timeout=580, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
     return json.loads((directory / "out.json").read_text())
 
 
