@@ -62,12 +62,16 @@ def import_all(names: tuple[str, ...]) -> None:
 
 
 def use(environment: dict[str, str]) -> None:
-    """Take over the environment of a process that was started."""
+    """Take over the environment of the client."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None
+
+
+def follow_python_path() -> None:
+    """Look for modules where a new process would."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
-    tempfile.tempdir = None
 
 
 def become_worker(request: dict[str, Any], files: array.array[int]) -> None:
@@ -80,6 +84,7 @@ def become_worker(request: dict[str, Any], files: array.array[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    use(request["environment"])
     os.chdir(request["directory"])
     parser = argparse.ArgumentParser()
     parser.add_argument("--serialized-runtime-env-context")
@@ -88,9 +93,8 @@ def become_worker(request: dict[str, Any], files: array.array[int]) -> None:
     context = RuntimeEnvContext.deserialize(known.serialized_runtime_env_context or "{}")
     if context.command_prefix or context.py_executable != sys.executable or known.language != "PYTHON":
         context.exec_worker(rest, Language.Value(known.language))
-    os.environ.update(request["environment"])
     update_envs(context.env_vars)
-    use(dict(os.environ))
+    follow_python_path()
     script, *sys.argv[1:] = rest
     sys.argv[0], sys.path[0:0] = script, [os.path.dirname(script)]
     runpy.run_path(script, run_name="__main__")
@@ -130,6 +134,7 @@ def answer(connection: socket.socket) -> None:
     for file in files:
         os.close(file)
     use(request["environment"])
+    follow_python_path()
     import_all((*ON_RAY, *filter(None, os.environ.get("QUICK_WORKERS_IMPORTS", "").split(","))))
     raylet = int(os.environ["RAY_RAYLET_PID"])
     Path(request["serve"]).unlink(missing_ok=True)
