@@ -390,7 +390,7 @@ class _Known:
 
 
 def _without_transformers(model_dir: Path) -> Any:
-    """Return the directory's tokenizer as the library tokenizers reads it, or None if that is not all of it.
+    """Return the tokenizer loaded by the library `tokenizers`, or None if the directory has tokens that it leaves out.
 
     Importing transformers, which imports torch, takes longer than all else that a replay buffer does at its start.
     """
