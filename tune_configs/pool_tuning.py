@@ -1,9 +1,9 @@
 """At which learning rate, passes over a batch and shape of a batch does each method do best on a finite pool?
 
-Every method, plain GRPO included, gets the same grid on the same pool with the same seeds, so that no arm of
-`pool_proof` owes its result to its tuning. All settings generate equally many tokens; more passes only train on them
-more often. The setting with the largest accuracy over training is the one taken. The pool is the development pool,
-which no confirmation uses.
+Every method, plain GRPO included, has the same grid on the same pool with the same seeds, so that no arm of
+`pool_proof` need owe its result to its tuning; docs/LOG.md says which settings were run. All settings generate equally
+many tokens; more passes only train on them more often. The setting with the largest accuracy over training is the one
+taken. The pool is the development pool, which no confirmation uses.
 
 Run one method at a time, with --arms: first all of its settings with one seed, then the best five with two more.
 `scripts/pool_choice.py` prints the table and the names of the best.

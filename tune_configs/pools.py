@@ -4,7 +4,7 @@
     proof("memory", ("plain", ...), LOTS[0], module=__name__, doc=__doc__)          a confirmation on fresh kinds
 
 Methods at one episode a prompt have no reuse here: it needs today's baseline, which came after the tuning. Both proofs
-that ran with `passes` and `memory` at 128 x 1 asked for reuse and got none (docs/LOG.md).
+that ran with `passes` and `memory` at 128 x 1 asked for reuse and had none (docs/LOG.md).
 
 A pool is `PROMPTS_PER_KIND` fixed prompts of each kind, a tenth of them with a wrong reference answer. A trial
 generates `TOKENS` tokens, about ten visits a prompt, and is measured before training and at `NUM_MARKS` equal marks:

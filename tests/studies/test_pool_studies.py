@@ -72,8 +72,26 @@ def test_the_arms_of_the_primary_differ_in_one_thing_each():
     assert len(study.seeds) == 16 and len(study.domains) >= 25 and study.is_confirmation
     assert [arm.name for arm in study.arms][:4] == ["memory", "plain", "passes", "memory_group"]
     assert {arm.name for arm in study.arms} == set(METHODS)
-    # At groups of one, where `memory` is tuned, nothing can be reused.
+    # It was tuned at groups of one before these could be reused.
     assert method("memory").settings.items() >= {**METHODS["memory"], "replay_reuse_fraction": 0.0}.items()
+
+
+def test_the_parts_of_the_memory_are_compared_at_one_setting():
+    study, proof = tune.load("pool_parts"), tune.load("pool_proof")
+    assert study.primary == Primary("memory", ("passes", "memory_group"), ("accuracy_area",))
+    assert study.is_confirmation and (study.seeds, study.domains) == (proof.seeds, proof.domains)
+    assert study.settings == proof.settings and study.budget == proof.budget
+    arms = {arm.name: arm.settings for arm in study.arms}
+    parts = {
+        "passes": {"replay_revisit_fraction": 0.0, "replay_selection": None},
+        "memory_group": {"advantage": None},
+    }
+    for name, taken_away in parts.items():
+        expected = {**arms["memory"], **taken_away}
+        assert arms[name] == {key: value for key, value in expected.items() if value is not None}
+    assert arms["reuse"] == {name: value for name, value in arms["passes"].items() if name != "advantage"}
+    shape = {"num_prompts_per_batch": 32, "group_size": 4, "replay_reuse_fraction": 0.25}
+    assert arms["memory"].items() >= shape.items()
 
 
 def test_each_idea_has_kinds_and_seeds_of_its_own():

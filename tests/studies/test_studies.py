@@ -28,6 +28,7 @@ ASKED_FOR = {  # every arm that must be there, by study
     "revisit_or_reuse": {"both", "revisit", "reuse", "no_replay"},
     "confirm": {"srl_diversity", "no_replay", "uniform", "extra_epochs", "uniform_reuse", "balanced"},
     "pool_proof": {"memory", "plain", "passes", "memory_group", "dapo", "greso", "spo", "critic"},
+    "pool_parts": {"memory", "passes", "memory_group", "reuse"},
     "pool_stream": {"memory", "no_replay", "uniform", "fifo", "balanced"},
     "facts": {"memory", "uniform", "fifo"},
     "pool_pretrained": {"plain", "uniform", "history"},
@@ -39,7 +40,7 @@ def test_the_studies_are_all_there():
     named = {"replay", "baselines", "equal_tokens", "revisit_or_reuse", "spacing", "retention", "fractions"}
     named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate", "regularisers"}
     named |= {"pool_tuning", "pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_stream"}
-    named |= {"pool_stream_heldout", "facts", "reuse_choice", "reuse_on_streams", "pool_pretrained"}
+    named |= {"pool_stream_heldout", "facts", "reuse_choice", "pool_parts", "reuse_on_streams", "pool_pretrained"}
     named |= {"lag", "lag_quickstart"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
@@ -66,7 +67,8 @@ def test_the_confirmation_is_held_out():
     assert not set(FRESH_SEEDS) & {*DEV_SEEDS, *COMPARISONS["rehearsal"].seeds}
     assert not {d.name for d in confirm.domains} & {d.name for d in replay.domains}
     confirming = {name for name, study in COMPARISONS.items() if study.is_confirmation}
-    assert confirming == {"confirm", "rehearsal", "pool_proof", "pool_proof_history", "pool_proof_sizes"}
+    proofs = {"pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_parts"}
+    assert confirming == {"confirm", "rehearsal", *proofs}
     frozen, tested = ARMS["srl_diversity"].settings, confirm.settings_of("srl_diversity", FRESH_SEEDS[0])
     assert frozen and all(tested[name] == value for name, value in frozen.items())
 
