@@ -6,7 +6,8 @@
     exit status 143 in each case; 130 after Ctrl-C
 
 Python runs signal handlers in the main thread, between two bytecodes, so a call into native code that does not
-return would delay them without limit. Therefore the watch is a thread, which the signal wakes through a pipe.
+return would delay them without limit. Therefore the watch is a thread, which the signal wakes through a pipe. And if
+a handler raises while a finalizer runs, Python ignores the exception: the thread then sends the signal again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 from rllib_srl.cli.shared.peak_memory import descendants
 
 GRACE_S = 25.0  # Kubernetes and Slurm send SIGKILL 30 seconds after SIGTERM
-SWALLOWED_S = 1.0  # a SIGTERM that no handler of ours has seen by then is sent again, once
+SWALLOWED_S = 1.0  # as often, a SIGTERM is sent again that no handler of ours has seen or whose exception was ignored
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -31,7 +34,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Watch:
-    """Ends this process after SIGTERM. Invariant: `is_terminated` is True from the first SIGTERM on."""
+    """Ends this process after SIGTERM. Invariant: `is_terminated` is True once its handler has seen one."""
 
     def __init__(self) -> None:
         """Create an inactive watch; `kept` activates it."""
@@ -39,6 +42,7 @@ class Watch:
 
     def _reset(self) -> None:
         self.is_terminated = False
+        self._is_ignored = False  # `Terminated` was raised where Python ignores exceptions
         self.grace_s = GRACE_S
         self.last_words: Callable[[], str] = str  # returns a line to print when the grace period is over
         self.clean_up: Callable[[], object] = bool  # called before the process ends
@@ -55,6 +59,8 @@ class Watch:
         errors, over = os.dup(2), threading.Event()
         usual_wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         usual = signal.signal(signal.SIGTERM, self._raise)
+        usual_hook = sys.unraisablehook
+        sys.unraisablehook = partial(self._notice, usual_hook)
         thread = threading.Thread(target=self._watch, args=(reads, errors, over), daemon=True, name="watch")
         thread.start()
         try:
@@ -62,6 +68,7 @@ class Watch:
         finally:
             signal.signal(signal.SIGTERM, usual)
             signal.set_wakeup_fd(usual_wakeup)
+            sys.unraisablehook = usual_hook
             over.set()
             os.close(writes)
             thread.join()
@@ -69,21 +76,27 @@ class Watch:
             os.close(errors)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_terminated:  # ignore a second SIGTERM
-            self.is_terminated = True
+        if not self.is_terminated or self._is_ignored:  # ignore a second SIGTERM
+            self.is_terminated, self._is_ignored = True, False
             raise Terminated
+
+    def _notice(self, usual: Callable[[sys.UnraisableHookArgs], object], ignored: sys.UnraisableHookArgs) -> None:
+        """Print no traceback of an ignored exception that the handler here, or the one of `ray.init`, has raised."""
+        if isinstance(ignored.exc_value, Terminated):
+            self._is_ignored = True
+        elif not (isinstance(ignored.exc_value, SystemExit) and ignored.exc_value.code == signal.SIGTERM):
+            usual(ignored)
 
     def _watch(self, reads: int, errors: int, over: threading.Event) -> None:
         while (number := os.read(reads, 1)) != bytes([signal.SIGTERM]):
             if not number:  # the pipe was closed: `kept` has ended
                 return
-        waited_s = min(SWALLOWED_S, self.grace_s)
-        if over.wait(waited_s):
-            return
-        if not self.is_terminated:  # the handler of `ray.init` ran in a finalizer, where its SystemExit is ignored
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-        if over.wait(self.grace_s - waited_s):
-            return
+        deadline = time.monotonic() + self.grace_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if over.wait(min(SWALLOWED_S, left_s)):
+                return
+            if not self.is_terminated or self._is_ignored:
+                os.kill(os.getpid(), signal.SIGTERM)
         lines = [f"stopped by SIGTERM: the iteration did not finish within {self.grace_s:g} s (grace_s) and is lost"]
         with suppress(Exception):  # any: the process must end now
             lines.append(self.last_words())
