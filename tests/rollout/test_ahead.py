@@ -84,7 +84,8 @@ def launch(ahead: RolloutsAhead, names: list[str], rng: random.Random) -> None:
 )
 def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(seed, num_runners, death, sizes):
     rng = random.Random(seed)
-    runners, delivered, lags, restarts = Runners(rng, num_runners, death), Counter(), [], Counter()
+    runners, delivered, restarts = Runners(rng, num_runners, death), Counter(), Counter()
+    launched: dict[str, int] = {}  # group -> version
     original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
     ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=10**6, most_begun=MOST_BEGUN)
 
@@ -99,12 +100,14 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
         assert len(names) == min(num, len(in_order)) and names == sorted(names, key=in_order.index)
         delivered.update(names)
         for name, batch in zip(names, batches, strict=True):
-            lags.append(runners.now - batch.version)
-            assert batch.version == runners.began[name] >= 0 and lags[-1] >= 0
+            # played again after a death, a group has no token of the version it was first launched with
+            assert launched[name] <= batch.version == runners.began[name] <= runners.now
 
     try:
         for at, num in enumerate(sizes):
-            launch(ahead, [f"{at}.{slot}" for slot in range(2 * num if at == 0 else num)], rng)
+            names = [f"{at}.{slot}" for slot in range(2 * num if at == 0 else num)]
+            launched.update(dict.fromkeys(names, runners.now))
+            launch(ahead, names, rng)
             take(num)
             if rng.random() < 0.2:
                 ahead.finish(restore)
@@ -119,4 +122,4 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
         ahead_module.ray = original
     assert set(delivered.values()) == {1} and sum(delivered.values()) == sizes[0] + sum(sizes)
     assert not ahead.outstanding and runners.most_begun <= MOST_BEGUN - 1 + 3
-    assert max(lags) <= len(sizes) and (death or not restarts)
+    assert death or not restarts
