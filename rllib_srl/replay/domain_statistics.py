@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.history import SMALL_GROUP
+from rllib_srl.replay.history import SMALL_GROUP, varies
 from rllib_srl.replay.visits import GroupFacts
 
 REWARD_FADE = 0.97  # a group
@@ -34,9 +34,9 @@ class _Sums:
     num_noted: int = 0  # groups
     num_signal: float = 0.0  # M
     num_groups: float = 0.0  # T
-    num_unsolved: int = 0  # groups with signal of a domain of which nothing was ever solved
+    num_unsolved: int = 0  # groups whose rewards vary, of a domain of which nothing was ever solved
     is_solved: bool = False
-    first_solved: float = 0.0  # groups with signal before a first solution, summed over items
+    first_solved: float = 0.0  # groups whose rewards vary before a first solution, summed over items
     num_first_solved: int = 0
     # successive pass rates x, y of an item
     pairs: float = 0.0
@@ -70,7 +70,7 @@ class DomainStatistics:
         sums.num_signal = SIGNAL_FADE * sums.num_signal + has_signal
         sums.num_groups = SIGNAL_FADE * sums.num_groups + 1
         sums.is_solved |= is_solved or facts.num_success == facts.size >= SMALL_GROUP
-        sums.num_unsolved = 0 if sums.is_solved else sums.num_unsolved + has_signal
+        sums.num_unsolved = 0 if sums.is_solved else sums.num_unsolved + varies(facts, before)
         if before is None:
             return sums.num_noted
         if is_solved and not before["is_solved"]:
@@ -119,11 +119,11 @@ class DomainStatistics:
         return (sums.num_signal + 1) / (sums.num_groups + 2)
 
     def num_unsolved(self, domain: str) -> int:
-        """Return the groups with signal, fresh ones included, while nothing of the domain was ever solved; then 0."""
+        """Return the groups that vary, fresh ones included, while nothing of the domain was ever solved; then 0."""
         return self._sums.get(domain, _Sums()).num_unsolved
 
     def unsolved_scale(self, domain: str) -> float:
-        """Return U, at least 4: the mean number of groups with signal before an item of the domain is first solved.
+        """Return U, at least 4: the mean number of groups that vary before an item of the domain is first solved.
 
         The prior is 4 with the weight of two items.
         """

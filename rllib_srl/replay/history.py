@@ -84,6 +84,7 @@ def after_visit(
         for name in ("size", "reward_sum", "num_success", "num_loss_tokens")
     )
     has_signal_N = np.array([one.variance > 0 for one in facts], bool)
+    varies_N = np.array([varies(one, before) for one, before in zip(facts, rows_N, strict=True)], bool)
     silence_N = np.array([chance_of_silence(one.num_success, one.size) for one in facts])
     is_solved_N = rows_N["is_solved"] | solves(rows_N, num_success_N, size_N)
     weight_N = np.where(rows_N["cost"] > 0, 1 / np.minimum(rows_N["visits"] + 1, COST_VISITS), 1.0)
@@ -93,10 +94,24 @@ def after_visit(
         # The policy's KL only grows, so its sum of elapsed KL is the KL itself, without rounding.
         "history_clock": np.full(len(rows_N), policy_kl) if by == "kl" else rows_N["history_clock"] + elapsed_N,
         "num_silent": np.where(has_signal_N, 0.0, np.minimum(MAX_SILENT, rows_N["num_silent"] + silence_N)),
-        "num_unsolved": np.where(is_solved_N, 0, rows_N["num_unsolved"] + has_signal_N),
+        "num_unsolved": np.where(is_solved_N, 0, rows_N["num_unsolved"] + varies_N),
         "is_solved": is_solved_N,
         "cost": rows_N["cost"] + weight_N * (tokens_N - rows_N["cost"]),
     }
+
+
+def varies(facts: GroupFacts, before: np.void | None) -> bool:
+    """Return whether rewards differ within a group, or a single episode ended otherwise than the visit before.
+
+    A visit ends in one of two ways: all of its episodes pass, or not.
+
+    Args:
+        facts: summary of the group.
+        before: row of its item before the visit; None: it has no item.
+    """
+    if facts.size > 1 or before is None or not before["group_size"]:
+        return facts.variance > 0
+    return bool((facts.num_success == facts.size) != (before["num_success"] == before["group_size"]))
 
 
 def solves(rows_N: np.ndarray, num_success_N: np.ndarray, size_N: np.ndarray) -> np.ndarray:

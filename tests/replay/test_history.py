@@ -126,6 +126,19 @@ def test_small_groups_are_weak_evidence():
         assert row_of(buffer, 0)["num_silent"] == pytest.approx(0.2 * now)
 
 
+def test_single_episodes_count_as_unsolved_where_the_one_before_ended_otherwise():
+    buffer = a_buffer(min_graded=1)
+    for now, (reward, unsolved) in enumerate(((0, 0), (0.2, 0), (1, 1), (0, 2), (0, 2), (1, 3), (1, 0)), 1):
+        add(buffer, now, played(0, now, (reward,)))
+        assert row_of(buffer, 0)["num_unsolved"] == unsolved
+    domains = DomainStatistics()
+    for was, reward, unsolved in ((0, 0, 0), (0, 1, 1), (1, 1, 1), (1, 0, 2)):
+        domains.note("a", facts(reward), before(visits=1, group_size=1, num_success=was), is_solved=False)
+        assert domains.num_unsolved("a") == unsolved
+    domains.note("a", facts(0.5), None, is_solved=False)  # a prompt without an item has no visit before
+    assert domains.num_unsolved("a") == 2
+
+
 def test_groups_of_one_call_see_the_history_before_it():
     buffer = a_buffer(history_by="visits", history_half_life=1.0)
     groups = [played(0, 1, (1, 1)), played(1, 1, (0, 0)), played(0, 1, (0, 1), salt=1)]
@@ -199,7 +212,7 @@ def test_a_prompt_whose_first_groups_are_refused_has_a_history(tmp_path, reason)
         assert len(buffer.unstored) == 0
         row = row_of(buffer, 1)
         assert [row["history_sum"], row["history_count"]] == pytest.approx([size / 4 + 1, size * 0.75 + 2])
-        assert (row["visits"], row["num_unsolved"]) == (1, 1)
+        assert (row["visits"], row["num_unsolved"]) == (1, 1 + (size == 1))  # single episodes: 1, then 0
         buffer.check_valid()
         buffer.restore(tmp_path / "copy")
         assert len(buffer.unstored) == 1
@@ -358,7 +371,8 @@ def test_histories_agree_with_a_list_of_all_visits(calls, by):
             is_solved |= right and (len(rewards) >= 4 or before_right)
             num_success = sum(r >= 0.9 for r in rewards)
             silent = 0.0 if has_signal else min(8.0, silent + chance_of_silence(num_success, len(rewards)))
-            unsolved = 0 if is_solved else unsolved + has_signal
+            of_one = len(rewards) == 1 and nth > 0 and right != before_right
+            unsolved = 0 if is_solved else unsolved + (has_signal or of_one)
         assert (row["num_unsolved"], row["is_solved"]) == (unsolved, is_solved)
         assert row["num_silent"] == pytest.approx(silent, rel=1e-5)
     buffer.check_valid()

@@ -5,7 +5,7 @@
     L_i = 1 / (1 + max(0, u_i - 2 U) / U)                   chance that training on it leads anywhere
 
     elapsed  iterations since the last visit; never visited: now + 1, at least one pass (items / slots)
-    c        silent groups in a row, at most 8           u    groups with signal of an item that was never solved
+    c        silent groups in a row, at most 8           u    groups with signal of an item never solved, see `varies`
     pi_d     (M + 1) / (T + 2): share of the domain's groups with signal        U    mean u at the first solution
     kappa    how alike the items of a domain are         w, cost   given by the user; running mean of generated tokens
     Estimates: kappa = (1 - ICC) / ICC within [.3, 10] and phi = 1 - ICC, the ICC being the correlation of successive
