@@ -295,6 +295,9 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path):
         ["--lora-rank", "4"],
         ["--lora", "4"],
         ["--regularisers", '{"l2": 0.1}'],
+        ["--fsdp", "true", "--num-learners", "2"],
+        ["--fsdp", "{tensor_parallel: 2}", "--num-learners", "2"],
+        ["--fsdp", "{sequence_parallel: 2}", "--num-learners", "4"],
     ],
 )
 def test_the_short_runs_of_valid_settings_are_valid(flags):
@@ -307,5 +310,6 @@ def test_the_short_runs_of_valid_settings_are_valid(flags):
     before = config.num_env_runners
     for own in (config, _small(config, 4), _without_model(config)):
         assert faults_of(own) == []
-    assert _small(config, 4).num_env_runners == int(bool(config.max_lag))
+    assert _small(config, 4).num_env_runners == int(bool(config.max_lag) or config.is_sharded)
+    assert _small(config, 4).num_learners == (config.num_learners if config.is_sharded else 0)
     assert config.num_env_runners == before

@@ -109,12 +109,16 @@ def _weights(algo: Any) -> dict[str, np.ndarray]:
 
 
 def _small(config: SRLConfig, num_prompts: int) -> SRLConfig:
-    """Return a copy with few prompts, in this process unless it needs GPUs or a runner, that leaves nothing behind."""
+    """Return a copy with few prompts that leaves nothing behind.
+
+    It runs in this process, unless it needs GPUs, a runner, or learners that hold a shard each.
+    """
     own: SRLConfig = config.copy(copy_frozen=False)
     changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, num_prompts), "num_transcripts": 0}
     changed |= {"checkpoint_every": 0, "evaluation_interval": None, "tracker": None}
     if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
-        changed |= {"num_env_runners": _num_runners(config), "num_learners": 0}
+        is_sharded = config.is_sharded  # then learners are processes, and so must be what plays
+        changed |= {"num_env_runners": 1} if is_sharded else {"num_env_runners": _num_runners(config), "num_learners": 0}
     for name, value in changed.items():
         setattr(own, name, value)
     return own
