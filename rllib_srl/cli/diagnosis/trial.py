@@ -117,8 +117,10 @@ def _small(config: SRLConfig, num_prompts: int) -> SRLConfig:
     changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, num_prompts), "num_transcripts": 0}
     changed |= {"checkpoint_every": 0, "evaluation_interval": None, "tracker": None}
     if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
-        is_sharded = config.is_sharded  # then learners are processes, and so must be what plays
-        changed |= {"num_env_runners": 1} if is_sharded else {"num_env_runners": _num_runners(config), "num_learners": 0}
+        if config.is_sharded:  # learners are processes, and so must be what plays
+            changed |= {"num_env_runners": 1}
+        else:
+            changed |= {"num_env_runners": _num_runners(config), "num_learners": 0}
     for name, value in changed.items():
         setattr(own, name, value)
     return own
