@@ -119,13 +119,23 @@ class Report:
         memory: ReplayClient | NoMemory,
         groups: Sequence[GroupMeta],
         reused: Sequence[GroupMeta],
+        trained: Sequence[GroupMeta],
         visits: Mapping[str, Visit],
         now: int,
     ) -> None:
-        """Log the memory's work in one iteration, with intended and realised shares."""
+        """Log the memory's work in one iteration, with intended and realised shares.
+
+        Args:
+            memory: the run's memory.
+            groups: played groups.
+            reused: stored groups that were drawn.
+            trained: those of both that are trained on.
+            visits: of the played groups, by group id.
+            now: the training iteration.
+        """
         if isinstance(memory, NoMemory):
             return
-        counts = counts_of([*groups, *reused])
+        counts = counts_of([*groups, *reused], trained)
         memory.counts.update(counts)
         grades = [visit.grade for visit in visits.values() if visit.grade]
         values = {
@@ -161,22 +171,24 @@ class Report:
         surprises = [
             np.abs(group.rewards_G - predicted(visits[group.group_id].history, weight))
             for group in groups
-            if group.group_id in visits
+            if group.group_id in visits and group.has_reward_G is None
         ]
-        values = {"surprise_mean": float(np.concatenate(surprises).mean()), **estimator.calibration.metrics()}
+        mean = float(np.concatenate(surprises).mean()) if surprises else float("nan")
+        values = {"surprise_mean": mean, **estimator.calibration.metrics()}
         for name, value in values.items():
             self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
 
-    def pool(self, groups: Sequence[GroupMeta], pass_reward: float, is_chosen: bool) -> None:
+    def pool(self, groups: Sequence[GroupMeta], pass_reward: float, is_chosen: bool, rule: str) -> None:
         """Warn once if choosing among the run's prompts can gain little; see `silent_groups.py`.
 
         Args:
             groups: the played groups.
             pass_reward: the lowest reward of a success, unless the environment defines its own.
-            is_chosen: whether a rule chooses prompts by their history.
+            is_chosen: whether prompts, or their numbers of episodes, are chosen by signal.
+            rule: `AdvantageEstimator.silent_rule`.
         """
         self._silent_groups.count(groups, pass_reward)
-        if line := self._silent_groups.warning(is_chosen):
+        if line := self._silent_groups.warning(is_chosen, rule):
             self.warn(line)
 
     def rollout(self, groups: Sequence[GroupMeta], num_screened_out: int, num_not_played: int) -> None:

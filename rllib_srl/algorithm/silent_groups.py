@@ -1,65 +1,98 @@
 """Warn, with numbers, when choosing among the prompts of a run can gain little.
 
-A group whose rewards are all equal is silent: GRPO has no gradient from it. If a share s of the groups is silent, a
-perfect choice of prompts divides the tokens needed by at most 1 / (1 - s). Two pools leave little to choose:
+A group whose rewards are all equal is silent: GRPO has no gradient from it (`TAUGHT` has what others have). If a share
+s of the groups is silent, a perfect choice of prompts divides the tokens needed by at most 1 / (1 - s). Two pools leave
+little to choose:
 
     nearly all silent    too easy or too hard: what is left is too little to learn from; other prompts are needed
     nearly none silent   every prompt teaches, so no order of them saves more than the share s
+
+A group of one episode cannot differ in itself: in a run of such groups the rewards of different prompts are compared.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.types import GroupMeta
 
 NUM_JUDGED = 256  # groups before the judgement: at a share of .1 its standard error is .02
 MANY, FEW = 0.75, 0.1
+NEARLY_ALL = 0.95  # of single episodes: 75 % of the groups of 8 are silent at a pass rate of .965
+GRPO = "GRPO learns nothing from equal rewards"
+TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
+    "posterior": "The baseline from history trains on these only where a result differs from what is predicted",
+    "recalibrated": "They are trained on only by their difference from the median of recent groups",
+    "gae": "They are trained on, but do not tell better answers to a prompt from worse ones",
+    "zvp": "They are trained on by the entropy of their tokens, not by a comparison of answers",
+}
 
 
 @dataclass
 class SilentGroups:
-    """Counts the first groups of a run. Invariant: num_solved + num_failed <= num_silent <= num."""
+    """Counts the first groups of a run. Invariant: num_solved + num_failed <= num_silent <= num.
+
+    Groups of one episode are counted apart, and not in `num`.
+    """
 
     num: int = 0
     num_silent: int = 0
     num_solved: int = 0  # silent, all episodes successful
     num_failed: int = 0  # silent, none successful
+    singles: Counter[tuple[float, bool]] = field(default_factory=Counter)  # reward, whether it is a success -> groups
     is_judged: bool = False
 
     def count(self, groups: Sequence[GroupMeta], pass_reward: float) -> None:
-        """Count groups; those of one episode are left out, since they cannot differ."""
-        for group in groups:
+        """Count groups, until they are judged."""
+        for group in [] if self.is_judged else groups:
+            success_G = group.is_success_G(pass_reward)
             if len(group.rewards_G) < 2:
+                self.singles.update((float(r), bool(s)) for r, s in zip(group.rewards_G, success_G, strict=True))
                 continue
-            is_silent, success_G = not has_signal(group.rewards_G), group.is_success_G(pass_reward)
+            is_silent = not has_signal(group.rewards_G)
             self.num += 1
             self.num_silent += is_silent
             self.num_solved += bool(is_silent and success_G.all())
             self.num_failed += bool(is_silent and not success_G.any())
 
-    def warning(self, is_chosen: bool) -> str | None:
+    def warning(self, is_chosen: bool, rule: str) -> str | None:
         """Return the warning after `NUM_JUDGED` groups, None before, after the first call, and for other pools.
 
         Args:
-            is_chosen: whether a rule chooses prompts by their history; without one, few silent groups are no concern.
+            is_chosen: whether prompts, or their numbers of episodes, are chosen by signal; if not, few silent groups
+                are no concern.
+            rule: `AdvantageEstimator.silent_rule`.
         """
-        if self.is_judged or self.num < NUM_JUDGED:
+        num_singles = self.singles.total()
+        if self.is_judged or max(self.num, num_singles) < NUM_JUDGED:
             return None
         self.is_judged = True
+        taught = TAUGHT.get(rule, GRPO)
+        if self.num < NUM_JUDGED:
+            return self._of_singles(num_singles, taught)
         share, solved, failed = (count / self.num for count in (self.num_silent, self.num_solved, self.num_failed))
         if share >= MANY:
             remedy = "harder" if solved > failed else "easier"
             return (
                 f"{share:.0%} of the first {self.num} groups had equal rewards ({solved:.0%} all right, {failed:.0%} "
-                f"all wrong). GRPO learns nothing from these: use {remedy} prompts. "
-                f"See docs/does-memory-help.md."
+                f"all wrong). {taught}: use {remedy} prompts. See docs/does-memory-help.md."
             )
         if is_chosen and share <= FEW:
             return (
-                f"only {share:.0%} of the first {self.num} groups had equal rewards: choosing prompts by their history "
-                f"cannot save more than that share of the tokens. See docs/does-memory-help.md."
+                f"only {share:.0%} of the first {self.num} groups had equal rewards: choosing prompts, or how often to "
+                f"play each, cannot save more than that share of the tokens. See docs/does-memory-help.md."
             )
         return None
+
+    def _of_singles(self, num: int, taught: str) -> str | None:
+        ((reward, is_success), most), *_ = self.singles.most_common(1)
+        if most / num < NEARLY_ALL:
+            return None
+        named, remedy = ("right", "harder") if is_success else ("wrong", "easier")
+        return (
+            f"{most / num:.0%} of the first {num} groups of one episode had the same reward, {reward:g} ({named}). "
+            f"{taught}: use {remedy} prompts. See docs/does-memory-help.md."
+        )

@@ -306,11 +306,12 @@ class SRL(SavedAlgorithm):
         visits: Mapping[str, Visit],
     ) -> None:
         self.report.iteration(now, batches, groups, batch.played)
-        self.report.memory(self.memory, groups, reused, visits, now)
+        self.report.memory(self.memory, groups, reused, batch.groups, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
-        paid = [group for group in groups if group.has_reward_G is None]
-        self.report.pool(paid, self.config.replay_pass_reward, self.config.replay_settings().chooses_by_history)
-        if (settings := self.config.flat()).rollout != "full":
+        paid, settings = [group for group in groups if group.has_reward_G is None], self.config.flat()
+        is_chosen = self.config.replay_settings().chooses_by_history or settings.rollout != "full"
+        self.report.pool(paid, self.config.replay_pass_reward, is_chosen, self.advantage_estimator.silent_rule)
+        if settings.rollout != "full":
             num_screened_out = sum(len(one.screened_out) for one in batches)
             self.report.rollout(groups, num_screened_out, settings.group_size - settings.screen_size)
 
@@ -591,8 +592,10 @@ class SRL(SavedAlgorithm):
     ) -> AdvantageBatch:
         """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
 
-        Groups that are left out (screened out, or without rewards) are not trained on; their advantages are 0.
+        Groups that are left out (screened out, late, or without rewards) are not trained on; their advantages are 0.
         """
+        if judged := [g for g in played if g.group_id in visits and g.has_reward_G is None]:
+            self.advantage_estimator.note_predictions(judged, _histories(judged, visits))
         groups = [group for group in played if group.group_id not in left_out]
         is_rescue = self.advantage_estimator.settings.rescue != "none"
         batch = self.advantage_estimator.estimate(

@@ -75,6 +75,12 @@ class AdvantageEstimator:
         """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history."""
         return 1 if self.settings.advantage == "posterior" and self.settings.prior_weight > 0 else 2
 
+    @property
+    def silent_rule(self) -> str:
+        """Return the rule that decides how silent groups are trained on: "zvp", else the advantage."""
+        settings = self.settings
+        return settings.advantage if settings.silent_groups == "skip" else settings.silent_groups
+
     def shaped_rewards(self, groups: Sequence[GroupMeta], now: int) -> list[np.ndarray]:
         """Return the rewards of played groups plus length penalty and tool reward, float64 [G] per group.
 
@@ -93,6 +99,17 @@ class AdvantageEstimator:
                 rewards_G = rewards_G + tool_reward(calls_G, settings.tool_reward, now, settings.tool_reward_iterations)
             shaped.append(rewards_G)
         return shaped
+
+    def note_predictions(self, groups: Sequence[GroupMeta], histories: Sequence[History]) -> None:
+        """Add played groups, trained on or not, to the calibration: predicted and observed mean reward.
+
+        Args:
+            groups: whose rewards are known; screened out and late ones are among them.
+            histories: of their prompts before this batch.
+        """
+        weight = self.settings.prior_weight
+        observed = [float(group.rewards_G.mean()) for group in groups]
+        self.calibration.note([predicted(history, weight) for history in histories], observed)
 
     @property
     def judges_reused_by_history(self) -> bool:
@@ -132,10 +149,6 @@ class AdvantageEstimator:
             stored: stored groups with a success, by prompt key.
             histories: of the played groups' prompts before this batch, for "posterior"; () means none.
         """
-        weight = self.settings.prior_weight
-        if histories:
-            means = [float(group.rewards_G.mean()) for group in groups]
-            self.calibration.note([predicted(history, weight) for history in histories], means)
         histories = histories or [NO_HISTORY] * len(groups)
         found = rescues(
             groups, stored, self.settings.rescue, self.settings.rescue_episodes, self._pass_reward, self._generator

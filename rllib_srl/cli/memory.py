@@ -95,7 +95,7 @@ def row_of(item: Found) -> list[str]:
 def review_rows(item: Found) -> Iterator[list[str]]:
     """Yield the table of an item's reviews, oldest first; only its heading if there is none."""
     predicts = item.reading.settings.has_due_dates
-    yield ["iteration", "grade", "pass rate", "predicted recall", "after", "policy version", "tokens trained"]
+    yield ["iteration", "grade", "pass rate", "predicted recall", "after", "policy version", "tokens with signal"]
     for row in item.reviews():
         is_first = math.isnan(row["predicted"])
         yield [

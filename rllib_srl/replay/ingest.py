@@ -294,7 +294,7 @@ class Ingestion:
         slots = [pending.slot for pending in played]
         size_N, tokens_N, variance_N, *others = (
             np.array([getattr(one, name) for one in facts])
-            for name in ("size", "trained_tokens", "variance", "num_success", "reward", "nll", "version")
+            for name in ("size", "signal_tokens", "variance", "num_success", "reward", "nll", "version")
         )
         fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
         before_N = rows_at(buffer.store.items, slots)
@@ -318,7 +318,7 @@ class Ingestion:
             pending.before = before
             pending.graded, item, of = one, buffer.store.items[pending.slot], pending.facts
             if one.grade:
-                buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.trained_tokens)
+                buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.signal_tokens)
 
     def _store(
         self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change, policy_kl: float

@@ -1,7 +1,7 @@
 """Computes the realised replay shares of an iteration, and the timing of its visits.
 
 Shares are counted in three units, because each can hide a shift that another shows:
-    prompts played (revisits cost generation)    groups with signal (only they train)    loss tokens (what trains)
+    prompts played (revisits cost generation)    groups trained on ("signal")    their loss tokens (what trains)
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
 
@@ -18,14 +17,20 @@ TIMINGS = ("new", "early", "on_time", "late")
 AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 
-def counts_of(groups: Iterable[GroupMeta]) -> Counter[str]:
-    """Count by origin: groups, groups with signal, loss tokens of groups with signal, and generated tokens."""
+def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Counter[str]:
+    """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens.
+
+    Args:
+        groups: played and drawn groups.
+        trained: groups of the batch, parts of groups included; those of other origins (rescue) are left out.
+    """
     whats = ("groups", "signal", "tokens", "generated")
     counts: Counter[str] = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
     for group in groups:
         counts[f"num_groups_{group.origin}"] += 1
         counts[f"num_generated_{group.origin}"] += int(group.num_loss_tokens_G.sum())  # reuse: at the time of play
-        if has_signal(group.rewards_G):
+    for group in trained:
+        if group.origin in ORIGINS:
             counts[f"num_signal_{group.origin}"] += 1
             counts[f"num_tokens_{group.origin}"] += int(group.num_loss_tokens_G.sum())
     return counts

@@ -43,8 +43,11 @@ class GroupFacts:
     highest: float
 
     @property
-    def trained_tokens(self) -> int:
-        """Return the number of tokens that are trained on: 0 where all rewards are equal."""
+    def signal_tokens(self) -> int:
+        """Return the number of loss tokens, 0 where all rewards are equal.
+
+        Which groups are trained on is decided later, by the advantage estimator (`realised.counts_of`).
+        """
         return self.num_loss_tokens if self.variance > 0 else 0
 
 

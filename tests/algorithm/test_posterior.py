@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,10 @@ def check_values(iterations, sizes):
         tokens = {group.group_id: int(group.loss_mask_N.sum()) for group in one.played}
         share = sum(tokens[i] for i in expected) / sum(tokens.values())
         assert one.result["env_runners"]["live_token_share"] == pytest.approx(share)
+        for origin in ("fresh", "revisit"):
+            ids = [group.group_id for group in one.played if group.origin == origin and group.group_id in expected]
+            assert one.replay[f"num_signal_{origin}"] == len(ids)
+            assert one.replay[f"num_tokens_{origin}"] == sum(tokens[i] for i in ids)
     assert max(map(len, visits.values())) > 1  # prompts did come back
     num_skipped = sum(len(one.played) - len(one.trained) for one in iterations)
     assert iterations[-1].result["num_groups_unsurprising"] == num_skipped
@@ -90,7 +96,10 @@ def test_groups_of_one_are_played_graded_and_trained_on(config, build, engine):
     assert check_values(iterations, [1]) == sum(len(one.trained) for one in iterations) > 0
     assert not np.array_equal(weights_of(algo), before)
     assert all(visit.grade > 0 for one in iterations for visit in one.visits.values())
-    assert iterations[-1].result["env_runners"]["num_groups_dropped"] == 0
+    last = iterations[-1]
+    assert last.result["env_runners"]["num_groups_dropped"] == 0
+    num = Counter(group.origin for one in iterations for _, group, _ in one.trained)
+    assert last.replay["revisit_share_signal"] == pytest.approx(num["revisit"] / num.total()) and num["revisit"]
 
 
 class Fragile(Even):

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,13 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.srl import SRL
+from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import PARTS, read_metrics
 from rllib_srl.cli.shared.training import parsed_share, train_until
+from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.admission.secrets import DETECTORS, Span
+from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.env_runner import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
 from rllib_srl.types import GroupMeta, StopReason
 from tests.replay.groups import a_group
@@ -104,13 +108,13 @@ def test_a_resumed_run_does_not_begin_again(tmp_path, caplog):
     assert reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING, first=2) == []
 
 
-def warned_of(tmp_path, caplog, *parts, is_chosen=False):
+def warned_of(tmp_path, caplog, *parts, is_chosen=False, rule="group"):
     """Report groups of (number, rewards); return the warnings about the pool."""
     report = Report(MetricsLogger(root=True), tmp_path)
     with caplog.at_level(logging.WARNING, "rllib_srl"):
         for num, rewards in parts:
             groups = [GroupMeta.of(a_group(1, rewards=rewards), None)] * num
-            report.pool(groups, 0.9, is_chosen)
+            report.pool(groups, 0.9, is_chosen, rule)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -122,7 +126,41 @@ def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, ca
     assert [line.split(" GRPO")[0] for line in warnings] == [
         "88% of the first 256 groups had equal rewards (75% all right, 12% all wrong)."
     ]
-    assert "use harder prompts" in warnings[0]
+    assert warnings[0].endswith(
+        " GRPO learns nothing from equal rewards: use harder prompts. See docs/does-memory-help.md."
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"advantage": "leave_one_out"}, "GRPO learns nothing from equal rewards"),
+        ({"advantage": "posterior"}, "trains on these only where a result differs from what is predicted"),
+        ({"advantage": "recalibrated"}, "only by their difference from the median of recent groups"),
+        ({"advantage": "gae"}, "They are trained on, but"),
+        ({"silent_groups": "zvp"}, "by the entropy of their tokens"),
+    ],
+)
+def test_the_warning_says_what_equal_rewards_teach_with_this_advantage(tmp_path, caplog, settings, told):
+    rule = AdvantageEstimator(LossSettings.made(**settings), 0.9, 1).silent_rule
+    (warning,) = warned_of(tmp_path, caplog, (256, RIGHT), rule=rule)
+    assert told in warning and warning.count("learns nothing") == ("GRPO" in told)
+
+
+def test_groups_of_one_are_warned_of_where_nearly_all_have_the_same_reward(tmp_path, caplog):
+    right, wrong, partly = (1.0,), (0.0,), (0.5,)
+    (warning,) = warned_of(tmp_path / "a", caplog, (244, right), (12, wrong), (500, wrong), rule="posterior")
+    assert warning == (
+        "95% of the first 256 groups of one episode had the same reward, 1 (right). The baseline from history trains "
+        "on these only where a result differs from what is predicted: use harder prompts. See docs/does-memory-help.md."
+    )
+    caplog.clear()
+    (warning,) = warned_of(tmp_path / "b", caplog, (256, wrong), rule="posterior")
+    assert warning.startswith("100% of ") and "0 (wrong)" in warning and "use easier prompts" in warning
+    caplog.clear()
+    assert warned_of(tmp_path / "c", caplog, (243, right), (13, wrong), is_chosen=True, rule="posterior") == []
+    assert warned_of(tmp_path / "d", caplog, (128, wrong), (128, partly), rule="posterior") == []  # failed unlike
+    assert warned_of(tmp_path / "e", caplog, (255, right), rule="posterior") == []  # too few yet
 
 
 @pytest.mark.parametrize(
@@ -134,12 +172,31 @@ def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, ca
         ([(25, RIGHT), (231, MIXED)], True, "only 10% of the first 256 groups had equal rewards: choosing"),
         ([(25, RIGHT), (231, MIXED)], False, None),  # no rule chooses by history
         ([(26, RIGHT), (230, MIXED)], True, None),  # 10.2 %
-        ([(300, (1.0,)), (255, NOTHING)], False, None),  # groups of one cannot differ
+        ([(255, (1.0,)), (255, NOTHING)], False, None),  # groups of one are counted apart
+        ([(255, (1.0,)), (256, NOTHING)], False, "100% of the first 256 groups had equal rewards"),
     ],
 )
 def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, is_chosen, told):
     warnings = warned_of(tmp_path, caplog, *parts, is_chosen=is_chosen)
     assert len(warnings) == (told is not None) and (told is None or told in warnings[0])
+
+
+def test_surprise_is_of_paid_groups_with_a_visit(tmp_path):
+    """A group whose environment pays nothing has no reward to predict."""
+    paid, unpaid, unseen = (
+        GroupMeta.of(a_group(place, place=place, rewards=rewards), None)
+        for place, rewards in enumerate([(0.5, 1.0), NOTHING, RIGHT])
+    )
+    unpaid = replace(unpaid, has_reward_G=np.zeros(2, bool))
+    visits = {one.group_id: Visit(one.group_id, one.prompt.key) for one in (paid, unpaid)}
+    estimator, batch = AdvantageEstimator(LossSettings.made(), 0.9, 1), AdvantageBatch([paid], [], [], {})
+    report = Report(MetricsLogger(root=True), tmp_path)
+    report.signal([paid, unpaid, unseen], batch, visits, estimator)
+    found = report._metrics.reduce(compile=True)
+    assert found["replay"]["surprise_mean"] == 0.25  # 0 and .5 from the .5 that is predicted
+    assert found["env_runners"]["live_token_share"] == pytest.approx(1 / 3)
+    report.signal([unpaid], batch, visits, estimator)
+    assert np.isnan(report._metrics.reduce(compile=True)["replay"]["surprise_mean"])
 
 
 def test_the_share_that_could_not_be_parsed_is_told():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 import torch
 
 from rllib_srl.algorithm.srl import _deal
+from rllib_srl.batch.calibration import FADE
 from rllib_srl.batch.estimators import group, has_signal
 from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.types import Prompt
@@ -153,7 +156,8 @@ def test_further_prompts_are_screened_until_the_batch_is_full(config, build):
 def test_screened_out_prompts_are_visits_that_the_memory_grades(random_llama_dir, tmp_path, ray_here, build):
     config = memory_config(random_llama_dir, tmp_path, **SCHEDULED).replay(reuse_fraction=0.0)
     algo = build(screened(config, num_prompts_per_batch=8))
-    for one in go(algo, 2):
+    iterations = go(algo, 2)
+    for one in iterations:
         assert len(one.metas) == 8 == len(one.visits)
         sizes = set()
         for meta in one.metas:
@@ -166,6 +170,23 @@ def test_screened_out_prompts_are_visits_that_the_memory_grades(random_llama_dir
     stored = [row for row in algo.memory._shards[0].buffer.store.groups if row["size"]]
     assert sorted({int(row["size"]) for row in stored}) == [2, 4]
     assert all(row["variance"] == 0 for row in stored if row["size"] == 2)
+    # The calibration is of all visits, those that are not trained on too.
+    num, _, observed = np.sum(algo.advantage_estimator.calibration.get_state()["sums"], axis=0)
+    first, second = (sum(meta.rewards_G.mean() for meta in one.metas) for one in iterations)
+    assert (num, observed) == (pytest.approx(8 * FADE + 8), pytest.approx(first * FADE + second))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["full", "screening", "knapsack"])
+def test_rollouts_that_depend_on_silence_are_warned_where_there_is_none(
+    random_llama_dir, tmp_path, ray_here, build, monkeypatch, caplog, name
+):
+    for bound, value in (("NUM_JUDGED", 8), ("MANY", 1.1), ("FEW", 1.0)):
+        monkeypatch.setattr(f"rllib_srl.algorithm.silent_groups.{bound}", value)
+    config = memory_config(random_llama_dir, tmp_path).training(num_prompts_per_batch=8, rollout=name)
+    with caplog.at_level(logging.WARNING, "rllib_srl"):
+        build(config).train()
+    assert ("cannot save more than that share" in caplog.text) == (name != "full")
 
 
 class Ranked(Even):

@@ -205,7 +205,7 @@ def test_predictions_are_compared_with_results_by_decile():
 def test_an_estimator_notes_predictions_and_keeps_them():
     groups, histories = [meta_of([1, 0], "a"), meta_of([1, 1], "b")], [FORGOTTEN, NO_HISTORY]
     estimator = AdvantageEstimator(LossSettings.made(advantage="posterior"), 0.9, seed=1)
-    estimator.estimate(groups, estimator.shaped_rewards(groups, 1), None, [(), ()], [], {}, histories)
+    estimator.note_predictions(groups, histories)
     found = estimator.calibration.metrics()
     assert (found["reward_predicted_8"], found["reward_observed_8"]) == (pytest.approx(8.6 / 10), 0.5)
     assert (found["reward_predicted_5"], found["reward_observed_5"]) == (0.5, 1.0)

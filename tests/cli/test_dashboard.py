@@ -118,7 +118,7 @@ def test_the_overview_has_the_facts_of_the_report(page: TestClient) -> None:
         for name, found in re.findall(r'data-name="([^"]*)" data-points="([^"]*)"', html)
     }
     assert points["reward"] == [[1, 0.125], [2, 0.25], [3, 0.5], [4, 0.75]]
-    assert points["live groups"] == [[1, 0.75], [2, 0.75], [3, 0.75], [4, 0.75]] and points["live tokens"] == [[4, 0.5]]
+    assert points["live tokens"] == [[4, 0.5]]
     assert points["a"] == [[1, 0.9], [3, 0.4]] and points[EVIL] == [[1, 0.7], [3, 0.8]]
 
 

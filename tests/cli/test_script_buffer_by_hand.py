@@ -107,6 +107,8 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
     assert text.startswith("error: --sort recall: this memory has no spacing rule, so it predicts no recall; expected")
     shown = said(capsys, "show", tmp_path, "p2")
     assert "expected now" not in shown and "due at" not in shown and "pass rate, posterior" in shown
+    assert "tokens in groups whose rewards differ, first met" in shown and "tokens with signal" in shown
+    assert "trained" not in shown  # which depends on the advantage estimator
     head = said(capsys, "stats", tmp_path).splitlines()[0]
     assert head == "iteration 8; spacing none; selection uniform, reuse uniform, load control none"
     assert said(capsys, "plot", tmp_path, "--out", tmp_path / "memory.png").strip().endswith("memory.png")

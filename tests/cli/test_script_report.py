@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from rllib_srl.cli import report
-from rllib_srl.cli.report.run_facts import LEARNER, REWARD, RunFacts
+from rllib_srl.cli.report.run_facts import LEARNER, LIVE_TOKENS, REWARD, RunFacts
 from rllib_srl.cli.report.run_page import _chosen, page_of_run
+from rllib_srl.cli.report.run_plots import live_plot
 from rllib_srl.studies.report.blocks import Charts, Details, Notice, Table
 
 
@@ -75,6 +76,24 @@ def test_faults_and_signs_are_counted(run: Path) -> None:
         "25% of the episodes ran out of tokens",
         "held-out accuracy fell from 0.800 in iteration 1 to 0.600, whose interval ends at 0.650",
     ]
+
+
+def test_only_what_is_not_trained_on_is_a_sign(tmp_path: Path) -> None:
+    """Groups of one have equal rewards and are trained on with a baseline from history."""
+
+    def told(**more: float) -> tuple[list[str], list[str]]:
+        path = tmp_path / "metrics.jsonl"
+        silent = {"env_runners/num_groups_without_signal": 4.0, "env_runners/stop_reason/out_of_tokens": 0.0}
+        rows = [row(n, 0.5, **silent, **more) for n in (1, 2)]
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        facts = RunFacts.read(tmp_path)
+        return facts.warnings(), list(live_plot(facts).series)
+
+    assert told(**{LIVE_TOKENS: 0.9}) == ([], ["live tokens"])
+    low = "81% of the generated tokens are in groups that are not trained on"
+    assert told(**{LIVE_TOKENS: 0.19}) == ([low], ["live tokens"])
+    old = "100% of the groups have equal rewards, and no gradient with most settings"
+    assert told() == ([old], ["silent"])  # a run of a version without the metric
 
 
 def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.CaptureFixture) -> None:

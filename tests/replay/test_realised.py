@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from rllib_srl.batch.mixing import part_meta
 from rllib_srl.replay.realised import age_counts, born_of, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
@@ -23,7 +24,7 @@ def a_meta(origin, rewards=SIGNAL, now=1, place=0, num_turns=1):
 def test_groups_signal_and_tokens_are_counted_by_origin():
     # two episodes of 5 loss tokens a turn
     groups = [a_meta("fresh"), a_meta("fresh", NONE), a_meta("revisit", num_turns=2), a_meta("reuse", num_turns=3)]
-    counts = counts_of(groups)
+    counts = counts_of(groups, [groups[0], *groups[2:]])
     found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in WHATS}
     assert found == {"groups": [2, 1, 1], "signal": [1, 1, 1], "tokens": [10, 20, 30], "generated": [20, 20, 30]}
     shares = shares_of(counts)
@@ -36,8 +37,20 @@ def test_groups_signal_and_tokens_are_counted_by_origin():
 WHATS = ("groups", "signal", "tokens", "generated")
 
 
+def test_what_is_trained_on_counts_whatever_its_rewards_are():
+    """Groups of one, equal rewards, a group that was left out, an episode left out of a reused group, and a rescue."""
+    fresh, silent, late = a_meta("fresh", (0.0,)), a_meta("revisit", NONE), a_meta("revisit")
+    reused = a_meta("reuse", num_turns=3)
+    part = part_meta(reused, [1])
+    counts = counts_of([fresh, silent, late, reused], [fresh, silent, part, part_meta(reused, [0], origin="rescue")])
+    found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in WHATS}
+    assert found == {"groups": [1, 2, 1], "signal": [1, 1, 1], "tokens": [5, 10, 15], "generated": [5, 20, 30]}
+    assert len(counts) == 12 and shares_of(counts)["revisit_share_signal"] == 1 / 2
+    assert shares_of(counts)["reuse_share_tokens"] == 15 / 30
+
+
 def test_nothing_counted_is_all_zeros_and_no_share():
-    counts = counts_of([])
+    counts = counts_of([], [])
     assert len(counts) == 12 and set(counts.values()) == {0}
     assert len(shares_of(counts)) == 6 and all(math.isnan(share) for share in shares_of(counts).values())
 

@@ -17,7 +17,7 @@ from rllib_srl.cli.dashboard.page_views import Blocks, Section
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import HEADING, ORDERS, review_rows, row_of
 from rllib_srl.cli.report.run_facts import RunFacts
-from rllib_srl.cli.report.run_page import SILENT, domain_table, memory_table, opening, shortened
+from rllib_srl.cli.report.run_page import LIVE, domain_table, memory_table, opening, shortened
 from rllib_srl.cli.report.run_plots import PlotRow, cost_plots, domain_row, learner_plots, learning_plots, live_plot
 from rllib_srl.cli.report.run_plots import memory_rows as memory_plots
 from rllib_srl.cli.shared.display import rounded
@@ -63,7 +63,7 @@ def _summary(sources: Sources) -> Blocks:
 
 
 def _learning(facts: RunFacts) -> Blocks:
-    caption = f"Shaded: 95% interval. A live group has different rewards, and a gradient. {SILENT}"
+    caption = f"Shaded: 95% interval. {LIVE}"
     yield PlotRow((*learning_plots(facts), live_plot(facts)), caption)
 
 
@@ -237,7 +237,7 @@ def item_blocks(item: Found, groups: Sequence[tuple[str, Sequence[tuple[str, str
 TABS = {"": "Overview", "forgetting": "Forgetting", "memory": "Memory", "episodes": "Episodes", "rate": "Rate"}
 SECTIONS = (
     Section("summary", "", "", _summary),
-    Section("learning", "Reward, accuracy and live groups", "", _of_facts(_learning)),
+    Section("learning", "Reward, accuracy and live tokens", "", _of_facts(_learning)),
     Section("domains", "Held-out accuracy by domain", "", _of_facts(_domains)),
     Section("learner", "Learner, tokens and time", "", _of_facts(_learner)),
     Section("forgotten", "Held-out accuracy that was lost", "forgetting", _of_facts(_forgotten)),

@@ -18,9 +18,9 @@ from rllib_srl.cli.report.run_plots import (
     domain_row,
     learner_plots,
     learning_plots,
+    live_plot,
     memory_rows,
     number,
-    silent_plot,
 )
 from rllib_srl.cli.shared.display import duration
 from rllib_srl.cli.shared.run_log import PARTS
@@ -40,7 +40,7 @@ from rllib_srl.studies.report.blocks import (
 )
 from rllib_srl.studies.report.charts import chart, legend_line
 
-SILENT = "A silent group has equal rewards and, with most settings, no gradient."
+LIVE = "Live tokens are in groups that are trained on. A silent group has equal rewards, mostly without a gradient."
 HIDDEN = ("seal_key_file",)
 LONGEST = 4000  # characters of a turn on the page
 MEMORY = {  # metric of the memory -> title and meaning
@@ -112,8 +112,8 @@ def _outcome(facts: RunFacts) -> tuple[str, tuple[str, ...], str]:
 
 def _learning(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Reward and accuracy")
-    caption = f"By iteration. Shaded: 95% interval. {SILENT}"
-    yield _charts(PlotRow((*learning_plots(facts), silent_plot(facts)), caption))
+    caption = f"By iteration. Shaded: 95% interval. {LIVE}"
+    yield _charts(PlotRow((*learning_plots(facts), live_plot(facts)), caption))
 
 
 def _domains(facts: RunFacts) -> Iterator[Block]:

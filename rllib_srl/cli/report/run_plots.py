@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LEARNER, REWARD, RunFacts
+from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LEARNER, LIVE_TOKENS, REWARD, RunFacts
 from rllib_srl.studies.report.charts import NUM_DRAWN, Line
 
 UNKNOWN = "–"
@@ -87,15 +87,11 @@ def learning_plots(facts: RunFacts) -> list[Plot]:
     return plots
 
 
-def silent_plot(facts: RunFacts) -> Plot:
-    """Return the chart of groups without a gradient."""
-    return _plot(facts, {"silent": facts.silent_shares}, "Silent groups", "share of groups")
-
-
 def live_plot(facts: RunFacts) -> Plot:
-    """Return the chart of groups with a gradient, and of the tokens that are trained on."""
-    series = {"live groups": facts.live_shares, "live tokens": facts.values("env_runners/live_token_share")}
-    return _plot(facts, _known(series) or series, "Live groups and tokens", "share")
+    """Return the chart of the tokens that are trained on; of runs without that metric, of the silent groups."""
+    if facts.has(LIVE_TOKENS):
+        return _plot(facts, {"live tokens": facts.values(LIVE_TOKENS)}, "Live tokens", "share of generated tokens")
+    return _plot(facts, {"silent": facts.silent_shares}, "Silent groups", "share of groups")
 
 
 def domain_row(facts: RunFacts) -> PlotRow | None:
@@ -116,7 +112,7 @@ def memory_rows(facts: RunFacts) -> Iterator[PlotRow]:
     shares = {
         "revisits, of prompts": facts.values("replay/revisit_share_prompts"),
         "reuse, of groups": facts.values("replay/reuse_share_prompts"),
-        "live tokens": facts.values("env_runners/live_token_share"),
+        "live tokens": facts.values(LIVE_TOKENS),
     }
     recall = {name: facts.values(f"replay/{name}_recall_mean") for name in ("observed", "predicted")}
     surprise = {"surprise": facts.values("replay/surprise_mean")}

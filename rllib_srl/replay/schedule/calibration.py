@@ -50,10 +50,10 @@ class ReviewLog:
     num_success: np.ndarray  # successful episodes
     n: np.ndarray  # valid episodes
     predicted: np.ndarray  # recall predicted before the visit
-    trained: np.ndarray  # whether the visit was trained on; False: only a test
+    trained: np.ndarray  # whether the visit counts as trained on: its rewards differ. False: only a test
     version: np.ndarray  # policy version that played it
     temperature: np.ndarray
-    trained_tokens: np.ndarray
+    trained_tokens: np.ndarray  # loss tokens of the visit, 0 where `trained` is False
 
     def __post_init__(self) -> None:
         """Cast every column to its type and check the invariant.

@@ -203,8 +203,8 @@ class Recall:
         is_graded_N = grade_N > 0
         fields["alpha"] = np.where(is_graded_N, alpha_N, rows_N["alpha"])
         fields["beta"] = np.where(is_graded_N, beta_N, rows_N["beta"])
-        trained_N = np.array([one.trained_tokens > 0 for one in facts])
-        graded = self.review(slots, grade_N, now, trained_N, **fields)
+        has_signal_N = np.array([one.signal_tokens > 0 for one in facts])
+        graded = self.review(slots, grade_N, now, has_signal_N, **fields)
         predicted_N = np.array([one.predicted for one in graded])
         self.domains.note(rows_N["domain"], columns["num_success"] / np.maximum(1, columns["size"]), predicted_N, now)
         return graded
@@ -218,7 +218,7 @@ class Recall:
             slots: of the items, distinct.
             grade_N: 1 to 4, or 0 for no review.
             now: the training iteration.
-            trained_N: whether a visit is trained on; False: only a test.
+            trained_N: whether a visit counts as trained on: its rewards differ. False: only a test.
             fields: further fields to write, whether an item is reviewed or not; one array each.
         """
         rows_N = rows_at(self._store.items, slots)

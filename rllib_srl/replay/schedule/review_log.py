@@ -38,7 +38,7 @@ class Reviews:
             now: the training iteration.
             num_success: successful episodes.
             n: valid episodes.
-            tokens: number of tokens trained on; 0 for a visit that was only a test.
+            tokens: loss tokens of a visit whose rewards differ; 0 for one that counts as a test only.
         """
         change.reviews.append(
             (

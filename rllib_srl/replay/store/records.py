@@ -22,6 +22,7 @@ FREE, WAITING, SCHEDULED, LEECH = 0, 1, 2, 3  # status of an item; waiting: stor
 ITEM = np.dtype(
     [("key", "u8"), ("seq", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("due", "f8")]
     + [("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8")]  # see `replay/history.py`
+    # trained_tokens: loss tokens of the visits whose rewards differ; what is trained on is decided after `add`
     + [("trained_tokens", "i8"), ("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]

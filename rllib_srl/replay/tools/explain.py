@@ -367,7 +367,8 @@ def described(item: Found) -> Iterator[tuple[str, str]]:
     yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}, {_streak(int(row['streak']))}"
     if row["visits"]:
         yield "last visit", _last_visit(row)
-    yield "visits", f"{row['visits']}, {row['trained_tokens']} tokens trained, first met in iteration {row['created']}"
+    tokens = f"{row['trained_tokens']} tokens in groups whose rewards differ"
+    yield "visits", f"{row['visits']}, {tokens}, first met in iteration {row['created']}"
     measured = ("novelty", "centroid", "rarity", "spread")
     parts = ", ".join(f"{name} {float(row[name]):.2f}" for name in ("variance", *measured))
     yield "diversity", f"{float(row['diversity']):.2f} among the items ({parts})"

@@ -74,8 +74,8 @@ class SpacingRule(ABC):
     ) -> SpacingState:
         """Return the states after one visit of each item.
 
-        A success that trained nothing (all episodes succeeded: no advantage, no gradient) gains less stability:
-        S' = S (S_full / S)^untrained_gain.
+        A success that trained nothing gains less stability: S' = S (S_full / S)^untrained_gain. The memory takes equal
+        rewards for that: no gradient with most settings.
 
         Args:
             state: before the visit.
