@@ -342,7 +342,8 @@ class SRL(SavedAlgorithm):
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
-        self.report.ahead(list(lag.values()), len(late), num_tokens * is_dropped, self.ahead.take_seconds())
+        spent = self.ahead.take_seconds(), self.ahead.take_waiting_share()
+        self.report.ahead(list(lag.values()), len(late), num_tokens * is_dropped, *spent)
         names = frozenset(group.group_id for group in late)
         if is_dropped:
             return [group for group in groups if group.group_id not in names], frozenset()

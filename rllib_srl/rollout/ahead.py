@@ -78,6 +78,7 @@ class RolloutsAhead:
         self._is_closed = False
         self._seconds: dict[int, dict[str, float]] = {}
         self._idle_since: dict[int, float] = {}
+        self._waited_s, self._waited_from = 0.0, time.monotonic()  # in `take`, and since when
         self._thread = threading.Thread(target=self._keep_going, name="rollouts-ahead", daemon=True)
         self._thread.start()
 
@@ -131,9 +132,11 @@ class RolloutsAhead:
         num = min(num, len(self._outstanding))
         with self._changed:
             self._wanted = num
+        start = time.monotonic()
         try:
             self._wait(lambda: len(self._ended) >= num, f"{num} groups did not end", restore)
         finally:
+            self._waited_s += time.monotonic() - start
             with self._changed:
                 self._wanted = 0
         with self._changed:
@@ -184,6 +187,12 @@ class RolloutsAhead:
                 self._idle_since[runner_id] = now
             found, self._seconds = self._seconds, {}
             return found
+
+    def take_waiting_share(self) -> float:
+        """Return the share of the time since the last call in which `take` waited: the learners had nothing to do."""
+        waited_s, since, now = self._waited_s, self._waited_from, time.monotonic()
+        self._waited_s, self._waited_from = 0.0, now
+        return waited_s / max(now - since, 1e-9)
 
     def forget(self) -> None:
         """Drop all outstanding groups, on the runners too."""

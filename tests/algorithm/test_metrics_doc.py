@@ -40,7 +40,8 @@ RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten",
 RARE |= {"stub/gain", "stub/step_norm"}  # of runs without a model (test_stub_run.py)
 RARE |= {"optimal_value", "optimal_share"}  # where the best policy is known (test_evaluation.py)
 RARE |= {f"by_domain/[^/]+/optimal_{name}" for name in ("value", "share")}
-RARE |= {"lag_mean", "lag_max", "late_share", "runner_idle_share", "num_tokens_dropped_late"}
+RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
+RARE |= {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
 NO_METRICS = ("Trackers",)  # headings of other sections
 
 

@@ -90,6 +90,16 @@ def test_the_first_losses_of_an_iteration_are_shown_and_the_rest_counted(tmp_pat
     assert [record.getMessage() for record in caplog.records] == [*shown, *shown, more]
 
 
+def test_idle_shares_with_rollouts_ahead_by_hand(tmp_path):
+    report = Report(MetricsLogger(root=True), tmp_path)
+    seconds = {1: {"idle_s": 1.0, "slice_s": 3.0, "engine_s": 1.0}, 2: {"slice_s": 2.0, "engine_s": 2.0}}
+    report.ahead([0, 2], 1, 5, seconds, 0.25)
+    found = report._metrics.reduce(compile=True)["rollout"]
+    assert (found["lag_mean"], found["lag_max"], found["late_share"]) == (1.0, 2, 0.5)
+    assert (found["runner_idle_share"], found["engine_idle_share"]) == ((1 / 4 + 0) / 2, (3 / 4 + 0) / 2)
+    assert found["learner_idle_share"] == 0.25
+
+
 NOTHING = (0.0, 0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -123,3 +124,28 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
     assert set(delivered.values()) == {1} and sum(delivered.values()) == sizes[0] + sum(sizes)
     assert not ahead.outstanding and runners.most_begun <= MOST_BEGUN - 1 + 3
     assert death or not restarts
+
+
+def test_the_share_of_time_that_training_waits():
+    runners = Runners(random.Random(1), 1, 0.0)
+    original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
+    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=1, most_begun=MOST_BEGUN)
+    try:
+        ahead.take_waiting_share()
+        time.sleep(0.05)
+        assert ahead.take_waiting_share() == 0.0  # nothing was waited for
+        start = time.monotonic()
+        with ahead.at_rest():
+            launch(ahead, ["a"], random.Random(1))
+            taking = threading.Thread(target=ahead.take, args=(1, lambda lost: None))
+            taking.start()
+            time.sleep(0.2)
+        taking.join(10)
+        waited_s = time.monotonic() - start
+        time.sleep(0.2)
+        share, took_s = ahead.take_waiting_share(), time.monotonic() - start
+        assert 0.19 / took_s <= share <= min(0.99, waited_s / (took_s - 0.01))
+        assert ahead.take_waiting_share() == 0.0
+    finally:
+        ahead.close()
+        ahead_module.ray = original
