@@ -29,7 +29,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from rllib_srl.batch.layout import MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
+from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.learner.batch_statistics import keys_of_episodes, set_batch_statistics
 from rllib_srl.learner.critic import Critic, set_token_advantages
@@ -155,7 +155,7 @@ class GRPOTorchLearner(TorchLearner):
             self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
             self._episode_keys = keys_of_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
-            episodes = [turns_of(episode, self.config.turn_mask) for episode in episodes]
+            episodes = self._of_some_turns(episodes)
             self.regularisers.begin(groups, shard.origins)
             sizes = [group.size for group in groups]
             is_reused_B = np.repeat(shard.is_reused_P, sizes)
@@ -169,6 +169,16 @@ class GRPOTorchLearner(TorchLearner):
         # A count of the whole batch: a learner without reused groups must still join the all-reduce.
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
+
+    def _of_some_turns(self, episodes: list[Episode]) -> list[Episode]:
+        """Return the episodes with the turns of `turn_mask`, and log the share of tokens that it leaves out."""
+        if self.config.turn_mask == "all":
+            return episodes
+        kept = [turns_of(episode, self.config.turn_mask) for episode in episodes]
+        written, trained = (sum(int(one.loss_mask_T.sum()) for one in some) for some in (episodes, kept))
+        share = 1 - trained / max(1, written)
+        self.metrics.log_value((DEFAULT_MODULE_ID, "turn_masked"), share, reduce="mean", window=1)
+        return kept
 
     def _training_tensors(self, one: MicroBatch[np.ndarray], is_reused: bool) -> MicroBatch[torch.Tensor]:
         batch = self.scorer.tensors(one, self.config.temperature)

@@ -35,6 +35,7 @@ RLLIBS = {  # RLlib's own, beside ours
 # (rollout/test_agents.py), rollouts ahead of training (test_ahead.py).
 RARE = {"num_runner_restarts", "num_reference_moves", "num_attention_graphs", "reward/[^/]+"}
 RARE |= {"num_runners_lost", "num_groups_played_again", "num_learner_rebuilds", "num_iterations_repeated"}
+RARE |= {"turn_masked"}  # test_losses_in_the_learner.py
 RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
 RARE |= {"stub/gain", "stub/step_norm"}  # of runs without a model (test_stub_run.py)

@@ -300,15 +300,16 @@ def test_wrong_turns_get_no_gradient(gradient):
         without.append(replace(group, loss_mask_N=mask_N))
         marked[-1].check_valid()
     assert sum(len(group.extra["wrong_turns"]) for group in marked) > 2
-    right, *_ = gradient(marked, **BARE, turn_mask="right")
+    right, stats, _ = gradient(marked, **BARE, turn_mask="right")
     alone, *_ = gradient(without, **BARE)
     scale = sum(g.loss_mask_N.sum() for g in without) / sum(g.loss_mask_N.sum() for g in groups)
+    assert stats["turn_masked"] == pytest.approx(1 - scale)
     assert 0 < scale < 1 and relative_gap(right, {name: scale * alone[name] for name in alone}) < 1e-5
     every, *_ = gradient(marked, **BARE)
     bare, *_ = gradient(groups, **BARE)
     assert relative_gap(every, bare) == 0 and relative_gap(right, every) > 1e-2
-    unmarked, *_ = gradient(groups, **BARE, turn_mask="right")
-    assert relative_gap(unmarked, bare) == 0
+    unmarked, stats, _ = gradient(groups, **BARE, turn_mask="right")
+    assert relative_gap(unmarked, bare) == 0 == stats["turn_masked"]
 
 
 def one_turn_only(group):
