@@ -53,7 +53,7 @@ from rllib_srl.algorithm.settings import (
     spelling,
     warn_once,
 )
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import faults_of, warnings_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, with_whole_paths
@@ -74,6 +74,7 @@ from rllib_srl.replay.settings import ReplaySettings
 _NAME_FILES = ("env_config", "worlds", "stream", "regularisers", "contamination")
 
 logger = logging.getLogger(__name__)
+_warned: set[str] = set()  # warnings that this process has logged: a run validates several times
 
 
 class SRLConfig(AlgorithmConfig):
@@ -330,9 +331,9 @@ class SRLConfig(AlgorithmConfig):
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
-            may_reuse = "reuse" in self.planner_settings().adapted
-            for line in self.replay_settings().warnings("replay_", may_reuse):
+            for line in sorted({*warnings_of(self)} - _warned):
                 logger.warning(line)
+                _warned.add(line)
             self._settle()
         super().validate()
 

@@ -29,6 +29,8 @@ from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.replay.setting_advice import Run, group_size_faults
+from rllib_srl.replay.setting_advice import warnings_of as memory_warnings
 from rllib_srl.replay.settings import AUTO, parameters_of
 from rllib_srl.storage.local_paths import local_path
 
@@ -133,6 +135,13 @@ def faults_of(config: Any) -> list[str]:
     return lines
 
 
+def warnings_of(config: Any) -> list[str]:
+    """Return a line for each setting of the memory that has little or no effect; the settings are valid."""
+    flat, given = config.flat(), config.names_given()
+    lines = memory_warnings(flat.replay_settings(), _beside_memory(flat))
+    return [_as_given(line, given) for line in lines]
+
+
 def _parameters(config: Any) -> Iterator[tuple[str, str]]:
     """Yield (flat name, error message) for parameters that do not exist, or that the chosen rule does not read."""
     for name, group in GROUPS.items():
@@ -194,10 +203,13 @@ def _unused(config: Any) -> Iterator[str]:
         yield "policies = several; expected one: SRL trains a single policy"
 
 
+def _least_group(config: Any) -> int:
+    return 1 if config.rule_of("advantage") == "posterior" else 2
+
+
 def _numbers(config: Any) -> Iterator[str]:
     yield from of_integers(config, AT_LEAST)
-    least = 1 if config.rule_of("advantage") == "posterior" else 2
-    if not is_integer(config.group_size, least):
+    if not is_integer(config.group_size, least := _least_group(config)):
         hint = ", or advantage = 'posterior'" if is_integer(config.group_size, 1) else ""
         yield f"group_size = {config.group_size!r}; expected an integer of at least {least}{hint}"
     least_of = {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1, "max_concurrent_episodes": 1}
@@ -500,7 +512,22 @@ def _stream(config: Any) -> Iterator[str]:
 
 
 def _replay(config: Any) -> Iterator[str]:
-    yield from config.replay_settings().faults(prefix="replay_")
+    settings = config.replay_settings()
+    yield from (faults := settings.faults(prefix="replay_"))
+    if not faults and is_integer(config.group_size, _least_group(config)) and config.rollout != "knapsack":
+        yield from group_size_faults(settings, _beside_memory(config))
+
+
+def _beside_memory(config: Any) -> Run:
+    """Return the settings of the run that the memory's depend on."""
+    planner = config.planner_settings()
+    adapted = () if planner.faults() else planner.adapted
+    return Run(
+        group_size=config.group_size,
+        may_revisit=bool(config.replay_revisit_fraction) or "revisit" in adapted,
+        may_reuse=bool(config.replay_reuse_fraction) or "reuse" in adapted,
+        has_posterior=config.rule_of("advantage") == "posterior",
+    )
 
 
 def _fractions(config: Any, settings: PlannerSettings) -> Iterator[str]:

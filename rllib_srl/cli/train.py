@@ -25,6 +25,7 @@ from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensor
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.pool_hint import pool_hint
 from rllib_srl.cli.shared.settings import (
     ITERATIONS,
     Parser,
@@ -96,6 +97,8 @@ def train(arguments: argparse.Namespace) -> int:
         algo = start(config, plan, last, arguments.verbose)
         WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
         try:
+            if plan.checkpoint is None and (hint := pool_hint(config, algo.source, last)):
+                progress.note(hint)
             if arguments.export:
                 algo.check_export(arguments.export)
             return run(algo, plan, last, progress, arguments.export)

@@ -28,6 +28,7 @@ BAND_BOUNDS = (0.4, 0.8)  # of shares that do not divide items by band, so it do
 FADE = 0.985  # a group: about 67 groups count
 AUTO_BOUNDS = (0.05, 0.5)  # lowest and highest revisit fraction of "auto" in an endless stream
 AUTO_STEP = 0.05  # of an iteration, as a share of the range between the bounds
+NUM_SHOWN = 8  # domains in a warning
 MIN_GROUPS = 8.0  # faded groups of each kind below which the fraction stays
 
 
@@ -179,7 +180,11 @@ def make_filler(
     Raises:
         ValueError: a finite pool with settings that do not fit it, all at once.
     """
-    if not isinstance(memory, ReplayClient) or not memory.is_auto:
+    if not isinstance(memory, ReplayClient):
+        return StreamFiller(source, memory, None)
+    for line in unknown_domains(memory.settings, source):
+        logger.warning(line)
+    if not memory.is_auto:
         return StreamFiller(source, memory, None)
     pool = source.pool(memory.settings.capacity)
     if pool is None:
@@ -187,6 +192,25 @@ def make_filler(
     if faults := list(_faults_of_pool(memory.settings, pool, num_prompts, mixture, named)):
         raise ValueError("replay_revisit_fraction = 'auto' with a finite pool: " + "; ".join(faults))
     return PoolFiller(memory, pool)
+
+
+def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]:
+    """Return a warning for each setting that names domains of which the source has no prompt, where that is known."""
+    quotas, chosen = settings.domain_quotas, settings.domains
+    named: dict[str, Collection[str]] = {
+        "replay_selection.weights": settings.selection_config.get("weights", {}),
+        "replay_domain_quotas": quotas if isinstance(quotas, Mapping) else (),
+        "replay_domains": chosen if isinstance(chosen, list | tuple | set | frozenset) else (),
+    }
+    if not any(named.values()) or (known := source.known_domains()) is None:
+        return []
+    listed = ", ".join(map(repr, sorted(known)[:NUM_SHOWN])) + (", ..." if len(known) > NUM_SHOWN else "")
+    return [
+        f"{name} has {', '.join(map(repr, unknown))}, without effect: no training prompt is of this domain; expected "
+        f"some of {listed}"
+        for name, names in named.items()
+        if (unknown := sorted(set(names) - known))
+    ]
 
 
 def _faults_of_pool(

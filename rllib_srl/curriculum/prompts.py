@@ -10,6 +10,7 @@ every run would play the same tasks.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -25,6 +26,8 @@ from rllib_srl.types import Prompt
 logger = logging.getLogger(__name__)
 MAX_REFUSED = 100_000  # limit on consecutive prompt ids that a filter rejects
 MAX_POOL = 1_000_000  # prompts of all environments together, for shuffled epochs
+MAX_LISTED = 10_000  # prompts of one environment whose domains are looked up before they are drawn
+NUM_NAMED = 3  # environments in a warning
 ORDERS = ("mixture", "epochs")
 
 
@@ -235,15 +238,66 @@ class PromptSource:
         return self._values[prompt.key]
 
     def small_pools(self, num_prompts: int) -> list[str]:
-        """Return a warning for each environment with fewer training prompts than `num_prompts`, a batch's."""
-        listing = [env_id for env_id, env in self._envs.items() if hasattr(env.unwrapped, "prompt_ids")]
-        known = {env_id: sum(1 for _ in islice(self._all_ids(env_id, 0), num_prompts)) for env_id in listing}
+        """Return one warning if there are fewer training prompts than a batch draws, [] if there are enough.
+
+        With "epochs" all environments together are compared with the batch. Otherwise each one is compared with the
+        prompts that it has to give on average, by its weight; in a stream, with the whole batch of its stage.
+
+        Args:
+            num_prompts: in a batch.
+        """
+        batch = f"num_prompts_per_batch = {num_prompts}"
+        if self._epochs is not None:
+            if (num := len(self._epochs)) >= num_prompts:
+                return []
+            whole = f"environment {self._ids[0]!r} has" if len(self._ids) == 1 else "all environments together have"
+            often = f"an iteration plays each about {num_prompts / num:.1f} times"
+            return [f"{whole} {num} training prompts, fewer than {batch}: {often}"]
+        shares = self._probabilities if self._stream is None else np.ones(len(self._ids))
+        small: dict[str, tuple[int, float]] = {}
+        for env_id, drawn in zip(self._ids, (num_prompts * shares).tolist(), strict=True):
+            if hasattr(self._envs[env_id].unwrapped, "prompt_ids"):
+                num = sum(1 for _ in islice(self._all_ids(env_id, 0), math.ceil(drawn)))
+                small |= {env_id: (num, drawn)} if 0 < num < drawn else {}
+        if not small:
+            return []
+        if len(self._ids) == 1:
+            ((env_id, (num, drawn)),) = small.items()
+            often = f"an iteration plays each about {drawn / num:.1f} times"
+            return [f"environment {env_id!r} has {num} training prompts, fewer than {batch}: {often}"]
+        first = islice(small.items(), NUM_NAMED)
+        named = [f"{name!r} ({num} prompts, {drawn:.1f} draws)" for name, (num, drawn) in first]
+        more = f" and {len(small) - NUM_NAMED} more" if len(small) > NUM_NAMED else ""
+        each = "an iteration" if self._stream is None else "an iteration of its stage"
         return [
-            f"environment {env_id!r} has {num} training prompts, fewer than num_prompts_per_batch = {num_prompts}: "
-            f"an iteration plays each about {num_prompts / num:.1f} times"
-            for env_id, num in known.items()
-            if 0 < num < num_prompts
+            f"{len(small)} of {len(self._ids)} environments have fewer training prompts than {each} draws from them "
+            f"with {batch}: {', '.join(named)}{more}"
         ]
+
+    def known_domains(self) -> frozenset[str] | None:
+        """Return the domains of all training prompts; None if they are not all known before they are drawn.
+
+        The state does not change, and no domain counts as drawn.
+        """
+        domains: set[str] = set()
+        for env_id, env in self._envs.items():
+            if named_domain(env_id) or not hasattr(env.unwrapped, "domain_of"):
+                domains.add(self._domain(env_id, ""))
+                continue
+            ids = list(islice(self._all_ids(env_id, 0), MAX_LISTED + 1)) if hasattr(env.unwrapped, "prompt_ids") else []
+            if not 0 < len(ids) <= MAX_LISTED:
+                return None
+            domains.update(self._domain(env_id, str(prompt_id)) for prompt_id in ids)
+        return frozenset(domains)
+
+    def num_training_prompts(self, limit: int) -> int | None:
+        """Return the number of training prompts of all environments; None for a stream, or above `limit`."""
+        if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
+            return None
+        num = 0
+        for env_id in self._ids:
+            num += sum(1 for _ in islice(self._all_ids(env_id, 0), limit + 1 - num))
+        return num if num <= limit else None
 
     def measured_pool(self) -> list[Prompt]:
         """Return the training prompts of the environments that list them for measurement (`pool_ids`), [] without any.

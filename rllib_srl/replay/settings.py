@@ -26,12 +26,11 @@ from rllib_srl.replay.selection.candidates import SETTING_NAMES, SelectionSettin
 from rllib_srl.replay.selection.context import SignalSettings
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
-from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
+from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
 
 AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
-OF_REUSE = ("reuse_selection", "max_uses", "reuse_coeff", "reuse_correction")  # settings of nothing but reuse
 DIVERSITY_ON = ("interval", "draw")
 GPU_SHARE, MOST_GPU_SHARE = 0.1, 0.3  # of a card, for one shard: by default, and at most
 
@@ -251,35 +250,6 @@ class ReplaySettings:
         named = {line.partition(" ")[0] for line in lines}
         lines += [line for line in _without_effect(self) if line.partition(" ")[0] not in named]
         return [f"{prefix}{line}" for line in lines]
-
-    def warnings(self, prefix: str = "", may_reuse: bool = False) -> list[str]:
-        """Return a line for each part that is set and does little with the others; [] if there is none.
-
-        Args:
-            prefix: of the names of settings.
-            may_reuse: whether groups may be reused with `reuse_fraction` 0, by a planner.
-        """
-        if not self.is_on:
-            return []
-        lines = []
-        if not self.reuse_fraction and not may_reuse:
-            given = {name: getattr(self, name) for name in OF_REUSE}
-            lines += [
-                f"{prefix}{name} = {value!r} has no effect with {prefix}reuse_fraction = 0: nothing is trained on again"
-                for name, value in given.items()
-                if value != TABLE[name].default
-            ]
-        if self.has_due_dates and self.fill_with_not_due and self.selection in DATELESS:
-            lines.append(
-                f"{prefix}spacing = {self.spacing!r} with {prefix}selection = {self.selection!r}: due dates are shown, "
-                f"but no draw depends on them; {prefix}selection = 'srl' draws what is due"
-            )
-        if not self.has_due_dates and self.load_control == "throttle_new":
-            lines.append(
-                f"{prefix}load_control = 'throttle_new' with {prefix}spacing = 'none': each item counts as one revisit "
-                "an iteration, so hardly more items come back than there are slots; expected a rule of spacing"
-            )
-        return lines
 
     def checked(self) -> ReplaySettings:
         """Return these settings.

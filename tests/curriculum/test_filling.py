@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from rllib_srl.curriculum.filling import AUTO_BOUNDS, LiveBalance, StreamFiller
+from rllib_srl.curriculum.filling import AUTO_BOUNDS, LiveBalance, StreamFiller, make_filler, unknown_domains
 from rllib_srl.curriculum.planner import Plan
+from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
+from tests.small_worlds import Even, Odd
 
 
 def meta(number: int, origin: str) -> GroupMeta:
@@ -91,3 +97,59 @@ def test_a_balance_goes_on_from_its_state():
     other.set_state(one.get_state())
     both = [observed(each, {"fresh": 3, "revisit": 2}, {"fresh": 1, "revisit": 2}) for each in (one, other)]
     assert both[0] == both[1] < 0.25 and one.get_state() == other.get_state()
+
+
+class Mixed(Even):
+    """Has two domains: of small and of large numbers."""
+
+    def domain_of(self, prompt_id):
+        return "small" if int(prompt_id.split()[1]) < 6 else "large"
+
+
+class Endless(Mixed):
+    """Lists prompts without end."""
+
+    def prompt_ids(self, split, seed):
+        return (f"even {number}" for number in itertools.count())
+
+
+def source_of(**creators) -> PromptSource:
+    return PromptSource(creators, {}, dict.fromkeys(creators, 1.0), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"selection": "signal", "selection_config": {"weights": {"od": 2.0, "odd": 3.0}}}, "replay_selection.weights"),
+        ({"domain_quotas": {"od": 1.0, "odd": 1.0}}, "replay_domain_quotas"),
+        ({"domains": ["od", "odd"]}, "replay_domains"),
+    ],
+)
+def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
+    source = source_of(even=Even, odd=Odd, mixed=Mixed)
+    assert source.known_domains() == {"even", "odd", "small", "large"}
+    assert unknown_domains(ReplaySettings(**settings), source) == [
+        f"{name} has 'od', without effect: no training prompt is of this domain; expected some of 'even', 'large', "
+        "'odd', 'small'"
+    ]
+    untouched = source_of(even=Even, odd=Odd, mixed=Mixed)
+    assert source.domain_weights() == untouched.domain_weights() and source.draw(9) == untouched.draw(9)
+    assert unknown_domains(ReplaySettings(**settings), source_of(odd=Odd, od=Even)) != []  # names of environments
+    assert unknown_domains(ReplaySettings(**settings), source_of(odd=Odd, endless=Endless)) == []  # it may come
+
+
+def test_domains_with_prompts_and_defaults_are_not_warned_of():
+    source = source_of(even=Even, mixed=Mixed)
+    given = {"selection": "signal", "selection_config": {"weights": {"large": 2.0}}, "domain_quotas": {"even": 1.0}}
+    for settings in (given, {}, {"domain_quotas": "equal"}, {"domains": "last"}):
+        assert unknown_domains(ReplaySettings(**settings), source) == []
+
+
+def test_the_warning_is_logged_when_a_run_starts(caplog):
+    memory = object.__new__(ReplayClient)
+    memory.settings, memory.is_auto = ReplaySettings(domain_quotas={"evem": 1.0}), False
+    with caplog.at_level("WARNING", "rllib_srl"):
+        assert isinstance(make_filler(source_of(even=Even), memory, 4, {"even": 1.0}), StreamFiller)
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "replay_domain_quotas has 'evem', without effect: no training prompt is of this domain"
+    ]

@@ -13,6 +13,7 @@ import gymnasium
 import pytest
 
 from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.curriculum.streams import make_stream
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.wrappers import around
@@ -138,6 +139,63 @@ def test_a_small_file_is_warned_of(tmp_path):
     settings = {"q": {"path": five, "heldout_path": others, "num_shots": 0}}
     (line,) = PromptSource({"q": QuestionFile}, settings, {"q": 1.0}, seed=1).small_pools(16)
     assert line.startswith("environment 'q' has 5 training prompts, fewer than num_prompts_per_batch = 16")
+
+
+def with_prompts(path: Path, *counts: int) -> dict[str, dict[str, Any]]:
+    """Return settings of question files with so many training questions each."""
+    settings = {}
+    for at, num in enumerate(counts):
+        rows = [(f"What is {1000 * at + n} + 1?", str(1000 * at + n + 1)) for n in range(num)]
+        heldout = write_rows(path / f"heldout{at}.jsonl", [(f"What is {500 + 1000 * at} + 1?", str(501 + 1000 * at))])
+        train = write_rows(path / f"train{at}.jsonl", rows)
+        settings[f"q{at}"] = {"path": train, "heldout_path": heldout, "num_shots": 0}
+    return settings
+
+
+def of_files(settings: dict[str, dict[str, Any]], mixture: dict[str, float] | None = None, **how: Any) -> PromptSource:
+    mixture = mixture or dict.fromkeys(settings, 1.0)
+    return PromptSource(dict.fromkeys(settings, QuestionFile), settings, mixture, seed=1, **how)
+
+
+def test_environments_of_a_mixture_are_compared_with_their_own_draws(tmp_path):
+    """A batch of 16 from eight files of 5 draws two from each, though it is larger than each of them."""
+    settings = with_prompts(tmp_path, *[5] * 8)
+    source = of_files(settings)
+    assert source.small_pools(16) == source.small_pools(40) == []
+    assert source.small_pools(44) == [
+        "8 of 8 environments have fewer training prompts than an iteration draws from them with num_prompts_per_batch "
+        "= 44: 'q0' (5 prompts, 5.5 draws), 'q1' (5 prompts, 5.5 draws), 'q2' (5 prompts, 5.5 draws) and 5 more"
+    ]
+    # By weight the first file gives half of a batch of 16: 8 draws for 5 prompts.
+    heavy = of_files(settings, {"q0": 7.0, **{f"q{at}": 1.0 for at in range(1, 8)}})
+    assert heavy.small_pools(16) == [
+        "1 of 8 environments have fewer training prompts than an iteration draws from them with num_prompts_per_batch "
+        "= 16: 'q0' (5 prompts, 8.0 draws)"
+    ]
+    assert heavy.draw(4) == of_files(settings, {"q0": 7.0, **{f"q{at}": 1.0 for at in range(1, 8)}}).draw(4)
+
+
+def test_epochs_are_compared_with_all_prompts_together(tmp_path):
+    source = of_files(with_prompts(tmp_path, 5, 7), order="epochs")
+    assert source.small_pools(12) == []
+    assert source.small_pools(16) == [
+        "all environments together have 12 training prompts, fewer than num_prompts_per_batch = 16: an iteration plays "
+        "each about 1.3 times"
+    ]
+    alone = of_files(with_prompts(tmp_path, 5), order="epochs")
+    (line,) = alone.small_pools(16)
+    assert line.startswith("environment 'q0' has 5 training prompts, fewer than num_prompts_per_batch = 16: an ")
+
+
+def test_a_stage_of_a_stream_is_compared_with_the_whole_batch(tmp_path):
+    settings = with_prompts(tmp_path, 5, 20)
+    stages = [{"world": name, "env_config": env_config, "iterations": 4} for name, env_config in settings.items()]
+    stream = make_stream(stages)
+    (line,) = of_files(settings, stream=stream).small_pools(16)
+    assert line == (
+        "1 of 2 environments have fewer training prompts than an iteration of its stage draws from them with "
+        "num_prompts_per_batch = 16: 'q0' (5 prompts, 16.0 draws)"
+    )
 
 
 # --- pools of no use ------------------------------------------------------------------------------

@@ -277,21 +277,6 @@ def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
         SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
 
 
-def test_parts_that_do_little_together_are_warned_of():
-    assert ReplaySettings().warnings() == ReplaySettings(spacing="fsrs", selection="srl").warnings() == []
-    assert ReplaySettings(spacing="fsrs", fill_with_not_due=False).warnings() == []
-    (line,) = ReplaySettings(spacing="fsrs").warnings("replay_")
-    assert line.startswith("replay_spacing = 'fsrs' with replay_selection = 'uniform': ")
-    (line,) = ReplaySettings(load_control="throttle_new").warnings()
-    assert line.startswith("load_control = 'throttle_new' with spacing = 'none': ")
-    reuse = ReplaySettings(max_uses=9)
-    assert reuse.warnings("replay_", may_reuse=True) == replace(reuse, reuse_fraction=0.1).warnings() == []
-    (line,) = reuse.warnings("replay_")
-    assert line.startswith("replay_max_uses = 9 has no effect with replay_reuse_fraction = 0: ")
-    off = {"capacity": 0, "revisit_fraction": 0, "reuse_fraction": 0}
-    assert ReplaySettings(load_control="throttle_new", **off).warnings() == []
-
-
 @pytest.mark.parametrize(("selection", "spacing"), [("uniform", "none"), ("uniform", "fsrs"), ("fifo", "none")])
 def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spacing):
     """Of 24 items a pool holds 6, visited in different iterations; `fifo` plays the one that waited longest."""
