@@ -1,4 +1,4 @@
-"""Evaluation of held-out prompts on the training engines: greedy accuracy, pass@k, and self-iteration.
+"""Evaluation on the training engines: greedy accuracy, pass@k and self-iteration on held-out prompts, and on a pool.
 
 Evaluation samples from a separate random stream, and training reseeds each iteration, so evaluation
 never changes the samples of training.
@@ -7,7 +7,7 @@ never changes the samples of training.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Unpack
 
@@ -16,6 +16,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, NUM
 
 from rllib_srl.algorithm.answers import answer_diversity, corrections, iteration_gain
 from rllib_srl.algorithm.config import SRLConfig
+from rllib_srl.common.environments import Environment
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.rollout.env_runner import PlayOptions, RunnerBatch
@@ -48,6 +49,36 @@ def evaluate(config: SRLConfig, source: PromptSource, play: Play) -> dict[str, A
     for domain, figures in shares_of_optimum(groups, source.optimal_value).items():
         (results["by_domain"][domain] if domain else results).update(figures)
     return results | beyond_greedy(config, source, play, prompts, greedy)[0]
+
+
+def evaluate_pool(config: SRLConfig, source: PromptSource, play: Play) -> tuple[dict[str, Any], list[GroupMeta]]:
+    """Evaluate greedily on the pool itself: the training prompts of environments that list them (`pool_ids`).
+
+    They are graded by right answers, even where training uses a wrong one.
+
+    Returns:
+        The metrics of `summary`, {} if no environment lists a pool, and the groups that were played.
+    """
+    prompts = source.measured_pool()
+    if not prompts:
+        return {}, []
+    groups = [group for batch in play(prompts, "pool", **greedily(config)) for group in batch.groups]
+    return summary(groups, len(prompts)), groups
+
+
+def refuse_without_pool(environments: Mapping[str, Environment]) -> None:
+    """Check that an environment lists its own prompts for measurement.
+
+    Raises:
+        ValueError: none does.
+    """
+    if not any(hasattr(env.unwrapped, "pool_ids") for env in environments.values()):
+        named = ", ".join(map(repr, environments))
+        have = f"environment {named} has" if len(environments) == 1 else f"environments {named} have"
+        raise ValueError(
+            f"{have} no pool to evaluate; expected 'pool', 'recall' or another environment that lists its training "
+            "prompts with right answers (pool_ids)"
+        )
 
 
 def shares_of_optimum(

@@ -72,6 +72,7 @@ class Report:
         self._detector = DETECTORS.named(secret_detector)
         self._writer: EventFile | None = None
         self._num_silent = 0  # batches without any reward
+        self._has_warned_of_late_groups = False
         self._silent_groups = SilentGroups()
 
     @property
@@ -224,7 +225,7 @@ class Report:
         Args:
             lags: updates between the start of each group and its training.
             num_late: groups with more lag than `max_lag`.
-            num_dropped_tokens: generated tokens of late groups that were dropped.
+            num_dropped_tokens: generated tokens of late groups that are never trained on.
             seconds: of each runner, playing (slice_s), of it in the engine (engine_s), and without groups (idle_s).
             waiting_share: of the time, in which the learners waited for groups.
         """
@@ -243,6 +244,15 @@ class Report:
         for name, value in values.items():
             self._metrics.log_value((ROLLOUT_RESULTS, name), value, reduce="mean", window=1)
         self.count("num_tokens_dropped_late", num_dropped_tokens)
+
+    def warn_of_late_groups(self, num: int) -> None:
+        """Warn once that late groups are stored and never trained on."""
+        if not self._has_warned_of_late_groups:
+            self._has_warned_of_late_groups = True
+            self.warn(
+                f"{num} groups lag more than max_lag updates. They are graded and stored, but never trained on, as "
+                "replay_reuse_fraction is 0. Set it above 0, such as 0.25, or raise max_lag"
+            )
 
     def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:
         """Log a weight sync: the canary's log-prob gap between engines and learner (None: no answer) and timings."""

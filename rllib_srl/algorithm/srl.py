@@ -36,7 +36,7 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.contamination.gate import GateSettings, guard
-from rllib_srl.algorithm.evaluation import evaluate
+from rllib_srl.algorithm.evaluation import evaluate, evaluate_pool, refuse_without_pool
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.nodes.asking import check_joined, check_learner_nodes, check_nodes
@@ -342,12 +342,19 @@ class SRL(SavedAlgorithm):
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
+        is_trained_later = not is_dropped and self._may_reuse
         spent = self.ahead.take_seconds(), self.ahead.take_waiting_share()
-        self.report.ahead(list(lag.values()), len(late), num_tokens * is_dropped, *spent)
+        self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later), *spent)
+        if late and not is_dropped and not is_trained_later:
+            self.report.warn_of_late_groups(len(late))
         names = frozenset(group.group_id for group in late)
         if is_dropped:
             return [group for group in groups if group.group_id not in names], frozenset()
         return groups, names
+
+    @property
+    def _may_reuse(self) -> bool:
+        return bool(self.config.replay_reuse_fraction) or "reuse" in self.config.planner_settings().adapted
 
     def _apply_ratings(self) -> None:
         """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
@@ -751,6 +758,15 @@ class SRL(SavedAlgorithm):
         results = evaluate(self.config, self.source, self.play)
         call_rllibs(self, "on_evaluate_end", evaluation_metrics=results)
         return results
+
+    def evaluate_pool(self) -> dict[str, Any]:
+        """Play the prompts of the pool greedily, graded by right answers; the metrics are those of `summary`.
+
+        Raises:
+            ValueError: no environment has a pool.
+        """
+        refuse_without_pool(self.source.environments)
+        return evaluate_pool(self.config, self.source, self.play)[0]
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:
