@@ -314,9 +314,11 @@ class GRPOTorchLearner(TorchLearner):
         return dict(zip(sums, total.tolist(), strict=True))
 
     def postprocess_gradients(self, gradients_dict: dict[str, Any]) -> dict[str, Any]:
-        """Clip as RLlib does; with `fsdp` by the global norm over all shards."""
+        """Clip as RLlib does, and log the norm by its name; with `fsdp` by the global norm over all shards."""
         if self.config.is_sharded:
-            return clipped_shards(gradients_dict, self.config.grad_clip)
+            norm = float(norm_of_shards(list(gradients_dict.values())))
+            self._log("gradients_default_optimizer_global_norm", norm)
+            return clipped_shards(gradients_dict, norm, self.config.grad_clip)
         return super().postprocess_gradients(gradients_dict)
 
     def apply_gradients(self, gradients_dict: dict[str, Any]) -> None:

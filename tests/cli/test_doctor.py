@@ -272,10 +272,14 @@ def test_faults_end_with_1_before_a_run(capsys, tmp_path):
     assert "training are not checked" in out and "2 failures" in out
 
 
+SHARDED = ("--fsdp", "true", "--num_learners", "2", "--num_cpus_per_learner", "0.25")
+
+
 @pytest.mark.slow
-def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path):
+@pytest.mark.parametrize("more", [(), (*SHARDED, "--num_cpus_per_env_runner", "0.25")], ids=["whole", "shards"])
+def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
     fractions = ("--replay_revisit_fraction", "0.25", "--replay_reuse_fraction", "0.25")
-    words = ["--env", "compare", "--model", "tiny", "--out", str(tmp_path / "run"), *WHOLE, *fractions]
+    words = ["--env", "compare", "--model", "tiny", "--out", str(tmp_path / "run"), *WHOLE, *fractions, *more]
     status = doctor.main(words)
     out = capsys.readouterr().out
     assert status == 0, out

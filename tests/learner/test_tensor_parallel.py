@@ -82,7 +82,7 @@ def assert_equal_updates(mesh, one, batch):
     found, stats = update(mesh, *batch)
     (wanted,), wanted_stats = update(one, *batch)
     assert len(found) == mesh.config.num_learners and all(relative_gap(own, wanted) < 1e-5 for own in found)
-    for name in ("loss", "kl", "num_tokens", "entropy"):
+    for name in ("loss", "kl", "num_tokens", "entropy", "gradients_default_optimizer_global_norm"):
         assert stats[name] == pytest.approx(wanted_stats[name], rel=5e-5, abs=1e-7), name
     return found, stats
 

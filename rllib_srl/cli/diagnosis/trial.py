@@ -104,6 +104,7 @@ def _gradient(result: dict[str, Any], is_stub: bool) -> Line:
 
 
 def _weights(algo: Any) -> dict[str, np.ndarray]:
+    algo.learners.gather(algo.config.sync_timeout_s)  # of shards; does nothing otherwise
     weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
     return {name: np.array(value) for name, value in weights.items()}
 

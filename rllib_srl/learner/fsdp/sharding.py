@@ -129,12 +129,18 @@ def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     return length
 
 
-def clipped_shards(gradients: Mapping[Any, torch.Tensor], limit: float | None) -> dict[Any, torch.Tensor]:
-    """Return the gradients scaled down to a global norm of at most `limit` over all shards; None: no limit."""
+def clipped_shards(gradients: Mapping[Any, torch.Tensor], norm: float, limit: float | None) -> dict[Any, torch.Tensor]:
+    """Return the gradients scaled down from their global norm to at most `limit`.
+
+    Args:
+        gradients: of this learner's shards.
+        norm: as `norm_of_shards` returns it.
+        limit: of the norm; None: no limit.
+    """
     if limit is None:
         return dict(gradients)
-    factor = (limit / (norm_of_shards(list(gradients.values())) + 1e-6)).clamp(max=1.0)
-    return {ref: gradient * factor.item() for ref, gradient in gradients.items()}
+    factor = min(1.0, limit / (norm + 1e-6))
+    return {ref: gradient * factor for ref, gradient in gradients.items()}
 
 
 def most(number: int, device: torch.device) -> int:
