@@ -3,10 +3,12 @@
     srl evaluate results/first --evaluation_duration 500      the newest checkpoint of a run
     srl evaluate results/first/checkpoint_000010 --evaluation_pass_k 8
     srl evaluate smollm2-135m --env compare --json accuracy.json
+    srl evaluate results/pool --pool                          also on the prompts of the pool that was trained on
 
 Prints greedy accuracy with its 95 % interval (Wilson), by domain if there are several, pass@k with
 --evaluation_pass_k, and two baselines: always giving the most frequent answer of the training prompts, and guessing.
-A checkpoint is evaluated with the settings of its run; flags override them.
+A checkpoint is evaluated with the settings of its run; flags override them. With --pool the accuracy on all prompts of
+the environment's own pool, each graded by its right answer, is printed beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.algorithm.evaluation import refuse_without_pool
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
@@ -41,10 +44,12 @@ from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]",
+        usage="%(prog)s CHECKPOINT|DIR|MODEL [--pool] [--json FILE] [--SETTING VALUE ...]",
         **help_of(__doc__),
     )
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
+    text = "also evaluate on the pool itself, of environments like pool that list their training prompts"
+    parser.add_argument("--pool", action="store_true", help=text)
     text = 'write all results to FILE as JSON; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
     add_flags_of_played_runs(parser)
@@ -64,8 +69,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         values = {**earlier, **given}
     else:
         values = {**given, "model": arguments.what}
-    figures = measured(values, checkpoint, arguments.verbose, is_silent=arguments.json == Path("-"))
-    if arguments.json == Path("-"):
+    is_silent = arguments.json == Path("-")
+    figures = measured(values, checkpoint, arguments.verbose, is_silent, arguments.pool)
+    if is_silent:
         print(json.dumps(figures, indent=1))
         return 0
     no_model = " (engine = stub: no model)" if figures["engine"] == "stub" else ""
@@ -87,15 +93,22 @@ def checkpoint_named(what: str) -> Path | None:
     return runs.find_checkpoint(path) if is_run or runs.is_checkpoint(path) else None
 
 
-def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:
-    """Evaluate and return all metrics; leave no files behind."""
+def measured(
+    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool, with_pool: bool = False
+) -> dict[str, Any]:
+    """Evaluate and return all metrics, with those of the pool under "pool"; leave no files behind."""
     with (
         showing_progress(1, sys.stderr if is_silent else None) as progress,
-        started(values, checkpoint, verbose, progress) as algo,
+        started(values, checkpoint, verbose, progress, with_pool) as algo,
     ):
         config = algo.config
         progress.begin(f"playing {config.evaluation_duration} held-out prompts ...")
         results = algo.evaluate()
+        if with_pool:
+            progress.begin("playing the prompts of the pool ...")
+            of_pool = algo.evaluate_pool()
+            of_pool["reward"] = of_pool.pop("env_runners")["episode_return_mean"]
+            results["pool"] = of_pool
         prompts = algo.source.heldout(config.evaluation_duration)
         found = baselines.baselines(config, prompts, algo.seed)
         return {
@@ -114,12 +127,13 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
 
 @contextmanager
 def started(
-    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, progress: Progress
+    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, progress: Progress, needs_pool: bool = False
 ) -> Iterator[Any]:
     """Start an algorithm to evaluate a checkpoint's weights; None: those of the model. Leave no files behind.
 
     Raises:
         SettingsError: the settings have faults; nothing was started.
+        ValueError: `needs_pool`, and no environment has a pool; nothing was started.
     """
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "tracker": None}
@@ -127,6 +141,9 @@ def started(
         if checkpoint is None:
             refuse_stub(config, "a model is measured")
         check(config)
+        if needs_pool:
+            creators, settings = config.world_creators(), config.world_configs()
+            refuse_without_pool({env_id: creators[env_id](own) for env_id, own in settings.items()})
         progress.begin("starting Ray ...")
         start_ray(verbose)
         with hushed_stderr(verbose):
@@ -142,11 +159,9 @@ def started(
 
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table."""
-    interval = with_interval(figures["accuracy"], figures["accuracy_low"], figures["accuracy_high"])
-    yield "greedy accuracy, 95 % interval", interval
-    if len(figures["by_domain"]) > 1:
-        for domain, found in figures["by_domain"].items():
-            yield f"  {domain}", f"{found['accuracy']:.3f}"
+    yield from accuracy_rows("greedy accuracy, 95 % interval", figures)
+    if of_pool := figures.get("pool"):
+        yield from accuracy_rows("on the pool itself, 95 % interval", of_pool)
     if figures["pass_k"]:
         yield "pass@1, sampled", f"{figures['pass_at_1']:.3f}"
         yield f"pass@{figures['pass_k']}", f"{figures['pass_at_k']:.3f}"
@@ -158,11 +173,21 @@ def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"net corrections {after}", f"{figures['net_corrections']:+.0f} of {figures['num_chains']}"
     yield from baselines.rows_of(baselines.Baselines(**figures["baselines"]))
     yield "held-out prompts", f"{figures['num_prompts']}" + lost(figures["num_lost"])
+    if of_pool:
+        yield "prompts of the pool", f"{of_pool['num_prompts']}" + lost(of_pool["num_lost"])
     if not math.isclose(figures["reward"], figures["accuracy"], abs_tol=1e-9):
         yield "mean reward", f"{figures['reward']:.3f}"
     if "optimal_value" in figures:
         yield "best policy with memory", f"{figures['optimal_value']:.3f}"
         yield "share of its reward", f"{figures['optimal_share']:.3f}"
+
+
+def accuracy_rows(title: str, figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a row with accuracy and interval, and a row for each domain if there are several."""
+    yield title, with_interval(figures["accuracy"], figures["accuracy_low"], figures["accuracy_high"])
+    if len(figures["by_domain"]) > 1:
+        for domain, found in figures["by_domain"].items():
+            yield f"  {domain}", f"{found['accuracy']:.3f}"
 
 
 def lost(num_lost: int) -> str:

@@ -127,6 +127,15 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
 
 
 def _factors(buffer: SRLReplayBuffer, slot: int) -> dict[str, Any]:
-    """Return the factors of the item's priority in the last draw by `signal`, {} after a draw by another rule."""
+    """Return the reasons of the last draw by `signal`, {} after a draw by another rule.
+
+    `signal` has the factors of the item's priority; `signal_domain` has base, wait, rank and slots of its domain. It is
+    missing where no domain was chosen first.
+    """
     found = buffer.draws.reasons.get(slot)
-    return {} if found is None else {"signal": {name: round(value, 6) for name, value in found.items()}}
+    if found is None:
+        return {}
+    told: dict[str, Any] = {"signal": {name: round(value, 6) for name, value in found.items()}}
+    if domain := buffer.draws.domain_reasons.get(int(buffer.store.items["domain"][slot])):
+        told["signal_domain"] = {**domain, "base": float(f"{domain['base']:.6g}")}
+    return told

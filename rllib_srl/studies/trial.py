@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from rllib_srl.algorithm.evaluation import beyond_greedy, greedily
+from rllib_srl.algorithm.evaluation import beyond_greedy, evaluate_pool, greedily, summary
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
@@ -179,8 +179,7 @@ class StudyTrial(SRL):
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
         figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
-        pool = self.source.measured_pool()
-        of_pool = [g for batch in self.play(pool, "pool", **greedily(self.config)) for g in batch.groups]
+        of_pool = evaluate_pool(self.config, self.source, self.play)[1]
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more, *of_pool]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
@@ -310,11 +309,8 @@ def rows_of(
 
 def with_pool(rows: Sequence[Row], played: Sequence[GroupMeta]) -> list[Row]:
     """Return the rows with the accuracy on the training prompts of their domain, where some were played."""
-    by_domain: dict[str, list[bool]] = defaultdict(list)
-    for group in played:
-        by_domain[group.prompt.domain].append(bool(group.is_right_G()[0]))
-    found = {name: {POOL_ACCURACY: float(np.mean(is_right))} for name, is_right in by_domain.items()}
-    return with_measures(rows, found)
+    by_domain = summary(played, len(played))["by_domain"]
+    return with_measures(rows, {name: {POOL_ACCURACY: found["accuracy"]} for name, found in by_domain.items()})
 
 
 def with_measures(rows: Sequence[Row], found: Mapping[str, Mapping[str, float]]) -> list[Row]:

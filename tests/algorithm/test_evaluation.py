@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.evaluation import _mean_pass, diversity_of, figures_of_chains, shares_of_optimum, summary
+from rllib_srl.algorithm.evaluation import (
+    _mean_pass,
+    diversity_of,
+    figures_of_chains,
+    refuse_without_pool,
+    shares_of_optimum,
+    summary,
+)
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.envs.games.faults import Faults
+from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
 from tests.small_worlds import small_config, watch
@@ -97,6 +106,46 @@ def test_a_run_reports_its_share_of_the_best_policys_reward(ray_here, tmp_path):
     assert results["by_domain"]["faults"]["optimal_share"] == results["optimal_share"]
     assert results["by_domain"]["compare"].keys() == {"accuracy", "num_prompts"}
     assert [one["num_prompts"] for one in results["by_domain"].values()] == [20, 20]
+
+
+@pytest.mark.slow
+def test_the_accuracy_on_the_pool_is_of_its_own_prompts_by_right_answers(ray_here, tmp_path):
+    """A pool with wrong answers beside an environment without a pool; about half of the greedy answers are right."""
+    pool = {"environments": {"largest": "compare", "sums": "chain_sum"}, "num_prompts_per_kind": 15}
+    worlds = {"pool": {**pool, "wrong_answers": 0.3}, "compare": {"num_shots": 0}}
+    config = SRLConfig().environment(worlds=worlds).rl_module(model_config={"model": "tiny"})
+    config.env_runners(engine={"name": "stub", "chance": 0.5}, num_env_runners=0).evaluation(evaluation_duration=6)
+    config.training(num_prompts_per_batch=4, group_size=2, checkpoint_every=0, log_directory=str(tmp_path))
+    algo = config.build_algo()
+    seen = watch(algo)
+    try:
+        results = algo.evaluate_pool()
+        played, seen[:] = [group for batch in seen for group in batch.groups], []
+        again = algo.evaluate_pool()
+    finally:
+        algo.stop()
+    own = FixedPool(worlds["pool"])
+    assert len(own.wrong_ids) == 9 or len(own.wrong_ids) == 10
+    assert sorted(group.prompt.prompt_id for group in played) == sorted(own.pool_ids())
+    assert all(group.rewards_G.shape == (1,) for group in played)
+    right = {group.prompt.prompt_id: bool(group.rewards_G[0] >= 0.999) for group in played}
+    assert 3 < sum(right.values()) < 27
+    assert results["accuracy"] == pytest.approx(sum(right.values()) / 30) and again == results
+    assert (results["accuracy_low"], results["accuracy_high"]) == wilson_interval(sum(right.values()), 30)
+    assert (results["num_prompts"], results["num_lost"]) == (30, 0)
+    assert results["by_domain"] == {
+        kind: {"accuracy": pytest.approx(np.mean([right[i] for i in right if i.startswith(kind)])), "num_prompts": 15}
+        for kind in ("largest", "sums")
+    }
+
+
+def test_an_environment_without_a_pool_is_refused():
+    pool = FixedPool({"environments": {"largest": "compare"}, "num_prompts": 4})
+    refuse_without_pool({"compare": Compare(), "pool": pool})
+    with pytest.raises(ValueError, match="environment 'compare' has no pool to evaluate; expected 'pool', 'recall'"):
+        refuse_without_pool({"compare": Compare()})
+    with pytest.raises(ValueError, match="environments 'a', 'b' have no pool to evaluate"):
+        refuse_without_pool({"a": Compare(), "b": Compare()})
 
 
 @pytest.fixture

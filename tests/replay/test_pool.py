@@ -10,9 +10,10 @@ import pytest
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.journal.reader import readings
+from rllib_srl.replay.selection import rules
 from rllib_srl.replay.selection.pool import SlotClock, context_of, discounted, pool_candidates
 from rllib_srl.replay.selection.signal import factors
-from rllib_srl.replay.tools.explain import find, why
+from rllib_srl.replay.tools.explain import facts_in_words, find, why
 from rllib_srl.types import Prompt
 from tests.small_buffer import a_group
 
@@ -143,6 +144,71 @@ def test_a_draw_is_explained_in_its_factors():
     buffer.close()
 
 
+def facts_of_draw(buffer, num, now) -> dict[str, dict]:
+    """Draw, and return the recorded facts of each drawn prompt by its id."""
+    buffer.from_pool(num, now, f"{now}.due")
+    return {drawn["prompt"]["prompt_id"]: drawn["why"] for drawn in buffer._answered(f"{now}.due")}
+
+
+def test_a_draw_records_how_the_domains_came_by_their_slots():
+    """9^.5 * .5 = 1.5 and 4^.5 * .5 = 1: slots by 1.5 > 1, 2 > 1.5, 3 > 1; then waits of 1 and 2 slots."""
+    buffer = a_buffer()
+    buffer.enrol(pool(9) + pool(4, "words", 9), 0)
+    shared = {"num_domains": 2, "num_drawn": 3}
+    want = {
+        "sums": {"base": 1.5, "wait": 1, "rank": 1, "num_slots": 2, **shared},
+        "words": {"base": 1.0, "wait": 1, "rank": 2, "num_slots": 1, **shared},
+    }
+    found = facts_of_draw(buffer, 3, 1)
+    assert sorted(found) != sorted(f"p{n}" for n in range(3)) and len(found) == 3
+    domains = {name: "sums" if int(name[1:]) < 9 else "words" for name in found}
+    assert all(facts["signal_domain"] == want[domains[name]] for name, facts in found.items())
+    for facts in facts_of_draw(buffer, 1, 2).values():  # nothing was added: only the waits differ, 1.5 * 1 < 1 * 2
+        assert facts["signal_domain"] == {
+            "base": 1.0, "wait": 2, "rank": 1, "num_slots": 1, "num_domains": 2, "num_drawn": 1
+        }  # fmt: skip
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"selection_config": {"noise": 0.0, "phi": 0.0}},
+        {"domain_quotas": "equal"},
+        {"domain_quotas": {"sums": 3.0, "words": 1.0}},
+    ],
+)
+def test_a_draw_that_chooses_no_domain_first_records_the_items_alone(tmp_path, settings):
+    buffer = a_buffer(tmp_path, **settings)
+    buffer.enrol(pool(9) + pool(4, "words", 9), 0)
+    play(buffer, 6, 1, lambda number, now: MIXED if number % 2 else RIGHT)
+    slots_N = buffer.store.rested(2)
+    candidates = buffer.draws.all_candidates(slots_N, 2)
+    told = factors(candidates, 1.0, buffer.draws._rule_settings["items"].signal)
+    chance = {
+        buffer.store.prompt_of(int(slot)).prompt_id: value
+        for slot, value in zip(slots_N, told.chance.tolist(), strict=True)
+    }
+    assert len({round(value, 6) for value in chance.values()}) > 1
+    coming = explained(buffer, "p3")[-1]
+    found = facts_of_draw(buffer, 6, 2)
+    assert len(found) == 6 and not any("signal_domain" in facts for facts in found.values())
+    assert {name: facts["signal"]["chance"] for name, facts in found.items()} == {
+        name: pytest.approx(chance[name], abs=1e-6) for name in found
+    }
+    assert "may be drawn" in coming and "its domain, number" not in coming
+    buffer.close()
+
+
+def test_a_users_rule_of_the_same_name_has_no_reasons_of_signal(monkeypatch):
+    monkeypatch.setitem(rules.SELECTIONS, "signal", lambda candidates, num, generator, settings: np.arange(num))
+    buffer = a_buffer()
+    buffer.enrol(pool(3) + pool(3, "words", 3), 0)
+    found = facts_of_draw(buffer, 2, 1)
+    assert set(found) == {"p0", "p1"} and not any("signal" in facts for facts in found.values())
+    buffer.close()
+
+
 def test_a_prompt_whose_play_failed_waits_for_its_turn():
     buffer = a_buffer()
     buffer.enrol(pool(6), 0)
@@ -254,6 +320,48 @@ def test_why_explains_draws_and_the_next_one_in_the_terms_of_the_rule(tmp_path):
     (line,) = explained(buffer, f"p{other}")
     assert line.startswith(f"may be drawn for iteration 2: never played, priority {unseen:.3g} = ")
     assert "number 1 of 4 items" in line
+    buffer.close()
+
+
+def test_why_tells_how_the_domain_came_by_its_slots_in_past_and_next_draws(tmp_path):
+    buffer = a_buffer(tmp_path)
+    buffer.enrol(pool(9) + pool(4, "words", 9), 0)
+    facts = facts_of_draw(buffer, 3, 1)
+    name = next(name for name in facts if int(name[1:]) < 9)
+    drawn, coming = explained(buffer, name)
+    assert drawn == (
+        "drawn for iteration 1: never played before, priority 3.25 = weight 1 / cost 1 * 4.3 iterations * chance of "
+        "signal 0.75 * chance of progress 1.00; its domain, number 1 of 2 with value 1.5 = base 1.5 * 1 slot waited, "
+        "got 2 of 3 slots, rule signal"
+    )
+    # waits of 1 and 2 slots: 1.5 < 2, then 3 > 1, then 2 > 1.5
+    assert coming.endswith(
+        "; its domain, number 2 of 2 with value 1.5 = base 1.5 * 1 slot waited, would get 1 of 3 slots; 3 slots an "
+        "iteration, rule signal"
+    )
+    before, _, rest = facts_in_words(facts[name]).partition("; its domain, ")
+    older = {key: value for key, value in facts[name].items() if key != "signal_domain"}  # of an earlier version
+    assert rest and facts_in_words(older) == before
+    buffer.close()
+
+
+@pytest.mark.parametrize("min_recall_interval", [1, 3])
+def test_what_why_says_of_the_next_draw_is_what_that_draw_records(tmp_path, min_recall_interval):
+    """Value, wait, rank and slots of the domains, over draws whose results and numbers of candidates differ."""
+    buffer = a_buffer(tmp_path, min_recall_interval=min_recall_interval)
+    buffer.enrol(pool(12) + pool(5, "words", 12) + pool(3, "codes", 17), 0)
+    ranks, num_left_out = set(), 0
+    for now in range(1, 9):
+        with readings(buffer.ledger.journal.path) as read:
+            said = {f"p{number}": why(find(read, f"p{number}"), 0)[-1] for number in range(20)}
+        for name, facts in facts_of_draw(buffer, 4, now).items():
+            told = facts_in_words(facts).partition("; its domain, ")[2]
+            assert now == 1 or f"; its domain, {told.replace(', got ', ', would get ')}; 4 slots" in said[name]
+            ranks.add(facts["signal_domain"]["rank"])
+        num_left_out += sum("rests until" in line for line in said.values())
+        drawn = [number_of(prompt) for prompt in buffer.from_pool(4, now, f"{now}.due")[0]]
+        buffer.add([a_group(n, (MIXED, RIGHT, WRONG)[n % 3], now) for n in drawn], now, f"{now}.add")
+    assert ranks == {1, 2, 3} and (num_left_out > 0) == (min_recall_interval > 1)
     buffer.close()
 
 

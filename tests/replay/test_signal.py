@@ -18,6 +18,7 @@ from rllib_srl.replay.selection.signal import (
     chance_of_progress,
     chance_of_signal,
     domain_slots,
+    drawn_by_signal,
     expected_square,
     factors,
     highest,
@@ -99,6 +100,35 @@ def test_a_slot_goes_to_a_domain_first():
     assert signal(candidates, 3, rng(), of(phi=0.0)).tolist() == [0, 1, 2]
     third = signal(candidates, 3, rng(), of(phi=0.4))
     assert third.tolist() == [0, 1, 4]  # 4^.6 = 2.3 twice, then 1 * 3
+
+
+def test_a_draw_has_the_reasons_of_its_choice_by_hand():
+    # Domains 0 (4 items) and 2 (1 item), none in 1. base 4^.5 * .5 = 1 and 1^.5 * .5 = .5, waits 3 and 8: values 3, 4.
+    # Slots: 2 (4), which has no more, then 0 twice.
+    waits, known = np.array([3.0, 99.0, 8.0]), {"unsolved_D": np.zeros(3), "solved_after_D": np.full(3, 4.0)}
+    context = Context(live_D=np.full(3, 0.5), wait_D=waits, **known)
+    candidates = Candidates.of(5, domain=[0] * 4 + [2], elapsed=[9, 8, 7, 6, 1], visits=[1] * 5, context=context)
+    drawn = drawn_by_signal(candidates, 3, rng(), of(phi=0.5))
+    assert drawn.indices.tolist() == [4, 0, 1] == signal(candidates, 3, rng(), of(phi=0.5)).tolist()
+    assert drawn.factors.elapsed.tolist() == [1, 9, 8]
+    np.testing.assert_allclose(drawn.factors.priority, [0.75, 6.75, 6])
+    shared = {"num_domains": 2, "num_drawn": 3}
+    assert drawn.domains.facts_of(0) == {"base": 1.0, "wait": 3, "rank": 2, "num_slots": 2, **shared}
+    assert drawn.domains.facts_of(2) == {"base": 0.5, "wait": 8, "rank": 1, "num_slots": 1, **shared}
+    assert drawn_by_signal(candidates, 3, rng(), of(phi=0.0)).domains is None
+    assert drawn_by_signal(candidates.take(np.arange(4)), 3, rng(), of(phi=0.5)).domains is None  # one domain
+    assert len(drawn_by_signal(candidates, 0, rng(), of()).indices) == 0
+
+
+def test_with_the_posterior_baseline_the_base_of_a_domain_has_the_mean_chance_of_its_items():
+    # Groups of one: S = 4 m (1 - m) N0 / (N0 + 1) * (N0 + 1) / N0. Histories 5 of 10 and 9 of 10, w0 = 0: 1 and .36.
+    context = Context(mean_D=np.full(2, 0.5), group_size=1)
+    candidates = Candidates.of(
+        3, domain=[0, 0, 1], elapsed=[1] * 3, visits=[1] * 3, cost=[2, 2, 1], history_sum=[5, 9, 9],
+        history_count=[10] * 3, context=context,
+    )  # fmt: skip
+    domains = drawn_by_signal(candidates, 2, rng(), of(phi=1.0)).domains
+    assert [domains.facts_of(d)["base"] for d in (0, 1)] == pytest.approx([(1 + 0.36) / 2 * 2 / 4, 0.36])
 
 
 def test_the_domain_that_has_signal_comes_first_and_an_unlearnable_one_last():

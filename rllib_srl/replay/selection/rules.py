@@ -272,6 +272,7 @@ def select(
     domain_weights: Mapping[int, float] | None = None,
     is_leech_N: np.ndarray | None = None,
     carry: Carry | None = None,
+    applied: Rule | None = None,
 ) -> Selected:
     """Draw exactly min(num, N) distinct candidates, by a rule, within domain quotas and the leech cap.
 
@@ -287,11 +288,12 @@ def select(
         domain_weights: domain -> weight of its share of the slots; None: no quotas.
         is_leech_N: which candidates are leeches; None: none.
         carry: `Selected.carry` of the previous call.
+        applied: called in place of the rule, to record its reasons.
 
     Raises:
         ValueError: an unknown rule, a mask of the wrong length, or a rule that breaks its contract.
     """
-    found = SELECTIONS.named(rule)
+    found = applied or SELECTIONS.named(rule)
     if is_leech_N is not None and len(is_leech_N) != len(candidates):
         raise ValueError(f"is_leech_N has {len(is_leech_N)} entries, candidates have {len(candidates)}")
     carry, num = carry or Carry(), min(num, len(candidates))

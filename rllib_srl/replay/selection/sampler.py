@@ -33,14 +33,16 @@ from rllib_srl.replay.selection.rules import (
     BY_DUE,
     DATELESS,
     READ_HISTORY,
+    SELECTIONS,
     WHOLE_POOL,
     Carry,
+    Rule,
     importance,
     make_settings,
     select,
 )
 from rllib_srl.replay.selection.shares import NUM_BANDS, DomainShares
-from rllib_srl.replay.selection.signal import factors
+from rllib_srl.replay.selection.signal import Recorded, signal
 from rllib_srl.replay.selection.today import Judged, Past, Today, judged, past_of, trains_again
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
@@ -89,7 +91,9 @@ class Draws:
         self._settings, self._store, self._recall = settings, store, recall
         self._statistics, self._surprise = statistics, surprise
         self._clock = SlotClock()
-        self.reasons: dict[int, dict[str, float]] = {}  # slot -> factors of its priority, in the last draw by `signal`
+        # Of the last draw by `signal`: slot -> factors of its priority; number of a domain -> `DomainSlots.facts_of`.
+        self.reasons: dict[int, dict[str, float]] = {}
+        self.domain_reasons: dict[int, dict[str, float]] = {}
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
         coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
@@ -170,20 +174,22 @@ class Draws:
         shares: DomainShares | None,
     ) -> np.ndarray:
         store, settings = self._store, self._settings
-        self.reasons = {}
+        self.reasons, self.domain_reasons = {}, {}
         slots_N = store.rested(now, self.domains(shares), settings.min_recall_interval)
         slots_N = slots_N[~np.isin(slots_N, np.array(without, np.int64))] if len(without) else slots_N
         slots_N = self._wanted_items(slots_N, now)
         if not len(slots_N) or num < 1:
             return np.empty(0, np.int64)
         candidates = self.all_candidates(slots_N, now)
-        drawn = self._select(settings.selection, "items", candidates, num, generator, shares=shares).indices
-        if settings.selection == "signal":
-            length, own = len(candidates) / min(num, len(candidates)), self._rule_settings["items"].signal
-            found = factors(candidates.take(drawn), length, own)
-            for n, slot in enumerate(slots_N[drawn].tolist()):
-                self.reasons[slot] = {name: float(column_K[n]) for name, column_K in found._asdict().items()}
+        name = settings.selection
+        rule = Recorded() if SELECTIONS.named(name) is signal else None  # a user's rule of this name has no reasons
+        drawn = self._select(name, "items", candidates, num, generator, shares=shares, applied=rule).indices
+        if name == "signal":
             self._clock.advance(candidates.domain[drawn].tolist())
+        if rule is not None:
+            pairs = zip(slots_N[drawn].tolist(), candidates.seq[drawn].tolist(), strict=True)
+            self.reasons = {slot: rule.factors[seq] for slot, seq in pairs}
+            self.domain_reasons = rule.domains
         drawn_K: np.ndarray = slots_N[drawn]
         return drawn_K
 
@@ -416,6 +422,7 @@ class Draws:
         generator: np.random.Generator,
         is_leech_N: np.ndarray | None = None,
         shares: DomainShares | None = None,
+        applied: Rule | None = None,
     ) -> _Chosen:
         weights: Mapping[int, float] | None = self._weights(candidates)
         settings = self._rule_settings[carried]
@@ -426,7 +433,7 @@ class Draws:
             candidates = replace(candidates, domain=class_N, context=context)
             carried = f"planned_{carried}"
         carry = self._carries[carried]
-        chosen = select(rule, candidates, num, generator, settings, weights, is_leech_N, carry)
+        chosen = select(rule, candidates, num, generator, settings, weights, is_leech_N, carry, applied)
         if len(chosen.indices) == num:
             self._carries[carried] = chosen.carry
         weight_N = importance(rule, candidates, chosen.indices, settings, weights)

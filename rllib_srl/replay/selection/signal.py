@@ -144,39 +144,119 @@ def factors(candidates: Candidates, pass_length: float, settings: SignalSettings
     return Factors(candidates.weight, candidates.cost, elapsed_N, chance_N, progress_N, priority_N)
 
 
+class DomainSlots(NamedTuple):
+    """The domain of each slot of a draw, and how they were chosen; arrays with D are indexed by domain."""
+
+    slots: np.ndarray
+    base_D: np.ndarray  # see `domain_base`
+    wait_D: np.ndarray  # slots since the last one, at the start of the draw
+    have_D: np.ndarray  # number of candidates
+
+    def facts_of(self, domain: int) -> dict[str, float]:
+        """Return base, wait, rank and slots of a domain; the rank is by base * wait among domains with candidates."""
+        value_D = self.base_D * self.wait_D
+        return {
+            "base": float(self.base_D[domain]),
+            "wait": int(self.wait_D[domain]),
+            "rank": 1 + int(np.count_nonzero(value_D > value_D[domain])),  # without candidates the base is 0
+            "num_domains": int(np.count_nonzero(self.have_D)),
+            "num_slots": int(np.count_nonzero(self.slots == domain)),
+            "num_drawn": len(self.slots),
+        }
+
+
+class Drawn(NamedTuple):
+    """The candidates of a draw in the order of its slots, the factors of each, and the choice of their domains."""
+
+    indices: np.ndarray
+    factors: Factors
+    domains: DomainSlots | None  # None: no domain was chosen first
+
+
 def signal(candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings) -> np.ndarray:
     """Return the candidates of `num` slots, in the order of the slots."""
+    return drawn_by_signal(candidates, num, generator, settings).indices
+
+
+def drawn_by_signal(
+    candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
+) -> Drawn:
+    """Draw as `signal` does; return the reasons as well, which the draw has computed anyway."""
     num, own = min(num, len(candidates)), settings.signal
     if num < 1:
-        return np.empty(0, np.int64)
+        return Drawn(np.empty(0, np.int64), Factors(*[np.empty(0)] * len(Factors._fields)), None)
     found = factors(candidates, len(candidates) / num, own)
     priority_N = found.priority
     if own.noise:
         # Gumbel = -log(exponential). Single precision takes a quarter of the time, and ties are rare enough.
         lot_N = np.maximum(generator.standard_exponential(len(candidates), np.float32), np.float32(1e-30))
         priority_N = priority_N * np.exp(np.float32(-own.noise) * np.log(lot_N))
+    domains = slots_by_domain(candidates, found.chance, num, generator, own)
+    if domains is None:
+        drawn_S = highest(priority_N, num, generator, candidates.visits)
+    else:
+        drawn_S = np.empty(num, np.int64)
+        have_D = domains.have_D
+        grouped = np.argsort(candidates.domain.astype(np.uint16 if len(have_D) < 1 << 16 else np.int64), kind="stable")
+        ends_D = np.cumsum(have_D)
+        for domain in np.unique(domains.slots).tolist():
+            inside = grouped[ends_D[domain] - have_D[domain] : ends_D[domain]]
+            at_S = np.flatnonzero(domains.slots == domain)
+            drawn_S[at_S] = inside[highest(priority_N[inside], len(at_S), generator, candidates.visits[inside])]
+    return Drawn(drawn_S, Factors(*(column_N[drawn_S] for column_N in found)), domains)
+
+
+class Recorded:
+    """The rule `signal` for one call of `rules.select`, which may apply it to parts of the candidates.
+
+    Invariant: after the call, `factors` and `domains` have the reasons of each draw of the rule.
+    """
+
+    def __init__(self) -> None:
+        """Record nothing yet."""
+        self.factors: dict[int, dict[str, float]] = {}  # `seq` of a drawn candidate -> its factors
+        self.domains: dict[int, dict[str, float]] = {}  # drawn domain -> `DomainSlots.facts_of`; {}: none chosen first
+
+    def __call__(
+        self, candidates: Candidates, num: int, generator: np.random.Generator, settings: SelectionSettings
+    ) -> np.ndarray:
+        """Draw as `signal` does, and record the reasons."""
+        drawn = drawn_by_signal(candidates, num, generator, settings)
+        rows = zip(*(column_S.tolist() for column_S in drawn.factors), strict=True)
+        names = Factors._fields
+        for seq, row in zip(candidates.seq[drawn.indices].tolist(), rows, strict=True):
+            self.factors[seq] = dict(zip(names, map(float, row), strict=True))
+        if drawn.domains is not None:
+            for domain in set(drawn.domains.slots.tolist()):
+                self.domains[domain] = drawn.domains.facts_of(domain)
+        return drawn.indices
+
+
+def slots_by_domain(
+    candidates: Candidates, chance_N: np.ndarray, num: int, generator: np.random.Generator, settings: SignalSettings
+) -> DomainSlots | None:
+    """Return the domain of each of `num` slots; None with phi = 0 or one domain, where no domain is chosen first.
+
+    Args:
+        candidates: with their context.
+        chance_N: S of each.
+        num: at most the number of candidates.
+        generator: breaks ties.
+        settings: of the rule.
+    """
     have_D = np.bincount(candidates.domain)
     context = candidates.context.of_domains(len(have_D))
-    phi_D = phis(own.phi, context.icc_D)
+    phi_D = phis(settings.phi, context.icc_D)
     if not phi_D[have_D > 0].any() or np.count_nonzero(have_D) == 1:
-        return highest(priority_N, num, generator, candidates.visits)
-    base_D = domain_base(candidates, context, found.chance, phi_D)
-    slots = domain_slots(base_D, context.wait_D, have_D, num, generator)
-    drawn_S = np.empty(num, np.int64)
-    grouped = np.argsort(candidates.domain.astype(np.uint16 if len(have_D) < 1 << 16 else np.int64), kind="stable")
-    ends_D = np.cumsum(have_D)
-    for domain in np.unique(slots).tolist():
-        inside = grouped[ends_D[domain] - have_D[domain] : ends_D[domain]]
-        at_S = np.flatnonzero(slots == domain)
-        drawn_S[at_S] = inside[highest(priority_N[inside], len(at_S), generator, candidates.visits[inside])]
-    return drawn_S
+        return None
+    base_D = domain_base(candidates, context, chance_N, phi_D, have_D)
+    return DomainSlots(domain_slots(base_D, context.wait_D, have_D, num, generator), base_D, context.wait_D, have_D)
 
 
 def domain_base(
-    candidates: Candidates, context: Context, chance_N: np.ndarray, phi_D: np.ndarray
+    candidates: Candidates, context: Context, chance_N: np.ndarray, phi_D: np.ndarray, have_D: np.ndarray
 ) -> np.ndarray:
     """Return n_d^(1 - phi) * pi_d * L_d * w_d / cost_d; w_d and cost_d are means over the domain's candidates."""
-    have_D = np.bincount(candidates.domain)
     weight_D, cost_D = (np.bincount(candidates.domain, column) for column in (candidates.weight, candidates.cost))
     live_D = np.bincount(candidates.domain, chance_N) / np.maximum(have_D, 1) if context.group_size else context.live_D
     progress_D = chance_of_progress(context.unsolved_D, context.solved_after_D)

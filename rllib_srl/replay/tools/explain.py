@@ -30,7 +30,7 @@ from rllib_srl.replay.selection.pool import (
 )
 from rllib_srl.replay.selection.rules import WHOLE_POOL, make_settings
 from rllib_srl.replay.selection.sampler import drawn_in
-from rllib_srl.replay.selection.signal import Factors, factors
+from rllib_srl.replay.selection.signal import DomainSlots, Factors, factors, slots_by_domain
 from rllib_srl.replay.store.records import LEECH, SCHEDULED, WAITING
 from rllib_srl.types import Group, Prompt
 
@@ -207,7 +207,9 @@ def facts_in_words(facts: Mapping[str, Any]) -> str:
     early = " (drawn for its domain's lapses)" if facts.get("is_due_by_domain") else " (drawn early)"
     if "signal" in facts:
         first = "never played before" if not facts["visits"] else f"visit {facts['visits'] + 1}"
-        return f"{first}, {priority_in_words(facts['signal'])}"
+        domain = facts.get("signal_domain")  # older journals have none, nor have draws that chose no domain first
+        rest = f"; {domain_in_words(domain, 'got')}" if domain else ""
+        return f"{first}, {priority_in_words(facts['signal'])}{rest}"
     if not facts.get("has_due_dates", True):  # older journals always had them
         ago = f"{counted(facts['elapsed'], 'iteration')} after its last visit" if facts["visits"] else "never played"
         leech = "a leech, tested again, " if facts["is_leech"] else ""
@@ -232,6 +234,15 @@ def priority_in_words(factors: Mapping[str, float]) -> str:
     )
 
 
+def domain_in_words(domain: Mapping[str, float], got: str) -> str:
+    """Return how a domain came by its slots, from `DomainSlots.facts_of`; `got` is the verb."""
+    base, wait, num_slots = domain["base"], domain["wait"], domain["num_slots"]
+    return (
+        f"its domain, number {domain['rank']} of {domain['num_domains']} with value {base * wait:.3g} = base {base:.3g}"
+        f" * {counted(wait, 'slot')} waited, {got} {num_slots} of {counted(domain['num_drawn'], 'slot')}"
+    )
+
+
 def _next_of_pool(item: Found) -> str:
     """Return a sentence about the next draw by a rule to which every item is a candidate."""
     row, settings, coming = item.row, item.reading.settings, item.reading.now + 1
@@ -244,21 +255,30 @@ def _next_of_pool(item: Found) -> str:
         past = f"rewards {_figure(row['history_sum'])} of {_figure(row['history_count'])} in its history"
         since = f"last drawn {counted(coming - last, 'iteration')} before" if last else "never drawn"
         return f"may be drawn for iteration {coming}: {since}, {silent} in a row, {past}; {rule}"
-    found, domain_N = _factors_of_all(item.reading)
-    priority, is_here_N = found.priority[item.at], domain_N == domain_N[item.at]
+    found, rows_N, domains = _next_by_signal(item.reading)
+    at, domain_N = int(np.searchsorted(rows_N, item.at)), item.reading.stored.items["domain"][rows_N]
+    priority, is_here_N = found.priority[at], domain_N == row["domain"]
     rank, here = (int(np.count_nonzero(one > priority)) + 1 for one in (found.priority, found.priority[is_here_N]))
-    factors = {name: float(column_N[item.at]) for name, column_N in found._asdict().items()}
+    factors = {name: float(column_N[at]) for name, column_N in found._asdict().items()}
     first = "" if last else "never played, "
+    of_domain = "" if domains is None else f"{domain_in_words(domains.facts_of(int(row['domain'])), 'would get')}; "
     return (
         f"may be drawn for iteration {coming}: {first}{priority_in_words(factors)}; number {rank} of {len(domain_N)} "
-        f"items and {here} of {int(is_here_N.sum())} of its domain; {rule}"
+        f"items and {here} of {int(is_here_N.sum())} of its domain; {of_domain}{rule}"
     )
 
 
-def _factors_of_all(reading: Reading) -> tuple[Factors, np.ndarray]:
-    """Return the factors of all items' priorities for the next iteration, and the number of their domain."""
-    settings, state, rows = reading.settings, reading.stored.state, reading.stored.items
-    names = reading.header.domains
+def _next_by_signal(reading: Reading) -> tuple[Factors, np.ndarray, DomainSlots | None]:
+    """Return the factors of the items that may be drawn next, the positions of these items, and the domains' slots.
+
+    The domains are None where none is chosen first, and where quotas, a planner or a filter of domains come first.
+    """
+    settings, state, coming = reading.settings, reading.stored.state, reading.now + 1
+    names, every_N = reading.header.domains, reading.stored.items
+    reviewed_N = np.where(every_N["visits"] > 0, every_N["last_review"], 0)
+    last_N = np.maximum(every_N["last_drawn"], reviewed_N)
+    at_N = np.flatnonzero((last_N == 0) | (last_N + settings.min_recall_interval <= coming))
+    rows = every_N[at_N]
     statistics, clock, drawing = DomainStatistics(), SlotClock(), state.get("draws", {})
     statistics.set_state(state.get("domain_statistics", {}))
     clock.set_state(drawing.get("clock", {}))
@@ -267,9 +287,14 @@ def _factors_of_all(reading: Reading) -> tuple[Factors, np.ndarray]:
     columns = {name: rows[name] for name in (*POOL_COLUMNS, *HISTORY, *DISCOUNTED_BY[settings.history_by])}
     columns |= discounted(columns, settings.history_by, settings.history_half_life)
     context = context_of(statistics, names, clock, surprise)
-    candidates = pool_candidates(columns, reading.now + 1, context, names, own.weights)
+    candidates = pool_candidates(columns, coming, context, names, own.weights)
     slots = max(1.0, float(state.get("slots", 0.0)))
-    return factors(candidates, max(1.0, len(rows) / slots), own), candidates.domain
+    found = factors(candidates, max(1.0, len(rows) / slots), own)
+    is_divided = settings.domain_quotas is not None or drawing.get("planned_items", {}).get("domains")
+    if is_divided or settings.domains != "all":
+        return found, at_N, None
+    num = min(round(slots), len(rows))
+    return found, at_N, slots_by_domain(candidates, found.chance, num, np.random.default_rng(0), own)
 
 
 def next_draw(item: Found) -> str:
