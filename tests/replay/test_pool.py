@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,26 @@ def test_no_prompt_is_played_twice_before_every_one_was_played_once(tmp_path, se
         assert max(counts.values()) - min(counts.values()) <= 1
     assert set(counts.values()) == {4} and played[:23] != sorted(played[:23])
     buffer.check_valid()
+    buffer.close()
+
+
+@pytest.mark.parametrize("phi, is_even", [(0.0, True), (0.5, False)])
+def test_domains_of_different_sizes_are_played_evenly_without_a_choice_of_domains(phi, is_even):
+    """With phi = .5 the small domain has more than its share of the slots; see docs/memory.md.
+
+    With kappa = 0 the values of all items are equal, whatever is known of their domains.
+    """
+    buffer = a_buffer(selection_config={"noise": 0.0, "kappa": 0.0, "phi": phi})
+    prompts = pool(19) + pool(4, "words", 19)
+    assert buffer.enrol(prompts, 0) == 23
+    counts, spread = Counter(dict.fromkeys(range(23), 0)), 0
+    for now in range(1, 24):
+        drawn, _ = buffer.from_pool(4, now)
+        counts.update(map(number_of, drawn))
+        buffer.add([replace(a_group(number_of(one), MIXED, now), prompt=one) for one in drawn], now)
+        spread = max(spread, max(counts.values()) - min(counts.values()))
+    assert (spread == 1) == is_even and sum(counts.values()) == 92
+    assert (sum(counts[number] for number in range(19, 23)) == 16) == is_even
     buffer.close()
 
 
