@@ -66,18 +66,22 @@ class Watch:
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, usual)
             signal.set_wakeup_fd(usual_wakeup)
-            sys.unraisablehook = usual_hook
             over.set()
             os.close(writes)
-            thread.join()
+            thread.join()  # it sends no signal from here on
+            signal.signal(signal.SIGTERM, usual)
+            sys.unraisablehook = usual_hook
             os.close(reads)
             os.close(errors)
 
+    def begin(self) -> bool:
+        """Note a SIGTERM; return whether it is the first one, or the first since one that had no effect."""
+        is_new, self.is_terminated, self._is_ignored = not self.is_terminated or self._is_ignored, True, False
+        return is_new
+
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_terminated or self._is_ignored:  # ignore a second SIGTERM
-            self.is_terminated, self._is_ignored = True, False
+        if self.begin():  # a second one is ignored
             raise Terminated
 
     def _notice(self, usual: Callable[[sys.UnraisableHookArgs], object], ignored: sys.UnraisableHookArgs) -> None:
@@ -141,10 +145,9 @@ def stop_between_iterations(say: Callable[[str], None]) -> Iterator[StopRequest]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if number == signal.SIGINT:
             text = "stopping after this iteration; press Ctrl-C again to stop now"
-        elif WATCH.is_terminated:
+        elif not WATCH.begin():
             return
         else:
-            WATCH.is_terminated = True
             text = f"SIGTERM: stopping after this iteration if it finishes within {WATCH.grace_s:g} s (grace_s)"
         with suppress(RuntimeError):  # reentrant write: the signal arrived while a line was being written
             say(text)
