@@ -459,6 +459,11 @@ class SRLConfig(AlgorithmConfig):
     def _env_id(self) -> str:
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
+    def may_draw(self, kind: str) -> bool:
+        """Return whether the memory is ever drawn from for "revisit" or "reuse": by its fraction, or by the planner."""
+        planner = self.planner_settings()
+        return bool(getattr(self, f"replay_{kind}_fraction")) or (not planner.faults() and kind in planner.adapted)
+
     @property
     def is_sharded(self) -> bool:
         """Return whether weights are sharded over the learners (`fsdp`)."""

@@ -25,7 +25,7 @@ def faults_of_regularisers(config: Any) -> Iterator[str]:
             f"regularisers.ewc with max_lag = {config.max_lag}; expected max_lag = 0: it measures importance on "
             "episodes that are one update old"
         )
-    if settings.lwf and not config.replay_revisit_fraction and "revisit" not in config.planner_settings().adapted:
+    if settings.lwf and not config.may_draw("revisit"):
         yield (
             "regularisers.lwf with replay_revisit_fraction = 0; expected above 0: it acts on prompts that the memory "
             "brings back"
@@ -57,7 +57,7 @@ def _at_stages(name: str, config: Any) -> Iterator[str]:
 
 
 def _of_stored_logits(config: Any) -> Iterator[str]:
-    if not config.replay_reuse_fraction and "reuse" not in config.planner_settings().adapted:
+    if not config.may_draw("reuse"):
         yield "regularisers.esr with replay_reuse_fraction = 0; expected above 0: it acts on groups that are reused"
     if config.fsdp:
         yield "regularisers.esr with fsdp = True; expected fsdp = False: it reads the whole head"

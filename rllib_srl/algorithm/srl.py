@@ -309,7 +309,8 @@ class SRL(SavedAlgorithm):
         self.report.memory(self.memory, groups, reused, batch.groups, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
         paid, settings = [group for group in groups if group.has_reward_G is None], self.config.flat()
-        is_chosen = self.config.replay_settings().chooses_by_history or settings.rollout != "full"
+        is_chosen = self.config.may_draw("revisit") and self.config.replay_settings().chooses_by_history
+        is_chosen |= settings.rollout != "full"
         self.report.pool(paid, self.config.replay_pass_reward, is_chosen, self.advantage_estimator.silent_rule)
         if settings.rollout != "full":
             num_screened_out = sum(len(one.screened_out) for one in batches)
@@ -342,7 +343,7 @@ class SRL(SavedAlgorithm):
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
-        is_trained_later = not is_dropped and self._may_reuse
+        is_trained_later = not is_dropped and self.config.may_draw("reuse")
         spent = self.ahead.take_seconds(), self.ahead.take_waiting_share()
         self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later), *spent)
         if late and not is_dropped and not is_trained_later:
@@ -352,10 +353,6 @@ class SRL(SavedAlgorithm):
             return [group for group in groups if group.group_id not in names], frozenset()
         return groups, names
 
-    @property
-    def _may_reuse(self) -> bool:
-        return bool(self.config.replay_reuse_fraction) or "reuse" in self.config.planner_settings().adapted
-
     def _apply_ratings(self) -> None:
         """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
         try:
@@ -363,7 +360,7 @@ class SRL(SavedAlgorithm):
         except RatingsError as error:
             self.report.warn(f"new ratings are not applied in this iteration: {error}")
             return
-        if counts.get("num_applied") and not self.config.replay_reuse_fraction:
+        if counts.get("num_applied") and not self.config.may_draw("reuse"):
             self.report.warn(
                 "ratings grade prompts but do not train: replay_reuse_fraction is 0; set it above 0, such as 0.25"
             )

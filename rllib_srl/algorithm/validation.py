@@ -520,12 +520,10 @@ def _replay(config: Any) -> Iterator[str]:
 
 def _beside_memory(config: Any) -> Run:
     """Return the settings of the run that the memory's depend on."""
-    planner = config.planner_settings()
-    adapted = () if planner.faults() else planner.adapted
     return Run(
         group_size=config.group_size,
-        may_revisit=bool(config.replay_revisit_fraction) or "revisit" in adapted,
-        may_reuse=bool(config.replay_reuse_fraction) or "reuse" in adapted,
+        may_revisit=config.may_draw("revisit"),
+        may_reuse=config.may_draw("reuse"),
         has_posterior=config.rule_of("advantage") == "posterior",
     )
 
