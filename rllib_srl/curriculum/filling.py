@@ -206,8 +206,8 @@ def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]
         return []
     listed = ", ".join(map(repr, sorted(known)[:NUM_SHOWN])) + (", ..." if len(known) > NUM_SHOWN else "")
     return [
-        f"{name} has {', '.join(map(repr, unknown))}, without effect: no training prompt is of this domain; expected "
-        f"some of {listed}"
+        f"{name} has {', '.join(map(repr, unknown))}, but no training prompt is of this domain; expected some of "
+        f"{listed}"
         for name, names in named.items()
         if (unknown := sorted(set(names) - known))
     ]

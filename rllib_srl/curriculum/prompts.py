@@ -241,7 +241,8 @@ class PromptSource:
         """Return one warning if there are fewer training prompts than a batch draws, [] if there are enough.
 
         With "epochs" all environments together are compared with the batch. Otherwise each one is compared with the
-        prompts that it has to give on average, by its weight; in a stream, with the whole batch of its stage.
+        prompts that it has to give on average, by its weight; in a stream of stages, with the whole batch of its stage.
+        Where weights change along a stream nothing is compared.
 
         Args:
             num_prompts: in a batch.
@@ -253,9 +254,12 @@ class PromptSource:
             whole = f"environment {self._ids[0]!r} has" if len(self._ids) == 1 else "all environments together have"
             often = f"an iteration plays each about {num_prompts / num:.1f} times"
             return [f"{whole} {num} training prompts, fewer than {batch}: {often}"]
+        if self._stream is not None and not isinstance(self._stream, Stages):
+            return []
         shares = self._probabilities if self._stream is None else np.ones(len(self._ids))
         small: dict[str, tuple[int, float]] = {}
-        for env_id, drawn in zip(self._ids, (num_prompts * shares).tolist(), strict=True):
+        draws = np.round(num_prompts * shares, 6)  # of rounded weights, as .7 x 10 = 7.000000000000001
+        for env_id, drawn in zip(self._ids, draws.tolist(), strict=True):
             if hasattr(self._envs[env_id].unwrapped, "prompt_ids"):
                 num = sum(1 for _ in islice(self._all_ids(env_id, 0), math.ceil(drawn)))
                 small |= {env_id: (num, drawn)} if 0 < num < drawn else {}
@@ -269,9 +273,10 @@ class PromptSource:
         named = [f"{name!r} ({num} prompts, {drawn:.1f} draws)" for name, (num, drawn) in first]
         more = f" and {len(small) - NUM_NAMED} more" if len(small) > NUM_NAMED else ""
         each = "an iteration" if self._stream is None else "an iteration of its stage"
+        have = "has" if len(small) == 1 else "have"
         return [
-            f"{len(small)} of {len(self._ids)} environments have fewer training prompts than {each} draws from them "
-            f"with {batch}: {', '.join(named)}{more}"
+            f"{len(small)} of {len(self._ids)} environments {have} fewer training prompts than {each} draws, with "
+            f"{batch}: {', '.join(named)}{more}"
         ]
 
     def known_domains(self) -> frozenset[str] | None:

@@ -129,7 +129,7 @@ def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
     source = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.known_domains() == {"even", "odd", "small", "large"}
     assert unknown_domains(ReplaySettings(**settings), source) == [
-        f"{name} has 'od', without effect: no training prompt is of this domain; expected some of 'even', 'large', "
+        f"{name} has 'od', but no training prompt is of this domain; expected some of 'even', 'large', "
         "'odd', 'small'"
     ]
     untouched = source_of(even=Even, odd=Odd, mixed=Mixed)
@@ -151,5 +151,5 @@ def test_the_warning_is_logged_when_a_run_starts(caplog):
     with caplog.at_level("WARNING", "rllib_srl"):
         assert isinstance(make_filler(source_of(even=Even), memory, 4, {"even": 1.0}), StreamFiller)
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "replay_domain_quotas has 'evem', without effect: no training prompt is of this domain"
+        "replay_domain_quotas has 'evem', but no training prompt is of this domain"
     ]

@@ -163,13 +163,13 @@ def test_environments_of_a_mixture_are_compared_with_their_own_draws(tmp_path):
     source = of_files(settings)
     assert source.small_pools(16) == source.small_pools(40) == []
     assert source.small_pools(44) == [
-        "8 of 8 environments have fewer training prompts than an iteration draws from them with num_prompts_per_batch "
+        "8 of 8 environments have fewer training prompts than an iteration draws, with num_prompts_per_batch "
         "= 44: 'q0' (5 prompts, 5.5 draws), 'q1' (5 prompts, 5.5 draws), 'q2' (5 prompts, 5.5 draws) and 5 more"
     ]
     # By weight the first file gives half of a batch of 16: 8 draws for 5 prompts.
     heavy = of_files(settings, {"q0": 7.0, **{f"q{at}": 1.0 for at in range(1, 8)}})
     assert heavy.small_pools(16) == [
-        "1 of 8 environments have fewer training prompts than an iteration draws from them with num_prompts_per_batch "
+        "1 of 8 environments has fewer training prompts than an iteration draws, with num_prompts_per_batch "
         "= 16: 'q0' (5 prompts, 8.0 draws)"
     ]
     assert heavy.draw(4) == of_files(settings, {"q0": 7.0, **{f"q{at}": 1.0 for at in range(1, 8)}}).draw(4)
@@ -193,9 +193,17 @@ def test_a_stage_of_a_stream_is_compared_with_the_whole_batch(tmp_path):
     stream = make_stream(stages)
     (line,) = of_files(settings, stream=stream).small_pools(16)
     assert line == (
-        "1 of 2 environments have fewer training prompts than an iteration of its stage draws from them with "
+        "1 of 2 environments has fewer training prompts than an iteration of its stage draws, with "
         "num_prompts_per_batch = 16: 'q0' (5 prompts, 16.0 draws)"
     )
+    drift = {"domains": [{key: one[key] for key in ("world", "env_config")} for one in stages], "drift": 8}
+    assert of_files(settings, stream=make_stream(drift)).small_pools(16) == []  # its weights change
+
+
+def test_weights_that_are_rounded_do_not_warn_of_enough_prompts(tmp_path):
+    """.7 x 10 is 7.000000000000001 with these weights, and there are 7 prompts."""
+    settings = with_prompts(tmp_path, 7, 2, 1)
+    assert of_files(settings, {"q0": 0.7, "q1": 0.2, "q2": 0.1}).small_pools(10) == []
 
 
 # --- pools of no use ------------------------------------------------------------------------------
