@@ -26,10 +26,8 @@ if __name__ == "__main__":
 
     quiet(verbose="--verbose" in sys.argv)
 
-import numpy as np
-
 from rllib_srl import SRL
-from rllib_srl.algorithm.evaluation import greedily
+from rllib_srl.algorithm.evaluation import greedily, summary
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
@@ -42,7 +40,8 @@ from rllib_srl.tune_configs.pools import PLAIN, pool_of
 from rllib_srl.tune_configs.streams import STREAMS
 from rllib_srl.types import GroupMeta, Prompt
 
-ENOUGH_SILENCE, ENOUGH_LEARNED, ENOUGH_LOST = 0.7, 0.8, 0.15  # below these no rule can show a difference
+ENOUGH_SILENCE, ENOUGH_MORE = 0.7, 0.2  # after silence; more than after mixed rewards
+ENOUGH_LEARNED, ENOUGH_LOST = 0.8, 0.15  # below these no rule can show a difference
 
 
 class Silence:
@@ -94,7 +93,9 @@ def silence(arguments: argparse.Namespace) -> None:
         f"{num_prompts} prompts, {found.counts.total()} visits after another: P(silent | last silent) "
         f"{after_silent:.2f}, P(silent | last mixed) {after_mixed:.2f}"
     )
-    print(_verdict(after_silent >= ENOUGH_SILENCE, f"silence lasts (at least {ENOUGH_SILENCE:g})"))
+    is_enough = after_silent >= ENOUGH_SILENCE and after_silent - after_mixed >= ENOUGH_MORE
+    bounds = f"at least {ENOUGH_SILENCE:g}, and {ENOUGH_MORE:g} more than after mixed"
+    print(_verdict(is_enough, f"silence lasts ({bounds})"))
 
 
 def facts(arguments: argparse.Namespace) -> None:
@@ -133,7 +134,7 @@ def _two_stages(rate: float, arguments: argparse.Namespace) -> tuple[float, floa
 def _accuracy(algo: SRL, prompts: list[Prompt]) -> float:
     """Return the share of right greedy answers."""
     groups = [group for batch in algo.play(prompts, "greedy", **greedily(algo.config)) for group in batch.groups]
-    return float(np.mean(np.concatenate([group.rewards_G for group in groups]) > 0))
+    return float(summary(groups, len(prompts))["accuracy"])
 
 
 def _settings(own: dict[str, Any], directory: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -31,4 +31,4 @@ def study() -> Study:
     arms = [method(name, **EQUAL) for name in ("memory", *controls, "reuse")]
     lot = LOTS[0]
     return on_pool(lot.kinds, module=__name__, doc=__doc__, arms=arms, primary=Primary("memory", controls, MEASURES),
-                   seeds=lot.seeds, pool_seed=lot.pool_seed, is_confirmation=True)  # fmt: skip
+                   seeds=lot.seeds, pool_seed=lot.pool_seed)  # fmt: skip

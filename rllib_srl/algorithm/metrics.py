@@ -250,8 +250,9 @@ class Report:
         if not self._has_warned_of_late_groups:
             self._has_warned_of_late_groups = True
             self.warn(
-                f"{num} groups lag more than max_lag updates. They are graded and stored, but never trained on, as "
-                "replay_reuse_fraction is 0. Set it above 0, such as 0.25, or raise max_lag"
+                f"late groups ({num} so far) lag more than max_lag updates. They are graded and stored, but never "
+                "trained on, as replay_reuse_fraction is 0: set it above 0, such as 0.25, raise max_lag, or set "
+                "late = 'drop'"
             )
 
     def sync(self, gap: CanaryGap | None, version: int, seconds: Mapping[str, float]) -> None:

@@ -176,7 +176,7 @@ class GRPOTorchLearner(TorchLearner):
             return episodes
         kept = [turns_of(episode, self.config.turn_mask) for episode in episodes]
         written, trained = (sum(int(one.loss_mask_T.sum()) for one in some) for some in (episodes, kept))
-        share = 1 - trained / max(1, written)
+        share = 1 - trained / written if written else float("nan")  # an empty shard does not count in RLlib's mean
         self.metrics.log_value((DEFAULT_MODULE_ID, "turn_masked"), share, reduce="mean", window=1)
         return kept
 

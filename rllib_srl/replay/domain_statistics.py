@@ -19,7 +19,7 @@ from rllib_srl.replay.visits import GroupFacts
 
 REWARD_FADE = 0.97  # a group
 SIGNAL_FADE = 0.985  # a group; of pairs of visits too
-FIRST_SOLVED, FIRST_SOLVED_WEIGHT = 4.0, 2.0  # prior mean of groups with signal before an item is first solved
+FIRST_SOLVED, FIRST_SOLVED_WEIGHT = 4.0, 2.0  # prior mean of groups that vary before an item is first solved
 NO_WEIGHT = 1e-9  # below it nothing but rounding is left of a faded weight
 _OF_MEAN = ("reward", "reward_weight", "num_noted")
 MIN_PAIRS = 8.0  # faded pairs of visits below which the likeness of items is unknown

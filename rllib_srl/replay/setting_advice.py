@@ -1,6 +1,6 @@
 """Compares the memory's settings with each other and with the run: what cannot work, and what has no effect.
 
-    group_size_faults(settings, 1)      ["replay_selection = 'greso' with group_size = 1; expected ...", ...]
+    group_size_faults(settings, run)    ["replay_selection = 'greso' with group_size = 1; expected ...", ...]
     warnings_of(settings, run)          ["replay_leech_failures = 8 has no effect with ...", ...]
 
 Names are flat and have the prefix `replay_`, as `SRLConfig` has them. The settings themselves are valid here.
@@ -134,12 +134,14 @@ def _of_due_dates(settings: ReplaySettings, run: Run) -> Iterator[str]:
     """Yield what sets due dates, where no draw reads them."""
     rule, control = settings.selection, settings.load_control
     is_dateless = settings.fill_with_not_due and rule in DATELESS
+    if not run.may_revisit:
+        return  # reported above
     if settings.has_due_dates and is_dateless:
         yield (
             f"replay_spacing = {settings.spacing!r} with replay_selection = {rule!r}: due dates are shown, "
             "but no draw depends on them; replay_selection = 'srl' draws what is due"
         )
-    if not run.may_revisit or rule in WHOLE_POOL:
+    if rule in WHOLE_POOL:
         return  # reported above
     if control == "throttle_new" and not settings.has_due_dates:
         yield (

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from rllib_srl.algorithm.evaluation import beyond_greedy, evaluate_pool, greedily, summary
+from rllib_srl.algorithm.evaluation import beyond_greedy, evaluate_pool, greedily
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
@@ -179,14 +179,14 @@ class StudyTrial(SRL):
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
         figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
-        of_pool = evaluate_pool(self.config, self.source, self.play)[1]
+        on_pool, of_pool = evaluate_pool(self.config, self.source, self.play)
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more, *of_pool]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
         self._longest = max(answer_lengths(played), default=0.0)
         measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
         rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
-        rows = with_measures(with_pool(rows, of_pool), self._first_answers.measures())
+        rows = with_measures(with_pool(rows, on_pool.get("by_domain", {})), self._first_answers.measures())
         if self._writer is not None:
             self._writer.add(rows)
         return float(np.mean([row.accuracy for row in rows]))
@@ -307,9 +307,8 @@ def rows_of(
     ]
 
 
-def with_pool(rows: Sequence[Row], played: Sequence[GroupMeta]) -> list[Row]:
+def with_pool(rows: Sequence[Row], by_domain: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """Return the rows with the accuracy on the training prompts of their domain, where some were played."""
-    by_domain = summary(played, len(played))["by_domain"]
     return with_measures(rows, {name: {POOL_ACCURACY: found["accuracy"]} for name, found in by_domain.items()})
 
 

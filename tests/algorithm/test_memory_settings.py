@@ -52,7 +52,8 @@ def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
     assert warnings_of(adapted) == [] and faults_of(adapted) == []
 
 
-def test_warnings_have_the_users_names_and_are_logged_once(caplog):
+def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr("rllib_srl.algorithm.config._warned", set())
     config = SRLConfig().environment("compare", env_config={"num_shots": 0}).rl_module(model_config={"model": "tiny"})
     config.replay(history={"by": "visits"}, selection="signal", leeches={"failures": 4})
     config.env_runners(max_turn_tokens=8, max_episode_tokens=128)

@@ -250,12 +250,19 @@ def test_realised_shares_against_the_set_ones():
 
 
 @pytest.mark.parametrize(
-    ("norm", "num_silent", "status"), [(0.5, 1, OK), (0.0, 4, WARNING), (0.0, 1, FAILURE), (float("nan"), 0, FAILURE)]
+    ("norm", "live", "status", "text"),
+    [
+        (0.5, 0.25, OK, "norm 0.5, 25% of the generated tokens are trained on; mean reward 0.50"),
+        (0.0, 0.0, WARNING, "none: the answers to 3 of 4 prompts earned the same; mean reward 0.50; try easier"),
+        (0.0, 0.25, FAILURE, "0 although 25% of the generated tokens are trained on"),
+        (float("nan"), 1.0, FAILURE, "not finite"),
+    ],
 )
-def test_gradients(norm, num_silent, status):
-    played = {"num_groups_without_signal": num_silent, "num_groups": 4, "episode_return_mean": 0.5}
+def test_gradients(norm, live, status, text):
+    played = {"num_groups_without_signal": 3, "num_groups": 4, "episode_return_mean": 0.5, "live_token_share": live}
     learned = {"default_policy": {"gradients_default_optimizer_global_norm": norm}}
-    assert _gradient({"env_runners": played, "learners": learned}, False).status == status
+    line = _gradient({"env_runners": played, "learners": learned}, False)
+    assert line.status == status and line.text.startswith(text)
 
 
 # --- whole runs -----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_only_what_is_not_trained_on_is_a_sign(tmp_path: Path) -> None:
         rows = [row(n, 0.5, **silent, **more) for n in (1, 2)]
         path.write_text("".join(json.dumps(one) + "\n" for one in rows))
         facts = RunFacts.read(tmp_path)
-        return facts.warnings(), list(live_plot(facts).series)
+        return facts.warnings(), list(live_plot(facts)[0].series)
 
     assert told(**{LIVE_TOKENS: 0.9}) == ([], ["live tokens"])
     low = "81% of the generated tokens are in groups that are not trained on"

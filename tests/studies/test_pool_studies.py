@@ -79,7 +79,8 @@ def test_the_arms_of_the_primary_differ_in_one_thing_each():
 def test_the_parts_of_the_memory_are_compared_at_one_setting():
     study, proof = tune.load("pool_parts"), tune.load("pool_proof")
     assert study.primary == Primary("memory", ("passes", "memory_group"), ("accuracy_area",))
-    assert study.is_confirmation and (study.seeds, study.domains) == (proof.seeds, proof.domains)
+    assert not study.is_confirmation  # its kinds, prompts and seeds were looked at before
+    assert (study.seeds, study.domains) == (proof.seeds, proof.domains)
     assert study.settings == proof.settings and study.budget == proof.budget
     arms = {arm.name: arm.settings for arm in study.arms}
     parts = {

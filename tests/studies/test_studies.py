@@ -67,8 +67,7 @@ def test_the_confirmation_is_held_out():
     assert not set(FRESH_SEEDS) & {*DEV_SEEDS, *COMPARISONS["rehearsal"].seeds}
     assert not {d.name for d in confirm.domains} & {d.name for d in replay.domains}
     confirming = {name for name, study in COMPARISONS.items() if study.is_confirmation}
-    proofs = {"pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_parts"}
-    assert confirming == {"confirm", "rehearsal", *proofs}
+    assert confirming == {"confirm", "rehearsal", "pool_proof", "pool_proof_history", "pool_proof_sizes"}
     frozen, tested = ARMS["srl_diversity"].settings, confirm.settings_of("srl_diversity", FRESH_SEEDS[0])
     assert frozen and all(tested[name] == value for name, value in frozen.items())
 

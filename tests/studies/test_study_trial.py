@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllib_srl.algorithm.evaluation import summary
 from rllib_srl.storage import checkpoints
 from rllib_srl.studies.contrasts import curves_of
 from rllib_srl.studies.measures import measure
@@ -282,9 +283,10 @@ def test_rows_have_the_accuracy_on_the_pool_of_their_domain(study):
                          "fresh", None)  # fmt: skip
 
     rows = rows_of([group("even", 1.0), group("odd", 0.0)], study, 0, 3, 11, Spent(), {"reuse_share": 0.25})
-    even, odd = with_pool(rows, [group("even", 1.0), group("even", 1.0), group("even", 0.0)])
+    played = [group("even", 1.0), group("even", 1.0), group("even", 0.0)]
+    even, odd = with_pool(rows, summary(played, 3)["by_domain"])
     assert even.measures == {"reuse_share": 0.25, "pool_accuracy": pytest.approx(2 / 3)}
-    assert odd == rows[1] and with_pool(rows, []) == rows
+    assert odd == rows[1] and with_pool(rows, {}) == rows
 
 
 def test_rows_by_hand(study):

@@ -17,7 +17,7 @@ from rllib_srl.cli.dashboard.page_views import Blocks, Section
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import HEADING, ORDERS, review_rows, row_of
 from rllib_srl.cli.report.run_facts import RunFacts
-from rllib_srl.cli.report.run_page import LIVE, domain_table, memory_table, opening, shortened
+from rllib_srl.cli.report.run_page import domain_table, memory_table, opening, shortened
 from rllib_srl.cli.report.run_plots import PlotRow, cost_plots, domain_row, learner_plots, learning_plots, live_plot
 from rllib_srl.cli.report.run_plots import memory_rows as memory_plots
 from rllib_srl.cli.shared.display import rounded
@@ -63,8 +63,8 @@ def _summary(sources: Sources) -> Blocks:
 
 
 def _learning(facts: RunFacts) -> Blocks:
-    caption = f"Shaded: 95% interval. {LIVE}"
-    yield PlotRow((*learning_plots(facts), live_plot(facts)), caption)
+    live, caption = live_plot(facts)
+    yield PlotRow((*learning_plots(facts), live), f"Shaded: 95% interval. {caption}")
 
 
 def _domains(facts: RunFacts) -> Blocks:

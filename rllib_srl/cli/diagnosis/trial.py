@@ -89,18 +89,19 @@ def of_training(config: SRLConfig, verbose: bool) -> Iterator[Line]:
 def _gradient(result: dict[str, Any], is_stub: bool) -> Line:
     played, learned = result["env_runners"], result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
     norm = float(learned.get("stub/step_norm" if is_stub else NORM, 0.0))
-    num_silent, num = int(played["num_groups_without_signal"]), int(played["num_groups"])
+    num_silent, num, live = (played[name] for name in ("num_groups_without_signal", "num_groups", "live_token_share"))
+    trained = f"{live:.0%} of the generated tokens are trained on"
     reward = f"mean reward {played['episode_return_mean']:.2f}"
     if not num:
         return Line(FAILURE, "gradient", f"no group was played: {int(played['num_episodes_lost'])} episodes were lost")
     if not np.isfinite(norm) or learned.get("num_nonfinite_gradients"):
         return Line(FAILURE, "gradient", f"not finite, so that the step was skipped; {reward}")
     if norm > 0:
-        return Line(OK, "gradient", f"norm {norm:.3g}, {num - num_silent} of {num} groups have a signal; {reward}")
-    if num_silent == num:
-        text = f"none: all answers to each of {num} prompts earned the same; {reward}; try easier or harder questions"
-        return Line(WARNING, "gradient", text)
-    return Line(FAILURE, "gradient", f"0 although {num - num_silent} of {num} groups have a signal; {reward}")
+        return Line(OK, "gradient", f"norm {norm:.3g}, {trained}; {reward}")
+    if not live > 0:
+        why = f"the answers to {num_silent:.0f} of {num:.0f} prompts earned the same"
+        return Line(WARNING, "gradient", f"none: {why}; {reward}; try easier or harder questions")
+    return Line(FAILURE, "gradient", f"0 although {trained}; {reward}")
 
 
 def _weights(algo: Any) -> dict[str, np.ndarray]:

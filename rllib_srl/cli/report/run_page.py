@@ -40,7 +40,6 @@ from rllib_srl.studies.report.blocks import (
 )
 from rllib_srl.studies.report.charts import chart, legend_line
 
-LIVE = "Live tokens are in groups that are trained on. A silent group has equal rewards, mostly without a gradient."
 HIDDEN = ("seal_key_file",)
 LONGEST = 4000  # characters of a turn on the page
 MEMORY = {  # metric of the memory -> title and meaning
@@ -112,8 +111,8 @@ def _outcome(facts: RunFacts) -> tuple[str, tuple[str, ...], str]:
 
 def _learning(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Reward and accuracy")
-    caption = f"By iteration. Shaded: 95% interval. {LIVE}"
-    yield _charts(PlotRow((*learning_plots(facts), live_plot(facts)), caption))
+    live, caption = live_plot(facts)
+    yield _charts(PlotRow((*learning_plots(facts), live), f"By iteration. Shaded: 95% interval. {caption}"))
 
 
 def _domains(facts: RunFacts) -> Iterator[Block]:

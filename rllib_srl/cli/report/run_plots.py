@@ -11,6 +11,8 @@ import numpy as np
 from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LEARNER, LIVE_TOKENS, REWARD, RunFacts
 from rllib_srl.studies.report.charts import NUM_DRAWN, Line
 
+LIVE = "Live tokens are in groups that are trained on."
+SILENT = "A silent group has equal rewards, mostly without a gradient."
 UNKNOWN = "–"
 LEARNED = {  # learner metric -> title
     "policy_loss": "policy loss",
@@ -87,11 +89,12 @@ def learning_plots(facts: RunFacts) -> list[Plot]:
     return plots
 
 
-def live_plot(facts: RunFacts) -> Plot:
-    """Return the chart of the tokens that are trained on; of runs without that metric, of the silent groups."""
+def live_plot(facts: RunFacts) -> tuple[Plot, str]:
+    """Return the chart of the tokens that are trained on, and a caption; of runs without them, of the silent groups."""
     if facts.has(LIVE_TOKENS):
-        return _plot(facts, {"live tokens": facts.values(LIVE_TOKENS)}, "Live tokens", "share of generated tokens")
-    return _plot(facts, {"silent": facts.silent_shares}, "Silent groups", "share of groups")
+        series = {"live tokens": facts.values(LIVE_TOKENS)}
+        return _plot(facts, series, "Live tokens", "share of generated tokens"), LIVE
+    return _plot(facts, {"silent": facts.silent_shares}, "Silent groups", "share of groups"), SILENT
 
 
 def domain_row(facts: RunFacts) -> PlotRow | None:

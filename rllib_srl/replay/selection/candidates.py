@@ -53,7 +53,7 @@ class Candidates:
     is_new: np.ndarray  # never revisited; of a group: never reused
     posterior_mean: np.ndarray  # of recall, in [0, 1]
     num_silent: np.ndarray  # silent groups in a row, at most 8; a small group counts as a fraction
-    num_unsolved: np.ndarray  # groups with signal of an item that was never solved
+    num_unsolved: np.ndarray  # groups that vary, of an item never solved; see `history.varies`
     history_sum: np.ndarray  # discounted sum of the rewards of all visits ...
     history_count: np.ndarray  # ... and their discounted number
     cost: np.ndarray  # running mean of a group's generated tokens, or any positive unit

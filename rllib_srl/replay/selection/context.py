@@ -67,8 +67,8 @@ class Context:
 
     live_D: np.ndarray = field(default_factory=_none)  # pi_d, share of its groups with signal, in (0, 1)
     mean_D: np.ndarray = field(default_factory=_none)  # m_d, faded mean reward, in [0, 1]
-    unsolved_D: np.ndarray = field(default_factory=_none)  # u_d, groups with signal before anything was solved
-    solved_after_D: np.ndarray = field(default_factory=_none)  # U, groups with signal before an item is first solved
+    unsolved_D: np.ndarray = field(default_factory=_none)  # u_d, groups that vary before anything was solved
+    solved_after_D: np.ndarray = field(default_factory=_none)  # U, groups that vary before an item is first solved
     icc_D: np.ndarray = field(default_factory=_none)  # correlation of successive pass rates of an item; nan: unknown
     wait_D: np.ndarray = field(default_factory=_none)  # slots drawn since the last one of this domain, at least 1
     first_wait: float = 1.0  # `wait_D` of a domain that never had a slot
