@@ -203,7 +203,6 @@ class SegmentSchedule:
         before_S = rows_at(self.store.items, slots)
         by, half_life = self.settings.history_by, self.settings.history_half_life
         fields = after_visit(before_S, facts, by, half_life, policy_kl=0.0)
-        fields["num_unsolved"] = before_S["num_unsolved"]  # a rank of a TD error or return is no solution: L stays 1
         size_S, success_S, reward_S = (
             np.array([getattr(one, name) for one in facts]) for name in ("size", "num_success", "reward")
         )
