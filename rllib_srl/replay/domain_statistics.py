@@ -54,7 +54,14 @@ class DomainStatistics:
         """Start without groups."""
         self._sums: dict[str, _Sums] = {}
 
-    def note(self, domain: str, facts: GroupFacts, before: np.void | None, is_solved: bool) -> int:
+    def note(
+        self,
+        domain: str,
+        facts: GroupFacts,
+        before: np.void | None,
+        is_solved: bool,
+        compares_singles: bool = True,
+    ) -> int:
         """Add a played group; return its number among the groups of its domain, from 1.
 
         Args:
@@ -62,6 +69,7 @@ class DomainStatistics:
             facts: summary of the group.
             before: row of its item before the visit; None: it has no item.
             is_solved: whether its item was ever solved, this visit included; False without an item.
+            compares_singles: as in `history.varies`.
         """
         sums, has_signal = self._sums.setdefault(domain, _Sums()), facts.variance > 0
         sums.reward = REWARD_FADE * sums.reward + facts.reward
@@ -70,7 +78,7 @@ class DomainStatistics:
         sums.num_signal = SIGNAL_FADE * sums.num_signal + has_signal
         sums.num_groups = SIGNAL_FADE * sums.num_groups + 1
         sums.is_solved |= is_solved or facts.num_success == facts.size >= SMALL_GROUP
-        sums.num_unsolved = 0 if sums.is_solved else sums.num_unsolved + varies(facts, before)
+        sums.num_unsolved = 0 if sums.is_solved else sums.num_unsolved + varies(facts, before, compares_singles)
         if before is None:
             return sums.num_noted
         if is_solved and not before["is_solved"]:

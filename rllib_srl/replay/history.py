@@ -68,7 +68,12 @@ def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndar
 
 
 def after_visit(
-    rows_N: np.ndarray, facts: Sequence[GroupFacts], by: str, half_life: float | None, policy_kl: float
+    rows_N: np.ndarray,
+    facts: Sequence[GroupFacts],
+    by: str,
+    half_life: float | None,
+    policy_kl: float,
+    compares_singles: bool = True,
 ) -> dict[str, np.ndarray]:
     """Return the fields of the items' history after a visit.
 
@@ -76,6 +81,7 @@ def after_visit(
         rows_N: items before the visit.
         facts: summary of the group played for each.
         by: as in `discounts`, like `half_life` and `policy_kl`.
+        compares_singles: as in `varies`.
     """
     elapsed_N = elapsed(by, rows_N, np.array([one.version for one in facts], np.float64), policy_kl)
     rho_N = discount(by, half_life, elapsed_N)
@@ -84,7 +90,8 @@ def after_visit(
         for name in ("size", "reward_sum", "num_success", "num_loss_tokens")
     )
     has_signal_N = np.array([one.variance > 0 for one in facts], bool)
-    varies_N = np.array([varies(one, before) for one, before in zip(facts, rows_N, strict=True)], bool)
+    pairs = zip(facts, rows_N, strict=True)
+    varies_N = np.array([varies(one, before, compares_singles) for one, before in pairs], bool)
     silence_N = np.array([chance_of_silence(one.num_success, one.size) for one in facts])
     is_solved_N = rows_N["is_solved"] | solves(rows_N, num_success_N, size_N)
     weight_N = np.where(rows_N["cost"] > 0, 1 / np.minimum(rows_N["visits"] + 1, COST_VISITS), 1.0)
@@ -100,7 +107,7 @@ def after_visit(
     }
 
 
-def varies(facts: GroupFacts, before: np.void | None) -> bool:
+def varies(facts: GroupFacts, before: np.void | None, compares_singles: bool = True) -> bool:
     """Return whether rewards differ within a group, or a single episode ended otherwise than the visit before.
 
     A visit ends in one of two ways: all of its episodes pass, or not.
@@ -108,8 +115,9 @@ def varies(facts: GroupFacts, before: np.void | None) -> bool:
     Args:
         facts: summary of the group.
         before: row of its item before the visit; None: it has no item.
+        compares_singles: False where even a visit of one has a variance of its own, which decides.
     """
-    if facts.size > 1 or before is None or not before["group_size"]:
+    if not compares_singles or facts.size > 1 or before is None or not before["group_size"]:
         return facts.variance > 0
     return bool((facts.num_success == facts.size) != (before["num_success"] == before["group_size"]))
 

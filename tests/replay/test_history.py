@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.history import chance_of_silence, discounts
+from rllib_srl.replay.history import chance_of_silence, discounts, varies
 from rllib_srl.replay.journal.file import JournalError
 from rllib_srl.replay.journal.schema import PADDING, dtype_text
 from rllib_srl.replay.journal.transaction import JOURNAL
@@ -137,6 +137,14 @@ def test_single_episodes_count_as_unsolved_where_the_one_before_ended_otherwise(
         assert domains.num_unsolved("a") == unsolved
     domains.note("a", facts(0.5), None, is_solved=False)  # a prompt without an item has no visit before
     assert domains.num_unsolved("a") == 2
+
+
+def test_a_visit_of_one_with_a_variance_of_its_own_is_not_compared():
+    """As segments of the episode buffer: a failed transition has its squared error, a passed one nothing."""
+    last = before(visits=1, group_size=1, num_success=0)
+    passed, failed = facts(1), replace(facts(0), variance=2.0)
+    assert varies(passed, last) and not varies(failed, last)
+    assert not varies(passed, last, compares_singles=False) and varies(failed, last, compares_singles=False)
 
 
 def test_groups_of_one_call_see_the_history_before_it():

@@ -202,7 +202,7 @@ class SegmentSchedule:
             return Graded(0, 0, 0, float("nan"))
         before_S = rows_at(self.store.items, slots)
         by, half_life = self.settings.history_by, self.settings.history_half_life
-        fields = after_visit(before_S, facts, by, half_life, policy_kl=0.0)
+        fields = after_visit(before_S, facts, by, half_life, policy_kl=0.0, compares_singles=False)
         size_S, success_S, reward_S = (
             np.array([getattr(one, name) for one in facts]) for name in ("size", "num_success", "reward")
         )
@@ -220,7 +220,7 @@ class SegmentSchedule:
             **fields,
         )
         for one, before, is_solved in zip(facts, before_S, fields["is_solved"].tolist(), strict=True):
-            self.statistics.note(DOMAIN, one, before, is_solved)
+            self.statistics.note(DOMAIN, one, before, is_solved, compares_singles=False)
         self.store.commit()
         return Graded(
             len(slots),
