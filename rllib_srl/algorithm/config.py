@@ -51,6 +51,7 @@ from rllib_srl.algorithm.settings import (
     parts_of_alias,
     rule_of,
     spelling,
+    warn_of_former,
     warn_once,
 )
 from rllib_srl.algorithm.validation import faults_of, warnings_of
@@ -74,7 +75,6 @@ from rllib_srl.replay.settings import ReplaySettings
 _NAME_FILES = ("env_config", "worlds", "stream", "regularisers", "contamination")
 
 logger = logging.getLogger(__name__)
-_warned: set[str] = set()  # warnings that this process has logged: a run validates several times
 
 
 class SRLConfig(AlgorithmConfig):
@@ -240,7 +240,7 @@ class SRLConfig(AlgorithmConfig):
             ValueError: a parameter is given twice, by its former name and within its setting.
         """
         if name in ALIASES:
-            warn_once(name, spelling(ALIASES[name]))
+            warn_of_former(name, spelling(ALIASES[name]))
             for setting, key, one in parts_of_alias(name, value):
                 self._set_by_alias(name, setting, key, one)
             return
@@ -331,9 +331,8 @@ class SRLConfig(AlgorithmConfig):
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
-            for line in sorted({*warnings_of(self)} - _warned):
-                logger.warning(line)
-                _warned.add(line)
+            for line in sorted(warnings_of(self)):
+                warn_once(line)
             self._settle()
         super().validate()
 

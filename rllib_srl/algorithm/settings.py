@@ -249,11 +249,16 @@ ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in 
 _warned: set[str] = set()
 
 
-def warn_once(old: str, new: str) -> None:
+def warn_once(line: str) -> None:
+    """Log a warning once per process: a run validates its settings several times."""
+    if line not in _warned:
+        _warned.add(line)
+        logger.warning(line)
+
+
+def warn_of_former(old: str, new: str) -> None:
     """Log the new spelling of a former name or value, once per process."""
-    if old not in _warned:
-        _warned.add(old)
-        logger.warning("%s is the former name of %s, which means the same", old, new)
+    warn_once(f"{old} is the former name of {new}, which means the same")
 
 
 def spelling(place: str) -> str:
@@ -269,7 +274,7 @@ def current_value(name: str, value: Any) -> Any:
     renamed = RENAMED_VALUES.get(name, {})
     if not isinstance(value, str) or value not in renamed:
         return value
-    warn_once(f"{name} = {value!r}", f"{name} = {renamed[value]!r}")
+    warn_of_former(f"{name} = {value!r}", f"{name} = {renamed[value]!r}")
     return renamed[value]
 
 

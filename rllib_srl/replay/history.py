@@ -115,7 +115,7 @@ def varies(facts: GroupFacts, before: np.void | None, compares_singles: bool = T
     Args:
         facts: summary of the group.
         before: row of its item before the visit; None: it has no item.
-        compares_singles: False where even a visit of one has a variance of its own, which decides.
+        compares_singles: False: the variance decides, also of a single episode.
     """
     if not compares_singles or facts.size > 1 or before is None or not before["group_size"]:
         return facts.variance > 0

@@ -53,7 +53,7 @@ def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
 
 
 def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr("rllib_srl.algorithm.config._warned", set())
+    monkeypatch.setattr("rllib_srl.algorithm.settings._warned", set())
     config = SRLConfig().environment("compare", env_config={"num_shots": 0}).rl_module(model_config={"model": "tiny"})
     config.replay(history={"by": "visits"}, selection="signal", leeches={"failures": 4})
     config.env_runners(max_turn_tokens=8, max_episode_tokens=128)

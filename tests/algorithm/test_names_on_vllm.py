@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from rllib_srl.batch.estimators import group, has_signal
 from rllib_srl.cli.shared.settings import apply_settings, expanded
@@ -169,12 +168,6 @@ def train(algo, num, is_silent=False):
     return iterations
 
 
-def is_drifted(config, one):
-    """Return whether a stored episode is left out, since the policy has moved too far from the one that wrote it."""
-    gaps = [abs(float(logp) - behaviour) for logp, behaviour in zip(one.logp, one.behaviour, strict=True)]
-    return one.is_reused and float(np.mean(gaps)) > config.replay_max_logp_gap
-
-
 def slow_gradient(config, model, groups, is_silent):
     """Return the gradient of the slow loss of groups with their advantages."""
     settings = config.loss_settings()
@@ -185,12 +178,7 @@ def slow_gradient(config, model, groups, is_silent):
     ]
     for one in episodes:
         one.is_silent = is_silent
-    scales = slow_loss.scales(settings, episodes, config.replay_reuse_coeff)
-    kept = [pair for pair in zip(episodes, scales, strict=True) if not is_drifted(config, pair[0])]
-    total = sum(slow_loss.episode_loss(settings, *pair) for pair in kept)
-    parameters = dict(model.named_parameters())
-    found = torch.autograd.grad(total, list(parameters.values()))
-    return {name: gradient.numpy() for name, gradient in zip(parameters, found, strict=True)}
+    return slow_loss.gradient(model, settings, episodes, config.replay_reuse_coeff)
 
 
 # --- which prompts ------------------------------------------------------------------------------------------------

@@ -86,11 +86,7 @@ def slowly(learner, settings, played, stored, reuse_coeff, bounds, silent):
     owners = [group for group, _ in groups for _ in range(group.size)]
     for one, group in zip(episodes, owners, strict=True):
         one.is_silent = group.group_id in silent_ids
-    parameters = dict(learner.model.named_parameters())
-    scales = slow_loss.scales(settings, episodes, reuse_coeff)
-    total = sum(slow_loss.episode_loss(settings, *pair, bounds) for pair in zip(episodes, scales, strict=True))
-    found = torch.autograd.grad(total, list(parameters.values()))
-    return {name: g.numpy() for name, g in zip(parameters, found, strict=True)}
+    return slow_loss.gradient(learner.model, settings, episodes, reuse_coeff, bounds)
 
 
 def test_the_kl_of_the_update_by_hand(learners):

@@ -115,6 +115,9 @@ def episode_loss(
         anchor = list(one.behaviour) if is_behaviour else prox
         of = {"truncate": lambda x: min(x, high), "mask": lambda x: x if low <= x <= high else 0.0}
         weights = [of.get(settings.reuse_correction, lambda x: 1.0)(x) for x in rho]
+        drift = float(np.mean([abs(p - b) for p, b in zip(prox, one.behaviour, strict=True)]))
+        if settings.max_logp_gap is not None and drift > settings.max_logp_gap:
+            return torch.zeros(())
     a = advantages(settings, one)
     gaps = [x - y for x, y in zip(one.logp, anchor, strict=True)]
     away = float(np.mean([b - p for b, p in zip(one.behaviour, prox, strict=True)]))
@@ -168,3 +171,19 @@ def scales(settings: LossSettings, episodes: Sequence[Told], reuse_coeff: float)
         }[settings.aggregation]
         found.append(unit * (reuse_coeff if one.is_reused else 1.0))
     return found
+
+
+def gradient(
+    model: torch.nn.Module,
+    settings: LossSettings,
+    episodes: Sequence[Told],
+    reuse_coeff: float,
+    bounds: tuple[float, float] = (0.0, 0.0),
+) -> dict[str, np.ndarray]:
+    """Return the gradient of the loss of all episodes by parameter name."""
+    pairs = zip(episodes, scales(settings, episodes, reuse_coeff), strict=True)
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad(
+        sum(episode_loss(settings, *pair, bounds) for pair in pairs), list(parameters.values())
+    )
+    return {name: of.numpy() for name, of in zip(parameters, found, strict=True)}

@@ -25,7 +25,7 @@ from types import FrameType
 from rllib_srl.cli.shared.peak_memory import descendants
 
 GRACE_S = 25.0  # Kubernetes and Slurm send SIGKILL 30 seconds after SIGTERM
-SWALLOWED_S = 1.0  # as often, a SIGTERM is sent again that no handler of ours has seen or whose exception was ignored
+SWALLOWED_S = 1.0  # between two attempts to deliver a SIGTERM whose handler had no effect
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -60,7 +60,7 @@ class Watch:
         usual_wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         usual = signal.signal(signal.SIGTERM, self._raise)
         usual_hook = sys.unraisablehook
-        sys.unraisablehook = partial(self._notice, usual_hook)
+        sys.unraisablehook = partial(self._note_ignored, usual_hook)
         thread = threading.Thread(target=self._watch, args=(reads, errors, over), daemon=True, name="watch")
         thread.start()
         try:
@@ -75,16 +75,16 @@ class Watch:
             os.close(reads)
             os.close(errors)
 
-    def begin(self) -> bool:
+    def note_signal(self) -> bool:
         """Note a SIGTERM; return whether it is the first one, or the first since one that had no effect."""
         is_new, self.is_terminated, self._is_ignored = not self.is_terminated or self._is_ignored, True, False
         return is_new
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self.begin():  # a second one is ignored
+        if self.note_signal():  # a second one is ignored
             raise Terminated
 
-    def _notice(self, usual: Callable[[sys.UnraisableHookArgs], object], ignored: sys.UnraisableHookArgs) -> None:
+    def _note_ignored(self, usual: Callable[[sys.UnraisableHookArgs], object], ignored: sys.UnraisableHookArgs) -> None:
         """Print no traceback of an ignored exception that the handler here, or the one of `ray.init`, has raised."""
         if isinstance(ignored.exc_value, Terminated):
             self._is_ignored = True
@@ -145,7 +145,7 @@ def stop_between_iterations(say: Callable[[str], None]) -> Iterator[StopRequest]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if number == signal.SIGINT:
             text = "stopping after this iteration; press Ctrl-C again to stop now"
-        elif not WATCH.begin():
+        elif not WATCH.note_signal():
             return
         else:
             text = f"SIGTERM: stopping after this iteration if it finishes within {WATCH.grace_s:g} s (grace_s)"
@@ -176,7 +176,7 @@ def spared_from_sigterm() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:  # another thread received the signal and ran the handler that Ray had installed
-        WATCH.is_terminated = True
+        WATCH.note_signal()
         raise Terminated from error
     finally:
         for number, handler in usual.items():
