@@ -1,7 +1,9 @@
 """`srl train` that writes down what it has acknowledged, and can die: python -m tests.algorithm.lagging_driver ...
 
     LOG          JSON lines: groups that the memory has stored, checkpoints written and restored, what is still in play
-    METHOD:N     the driver kills itself with SIGKILL when it begins METHOD of iteration N, while runners play a slice
+    METHOD:N     the driver kills itself with SIGKILL when it begins METHOD (`_learn`, `take`) of iteration N, while
+                 runners play a slice: the groups launched in this iteration do not end before
+    HELD         directory, `hold` of the environment
     ARGUMENTS    of `srl train`
 """
 
@@ -9,10 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared.cluster import quiet
@@ -30,9 +34,12 @@ def main() -> int:
     from rllib_srl.algorithm.srl import SRL
     from rllib_srl.cli.main import main as srl
     from rllib_srl.replay.client import ReplayClient
+    from rllib_srl.rollout.ahead import RolloutsAhead
 
-    log, death, *arguments = sys.argv[1:]
+    log, death, held, *arguments = sys.argv[1:]
     method, _, iteration = death.partition(":")
+    shutil.rmtree(held, ignore_errors=True)
+    Path(held).mkdir()
 
     def note(what: str, **about: Any) -> None:
         with open(log, "a", encoding="utf-8") as stream:
@@ -49,29 +56,42 @@ def main() -> int:
 
         setattr(owner, name, noted)
 
-    def in_play(algo: Any) -> list[str]:
-        return [one.prompt.key for one in algo.ahead.outstanding]
+    def in_play(ahead: Any) -> list[str]:
+        return [one.prompt.key for one in ahead.outstanding]
 
     def stored(memory: Any, visits: Any, groups: Any, now: int, policy_kl: float) -> dict[str, Any]:
         return {"iteration": now, "groups": {one.group_id: one.prompt.key for one in groups if one.group_id in visits}}
 
     after(ReplayClient, "add", stored)
-    after(SRL, "save_to_path", lambda algo, answer, *given: {"iteration": algo.iteration, "in_play": in_play(algo)})
+    after(SRL, "save_to_path", lambda algo, answer, *given: {"iteration": algo.iteration, "in_play": in_play(algo.ahead)})
     after(SRL, "restore_from_path", lambda algo, answer, *given: {"iteration": algo.iteration})
 
+    def is_last(group_id: str) -> bool:
+        """Return whether a group is launched in the iteration in which the driver dies."""
+        return group_id.startswith(f"{iteration}.")
+
     if method:
-        usual = getattr(SRL, method)
+        owner = SRL if hasattr(SRL, method) else RolloutsAhead
+        usual, launch = getattr(owner, method), RolloutsAhead.launch
+
+        def holding(self: Any, runner_id: int, arguments: Any, sizes: Any) -> None:
+            for group_id, prompt in arguments["prompts"].items():
+                if is_last(group_id):
+                    (Path(held) / prompt.prompt_id).touch()
+            launch(self, runner_id, arguments, sizes)
 
         def dying(self: Any, *given: Any, **named: Any) -> Any:
-            if self.iteration + 1 == int(iteration):
+            ahead = self if owner is RolloutsAhead else self.ahead
+            if is_last(ahead.outstanding[-1].group_id):
                 deadline = time.monotonic() + SLICE_S
-                while not self.ahead._in_slice and time.monotonic() < deadline:
+                while not ahead._in_slice and time.monotonic() < deadline:
                     time.sleep(0.001)
-                note("dies", in_slice=len(self.ahead._in_slice), in_play=in_play(self))
+                note("dies", in_slice=len(ahead._in_slice), in_play=in_play(ahead))
                 os.kill(os.getpid(), signal.SIGKILL)
             return usual(self, *given, **named)
 
-        setattr(SRL, method, dying)
+        RolloutsAhead.launch = holding
+        setattr(owner, method, dying)
     return srl(["train", *arguments])
 
 

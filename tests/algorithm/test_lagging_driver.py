@@ -26,7 +26,7 @@ P, LAST, SEED = 4, 6, 5
 LIFE_S = 290.0  # on a busy machine
 FLAGS = [
     *("--engine", "transformers", "--compute_dtype", "float32", "--seed", str(SEED), "--resume", "auto"),
-    *("--env", "tests.small_worlds:Even", "--env_config", "num_prompts=400", "slow_s=0.3"),
+    *("--env", "tests.small_worlds:Even", "--env_config", "num_prompts=400", "slow_s=0.3", "hold=$HELD"),
     *("--max_turn_tokens", "3", "--max_episode_tokens", "48", "--max_turns", "1", "--num_env_threads", "32"),
     *("--num_prompts_per_batch", str(P), "--group_size", "4", "--num_env_runners", "2", "--max_lag", "1"),
     *("--slice_s", "0.05", "--checkpoint_every", "1", "--iterations", str(LAST)),
@@ -38,7 +38,9 @@ FLAGS = [
 
 def lived(directory, model, death="") -> int:
     """Run the command until it ends; return its exit status. What it has started ends with it, or is killed."""
-    command = [sys.executable, "-m", "tests.algorithm.lagging_driver", str(directory / "log.jsonl"), death, *FLAGS]
+    held = str(directory / "held")
+    flags = [flag.replace("$HELD", held) for flag in FLAGS]
+    command = [sys.executable, "-m", "tests.algorithm.lagging_driver", str(directory / "log.jsonl"), death, held, *flags]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
     command += ["--model", str(model), "--out", str(directory / "run")]
@@ -88,7 +90,7 @@ def first_prompts(num) -> list[str]:
 def test_a_driver_killed_in_mid_flight_loses_nothing_acknowledged_and_plays_nothing_twice(random_llama_dir, tmp_path):
     """It dies once while the learner trains and once while it waits for groups, both times with a slice in play."""
     assert lived(tmp_path, random_llama_dir, "_learn:3") == -signal.SIGKILL
-    assert lived(tmp_path, random_llama_dir, "_play_training:5") == -signal.SIGKILL
+    assert lived(tmp_path, random_llama_dir, "take:5") == -signal.SIGKILL
     assert lived(tmp_path, random_llama_dir) == 0
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [one["in_slice"] > 0 for one in log if one["what"] == "dies"] == [True, True]
