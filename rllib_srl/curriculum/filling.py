@@ -20,6 +20,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.selection.rules import POOL_RULES, SELECTIONS
 from rllib_srl.replay.selection.shares import DomainShares
+from rllib_srl.replay.setting_advice import warnings_of_pool
 from rllib_srl.replay.settings import AUTO_START, ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -191,6 +192,8 @@ def make_filler(
         return StreamFiller(source, memory, LiveBalance())
     if faults := list(_faults_of_pool(memory.settings, pool, num_prompts, mixture, named)):
         raise ValueError("replay_revisit_fraction = 'auto' with a finite pool: " + "; ".join(faults))
+    for line in warnings_of_pool(memory.settings):
+        logger.warning(line)
     return PoolFiller(memory, pool)
 
 

@@ -2,6 +2,7 @@
 
     group_size_faults(settings, run)    ["replay_selection = 'greso' with group_size = 1; expected ...", ...]
     warnings_of(settings, run)          ["replay_leech_failures = 8 has no effect with ...", ...]
+    warnings_of_pool(settings)          more of them, of a run that draws from a finite pool of prompts
 
 Names are flat and have the prefix `replay_`, as `SRLConfig` has them. The settings themselves are valid here.
 """
@@ -84,6 +85,22 @@ def warnings_of(settings: ReplaySettings, run: Run) -> list[str]:
         return []
     parts = (_of_fractions, _of_history, _of_whole_pool, _of_due_dates, _of_diversity)
     return [line for part in parts for line in part(settings, run)]
+
+
+def warnings_of_pool(settings: ReplaySettings) -> list[str]:
+    """Return a line for each setting without effect where all prompts of a finite pool compete by the rule.
+
+    `warnings_of` has reported those of the rules that draw from all items in every run.
+    """
+    if settings.selection in WHOLE_POOL:
+        return []
+    names = ("leech_failures", "load_control", "fill_with_not_due")
+    values = _changed(settings, names if settings.selection in DATELESS else (*names, "spacing"))
+    return [
+        f"replay_{name} = {value!r} has no effect on draws from a finite pool with replay_revisit_fraction = 'auto': "
+        f"replay_selection = {settings.selection!r} draws from all prompts of the pool, due or not"
+        for name, value in values.items()
+    ]
 
 
 def _changed(settings: ReplaySettings, names: tuple[str, ...]) -> dict[str, Any]:

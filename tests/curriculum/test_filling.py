@@ -7,7 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_srl.curriculum.filling import AUTO_BOUNDS, LiveBalance, StreamFiller, make_filler, unknown_domains
+from rllib_srl.curriculum.filling import (
+    AUTO_BOUNDS,
+    LiveBalance,
+    PoolFiller,
+    StreamFiller,
+    make_filler,
+    unknown_domains,
+)
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.client import ReplayClient
@@ -152,4 +159,14 @@ def test_the_warning_is_logged_when_a_run_starts(caplog):
         assert isinstance(make_filler(source_of(even=Even), memory, 4, {"even": 1.0}), StreamFiller)
     assert [line.partition(";")[0] for line in caplog.messages] == [
         "replay_domain_quotas has 'evem', but no training prompt is of this domain"
+    ]
+
+
+def test_a_setting_without_effect_in_a_finite_pool_is_logged_when_a_run_starts(caplog):
+    memory = object.__new__(ReplayClient)
+    memory.settings, memory.is_auto = ReplaySettings(revisit_fraction="auto", leech_failures=2), True
+    with caplog.at_level("WARNING", "rllib_srl"):
+        assert isinstance(make_filler(source_of(even=Even), memory, 4, {"even": 1.0}), PoolFiller)
+    assert [line.partition(" on draws")[0] for line in caplog.messages] == [
+        "replay_leech_failures = 2 has no effect"
     ]

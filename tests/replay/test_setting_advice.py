@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.replay.selection import literature, rules
 from rllib_srl.replay.selection.candidates import SelectionSettings
 from rllib_srl.replay.selection.pool import Surprise
-from rllib_srl.replay.setting_advice import OF_SPREAD, Run, group_size_faults, warnings_of
+from rllib_srl.replay.setting_advice import OF_SPREAD, Run, group_size_faults, warnings_of, warnings_of_pool
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
@@ -88,8 +88,26 @@ def test_what_restricts_draws_from_all_items():
     assert said(EIGHT._replace(may_reuse=True), selection="signal", candidate_pool=3) == []
 
 
+def test_what_restricts_draws_from_a_finite_pool():
+    given = {"leech_failures": 2, "load_control": "throttle_new", "fill_with_not_due": False, "spacing": "fsrs"}
+    rest = "on draws from a finite pool with replay_revisit_fraction = 'auto': replay_selection = "
+    for selection in ("uniform", "fifo", "balanced"):
+        assert warnings_of_pool(ReplaySettings(selection=selection, **given)) == [
+            f"replay_{name} = {given[name]!r} has no effect {rest}{selection!r} draws from all prompts of the pool, "
+            "due or not"
+            for name in ("leech_failures", "load_control", "fill_with_not_due")
+        ]
+    own = "tests.replay.user_rules:oldest"
+    lines = warnings_of_pool(ReplaySettings(selection=own, **given))
+    assert lines[3:] == [
+        f"replay_spacing = 'fsrs' has no effect {rest}{own!r} draws from all prompts of the pool, due or not"
+    ]
+    assert warnings_of_pool(ReplaySettings()) == warnings_of_pool(ReplaySettings(selection="uniform")) == []
+    assert warnings_of_pool(ReplaySettings(selection="signal", leech_failures=2)) == []  # of `warnings_of`
+
+
 @cache
-def drawn(**settings) -> list[list[str]]:
+def drawn(is_pool: bool = False, **settings) -> list[list[str]]:
     """Return what seven iterations revisit; a third of the prompts always fails, another one always succeeds."""
     given = {"capacity": 64, "spacing": "fixed", "load_control": "none", "leech_failures": 0, **settings}
     pattern = {0: [0.0, 0.0], 1: [1.0, 1.0], 2: [1.0, 0.0]}
@@ -97,7 +115,7 @@ def drawn(**settings) -> list[list[str]]:
     with closing(a_buffer(**given)) as buffer:
         buffer.add([a_group(i, 1, i, rewards=pattern[i % 3]) for i in range(24)], 1)
         for now in range(2, 9):
-            prompts = buffer.due(5, now, slots=1.0)
+            prompts = buffer.from_pool(5, now)[0] if is_pool else buffer.due(5, now, slots=1.0)
             seen.append([prompt.prompt_id for prompt in prompts])
             rewards = [pattern[int(prompt.prompt_id[1:]) % 3] for prompt in prompts]
             groups = [a_group(prompt, now, i, rewards=each) for i, (prompt, each) in enumerate(zip(prompts, rewards))]
@@ -117,6 +135,12 @@ def test_they_change_no_draw_of_such_a_rule(selection, given):
 @pytest.mark.parametrize("given", RESTRICTING[:2])
 def test_they_change_draws_of_others(given):
     assert drawn(selection="srl", **given) != drawn(selection="srl")
+
+
+@pytest.mark.parametrize("given", [*RESTRICTING[:2], {"fill_with_not_due": False}, {"spacing": "fsrs"}])
+@pytest.mark.parametrize("selection", ["uniform", "fifo", "balanced"])
+def test_they_change_no_draw_from_a_finite_pool(selection, given):
+    assert drawn(True, selection=selection, **given) == drawn(True, selection=selection)
 
 
 @pytest.mark.parametrize("given", [{"history_by": "visits"}, {"history_half_life": 0.5}])
