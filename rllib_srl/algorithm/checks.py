@@ -25,10 +25,11 @@ from rllib_srl.common.environments import lacks
 from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.models import ModelError, cache_root, context_of, described_model
+from rllib_srl.engine.models import ModelError, cache_root, described_model, sizes_of
 from rllib_srl.engine.stub.answers import gold_turns
 from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
 from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
+from rllib_srl.losses.regulariser_settings import RegulariserSettings, parameter_faults, size_faults
 from rllib_srl.replay.diversity.embedders import packaged_sentence_model
 from rllib_srl.replay.diversity.neighbours import check_faiss
 from rllib_srl.rollout import EnvCalls, make_transcript
@@ -132,12 +133,16 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
     if directory is None:
         return
     name, tokens = config.model_config["model"], config.max_episode_tokens
-    longest = None if config.is_stub else context_of(directory)
+    sizes = sizes_of(directory)
+    longest = None if config.is_stub else sizes.context
     if longest is not None and isinstance(tokens, int) and tokens > longest:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model {name!r}"
+    if not config.is_stub and not any(parameter_faults(config.regularisers)):
+        settings = RegulariserSettings.of(config.regularisers)
+        yield from (f"{fault} {name!r}" for fault in size_faults(settings, sizes.num_layers, sizes.num_tokens))
     flat = config.flat()
-    sizes = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel} if flat.fsdp is True else {}
-    for kind, size in sizes.items():
+    parallel = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel}
+    for kind, size in parallel.items() if flat.fsdp is True else ():
         if is_integer(size, 2):
             for fault in (unsplittable if kind == "tensor" else indivisible)(directory, size):
                 yield f"fsdp.{kind}_parallel = {size} with the model {name!r}; {fault}"

@@ -46,7 +46,7 @@ from rllib_srl.cli.shared.settings import (
 )
 from rllib_srl.engine import Engine, Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.models import context_of, local_model
+from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import pack_stream
 from rllib_srl.envs.text import asked
 from rllib_srl.learner.model_setup import policy_weights, weights_layout
@@ -295,7 +295,7 @@ def engine_config(source: Source, given: Mapping[str, Any], directory: Path) -> 
     """
     values = {name: source.values[name] for name in OF_RUN if source.values.get(name) is not None}
     values |= {"seed": secrets.randbelow(2**31), **{name: given[name] for name in OF_ENGINE if name in given}}
-    longest = context_of(directory) or CONTEXT
+    longest = sizes_of(directory).context or CONTEXT
     if "max_episode_tokens" not in given:
         values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens", 0)))
     values["max_turn_tokens"] = 1

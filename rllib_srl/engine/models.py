@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 SMOLLM2 = "smollm2-135m"
 TINY = "tiny"
@@ -121,18 +122,28 @@ def model_here(name_or_path: str, cache_dir: str | Path | None = None) -> Path |
     return found
 
 
-def context_of(directory: Path) -> int | None:
-    """Return the longest context of a model, in tokens; None if its config.json does not contain one.
+class ModelSizes(NamedTuple):
+    """Sizes of a model; None where its config.json does not contain one."""
+
+    context: int | None  # longest, in tokens
+    num_layers: int | None
+    num_tokens: int | None  # in the vocabulary
+
+
+def sizes_of(directory: Path) -> ModelSizes:
+    """Return the sizes that config.json in a directory contains.
 
     Raises:
         ModelError: the file cannot be read.
     """
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        longest = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+        config = {**config, **config.get("text_config", {})}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"model directory {directory} has a config.json that cannot be read: {error}") from error
-    return longest if isinstance(longest, int) else None
+    names = ("max_position_embeddings", "num_hidden_layers", "vocab_size")
+    sizes = (config.get(name) for name in names)
+    return ModelSizes(*(size if isinstance(size, int) else None for size in sizes))
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:

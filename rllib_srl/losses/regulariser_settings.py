@@ -3,6 +3,7 @@
     {"ewc": {"coeff": 10.0, "decay": 0.9}, "l2": 0.1}      a number alone is the coefficient
     RegulariserSettings.of(value).ewc                       EWC(coeff=10.0, decay=0.9, episodes=64)
     parameter_faults(value)                                  error messages "regularisers = ...; expected ..."
+    size_faults(settings, 30, 49152)                         those of a model with 30 layers and 49,152 tokens
 
 A regulariser that is not named, or whose coefficient is 0, is None: the run is that without it, bit for bit.
 """
@@ -135,6 +136,22 @@ def parameter_faults(value: Any) -> Iterator[str]:
                 yield f"{shown}; expected some of {', '.join(ranges)}"
             elif not ranges[key].is_right(number):
                 yield f"{shown}; expected {ranges[key].expected}"
+
+
+def size_faults(settings: RegulariserSettings, num_layers: int | None, num_tokens: int | None) -> Iterator[str]:
+    """Yield an error message for each parameter that the model's size rules out.
+
+    Args:
+        settings: of the regularisers.
+        num_layers: of the model; None: unknown, and not checked.
+        num_tokens: in the model's vocabulary; None: unknown, and not checked.
+    """
+    gere, esr = settings.gere, settings.esr
+    if gere and num_layers is not None and not -num_layers <= gere.layer < num_layers:
+        expected = f"{-num_layers} to {num_layers - 1}, a layer of the model"
+        yield f"regularisers.gere.layer = {gere.layer}; expected {expected}"
+    if esr and num_tokens is not None and esr.top_k > num_tokens:
+        yield f"regularisers.esr.top_k = {esr.top_k}; expected at most {num_tokens}, the vocabulary of the model"
 
 
 def _given(one: Any) -> dict[str, Any]:

@@ -153,6 +153,21 @@ def test_a_context_that_is_too_long_names_the_setting(config, random_llama_dir):
     assert line == f"max_episode_tokens = 5000; expected at most 1024, the context of the model '{random_llama_dir}'"
 
 
+def test_regularisers_beyond_the_models_size_are_refused(config, random_llama_dir):
+    described = json.loads((random_llama_dir / "config.json").read_text())
+    layers, tokens = described["num_hidden_layers"], described["vocab_size"]
+    config.replay(capacity=100, reuse_fraction=0.25)
+    config.training(regularisers={"gere": {"layer": layers, "max_tokens": 8}, "esr": {"top_k": tokens + 1}})
+    assert lines_of(config) == [
+        f"regularisers.gere.layer = {layers}; expected {-layers} to {layers - 1}, a layer of the model "
+        f"'{random_llama_dir}'",
+        f"regularisers.esr.top_k = {tokens + 1}; expected at most {tokens}, the vocabulary of the model "
+        f"'{random_llama_dir}'",
+    ]
+    config.training(regularisers={"gere": {"layer": -layers, "max_tokens": 8}, "esr": {"top_k": tokens}})
+    config.validate()
+
+
 def test_the_defaults_do_not_fit_a_model_of_a_short_context(config, random_llama_dir, tmp_path):
     short = tmp_path / "short"
     short.mkdir()

@@ -41,7 +41,7 @@ from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.upgrading.order import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.models import context_of, local_model
+from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.endpoint import runner_of
 
@@ -201,7 +201,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Check everything, then serve."""
     settings, keep = training_of(arguments)
     model_dir = local_model(arguments.model)
-    context = min(CONTEXT, context_of(model_dir) or CONTEXT)
+    context = min(CONTEXT, sizes_of(model_dir).context or CONTEXT)
     if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
         raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
     Examiner(Job(0, str(model_dir), "", context, arguments.temperature, SEED, settings, keep, []))  # its errors, now

@@ -81,13 +81,10 @@ class AnchorTexts:
             is_sharded: whether FSDP2 shards the weights.
 
         Raises:
-            ValueError: the model has no such layer, or a text has fewer than two tokens.
+            ValueError: a text has fewer than two tokens.
         """
-        layers = model.base_model.layers
-        if not -len(layers) <= settings.layer < len(layers):
-            expected = f"{-len(layers)} to {len(layers) - 1}, a layer of the model"
-            raise ValueError(f"regularisers.gere.layer = {settings.layer}; expected {expected}")
-        self._layer, self._scorer, self._is_sharded = layers[settings.layer], scorer, is_sharded
+        self._layer = model.base_model.layers[settings.layer]
+        self._scorer, self._is_sharded = scorer, is_sharded
         self._share = settings.coeff / num_shards
         streams = _streams(read_texts(settings.path, settings.num_texts), tokenizer, settings.max_tokens)
         parts = [streams[at : at + settings.texts_per_step] for at in range(0, len(streams), settings.texts_per_step)]

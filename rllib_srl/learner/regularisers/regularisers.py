@@ -26,7 +26,7 @@ from rllib_srl.learner.regularisers.stored_logits import StoredLogits
 from rllib_srl.learner.regularisers.weights import ElasticPull, L2Pull
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
-from rllib_srl.losses.regulariser_settings import RegulariserSettings
+from rllib_srl.losses.regulariser_settings import RegulariserSettings, size_faults
 from rllib_srl.types import Group
 
 LWF, LWF_TOKENS, GERE = "regularisers/lwf", "regularisers/lwf_tokens", "regularisers/gere"
@@ -54,20 +54,21 @@ class Regularisers:
             device: of the policy.
             num_shards: number of shards whose gradients are summed, at least 1; one per learner without `fsdp`.
             is_sharded: whether FSDP2 shards the weights.
+
+        Raises:
+            ValueError: the model has fewer layers or tokens than the settings ask for, or a text is too short.
         """
+        num_layers = len(policy.model.base_model.layers) if settings.gere else None
+        num_tokens = policy.model.config.get_text_config().vocab_size
+        if faults := list(size_faults(settings, num_layers, num_tokens)):
+            raise ValueError("; ".join(faults))
         self._parameters = dict(policy.saved_parameters())
         self._scorer, self._device, self._is_sharded = scorer, device, is_sharded
         self._l2 = L2Pull(settings.l2.coeff, self._parameters) if settings.l2 else None
         ewc, lwf, esr = settings.ewc, settings.lwf, settings.esr
         self._ewc = ElasticPull(ewc.coeff, ewc.decay, num_shards) if ewc else None
         self._stage_policy = StagePolicy(lwf.coeff, lwf.estimator) if lwf else None
-        self._stored_logits = None
-        if esr:
-            num_tokens = int(policy.model.config.get_text_config().vocab_size)
-            if esr.top_k > num_tokens:
-                expected = f"at most {num_tokens}, the model's tokens"
-                raise ValueError(f"regularisers.esr.top_k = {esr.top_k}; expected {expected}")
-            self._stored_logits = StoredLogits(esr.coeff, esr.top_k, esr.episodes)
+        self._stored_logits = StoredLogits(esr.coeff, esr.top_k, esr.episodes) if esr else None
         self._anchor_texts = None
         if settings.gere:
             tokenizer = load_tokenizer(local_model(policy.model_config["model"]))
