@@ -62,8 +62,11 @@ def main() -> int:
     def stored(memory: Any, visits: Any, groups: Any, now: int, policy_kl: float) -> dict[str, Any]:
         return {"iteration": now, "groups": {one.group_id: one.prompt.key for one in groups if one.group_id in visits}}
 
+    def saved(algo: Any, directory: Any, *given: Any) -> dict[str, Any]:
+        return {"iteration": algo.iteration, "in_play": in_play(algo.ahead)}
+
     after(ReplayClient, "add", stored)
-    after(SRL, "save_to_path", lambda algo, answer, *given: {"iteration": algo.iteration, "in_play": in_play(algo.ahead)})
+    after(SRL, "save_to_path", saved)
     after(SRL, "restore_from_path", lambda algo, answer, *given: {"iteration": algo.iteration})
 
     def is_last(group_id: str) -> bool:

@@ -38,12 +38,11 @@ FLAGS = [
 
 def lived(directory, model, death="") -> int:
     """Run the command until it ends; return its exit status. What it has started ends with it, or is killed."""
-    held = str(directory / "held")
-    flags = [flag.replace("$HELD", held) for flag in FLAGS]
-    command = [sys.executable, "-m", "tests.algorithm.lagging_driver", str(directory / "log.jsonl"), death, held, *flags]
+    log, held, out = (str(directory / name) for name in ("log.jsonl", "held", "run"))
+    flags = [flag.replace("$HELD", held) for flag in FLAGS] + ["--model", str(model), "--out", out]
+    command = [sys.executable, "-m", "tests.algorithm.lagging_driver", log, death, held, *flags]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
-    command += ["--model", str(model), "--out", str(directory / "run")]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     family: set[psutil.Process] = set()
 
