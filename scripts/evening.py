@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Play an evening with a served model: chats with ratings by a rule, training, gates, a hot push, a rollback.
 
-    python scripts/evening.py --out /tmp/evening                    the tiny model, about 10 minutes on 2 cores
-    python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out /tmp/evening
-    python scripts/evening.py --page --out /tmp/evening             ratings, pauses, rollback by clicks on the live page
+    python scripts/evening.py --out results/evening                    the tiny model, about 10 minutes on 2 cores
+    python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out results/evening
+    python scripts/evening.py --page --out results/evening         ratings, pauses, rollback by clicks on the live page
 
     1  srl serve; 60 chats, rated by a rule (a word is good, a number or nothing is bad)
     2  a version is trained in the background, while questions go on: their latency, in turn with training paused

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Kill vLLM's server, the gateway and the trainer of `srl serve` at seeded moments, and check that nothing is lost.
 
-    python scripts/chaos/serving.py --out /tmp/chaos                       20 kills of each, about an hour on 2 cores
-    python scripts/chaos/serving.py --out /tmp/chaos --kind gateway --kills 5 --seed 3
+    python scripts/chaos/serving.py --out results/chaos                     20 kills of each, about an hour on 2 cores
+    python scripts/chaos/serving.py --out results/chaos --kind gateway --kills 5 --seed 3
 
     somebody chats, rates and changes ratings without end; versions of the tiny model are trained, gated and pushed
        │  SIGKILL  while an answer, a rating, a slice, the gates or a push is under way
