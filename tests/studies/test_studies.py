@@ -41,7 +41,7 @@ def test_the_studies_are_all_there():
     named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate", "regularisers"}
     named |= {"pool_tuning", "pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_stream"}
     named |= {"pool_stream_heldout", "facts", "reuse_choice", "pool_parts", "reuse_on_streams", "pool_pretrained"}
-    named |= {"lag", "lag_quickstart"}
+    named |= {"lag", "lag_quickstart", "quickstart_rate"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
