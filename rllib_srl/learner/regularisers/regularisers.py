@@ -59,7 +59,7 @@ class Regularisers:
             ValueError: the model has fewer layers or tokens than the settings ask for, or a text is too short.
         """
         num_layers = len(policy.model.base_model.layers) if settings.gere else None
-        num_tokens = policy.model.config.get_text_config().vocab_size
+        num_tokens = policy.model.config.get_text_config().vocab_size if settings.esr else None
         if faults := list(size_faults(settings, num_layers, num_tokens)):
             raise ValueError("; ".join(faults))
         self._parameters = dict(policy.saved_parameters())
