@@ -90,10 +90,19 @@ class DomainStatistics:
 
     def mean(self, domain: str) -> float:
         """Return the faded mean reward of a domain; without a group, that of all domains; without any, .5."""
+        reward, weight = self._rewards(domain)
+        return reward / weight if weight else 0.5
+
+    def expected_reward(self, domain: str) -> float:
+        """Return (R + 1) / (T + 2), R the faded rewards of T groups: never 0 or 1, however few or alike they are."""
+        reward, weight = self._rewards(domain)
+        return (reward + 1) / (weight + 2)
+
+    def _rewards(self, domain: str) -> tuple[float, float]:
+        """Return the faded sum of a domain's rewards and its weight; without a group, those of all domains."""
         known = self._sums.get(domain)
         parts = [known] if known is not None else list(self._sums.values())
-        weight = sum(one.reward_weight for one in parts)
-        return sum(one.reward for one in parts) / weight if weight else 0.5
+        return sum(one.reward for one in parts), sum(one.reward_weight for one in parts)
 
     def means_without(
         self, domains: Sequence[str], domain_N: np.ndarray, place_N: np.ndarray, reward_N: np.ndarray

@@ -106,7 +106,7 @@ def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantag
     go(algo, 5)
     buffer = algo.memory._shards[0].buffer
     rows = {int(row["key"]): row.copy() for row in buffer.store.items[buffer.store.slots()]}
-    mean = buffer.domain_statistics.mean("even")
+    mean = buffer.domain_statistics.expected_reward("even")
     go(algo, 1)
     assert len(buffer.draws.reasons) == 4
     for slot, told in buffer.draws.reasons.items():

@@ -291,10 +291,13 @@ def before(**fields):
 def test_statistics_of_a_domain_by_hand():
     domains = DomainStatistics()
     assert (domains.mean("a"), domains.signal_rate("a"), domains.unsolved_scale("a")) == (0.5, 0.5, 4.0)
+    assert domains.expected_reward("a") == 0.5
     domains.note("a", facts(1, 0, 0, 0), None, is_solved=False)
     assert (domains.mean("a"), domains.mean("b")) == (0.25, 0.25)  # an unknown domain is like all of them
+    assert domains.expected_reward("a") == domains.expected_reward("b") == (0.25 + 1) / (1 + 2)
     domains.note("a", facts(0, 0, 0, 0), before(visits=1, group_size=4, num_success=1), is_solved=False)
     assert domains.mean("a") == pytest.approx(0.97 * 0.25 / 1.97)
+    assert domains.expected_reward("a") == pytest.approx((0.97 * 0.25 + 1) / (1.97 + 2))
     assert domains.signal_rate("a") == pytest.approx((0.985 + 1) / (1.985 + 2))
     assert domains.num_unsolved("a") == 1
     known = {"visits": 1, "group_size": 4, "num_success": 1, "num_unsolved": 9}

@@ -12,7 +12,7 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.journal.reader import readings
 from rllib_srl.replay.selection import rules
-from rllib_srl.replay.selection.pool import SlotClock, context_of, discounted, pool_candidates
+from rllib_srl.replay.selection.pool import SlotClock, Surprise, context_of, discounted, pool_candidates
 from rllib_srl.replay.selection.signal import factors
 from rllib_srl.replay.tools.explain import facts_in_words, find, why
 from rllib_srl.types import Prompt
@@ -129,6 +129,25 @@ def test_what_gives_no_signal_waits_and_comes_back_after_one_that_does():
     assert silent < mixed / 3
     gaps = np.diff(visits[0])
     assert (np.diff(gaps) >= -1).all() and gaps[-1] > 2 * gaps[0]
+    buffer.close()
+
+
+@pytest.mark.parametrize("prior_weight", [0.0, 2.0])
+@pytest.mark.parametrize("first", [WRONG, RIGHT])
+def test_with_surprise_a_domain_comes_back_whose_first_answers_all_agree(first, prior_weight):
+    """The group that opens each domain but one is silent; the others of that domain would be mixed."""
+    buffer = a_buffer(surprise=Surprise(4, prior_weight))
+    domains = [pool(6, domain, first) for first, domain in ((0, "a"), (6, "b"), (12, "c"))]
+    buffer.enrol([prompt for domain in domains for prompt in domain], 0)
+    opened, visits = {}, Counter()
+    for now in range(1, 31):
+        drawn, _ = buffer.from_pool(2, now)
+        rewards = [first if opened.setdefault(p.domain, p.key) == p.key and p.domain != "c" else MIXED for p in drawn]
+        visits.update(prompt.key for prompt in drawn)
+        played = [replace(a_group(number_of(p), r, now), prompt=p) for p, r in zip(drawn, rewards, strict=True)]
+        buffer.add(played, now)
+    others = [prompt.key for domain in domains for prompt in domain if prompt.key != opened[prompt.domain]]
+    assert min(visits[key] for key in others) >= 2
     buffer.close()
 
 

@@ -121,11 +121,12 @@ def test_a_draw_has_the_reasons_of_its_choice_by_hand():
 
 
 def test_with_the_posterior_baseline_the_base_of_a_domain_has_the_mean_chance_of_its_items():
-    # Groups of one: S = 4 m (1 - m) N0 / (N0 + 1) * (N0 + 1) / N0. Histories 5 of 10 and 9 of 10, w0 = 0: 1 and .36.
-    context = Context(mean_D=np.full(2, 0.5), group_size=1)
+    # Groups of one: S = 4 m (1 - m) N0 / (N0 + 1) * (N0 + 1) / N0. w0 = 0 counts as one episode of the domain's mean:
+    # .5 + 4.5 of 10 and .5 + 8.5 of 10, so S is 1 and .36.
+    context = Context(expected_D=np.full(2, 0.5), group_size=1)
     candidates = Candidates.of(
-        3, domain=[0, 0, 1], elapsed=[1] * 3, visits=[1] * 3, cost=[2, 2, 1], history_sum=[5, 9, 9],
-        history_count=[10] * 3, context=context,
+        3, domain=[0, 0, 1], elapsed=[1] * 3, visits=[1] * 3, cost=[2, 2, 1], history_sum=[4.5, 8.5, 8.5],
+        history_count=[9] * 3, context=context,
     )  # fmt: skip
     domains = drawn_by_signal(candidates, 2, rng(), of(phi=1.0)).domains
     assert [domains.facts_of(d)["base"] for d in (0, 1)] == pytest.approx([(1 + 0.36) / 2 * 2 / 4, 0.36])
@@ -179,7 +180,7 @@ def test_the_expected_squared_advantage_by_hand():
 
 def test_with_the_posterior_baseline_uncertain_items_come_first():
     # w0 2, m_d .5: history 9 of 10 -> m = 10/12, 5 of 10 -> 6/12, none -> .5 with N0 = 2, n = 1
-    context = Context(mean_D=np.array([0.5]), group_size=1, prior_weight=2.0)
+    context = Context(expected_D=np.array([0.5]), group_size=1, prior_weight=2.0)
     candidates = Candidates.of(
         3, elapsed=[4] * 3, visits=[1] * 3, history_sum=[9, 5, 0], history_count=[10, 10, 0], context=context
     )
@@ -195,22 +196,34 @@ def test_with_the_posterior_baseline_uncertain_items_come_first():
 def twin(candidates: Candidates, num: int, own: SignalSettings) -> list[int]:
     """Return the draw without noise, in plain loops; ties go to the smallest index."""
     context = candidates.context
-    known = len(context.live_D)
+    known, n = len(context.live_D), context.group_size
 
     def statistic(name: str, domain: int, default: float) -> float:
         return float(getattr(context, name)[domain]) if domain < known else default
 
+    def chance(i: int) -> float:
+        domain = int(candidates.domain[i])
+        if n:
+            prior = context.prior_weight or 1.0
+            episodes = prior + float(candidates.history_count[i])
+            mean = (prior * statistic("expected_D", domain, 0.5) + float(candidates.history_sum[i])) / episodes
+            return 4 * mean * (1 - mean) * episodes / (episodes + 1) * (episodes + n) / (episodes + n - 1)
+        silent = min(8.0, float(candidates.num_silent[i]))
+        return (own.kappa * statistic("live_D", domain, 0.5) + 1) / (own.kappa + 1 + silent)
+
+    def live(domain: int) -> float:
+        if not n:
+            return statistic("live_D", domain, 0.5)
+        return float(np.mean([chance(i) for i in range(len(candidates)) if candidates.domain[i] == domain]))
+
     def priority(i: int) -> float:
         domain = int(candidates.domain[i])
-        pi = statistic("live_D", domain, 0.5)
         scale = statistic("solved_after_D", domain, 4.0)
         elapsed = float(candidates.elapsed[i])
         if candidates.visits[i] == 0:
             elapsed = max(elapsed, len(candidates) / num)
-        silent = min(8.0, float(candidates.num_silent[i]))
-        s = (own.kappa * pi + 1) / (own.kappa + 1 + silent)
         progress = 1 / (1 + max(0.0, float(candidates.num_unsolved[i]) - 2 * scale) / scale)
-        return float(candidates.weight[i] / candidates.cost[i] * elapsed * s * progress)
+        return float(candidates.weight[i] / candidates.cost[i] * elapsed * chance(i) * progress)
 
     left = list(range(len(candidates)))
     waits = {d: statistic("wait_D", d, context.first_wait) for d in set(candidates.domain.tolist())}
@@ -227,7 +240,7 @@ def twin(candidates: Candidates, num: int, own: SignalSettings) -> list[int]:
                 scale = statistic("solved_after_D", d, 4.0)
                 progress = 1 / (1 + max(0.0, statistic("unsolved_D", d, 0.0) - 2 * scale) / scale)
                 ratio = sum(candidates.weight[i] for i in mine) / sum(candidates.cost[i] for i in mine)
-                value[d] = counts[d] ** (1 - own.phi) * statistic("live_D", d, 0.5) * progress * ratio * waits[d]
+                value[d] = counts[d] ** (1 - own.phi) * live(d) * progress * ratio * waits[d]
             best = max(value, key=lambda d: value[d])
             choices = [i for i in left if candidates.domain[i] == best]
             waits = {d: 1.0 if d == best else wait + 1 for d, wait in waits.items()}
@@ -244,18 +257,23 @@ def twin(candidates: Candidates, num: int, own: SignalSettings) -> list[int]:
     num=st.integers(1, 45),
     kappa=st.floats(0, 10),
     phi=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    group_size=st.sampled_from([0, 1, 4]),
+    prior_weight=st.sampled_from([0.0, 2.0]),
 )
-def test_the_rule_draws_as_its_twin(seed, size, num, kappa, phi):
+def test_the_rule_draws_as_its_twin(seed, size, num, kappa, phi, group_size, prior_weight):
     made = rng(seed)
     context = Context(
         live_D=made.random(2) + 0.01,
-        mean_D=made.random(2),
+        expected_D=made.random(2),
         unsolved_D=made.integers(0, 40, 2).astype(float),
         solved_after_D=4 + made.random(2),
         icc_D=np.full(2, np.nan),
         wait_D=1 + 9 * made.random(2),
         first_wait=2 + made.random(),
+        group_size=group_size,
+        prior_weight=prior_weight,
     )
+    episodes = 9 * made.random(size)
     candidates = Candidates.of(
         size,
         context=context,
@@ -266,6 +284,8 @@ def test_the_rule_draws_as_its_twin(seed, size, num, kappa, phi):
         num_unsolved=made.integers(0, 40, size),
         cost=made.random(size) + 0.1,
         weight=made.random(size) + 0.1,
+        history_count=episodes,
+        history_sum=episodes * made.random(size),
     )
     drawn = signal(candidates, num, rng(), of(kappa=kappa, phi=phi))
     assert drawn.tolist() == twin(candidates, num, of(kappa=kappa, phi=phi).signal)

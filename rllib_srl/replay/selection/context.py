@@ -66,7 +66,8 @@ class Context:
     """
 
     live_D: np.ndarray = field(default_factory=_none)  # pi_d, share of its groups with signal, in (0, 1)
-    mean_D: np.ndarray = field(default_factory=_none)  # m_d, faded mean reward, in [0, 1]
+    mean_D: np.ndarray = field(default_factory=_none)  # faded mean reward, in [0, 1]
+    expected_D: np.ndarray = field(default_factory=_none)  # m_d = (R + 1) / (T + 2), R the rewards of T groups
     unsolved_D: np.ndarray = field(default_factory=_none)  # u_d, groups that vary before anything was solved
     solved_after_D: np.ndarray = field(default_factory=_none)  # U, groups that vary before an item is first solved
     icc_D: np.ndarray = field(default_factory=_none)  # correlation of successive pass rates of an item; nan: unknown
@@ -77,8 +78,8 @@ class Context:
 
     def of_domains(self, num: int) -> Context:
         """Return the context with arrays of length `num`."""
-        defaults = {"live_D": 0.5, "mean_D": 0.5, "unsolved_D": 0.0, "solved_after_D": FIRST_SOLVED, "icc_D": np.nan}
-        defaults |= {"wait_D": self.first_wait}
+        defaults = dict.fromkeys(("live_D", "mean_D", "expected_D"), 0.5)
+        defaults |= {"unsolved_D": 0.0, "solved_after_D": FIRST_SOLVED, "icc_D": np.nan, "wait_D": self.first_wait}
 
         def padded(name: str) -> np.ndarray:
             known_D = getattr(self, name)[:num]
@@ -90,6 +91,6 @@ class Context:
     def divided(self, num_domains: int, num_parts: int) -> Context:
         """Return the context of candidates whose `num_domains` domains are split into `num_parts` classes each."""
         whole = self.of_domains(num_domains)
-        names = ("live_D", "mean_D", "unsolved_D", "solved_after_D", "icc_D", "wait_D")
+        names = ("live_D", "mean_D", "expected_D", "unsolved_D", "solved_after_D", "icc_D", "wait_D")
         arrays: dict[str, Any] = {name: np.repeat(getattr(whole, name), num_parts) for name in names}
         return replace(whole, **arrays)

@@ -76,6 +76,7 @@ def context_of(
     return Context(
         live_D=np.array([statistics.signal_rate(name) for name in domains]),
         mean_D=np.array([statistics.mean(name) for name in domains]),
+        expected_D=np.array([statistics.expected_reward(name) for name in domains]),
         unsolved_D=np.array([float(statistics.num_unsolved(name)) for name in domains]),
         solved_after_D=np.array([statistics.unsolved_scale(name) for name in domains]),
         icc_D=np.array([statistics.icc(name) for name in domains]),

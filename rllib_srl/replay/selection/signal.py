@@ -20,7 +20,9 @@ pass after any group with signal. Where S, L, w and cost are equal, the priority
 
 With the posterior baseline a silent group trains if it is a surprise. S is then the expected squared advantage,
 see `expected_square`, and pi_d is its mean over the domain's candidates. A group of one episode is always silent,
-so there it is used with any baseline.
+so there it is used with any baseline. The domain's mean m_d = (R + 1) / (T + 2), of the faded rewards R of T groups,
+follows the rule of succession as well: with the plain mean, a domain whose first answers are all wrong, or all right,
+has S = 0 and never comes back.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
 from rllib_srl.replay.selection.context import Context, SignalSettings
 
 KAPPA_BOUNDS = (0.3, 10.0)  # of an estimate
+LEAST_PRIOR = 1.0  # episodes that the domain's mean counts as with a baseline that does not read it (w0 = 0)
 
 
 def chance_of_signal(
@@ -76,15 +79,12 @@ def expected_square(mean_N: np.ndarray, weight_N: np.ndarray, group_size: int) -
         E[(r_j - b_j)^2] = m (1 - m) * N0 / (N0 + 1) * (N0 + n) / (N0 + n - 1)
 
     For n = 1 it is m (1 - m), which includes the surprise of a silent group. The factor 4 makes its largest value 1.
-    Without prior weight and history nothing is known of p, and N0 counts as 1.
 
     Args:
         mean_N: m, in [0, 1].
-        weight_N: N0, at least 0.
+        weight_N: N0, above 0.
         group_size: n, at least 1.
     """
-    if not weight_N.all():
-        weight_N = np.where(weight_N > 0, weight_N, 1.0)
     square_N: np.ndarray = 4 * mean_N * (1 - mean_N)
     square_N *= weight_N / (weight_N + 1)
     square_N *= 1 + 1 / (weight_N + group_size - 1)
@@ -130,10 +130,9 @@ def factors(candidates: Candidates, pass_length: float, settings: SignalSettings
     domain_N = candidates.domain
     progress_N = chance_of_progress(candidates.num_unsolved, context.solved_after_D[domain_N])
     if context.group_size:
-        weight_N = context.prior_weight + candidates.history_count
-        prior_N = context.mean_D[domain_N]
-        sum_N = context.prior_weight * prior_N + candidates.history_sum
-        mean_N = np.divide(sum_N, weight_N, out=prior_N, where=weight_N > 0)
+        prior_weight = context.prior_weight or LEAST_PRIOR
+        weight_N = prior_weight + candidates.history_count
+        mean_N = (prior_weight * context.expected_D[domain_N] + candidates.history_sum) / weight_N
         chance_N = expected_square(np.clip(mean_N, 0, 1, out=mean_N), weight_N, context.group_size)
     else:
         kappa_N = kappas(settings.kappa, context.icc_D)[domain_N]
