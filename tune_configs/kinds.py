@@ -2,7 +2,7 @@
 
     KINDS["compare_3_largest"]      kind -> its environment with settings, as the environment `pool` takes them
     DEVELOPMENT                     kinds that settings are tuned on
-    LOTS[0], LOTS[1], LOTS[2]       kinds and seeds of up to three confirmations
+    LOTS[0], ..., LOTS[3]           kinds and seeds of up to four confirmations
 
 A kind is a skill: a task with a size and a range of numbers. All are played without shots. The candidates were played
 by the tiny model before any training, and kinds were kept by that alone, never by how a method does on them
@@ -115,7 +115,8 @@ def _drawn() -> tuple[tuple[str, ...], list[Lot]]:
     """Draw the development kinds, then the kinds and seeds of each lot, all from one generator.
 
     The kinds are dealt by their share of silent groups, one of each three neighbours to each set, so that all sets have
-    about as many. A third lot has no kinds left: it takes half from each of the first two, with new prompts.
+    about as many. A third lot has no kinds left: it takes half from each of the first two, with new prompts; a
+    fourth the other half.
     """
     draw, ordered = random.Random(LOT_SEED), sorted(KINDS, key=lambda kind: (UNTRAINED[kind][1], kind))
     sets: list[list[str]] = [[] for _ in range(NUM_DEALT)]
@@ -125,9 +126,11 @@ def _drawn() -> tuple[tuple[str, ...], list[Lot]]:
         for kinds, kind in zip(sets, three, strict=True):
             kinds.append(kind)
     development, first, second = sets
-    third = [draw.choice(pair) for pair in zip(first, second, strict=True)]
+    pairs = list(zip(first, second, strict=True))
+    third = [draw.choice(pair) for pair in pairs]
+    fourth = [one if taken == other else other for taken, (one, other) in zip(third, pairs, strict=True)]
     lots = []
-    for number, kinds in enumerate((first, second, third), 1):
+    for number, kinds in enumerate((first, second, third, fourth), 1):
         pool_seed, *seeds = draw.sample(range(1_000 * number, 1_000 * (number + 1)), NUM_SEEDS + 1)
         lots.append(Lot(tuple(sorted(kinds)), tuple(sorted(seeds)), pool_seed))
     return tuple(sorted(development)), lots

@@ -37,7 +37,7 @@ SHAPES = ((16, 8), (32, 4), (64, 2))  # prompts of a batch, episodes of each
 OF_HISTORY = ((32, 4), (64, 2), (128, 1))  # a baseline from history needs no group
 OF_SIZES = ((8, 16), (16, 8), (32, 4))  # groups of two have no episodes to give away
 SINGLE = ((16, 1), (32, 1), (64, 1))  # of methods with one episode
-NUM_IDEAS = 3  # that may be put to a proof; each is tested at .05 / 3
+NUM_IDEAS = 3  # that were put to a proof first; each was tested at .05 / 3
 
 # Plain GRPO: shuffled epochs over the pool, no memory.
 PLAIN = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0}

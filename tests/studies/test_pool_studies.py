@@ -107,6 +107,14 @@ def test_each_idea_has_kinds_and_seeds_of_its_own():
     assert third.is_confirmation
     assert set(METHODS["sizes"].items()) - set(METHODS["reuse"].items()) == {("rollout", "knapsack")}
     assert not set(third.seeds) & {*first.seeds, *second.seeds}
+    fourth = tune.load("pool_proof_mended")
+    assert fourth.primary == Primary("memory", ("plain", "passes", "memory_group"), ("accuracy_area",), 0.05 / 4)
+    assert fourth.is_confirmation and not set(fourth.seeds) & {*first.seeds, *second.seeds, *third.seeds}
+    memory, plain, passes, group = (arm.settings for arm in fourth.arms)
+    assert {name for name in {*memory, *group} if memory.get(name) != group.get(name)} == {"advantage"}
+    differing = {name for name in {*memory, *passes} if memory.get(name) != passes.get(name)}
+    assert differing == {"replay_revisit_fraction", "replay_selection"}
+    assert plain == tune.load("pool_proof").arms[1].settings
 
 
 def test_kinds_and_seeds_were_drawn_by_lot():
@@ -118,12 +126,13 @@ def test_kinds_and_seeds_were_drawn_by_lot():
         for of_set, kind in zip(sets, three, strict=True):
             of_set.append(kind)
     third = [draw.choice(pair) for pair in zip(sets[1], sets[2], strict=True)]
+    fourth = [({one, other} - {taken}).pop() for taken, one, other in zip(third, sets[1], sets[2], strict=True)]
     assert tuple(sorted(sets[0])) == kinds.DEVELOPMENT
-    for number, mine in enumerate((sets[1], sets[2], third), 1):
+    for number, mine in enumerate((sets[1], sets[2], third, fourth), 1):
         pool_seed, *seeds = draw.sample(range(1000 * number, 1000 * (number + 1)), 17)
         assert kinds.LOTS[number - 1] == kinds.Lot(tuple(sorted(mine)), tuple(sorted(seeds)), pool_seed)
     seeds = [seed for lot in kinds.LOTS for seed in (*lot.seeds, lot.pool_seed)]
-    assert len(set(seeds)) == len(seeds) == 51
+    assert len(set(seeds)) == len(seeds) == 68
     assert not set(seeds) & {*DEV_SEEDS, *FRESH_SEEDS, *STREAM_SEEDS, *FACT_SEEDS}
 
 

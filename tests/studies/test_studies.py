@@ -41,7 +41,7 @@ def test_the_studies_are_all_there():
     named |= {"buffer_sizes", "confirm", "pretrained", "rehearsal", "replay_rate", "regularisers"}
     named |= {"pool_tuning", "pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_stream"}
     named |= {"pool_stream_heldout", "facts", "reuse_choice", "pool_parts", "reuse_on_streams", "pool_pretrained"}
-    named |= {"lag", "lag_quickstart", "quickstart_rate"}
+    named |= {"lag", "lag_quickstart", "quickstart_rate", "pool_proof_mended"}
     assert named == set(COMPARISONS)
     assert {name for name, study in FOUND.items() if isinstance(study, Search)} == {"learning_rate", "population"}
     assert all({arm.name for arm in FOUND[name].arms} >= arms for name, arms in ASKED_FOR.items())
@@ -67,7 +67,8 @@ def test_the_confirmation_is_held_out():
     assert not set(FRESH_SEEDS) & {*DEV_SEEDS, *COMPARISONS["rehearsal"].seeds}
     assert not {d.name for d in confirm.domains} & {d.name for d in replay.domains}
     confirming = {name for name, study in COMPARISONS.items() if study.is_confirmation}
-    assert confirming == {"confirm", "rehearsal", "pool_proof", "pool_proof_history", "pool_proof_sizes"}
+    proofs = {"pool_proof", "pool_proof_history", "pool_proof_sizes", "pool_proof_mended"}
+    assert confirming == {"confirm", "rehearsal", *proofs}
     frozen, tested = ARMS["srl_diversity"].settings, confirm.settings_of("srl_diversity", FRESH_SEEDS[0])
     assert frozen and all(tested[name] == value for name, value in frozen.items())
 
