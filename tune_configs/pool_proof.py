@@ -7,6 +7,8 @@ worth anything?), and against the same memory with GRPO's own baseline (is the h
 is run first (`--arms memory plain`); if it misses, the proof has missed, and the other two are not run. Accuracy on the
 pool itself is reported with its interval: "no worse" needs the lower end above -.02. Kinds and seeds are drawn by lot
 (kinds.py); run it once for each frozen setting, the next lot for the next idea, and report every run.
+
+It was run before a defect of the rule `signal` was found; `pool_proof_mended` repeats it without the defect.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ ABOUT = {  # method -> title, description
     "critic": ("critic", "Shuffled epochs; a value head in place of the group's mean."),
 }
 # Where each method did best on the development pool, by `pool_tuning` (docs/LOG.md); a method without an entry has not
-# been tuned yet.
+# been tuned yet. `memory` was tuned before its rule was mended; `pool_proof_mended` has the setting found since.
 TUNED: dict[str, dict[str, Any]] = {
     "plain": {"lr": 4e-4, "num_epochs": 2, "num_prompts_per_batch": 64, "group_size": 2},
     "passes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1, **NO_REUSE},
