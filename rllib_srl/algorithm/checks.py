@@ -25,7 +25,7 @@ from rllib_srl.common.environments import lacks
 from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
-from rllib_srl.engine.models import ModelError, cache_root, described_model, sizes_of
+from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
 from rllib_srl.engine.stub.answers import gold_turns
 from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
 from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
@@ -132,22 +132,26 @@ def _described(name: str, root: str) -> Path | None:
 def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
     if directory is None:
         return
-    name, tokens = config.model_config["model"], config.max_episode_tokens
-    sizes = sizes_of(directory)
-    longest = None if config.is_stub else sizes.context
-    if longest is not None and isinstance(tokens, int) and tokens > longest:
-        yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model {name!r}"
-    if not config.is_stub and not any(parameter_faults(config.regularisers)):
-        settings = RegulariserSettings.of(config.regularisers)
-        yield from (f"{fault} {name!r}" for fault in size_faults(settings, sizes.num_layers, sizes.num_tokens))
+    name = config.model_config["model"]
+    if not config.is_stub:
+        yield from (f"{fault} {name!r}" for fault in _of_sizes(config, sizes_of(directory)))
     flat = config.flat()
-    parallel = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel}
-    for kind, size in parallel.items() if flat.fsdp is True else ():
+    sizes = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel} if flat.fsdp is True else {}
+    for kind, size in sizes.items():
         if is_integer(size, 2):
             for fault in (unsplittable if kind == "tensor" else indivisible)(directory, size):
                 yield f"fsdp.{kind}_parallel = {size} with the model {name!r}; {fault}"
     if config.prompt_format == "chat" and (fault := _chat_fault(directory)):
         yield f"prompt_format = 'chat'; {fault}"
+
+
+def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
+    """Yield what exceeds the model's sizes; its name completes each line."""
+    tokens, longest = config.max_episode_tokens, sizes.context
+    if longest is not None and isinstance(tokens, int) and tokens > longest:
+        yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model"
+    if not any(parameter_faults(config.regularisers)):
+        yield from size_faults(RegulariserSettings.of(config.regularisers), sizes.num_layers, sizes.num_tokens)
 
 
 @lru_cache(maxsize=64)
