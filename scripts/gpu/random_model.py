@@ -17,8 +17,9 @@ def write_random_model(shape: ModelShape, directory: Path, has_weights: bool) ->
     Args:
         shape: of the model; its vocabulary is at least the tiny tokenizer's.
         directory: created.
-        has_weights: False leaves the weights out, for an engine that makes its own.
+        has_weights: False writes a file without weights, for an engine that makes its own.
     """
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
     tokenizer = AutoTokenizer.from_pretrained(local_model(TINY))
@@ -36,5 +37,6 @@ def write_random_model(shape: ModelShape, directory: Path, has_weights: bool) ->
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     else:
         config.save_pretrained(directory)
+        save_file({}, directory / "model.safetensors")  # an engine refuses a directory without
     tokenizer.save_pretrained(directory)
     return directory

@@ -2,6 +2,7 @@
 
     python -m scripts.gpu.run --model tiny                                              the defaults of this machine
     python -m scripts.gpu.run --model tiny --shares 0.6 0.4 --colocate --transfer ipc
+    python -m scripts.gpu.run --model tiny --dtype float32                              the canary at 1e-3 nats
     python -m scripts.gpu.run --random 1.5B --iterations 3 [--lora]                     random weights
     python -m scripts.gpu.run --model tiny --shares 1 1 --fsdp 2 --tensor-parallel 2    matrices split over learners
 
@@ -37,6 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="of them N split each matrix")
     parser.add_argument("--engine-parallel", type=int, default=1, metavar="N", help="GPUs of one engine")
     parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the computation, in place of the default")
     parser.add_argument("--max-lag", type=int, default=0, metavar="N", help="play ahead of up to N updates")
     parser.add_argument("--iterations", type=int, default=2)
     for name in ("--colocate", "--lora", "--offload", "--gather-bf16", "--short"):
@@ -64,8 +66,8 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
     if args.fsdp:
         split = {"tensor_parallel": args.tensor_parallel}
         config.training(fsdp=split | ({"gather_dtype": "bfloat16"} if args.gather_bf16 else {}))
-    if args.gather_bf16:
-        config.training(compute_dtype="bfloat16")
+    if args.gather_bf16 or args.dtype:
+        config.training(compute_dtype=args.dtype or "bfloat16")
     if args.max_lag:
         config.env_runners(max_lag=args.max_lag, late="drop")
     if args.short:
@@ -94,8 +96,15 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, int | float):
             flat[prefix] = value
 
-    walk("", {name: result.get(name, {}) for name in ("timers", "env_runners", "learners", "sync")})
+    walk("", {name: result.get(name, {}) for name in ("timers", "env_runners", "learners", "weight_sync")})
     return {name: round(value, 5) for name, value in flat.items()}
+
+
+def peak_gib(learner: Any) -> float:
+    """Return the largest memory in GiB that torch allocated on a learner's GPU, 0 without one; runs in its process."""
+    import torch
+
+    return round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,6 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({name: getattr(algo.config, name) for name in placed}), flush=True)
         for number in range(1 if args.short else args.iterations):
             print(json.dumps({"iteration": number + 1, **figures_of(algo.train())}), flush=True)
+        peaks = [one.get() for one in algo.learner_group.foreach_learner(peak_gib, timeout_seconds=60)]
+        print(json.dumps({"learner_peak_gib": peaks}), flush=True)
         algo.stop()
     ray.shutdown()
     return 0

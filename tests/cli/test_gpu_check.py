@@ -16,9 +16,11 @@ import pytest
 from rllib_srl.algorithm import checks as checks_module
 from rllib_srl.algorithm import config as config_module
 from rllib_srl.algorithm.gpu_memory import SHAPES
+from rllib_srl.engine.model_dir import check_settings
 from scripts.gpu import check
 from scripts.gpu import learner as learner_checks
 from scripts.gpu import run as run_checks
+from scripts.gpu.random_model import write_random_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +120,13 @@ def test_the_learners_checks_run_on_a_cpu(what, capsys):
         assert figures[0]["max_logp_gap"] < 1e-4 and 0 <= figures[0]["gradient_gap"] < 1e-4
 
 
+def test_the_engines_check_writes_a_model_that_an_engine_takes(tmp_path):
+    """vLLM makes the weights itself, but a directory without a file of weights is refused."""
+    write_random_model(SHAPES["8B"], tmp_path, has_weights=False)
+    assert check_settings(tmp_path, "bfloat16", 2048) == tmp_path
+    assert sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")) < 1000
+
+
 def test_the_check_of_exactness_finds_a_wrong_kernel(monkeypatch, capsys):
     scores = learner_checks.scores
 
@@ -143,6 +152,8 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
     flat, processes = config.flat(), max(1, config.num_learners)
     assert config.num_gpus_per_env_runner + config.num_gpus_per_learner * processes == step.num_gpus
     wanted = {
+        "float32": config.compute_dtype == "float32",
+        "ipc_1.5b": flat.weight_transfer == "ipc" and not config.colocate,
         "adapters": flat.lora_rank == 16 and flat.lora_send == "adapter" and config.colocate,
         "max_lag": config.max_lag == 1 and not config.colocate,
         "fsdp_bf16": flat.fsdp and flat.fsdp_gather_dtype == "bfloat16" == config.compute_dtype,
@@ -161,3 +172,7 @@ def test_each_program_runs_in_its_short_form(step, tmp_path):
     line = check.run(step, tmp_path, is_short=True, limit_s=300)
     assert line["passed"], (tmp_path / f"{step.name}.log").read_text()[-3000:]
     assert line["figures"]
+    if step.module == check.RUN:
+        *_, trained, peak = line["figures"]
+        assert 0 <= trained["weight_sync/canary_mean"] < 0.1 and trained["env_runners/num_episodes"] == 16
+        assert peak["learner_peak_gib"] == [0.0] * max(1, run_checks.parse(step.args).fsdp)
