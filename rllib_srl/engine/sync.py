@@ -137,7 +137,9 @@ def pack_stream(
 
     def fill(spec: tuple[str, str, tuple[int, ...], int, int], source: torch.Tensor) -> TensorSpec:
         start, end = spec[3], spec[3] + spec[4]
-        _view(raw[start:end], spec[1], spec[2]).copy_(source)
+        to = _view(raw[start:end], spec[1], spec[2])
+        # From a GPU, `copy_` alone would move the tensor in its own format and cast it on the CPU.
+        to.copy_(source.to(to.dtype) if source.is_cuda else source)
         buffer[end : end + -end % ALIGNMENT] = 0  # equal weights give equal buffers
         return TensorSpec(*spec, checksum=xxhash.xxh3_64_intdigest(buffer[start:end]))
 
