@@ -119,7 +119,7 @@ def start_vllm(
     try:
         with _global_generators_kept():
             _running.append(LLMEngine.from_engine_args(args))
-    except (RuntimeError, ValueError, OSError, AssertionError) as error:
+    except (RuntimeError, ValueError, OSError, AssertionError, ImportError) as error:
         raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
     return _running[-1], is_cpu
 

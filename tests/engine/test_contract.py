@@ -389,3 +389,16 @@ def test_an_unknown_kind_and_a_missing_vllm_say_what_to_do(random_llama_dir: Pat
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(EngineError, match=r"pip install rllib_srl\[cpu\]"):
         make_engine("vllm", random_llama_dir, context_length=64)
+
+
+@pytest.mark.engine
+def test_a_package_that_vllm_lacks_at_its_start_is_named(random_llama_dir: Path, monkeypatch) -> None:
+    """vLLM imports some packages only while it starts, such as FlashInfer on a GPU."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    def fail(args):
+        raise ModuleNotFoundError("No module named 'flashinfer'")
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", fail)
+    with pytest.raises(EngineError, match="^vLLM did not start on .*: No module named 'flashinfer'$"):
+        make_engine("vllm", random_llama_dir, context_length=64)
