@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -184,8 +185,14 @@ def rows_of_a_run(tmp_path, kinds, timeout_s):
     command = [sys.executable, "-m", "tests.quick_workers", "scripts/chaos/run.py", "--faults", "1"]
     command += ["--out", str(tmp_path / "rows.jsonl"), "--kinds", *dict(kinds), "--ways", *{way for _, way in kinds}]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), IMPORTS: VLLM if "engine" in dict(kinds) else ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    said = tmp_path / "said.txt"
+    with said.open("w", encoding="utf-8") as file:
+        how: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "timeout": timeout_s}
+        try:
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False, **how).returncode
+        except subprocess.TimeoutExpired:
+            status = f"still running after {timeout_s} s"
+    assert status == 0, f"{status}\n{said.read_text(encoding='utf-8')[-6000:]}"
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {(row["kind"], row["way"]) for row in rows} == set(kinds)
     assert all(row["faults"] == [] and row["recovered_s"] > 0 for row in rows)
