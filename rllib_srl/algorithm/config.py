@@ -24,11 +24,13 @@ from ray.tune.registry import register_trainable as _register_trainable
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.gpu_memory import ModelShape, fit_awake
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings
 from rllib_srl.algorithm.resources import (
     PlacementError,
     best_dtype,
+    card_bytes_here,
     engine_memory_share,
     engine_threads,
     gpu_shares,
@@ -328,12 +330,15 @@ class SRLConfig(AlgorithmConfig):
         """
         if not self.in_evaluation:
             self.create_local_env_runner = self.num_env_runners == 0
+            is_open = self.colocate is None
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
             for line in sorted(warnings_of(self)):
                 warn_once(line)
             self._settle()
+            if is_open and self.colocate and self._fit_awake():
+                self.colocate = False
         super().validate()
 
     def _memory_gpus(self) -> float:
@@ -369,10 +374,7 @@ class SRLConfig(AlgorithmConfig):
         if is_number(shares.per_learner) and shares.per_learner > 0 and counts[1] == 0 and counts[0] > 0:
             self.num_learners = 1
         if None in given and (shares.per_env_runner or shares.per_learner):
-            beside = ", colocated" if self.colocate else ""
-            logger.info(
-                "GPUs: %g per env runner, %g per learner%s", shares.per_env_runner, shares.per_learner, beside
-            )
+            logger.info("GPUs: %g per env runner, %g per learner", shares.per_env_runner, shares.per_learner)
         return faults
 
     def _cannot_take_turns(self, num_gpus: int) -> Iterator[str]:
@@ -383,6 +385,15 @@ class SRLConfig(AlgorithmConfig):
             yield f"max_lag = {self.max_lag!r} with {counts}; {remedy}"
         if self.is_sharded:
             yield f"fsdp = True with {counts}; {remedy}"
+
+    def _fit_awake(self) -> bool:
+        """Return whether engine and learner fit onto one of this machine's GPUs together; False where it is unknown."""
+        card_bytes = card_bytes_here()
+        if card_bytes is None:
+            return False
+        name = self.model_config["model"]
+        shape = ModelShape.of(described_model(name) or local_model(name))
+        return shape is not None and fit_awake(shape, self.flat(), card_bytes)
 
     def _settle(self) -> None:
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""

@@ -278,7 +278,7 @@ class SRL(SavedAlgorithm):
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
             shards = self._shards(batch, now)
-        with self._timed("learn"), self._engines_at_rest():
+        with self._timed("learn"):
             is_updated = self._learn(shards)
         with self._timed("sync"):
             if is_updated:
@@ -665,11 +665,12 @@ class SRL(SavedAlgorithm):
             return False
         steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: steps}
-        results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
-        self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        if self.config.flat().replay_history_by == "kl":
-            with self._timed("policy_kl"):
-                self.policy_kl += self.learners.policy_kl(shards, self.config.update_timeout_s)
+        with self._engines_at_rest():
+            results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+            if self.config.flat().replay_history_by == "kl":
+                with self._timed("policy_kl"):
+                    self.policy_kl += self.learners.policy_kl(shards, self.config.update_timeout_s)
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm import config as config_module
+from rllib_srl.algorithm.gpu_memory import GIB, SHAPES
 from rllib_srl.algorithm.resources import GpuShares, PlacementError, gpu_shares
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.rollout.env_runner import LLMEnvRunner
@@ -129,10 +130,31 @@ def test_without_a_card_nothing_changes(config, monkeypatch):
 
 
 def test_one_card_is_colocated_by_default(config, monkeypatch):
+    """This machine does not know the memory of a GPU on another one."""
     settled(config, monkeypatch, 1)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
     assert config.colocate and config.num_learners == 1  # a process of its own: Ray gives the main process no card
     assert config.flat().engine_memory_utilization == 0.45 and config.compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("gib", "takes_turns"), [(24, True), (40, True), (80, False)])
+def test_the_engine_stays_awake_where_both_fit(config, monkeypatch, gib, takes_turns):
+    """Of 1.5B parameters a learner needs 30 GiB, and the engine .45 of the card."""
+    monkeypatch.setattr(config_module, "card_bytes_here", lambda: gib * GIB)
+    monkeypatch.setattr(config_module.ModelShape, "of", staticmethod(lambda _: SHAPES["1.5B"]))
+    config.training(activation_checkpointing=True)
+    settled(config, monkeypatch, 1)
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
+    assert config.colocate is takes_turns and config.flat().engine_memory_utilization == 0.45
+    settled(config, monkeypatch, 1)
+    assert config.colocate is takes_turns  # settled once
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_turns_that_were_asked_for_are_taken_whatever_fits(config, monkeypatch, given):
+    monkeypatch.setattr(config_module, "card_bytes_here", lambda: 141 * GIB)
+    config.env_runners(colocate=given)
+    assert settled(config, monkeypatch, 1).colocate is given
 
 
 def test_shares_of_one_card_without_turns(config, monkeypatch):

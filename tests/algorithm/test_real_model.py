@@ -79,7 +79,7 @@ def test_vllm_resumes_with_the_same_tokens_and_sleeps_while_the_learner_works(ra
 
 def played(algo, num_iterations: int) -> list[dict]:
     """Train, and return prompts and tokens of each iteration, and whether its engine slept while the learner worked."""
-    play, learn, record = algo.play, algo._learn, []
+    play, update, record = algo.play, algo.learners.update, []
 
     def watched(*args, **kwargs):
         for batch in play(*args, **kwargs):
@@ -88,15 +88,15 @@ def played(algo, num_iterations: int) -> list[dict]:
             record.append({"prompts": prompts, "tokens": [group.token_ids_N.tolist() for group in groups]})
             yield batch
 
-    def probed(shards):
+    def probed(*args):
         try:
             algo.runners.score([1], [[1, 2, 3]], 30)
         except EngineError as error:
             record[-1]["asleep"] = "sleep" in str(error)
-        return learn(shards)
+        return update(*args)
 
-    algo.play, algo._learn = watched, probed
+    algo.play, algo.learners.update = watched, probed
     for _ in range(num_iterations):
         algo.train()
-    algo.play, algo._learn = play, learn
+    algo.play, algo.learners.update = play, update
     return record

@@ -128,6 +128,18 @@ def test_colocated_engines_sleep_while_the_learner_works(config, build):
 
 
 @pytest.mark.slow
+def test_colocated_engines_stay_awake_where_nothing_is_learned(config, build):
+    """Every answer is paid .5: no group has a signal. On a GPU a turn costs seconds."""
+    config.environment(env_config={"pay": 0.5}).training(num_prompts_per_batch=8)
+    algo = build(config.env_runners(colocate=True))
+    engine, turns = algo.env_runner.engine, []
+    sleep = engine.sleep
+    engine.sleep = lambda: turns.append("sleep") or sleep()
+    algo.train()
+    assert turns == [] and algo.version == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"lr": 0.0}, {"pay": 0.5}], ids=["no learning rate", "no signal"])
 def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     if "pay" in changes:
