@@ -228,7 +228,9 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator
     if learner.total + beside + memory > usable:
         whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
         whose += f" beside the memory's {memory / GIB:.1f} GiB" if memory else ""
-        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config)}"
+        could_sleep = is_shared and not config.colocate and learner.total + ASLEEP + memory <= usable
+        turns = ["colocate = True"] if could_sleep else []
+        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config, turns)}"
     awake = 2 * learner.parts["weights"] + RESERVE + utilization * card_bytes + memory
     if is_shared and awake > usable:
         yield (
@@ -250,8 +252,7 @@ def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
     return not any(memory_faults(shape, awake, card_bytes))
 
 
-def _remedy(config: Any) -> str:
-    steps = []
+def _remedy(config: Any, steps: list[str]) -> str:
     if not config.activation_checkpointing:
         steps.append("activation_checkpointing = True")
     if not config.lora_rank:

@@ -171,6 +171,18 @@ def test_an_engine_that_does_not_fit_its_share_is_refused():
     assert line.startswith("an engine needs 1") and "within engine.memory_utilization = 0.45 of a GPU of 24 GiB" in line
 
 
+def test_turns_are_advised_where_they_make_room():
+    """A learner of 3B beside an engine that keeps .45 of the card; 8B would not fit beside a sleeping one either."""
+    config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=False, activation_checkpointing=True)
+    (line,) = memory_faults(SHAPES["3B"], config, 80 * GIB)
+    assert "beside an engine that keeps 36.0 GiB" in line and "; expected colocate = True, lora = 16, " in line
+    config.colocate = True
+    assert list(memory_faults(SHAPES["3B"], config, 80 * GIB)) == []
+    config.colocate = False
+    (line, *_) = memory_faults(SHAPES["8B"], config, 80 * GIB)
+    assert "; expected lora = 16, " in line
+
+
 def test_colocation_counts_both_when_weights_are_tested():
     config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, engine={"memory_utilization": 0.9})
     config.colocate = True
