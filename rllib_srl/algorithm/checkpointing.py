@@ -265,7 +265,12 @@ class SavedAlgorithm(Algorithm):
             self._sync_restored()
 
     def _sync_restored(self) -> None:
-        """Send the restored weights to every engine."""
+        """Send the restored weights to every engine.
+
+        With `colocate` the restored state of the optimiser makes room first, as after an update.
+        """
+        if self.config.colocate:
+            self.learners.offload(self.config.sync_timeout_s)
         with self._runners_at_rest():
             self._restore_runners(self.weight_sync.sync(self.version)[1])
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -77,6 +78,9 @@ from rllib_srl.replay.settings import ReplaySettings
 _NAME_FILES = ("env_config", "worlds", "stream", "regularisers", "contamination")
 
 logger = logging.getLogger(__name__)
+
+# Settings that `validate` chooses together from the GPUs at hand, where the user has not
+PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
 
 
 class SRLConfig(AlgorithmConfig):
@@ -330,14 +334,16 @@ class SRLConfig(AlgorithmConfig):
         """
         if not self.in_evaluation:
             self.create_local_env_runner = self.num_env_runners == 0
-            is_open = self.colocate is None
+            given = {name: getattr(self, name) for name in PLACEMENT}
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
+                for name, value in given.items():  # what is chosen must not count as given when this is called again
+                    setattr(self, name, value)
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
             for line in sorted(warnings_of(self)):
                 warn_once(line)
             self._settle()
-            if is_open and self.colocate and self._fit_awake():
+            if given["colocate"] is None and self.colocate and self._fit_awake():
                 self.colocate = False
         super().validate()
 
@@ -387,9 +393,12 @@ class SRLConfig(AlgorithmConfig):
             yield f"fsdp = True with {counts}; {remedy}"
 
     def _fit_awake(self) -> bool:
-        """Return whether engine and learner fit onto one of this machine's GPUs together; False where it is unknown."""
+        """Return whether engine and learner fit onto one GPU together; False where it is unknown.
+
+        It is known on one machine: other nodes may have smaller GPUs.
+        """
         card_bytes = card_bytes_here()
-        if card_bytes is None:
+        if card_bytes is None or num_gpus_here() > torch.cuda.device_count():
             return False
         name = self.model_config["model"]
         shape = ModelShape.of(described_model(name) or local_model(name))

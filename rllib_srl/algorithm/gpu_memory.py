@@ -32,6 +32,7 @@ from rllib_srl.replay.diversity.card import CARD_BYTES
 GIB = 2**30
 RESERVE = 2 * GIB  # of each process on a GPU
 ASLEEP = 1 * GIB  # what a sleeping engine keeps: CUDA's context and graphs
+CACHED = 0.5  # of the activations: blocks that torch keeps for reuse; .44 measured on an H100
 FREE = 0.03  # share of a card that is never counted on
 PROFILED_TOKENS = 8192  # tokens of one step of vLLM's profile run, at its default
 HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/head.py; two live at once
@@ -196,13 +197,14 @@ def engine_need(shape: ModelShape, config: Any) -> Need:
     )
 
 
-def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator[str]:
+def memory_faults(shape: ModelShape, config: Any, card_bytes: float, spare: float = 0.0) -> Iterator[str]:
     """Yield what does not fit onto cards of a size; each line says what to change.
 
     Args:
         shape: of the model.
         config: the settings with flat names, after `validate`.
         card_bytes: memory of each card.
+        spare: bytes that a learner must leave free.
     """
     usable, card = card_bytes * (1 - FREE), f"a GPU of {card_bytes / GIB:.0f} GiB"
     learner, engine = learner_need(shape, config), engine_need(shape, config)
@@ -225,7 +227,7 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator
         return
     is_shared = has_engine and config.num_gpus_per_learner < 1 and config.num_gpus_per_env_runner < 1
     beside = (ASLEEP if config.colocate else utilization * card_bytes) if is_shared else 0.0
-    if learner.total + beside + memory > usable:
+    if learner.total + spare + beside + memory > usable:
         whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
         whose += f" beside the memory's {memory / GIB:.1f} GiB" if memory else ""
         could_sleep = is_shared and not config.colocate and learner.total + ASLEEP + memory <= usable
@@ -242,6 +244,9 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float) -> Iterator
 def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
     """Return whether a learner and an engine that stays awake during updates fit onto one card together.
 
+    There must be room for what torch keeps of the learner's memory for reuse: without turns it is never given back, and
+    an engine that restarts needs its whole share free.
+
     Args:
         shape: of the model.
         config: the settings with flat names, after `validate`; `colocate` is not read.
@@ -249,7 +254,8 @@ def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
     """
     names = (*READ, "num_gpus_per_env_runner", "num_gpus_per_learner")
     awake = SimpleNamespace(**{name: getattr(config, name) for name in names}, colocate=False)
-    return not any(memory_faults(shape, awake, card_bytes))
+    cached = CACHED * learner_need(shape, awake).parts["activations"]
+    return not any(memory_faults(shape, awake, card_bytes, cached))
 
 
 def _remedy(config: Any, steps: list[str]) -> str:

@@ -74,8 +74,8 @@ ENV_RUNNERS = {
     ),
     "colocate": Setting(
         None,
-        "engine and learner take turns on one GPU: the engine sleeps (frees its memory) during updates; None: where "
-        "the default shares put both on one GPU and its memory does not hold both",
+        "engine and learner take turns on one GPU: the engine sleeps (frees its memory) during updates; None: True "
+        "only where the default shares put both on one GPU and its memory does not hold both, or is unknown",
     ),
     "prompt_format": Setting("text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'),
     "temperature": Setting(1.0, "sampling temperature in training, > 0; also applied to the learner's log-probs"),

@@ -12,7 +12,7 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm import config as config_module
-from rllib_srl.algorithm.gpu_memory import GIB, SHAPES
+from rllib_srl.algorithm.gpu_memory import GIB, SHAPES, fit_awake
 from rllib_srl.algorithm.resources import GpuShares, PlacementError, gpu_shares
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.rollout.env_runner import LLMEnvRunner
@@ -116,9 +116,11 @@ def test_more_processes_than_cards_are_refused_in_one_line():
     )
 
 
-def settled(config, monkeypatch, num_gpus):
-    """Validate as on a machine with cards and packages for them."""
+def settled(config, monkeypatch, num_gpus, gib=None):
+    """Validate as on a machine with cards and packages for them; `gib`: of each, None: they are on other machines."""
     monkeypatch.setattr(config_module, "num_gpus_here", lambda: float(num_gpus))
+    monkeypatch.setattr(config_module, "card_bytes_here", lambda: gib and gib * GIB)
+    monkeypatch.setattr(config_module.torch.cuda, "device_count", lambda: int(gib is not None))
     config.validate()
     return config
 
@@ -140,21 +142,42 @@ def test_one_card_is_colocated_by_default(config, monkeypatch):
 @pytest.mark.parametrize(("gib", "takes_turns"), [(24, True), (40, True), (80, False)])
 def test_the_engine_stays_awake_where_both_fit(config, monkeypatch, gib, takes_turns):
     """Of 1.5B parameters a learner needs 30 GiB, and the engine .45 of the card."""
-    monkeypatch.setattr(config_module, "card_bytes_here", lambda: gib * GIB)
     monkeypatch.setattr(config_module.ModelShape, "of", staticmethod(lambda _: SHAPES["1.5B"]))
     config.training(activation_checkpointing=True)
-    settled(config, monkeypatch, 1)
+    settled(config, monkeypatch, 1, gib)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
     assert config.colocate is takes_turns and config.flat().engine_memory_utilization == 0.45
-    settled(config, monkeypatch, 1)
+    settled(config, monkeypatch, 1, gib)
     assert config.colocate is takes_turns  # settled once
+
+
+def test_turns_are_taken_where_other_nodes_may_have_smaller_cards(config, monkeypatch):
+    config.env_runners(num_env_runners=2).learners(num_learners=2)
+    assert settled(config, monkeypatch, 2, gib=80).colocate is True  # one of the two is here
+
+
+def test_a_learner_leaves_room_for_what_torch_keeps(random_llama_dir):
+    """135M, 16,640 tokens a pass: 18.9 GiB and half of 14.7 GiB of activations, beside .45 of the card."""
+    config = SRLConfig().training(micro_batch_tokens=16640, compute_dtype="bfloat16")
+    config.num_gpus_per_env_runner, config.num_gpus_per_learner = 0.6, 0.4
+    fits = [fit_awake(SHAPES["0.1B"], config.flat(), gib * GIB) for gib in (40, 48, 52)]
+    assert fits == [False, False, True]  # 18.9 + 7.3 GiB in .52 of the card
+
+
+def test_settings_that_were_refused_are_open_again(config, monkeypatch):
+    """What a call chose does not count as given in the next one."""
+    config.training(lr=-1.0)
+    with pytest.raises(ValueError, match="lr = -1"):
+        settled(config, monkeypatch, 1, gib=80)
+    config.training(lr=1e-5)
+    assert settled(config, monkeypatch, 1, gib=80).colocate is False
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (0.6, 0.4, 1)
 
 
 @pytest.mark.parametrize("given", [True, False])
 def test_turns_that_were_asked_for_are_taken_whatever_fits(config, monkeypatch, given):
-    monkeypatch.setattr(config_module, "card_bytes_here", lambda: 141 * GIB)
     config.env_runners(colocate=given)
-    assert settled(config, monkeypatch, 1).colocate is given
+    assert settled(config, monkeypatch, 1, gib=141).colocate is given
 
 
 def test_shares_of_one_card_without_turns(config, monkeypatch):
