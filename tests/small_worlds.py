@@ -71,6 +71,16 @@ class Even(gym.Env):
         return "", reward, True, False, {}
 
 
+class Mixed(Even):
+    """Pays 1 for an answer whose code points have an even sum, so that nearly every group has both rewards."""
+
+    domain = "mixed"
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Pay for an even sum."""
+        return "", float(sum(map(ord, action)) % 2 == 0), True, False, {}
+
+
 class Odd(Even):
     """The opposite of `Even`."""
 

@@ -68,6 +68,7 @@ STEPS = (
     Step("engine_1.5b", ENGINE, ("1.5B",)),
     Step("engine_8b", ENGINE, ("8B",)),
     Step("run_1.5b", RUN, ("--random", "1.5B", "--iterations", "3")),
+    Step("turns_1.5b", RUN, ("--random", "1.5B", "--iterations", "3", "--shares", "0.6", "0.4", "--colocate")),
     Step("ipc_1.5b", RUN, ("--random", "1.5B", "--iterations", "3", "--shares", "0.6", "0.4", "--transfer", "ipc")),
     Step("lora_1.5b", RUN, ("--random", "1.5B", "--iterations", "3", "--lora")),
     Step("offload_1.5b", RUN, ("--random", "1.5B", "--iterations", "3", "--offload")),

@@ -8,6 +8,7 @@
 
 `--short` trains a tiny random model with the Transformers engine on the CPU: all that needs no GPU, in as few
 processes as that needs. It has no split engine, and recomputes activations where `--offload` would move them.
+Exit status 1 if no weights were updated.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         model = write_random_model(shape, directory / "model", has_weights=True)
     config: SRLConfig = (
         SRLConfig()
-        .environment("tests.small_worlds:Even")  # rewards for any text, so that random weights learn
+        .environment("tests.small_worlds:Mixed")  # rewards for any text, so that random weights learn
         .rl_module(model_config={"model": str(model)})
         .env_runners(max_turn_tokens=8, max_episode_tokens=256)
         .training(num_prompts_per_batch=4 if args.short else 16, group_size=4, lr=1e-5, checkpoint_every=0)
@@ -123,9 +124,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"iteration": number + 1, **figures_of(algo.train())}), flush=True)
         peaks = [one.get() for one in algo.learner_group.foreach_learner(peak_gib, timeout_seconds=60)]
         print(json.dumps({"learner_peak_gib": peaks}), flush=True)
+        num_updates = algo.version
         algo.stop()
     ray.shutdown()
-    return 0
+    if not num_updates:
+        print("error: no group had different rewards, so nothing was learned and no weights were sent")
+    return int(num_updates == 0)
 
 
 if __name__ == "__main__":

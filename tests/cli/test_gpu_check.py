@@ -146,6 +146,7 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
     """And they are those that its name promises; with a tiny model in place of a large one."""
     for module in (config_module, checks_module):
         monkeypatch.setattr(module, "num_gpus_here", lambda: float(step.num_gpus))
+    monkeypatch.setattr(config_module, "card_bytes_here", lambda: None)  # turns, where nothing else is asked for
     monkeypatch.setattr(run_checks, "SHAPES", dict.fromkeys(SHAPES, run_checks.SHORT))
     config = run_checks.config_of(run_checks.parse(step.args), tmp_path)
     config.validate()
@@ -153,6 +154,7 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
     assert config.num_gpus_per_env_runner + config.num_gpus_per_learner * processes == step.num_gpus
     wanted = {
         "float32": config.compute_dtype == "float32",
+        "turns_1.5b": config.colocate is True,
         "ipc_1.5b": flat.weight_transfer == "ipc" and not config.colocate,
         "adapters": flat.lora_rank == 16 and flat.lora_send == "adapter" and config.colocate,
         "max_lag": config.max_lag == 1 and not config.colocate,
