@@ -11,8 +11,8 @@ warning or failure: right answers are graded 1 and empty ones 0, the memory repl
 without a model, engine = stub), the gradient is not 0, and a checkpoint restores the same weights. Nothing is left
 behind.
 
-The estimate for GPUs is that of the check at the start of a run (`algorithm/gpu_memory.py`). No figure was measured on
-a GPU.
+The estimate for GPUs is that of the check at the start of a run (`algorithm/gpu_memory.py`). docs/gpu.md says how
+far it was compared with one.
 
 Exit status: 1 if a check fails or, with GPUs, no way to train fits; else 0.
 """
@@ -224,7 +224,7 @@ def _plan(args: argparse.Namespace, given: Mapping[str, Any], number: int, gib: 
     print(f"{model}: {shape.num_parameters / 1e9:.2f} billion parameters on {number} x {gib:.0f} GiB")
     settings = _settings(args, given)
     checkpointing = "with" if settings.activation_checkpointing else "without"
-    print(f"(an estimate, {checkpointing} activation checkpointing; no figure was measured on a GPU)")
+    print(f"(an estimate, {checkpointing} activation checkpointing; compared with one GPU, see docs/gpu.md)")
     found = variants(shape, settings, number, gib * GIB)
     for one in found:
         where = "engine and learner share it" if number == 1 else f"{one.num_gpus} GPUs, one for the engine"

@@ -42,7 +42,7 @@ def test_a_machine_without_a_gpu_says_so(capsys):
 def test_ways_to_train_a_model_on_other_gpus(random_llama_dir, capsys):
     assert doctor.main(["--model", str(random_llama_dir), "--gpus", "4x80"]) == 0
     out = capsys.readouterr().out
-    assert "on 4 x 80 GiB" in out and "no figure was measured on a GPU" in out
+    assert "on 4 x 80 GiB" in out and "compared with one GPU, see docs/gpu.md" in out
     for line in ("full (2 GPUs, one for the engine): fits", "lora = 16 (2 GPUs", "fsdp over 3 (4 GPUs"):
         assert line in out
 
