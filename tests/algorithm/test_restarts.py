@@ -118,3 +118,15 @@ def test_a_runner_that_dies_before_it_sleeps_or_wakes_is_restored(method):
         assert algo.log == ["sleep [1, 2]", *restored, "sleep [2]", "learn", "wake_up [1, 2]"]
     else:
         assert algo.log == ["sleep [1, 2]", "learn", "wake_up [1, 2]", *restored]
+
+
+@pytest.mark.parametrize(("takes_turns", "expected"), [(True, ["offload", "sync 7"]), (False, ["sync 7"])])
+def test_a_restored_optimiser_makes_room_before_weights_are_sent(takes_turns, expected):
+    """It is restored onto the learner's GPU; with turns an awake engine has no room for it there."""
+    algo = Fakes()
+    algo.config.colocate = takes_turns
+    algo._runners_at_rest = partial(SRL._runners_at_rest, algo)
+    algo.learners = SimpleNamespace(offload=lambda timeout_s: algo.log.append("offload"))
+    algo.weight_sync = SimpleNamespace(sync=lambda version: (algo.log.append(f"sync {version}"), {}))
+    SRL._sync_restored(algo)
+    assert algo.log == expected
