@@ -343,8 +343,9 @@ class SRLConfig(AlgorithmConfig):
             for line in sorted(warnings_of(self)):
                 warn_once(line)
             self._settle()
-            if given["colocate"] is None and self.colocate and self._fit_awake():
-                self.colocate = False
+            if given["colocate"] is None and self.colocate:
+                self.colocate = not self._fit_awake()
+                logger.info("engine and learner share a GPU%s", " in turns" if self.colocate else ", both awake")
         super().validate()
 
     def _memory_gpus(self) -> float:

@@ -197,14 +197,14 @@ def engine_need(shape: ModelShape, config: Any) -> Need:
     )
 
 
-def memory_faults(shape: ModelShape, config: Any, card_bytes: float, spare: float = 0.0) -> Iterator[str]:
+def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: float = 0.0) -> Iterator[str]:
     """Yield what does not fit onto cards of a size; each line says what to change.
 
     Args:
         shape: of the model.
         config: the settings with flat names, after `validate`.
         card_bytes: memory of each card.
-        spare: bytes that a learner must leave free.
+        cached: share of the activations for which there must be room once more, see `CACHED`.
     """
     usable, card = card_bytes * (1 - FREE), f"a GPU of {card_bytes / GIB:.0f} GiB"
     learner, engine = learner_need(shape, config), engine_need(shape, config)
@@ -227,12 +227,11 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, spare: floa
         return
     is_shared = has_engine and config.num_gpus_per_learner < 1 and config.num_gpus_per_env_runner < 1
     beside = (ASLEEP if config.colocate else utilization * card_bytes) if is_shared else 0.0
-    if learner.total + spare + beside + memory > usable:
+    if learner.total + cached * learner.parts["activations"] + beside + memory > usable:
         whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
         whose += f" beside the memory's {memory / GIB:.1f} GiB" if memory else ""
-        could_sleep = is_shared and not config.colocate and learner.total + ASLEEP + memory <= usable
-        turns = ["colocate = True"] if could_sleep else []
-        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config, turns)}"
+        would_fit = is_shared and not config.colocate and learner.total + ASLEEP + memory <= usable
+        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config, would_fit)}"
     awake = 2 * learner.parts["weights"] + RESERVE + utilization * card_bytes + memory
     if is_shared and awake > usable:
         yield (
@@ -252,13 +251,17 @@ def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
         config: the settings with flat names, after `validate`; `colocate` is not read.
         card_bytes: memory of the card.
     """
-    names = (*READ, "num_gpus_per_env_runner", "num_gpus_per_learner")
-    awake = SimpleNamespace(**{name: getattr(config, name) for name in names}, colocate=False)
-    cached = CACHED * learner_need(shape, awake).parts["activations"]
-    return not any(memory_faults(shape, awake, card_bytes, cached))
+    shares = {name: getattr(config, name) for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")}
+    return not any(memory_faults(shape, _changed(config, **shares, colocate=False), card_bytes, CACHED))
 
 
-def _remedy(config: Any, steps: list[str]) -> str:
+def _changed(config: Any, **changes: Any) -> SimpleNamespace:
+    """Return the settings that an estimate depends on, some of them changed or added."""
+    return SimpleNamespace(**{name: getattr(config, name) for name in READ} | changes)
+
+
+def _remedy(config: Any, fits_in_turns: bool) -> str:
+    steps = ["colocate = True"] if fits_in_turns else []
     if not config.activation_checkpointing:
         steps.append("activation_checkpointing = True")
     if not config.lora_rank:
@@ -292,7 +295,7 @@ def variant(
         card_bytes: memory of each card.
         changes: settings that differ, by flat names.
     """
-    own = SimpleNamespace(**{setting: getattr(config, setting) for setting in READ} | changes)
+    own = _changed(config, **changes)
     counts = own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size
     shares = gpu_shares(num_gpus, *counts, memory=memory_share(own))
     own.num_gpus_per_env_runner, own.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
