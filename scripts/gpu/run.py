@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.gpu_memory import SHAPES, ModelShape
+from rllib_srl.algorithm.gpu_memory import GIB, SHAPES, ModelShape
 from scripts.gpu.random_model import write_random_model
 
 SHORT = ModelShape(2, 64, 128, 4, 2, 4096, True, 16)
@@ -105,7 +105,7 @@ def peak_gib(learner: Any) -> float:
     """Return the largest memory in GiB that torch allocated on a learner's GPU, 0 without one; runs in its process."""
     import torch
 
-    return round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else 0.0
+    return round(torch.cuda.max_memory_allocated() / GIB, 2) if torch.cuda.is_available() else 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,9 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_updates = algo.version
         algo.stop()
     ray.shutdown()
-    if not num_updates:
-        print("error: no group had different rewards, so nothing was learned and no weights were sent")
-    return int(num_updates == 0)
+    if num_updates:
+        return 0
+    print("error: no group had different rewards, so nothing was learned and no weights were sent")
+    return 1
 
 
 if __name__ == "__main__":

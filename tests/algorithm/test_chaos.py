@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -187,9 +186,11 @@ def rows_of_a_run(tmp_path, kinds, timeout_s):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), IMPORTS: VLLM if "engine" in dict(kinds) else ""}
     said = tmp_path / "said.txt"
     with said.open("w", encoding="utf-8") as file:
-        how: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "timeout": timeout_s}
         try:
-            status = subprocess.run(command, cwd=ROOT, env=environment, check=False, **how).returncode
+            status: int | str = subprocess.run(
+                command, cwd=ROOT, env=environment, check=False,
+                stdout=file, stderr=subprocess.STDOUT, timeout=timeout_s,
+            ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             status = f"still running after {timeout_s} s"
     assert status == 0, f"{status}\n{said.read_text(encoding='utf-8')[-6000:]}"
