@@ -81,6 +81,7 @@ class Study:
     asks_about_spacing: bool = False  # True: valid only if the median item has at least `MIN_REVIEWS` reviews
     settings: dict[str, Any] = field(default_factory=dict)  # settings of all arms, including "stream"
     subject: str = SUBJECT  # the trained model, for the report: "a small image classifier"
+    measures_pool: bool = True  # each evaluation also plays the training prompts of environments that list them
     format: str = FORMAT
 
     def faults(self) -> list[str]:

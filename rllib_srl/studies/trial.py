@@ -179,7 +179,8 @@ class StudyTrial(SRL):
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
         figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
-        on_pool, of_pool = evaluate_pool(self.config, self.source, self.play)
+        has_pool = self._study.measures_pool
+        on_pool, of_pool = evaluate_pool(self.config, self.source, self.play) if has_pool else ({}, [])
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more, *of_pool]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())

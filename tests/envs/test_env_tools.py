@@ -145,12 +145,12 @@ def test_a_history_is_replayed_with_its_tools():
     assert world.step("Tool: keep(2)\n")[0] == "Result: [1, 2]\n"
 
 
-@pytest.mark.parametrize("turn", ["Tool: hang(30.0)\n", "Tool: fail('late')\n"])
+@pytest.mark.parametrize("turn", ["Tool: hang(60.0)\n", "Tool: fail('late')\n"])
 def test_a_late_call_ends_the_episode(turn):
     start = time.monotonic()
     world = playing(call_timeout_s=0.1)
     assert world.step(turn) == ("", 0.0, True, False, {"stop_reason": "tool_timeout"})
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     world.reset(options={"prompt_id": "2 3"})
     assert world.step("Answer: 5\n")[1] == 1.0
 
@@ -273,7 +273,7 @@ def test_a_played_episode_is_the_rendering_of_its_conversation():
     engine = ScriptedEngine(
         tokenizer, lambda name, _: [*tokenizer(turns[name], add_special_tokens=False)["input_ids"], end], 9000
     )
-    calls = EnvCalls(1, 20.0)
+    calls = EnvCalls(1, 60.0)
     (episode,) = play(
         [LiveEpisode(Prompt("sums", "2 3"), "g", 0)],
         engine=engine,

@@ -13,6 +13,7 @@ import pytest
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.rewards import batching
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
+from tests.rollout.fakes import wait_until
 
 FUNCTIONS = """
 import asyncio, threading, time
@@ -42,7 +43,7 @@ def picky(prompts, answers, rows):
     CALLS.append(list(answers))
     if "raise" in answers: raise ValueError("no such answer")
     if "short" in answers: return [1.0]
-    if "hang" in answers: time.sleep(2.0)
+    if "hang" in answers: time.sleep(60.0)
     return [float("nan") if answer == "nan" else 0.5 for answer in answers]
 
 class Scorer:
@@ -54,14 +55,32 @@ class Scorer:
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setattr(batching, "WAIT_S", 0.4)  # the machine may be busy
+def file(tmp_path: Path) -> Path:
     path = tmp_path / "functions.py"
     path.write_text(FUNCTIONS)
     return path
 
 
-def rewards_of(file: Path, function: str, timeout_s: float = 5.0, **settings) -> Rewards:
+@pytest.fixture
+def gathering(monkeypatch) -> None:
+    """Let a batch wait for all calls of `at_once` in place of `WAIT_S`: the machine may be busy."""
+    run = batching.Gathered._run
+
+    def patient_run(self: batching.Gathered, batch: batching._Batch) -> None:
+        def wait(wait_s: float) -> bool:
+            assert wait_s == batching.WAIT_S
+            return wait_until(lambda: len(batch.calls) == num_at_once)
+
+        monkeypatch.setattr(batch.is_full, "wait", wait)
+        run(self, batch)
+
+    monkeypatch.setattr(batching.Gathered, "_run", patient_run)
+
+
+num_at_once = 0
+
+
+def rewards_of(file: Path, function: str, timeout_s: float = 60.0, **settings) -> Rewards:
     return Rewards.load({"function": f"{file}:{function}", "form": "batch"}, timeout_s, **settings)
 
 
@@ -72,11 +91,12 @@ def calls_of(rewards: Rewards) -> list[list[str]]:
 
 def at_once(tasks: Sequence[Callable[[], object]]) -> list[object]:
     """Return what each task returns or raises; all of them run at the same time."""
-    results: list[object] = [None] * len(tasks)
+    global num_at_once
+    num_at_once, results = len(tasks), [None] * len(tasks)
     start = threading.Barrier(len(tasks))
 
     def run(number: int) -> None:
-        start.wait(10)
+        start.wait(60)
         try:
             results[number] = tasks[number]()
         except RewardError as error:
@@ -86,7 +106,7 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return results
 
 
@@ -97,6 +117,7 @@ def scored(rewards: Rewards, answers: Sequence[str]) -> list[object]:
     return at_once([of(n) for n in range(len(answers))])
 
 
+@pytest.mark.usefixtures("gathering")
 @pytest.mark.parametrize("function", ["length", "later", "array"])
 def test_calls_at_one_time_share_one_call_and_each_gets_its_own_value(file: Path, function: str) -> None:
     rewards, answers = rewards_of(file, function), ["x" * n for n in range(20)]
@@ -105,11 +126,11 @@ def test_calls_at_one_time_share_one_call_and_each_gets_its_own_value(file: Path
 
 
 def test_at_most_64_answers_are_one_call_and_a_full_batch_does_not_wait(file: Path, monkeypatch) -> None:
-    monkeypatch.setattr(batching, "WAIT_S", 4.0)
+    monkeypatch.setattr(batching, "WAIT_S", 60.0)
     rewards, start = rewards_of(file, "length"), time.monotonic()
     assert scored(rewards, ["x" * (n % 50) for n in range(128)]) == [n % 50 / 100 for n in range(128)]
     assert sorted(len(call) for call in calls_of(rewards)) == [64, 64]
-    assert time.monotonic() - start < 4.0
+    assert time.monotonic() - start < 20.0
 
 
 def test_a_call_alone_is_a_batch_of_one(file: Path, monkeypatch) -> None:
@@ -119,6 +140,7 @@ def test_a_call_alone_is_a_batch_of_one(file: Path, monkeypatch) -> None:
     assert calls_of(rewards) == [["xxx"], ["xxxx"]]
 
 
+@pytest.mark.usefixtures("gathering")
 @pytest.mark.parametrize("function", ["length", "Scorer.half"])
 def test_environments_of_a_process_share_the_batches_of_a_function(file: Path, function: str) -> None:
     data = file.parent / "rows.jsonl"
@@ -133,24 +155,26 @@ def test_environments_of_a_process_share_the_batches_of_a_function(file: Path, f
     assert [sorted(call) for call in calls_of(envs[0]._rewards)] == [["x" * n for n in range(1, 9)]]
 
 
+@pytest.mark.usefixtures("gathering")
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         ("raise", "picky' raised ValueError: no such answer; row"),
         ("short", "picky' returned a list of 1; expected one number for each of 3 answers; row"),
-        ("hang", "picky' gave no reward within reward_timeout_s = 1; row"),
+        ("hang", "picky' gave no reward within reward_timeout_s = 3; row"),
     ],
 )
 def test_a_call_that_fails_fails_its_answers_and_no_others(file: Path, fault: str, reason: str) -> None:
-    rewards = rewards_of(file, "picky", timeout_s=1.0, on_error="drop")
+    rewards = rewards_of(file, "picky", timeout_s=3.0 if fault == "hang" else 60.0, on_error="drop")
     failed = scored(rewards, ["a", fault, "b"])
     for number, (error, answer) in enumerate(zip(failed, ["a", fault, "b"])):
         assert isinstance(error, RewardError) and not error.ends_run
         assert reason in str(error) and f'row {{"n": {number}}}, answer {answer!r}' in str(error)
-    assert scored(rewards, ["a", "c", "b"]) == [0.5] * 3  # also while the one that hangs is under way
+    assert scored(rewards_of(file, "picky"), ["a", "c", "b"]) == [0.5] * 3  # also while the one that hangs is under way
     assert [len(call) for call in calls_of(rewards)] == [3, 3]
 
 
+@pytest.mark.usefixtures("gathering")
 def test_a_value_that_is_no_reward_fails_its_own_answer_only(file: Path) -> None:
     first, wrong, last = scored(rewards_of(file, "picky"), ["a", "nan", "b"])
     assert (first, last) == (0.5, 0.5)
@@ -158,8 +182,9 @@ def test_a_value_that_is_no_reward_fails_its_own_answer_only(file: Path) -> None
     assert "picky' returned nan; expected a finite number; row {\"n\": 1}, answer 'nan'" in str(wrong)
 
 
+@pytest.mark.usefixtures("gathering")
 def test_a_call_that_hangs_counts_once_however_many_answers_it_has(file: Path) -> None:
-    rewards = rewards_of(file, "picky", timeout_s=0.8, on_error="drop")
+    rewards = rewards_of(file, "picky", timeout_s=3.0, on_error="drop")
     errors = scored(rewards, ["hang"] * 40)
     assert all(isinstance(one, RewardError) and not one.ends_run for one in errors)  # `MOST_LATE` is 32
     assert rewards._num_late == len(calls_of(rewards)) == 1

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -17,7 +18,7 @@ from rllib_srl.envs import posting
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
-from rllib_srl.envs.rewards.settings import read_rewards
+from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 from rllib_srl.rollout.replies import reset
 from rllib_srl.types import Prompt
 
@@ -86,7 +87,7 @@ def score(file: Path, given, answer: str = "4", row=ROW, messages=(), **settings
     entries = given if isinstance(given, list) else [given]
     named = [{"function": one} if isinstance(one, str) else one for one in entries]
     specs = [{**one, "function": f"{file}:{one['function']}"} for one in named]
-    return Rewards.load(specs, **{"timeout_s": 0.5, **settings}).score("2 + 2?", answer, row, messages)
+    return Rewards.load(specs, **{"timeout_s": 20.0, **settings}).score("2 + 2?", answer, row, messages)
 
 
 # --- forms and weights
@@ -99,12 +100,25 @@ def test_the_reward_is_the_weighted_mean_of_the_functions(file: Path) -> None:
     assert scored.total == pytest.approx((3 * 0 + 1 * 0.8 + 1 * 0.5) / 5)
 
 
-def test_all_functions_share_one_timeout(file: Path) -> None:
-    (file.parent / "slow.py").write_text("import time\ndef a(**about): time.sleep(0.3); return 1.0\nb = c = a\n")
+def test_all_functions_share_one_timeout(monkeypatch) -> None:
+    passed_s = 0.0
+
+    def a(**about) -> float:
+        nonlocal passed_s
+        passed_s = 59.7
+        return 1.0
+
+    def b(**about) -> float:
+        time.sleep(60)
+        return 1.0
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s)
+    for module in ("posting", "rewards.scoring"):
+        monkeypatch.setattr(f"rllib_srl.envs.{module}.time", clock)
     start = time.monotonic()
-    with pytest.raises(RewardError, match="slow.py:b' gave no reward within reward_timeout_s = 0.5"):
-        Rewards.load([f"{file.parent}/slow.py:{name}" for name in "abc"], timeout_s=0.5).score("2 + 2?", "4", ROW)
-    assert time.monotonic() - start < 2.0
+    with pytest.raises(RewardError, match="reward 'b' gave no reward within reward_timeout_s = 60"):
+        Rewards([(RewardSettings(f.__name__), f) for f in (a, b)], timeout_s=60.0).score("2 + 2?", "4", ROW)
+    assert time.monotonic() - start < 20.0
 
 
 def test_a_range_is_mapped_to_0_to_1_and_its_metric_is_as_returned(file: Path) -> None:
@@ -158,8 +172,9 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
     ],
 )
 def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
+    timeout_s = 0.5 if "reward_timeout_s" in reason else 20.0
     with pytest.raises(RewardError) as caught:
-        score(file, {"function": function, "form": form}, answer="x" * 10_000_000)
+        score(file, {"function": function, "form": form}, answer="x" * 10_000_000, timeout_s=timeout_s)
     message = str(caught.value)
     assert f"{function}' {reason}" in message
     assert 'row {"question": "2 + 2?", "gold": "4"}, answer \'xxx' in message
@@ -168,7 +183,7 @@ def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: s
 
 
 def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file: Path) -> None:
-    rewards = Rewards.load(f"{file}:raises", timeout_s=0.5, on_error="drop")
+    rewards = Rewards.load(f"{file}:raises", timeout_s=20.0, on_error="drop")
     with pytest.raises(RewardError) as caught:
         rewards.score("2 + 2?", "4", ROW)
     assert not caught.value.ends_run
@@ -244,7 +259,7 @@ class Server(BaseHTTPRequestHandler):
         replies = self.server.replies
         status, reply = replies.pop(0) if len(replies) > 1 else replies[0]
         if reply == "late":
-            time.sleep(2)
+            time.sleep(60)
         self.send_response(status)
         self.end_headers()
         self.wfile.write(reply if isinstance(reply, bytes) else json.dumps(reply).encode())
@@ -264,7 +279,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 
 def remote(server: ThreadingHTTPServer, **settings) -> Rewards:
-    return Rewards.load(f"http://127.0.0.1:{server.server_port}/score", **{"timeout_s": 1.0, **settings})
+    return Rewards.load(f"http://127.0.0.1:{server.server_port}/score", **{"timeout_s": 20.0, **settings})
 
 
 def test_a_server_gives_the_reward(server) -> None:
@@ -289,28 +304,28 @@ def test_failures_that_may_pass_are_retried(server) -> None:
         ([(200, {"score": 1})], 1, "holds no reward; expected"),
         ([(200, {"reward": None})], 1, "returned None; expected a number"),
         ([(200, b" " * (posting.MOST_BYTES + 2))], 1, "wrote more than"),
-        ([(200, "late")], 1, "gave no reward within reward_timeout_s = 1"),
+        ([(200, "late")], 1, "gave no reward within reward_timeout_s = 3"),
     ],
 )
 def test_a_server_without_a_reward_is_named(server, replies, num_asked: int, reason: str) -> None:
     server.replies = replies
     start = time.monotonic()
     with pytest.raises(RewardError) as caught:
-        remote(server).score("2 + 2?", "4", ROW)
+        remote(server, timeout_s=3.0 if "reward_timeout_s" in reason else 60.0).score("2 + 2?", "4", ROW)
     assert reason in str(caught.value) and len(server.asked) == num_asked
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 20.0
 
 
 def test_an_unreachable_server_is_named_and_one_that_is_not_allowed_is_refused(monkeypatch) -> None:
     with pytest.raises(RewardError, match=r"ConnectionRefusedError.*asked 2 times"):
-        Rewards.load("http://127.0.0.1:9/score", timeout_s=2.0, retries=1).score("2 + 2?", "4", ROW)
+        Rewards.load("http://127.0.0.1:9/score", timeout_s=20.0, retries=1).score("2 + 2?", "4", ROW)
     monkeypatch.delenv("RLLIB_SRL_JUDGES", raising=False)
     with pytest.raises(ValueError, match="reward = 'https://example.com/f' is not among the endpoints that you allow"):
         Rewards.load("https://example.com/f", timeout_s=1.0)
 
 
 def test_at_most_so_many_requests_are_open(server) -> None:
-    rewards, open_now, most = remote(server, concurrency=2, timeout_s=10.0), [0], [0]
+    rewards, open_now, most = remote(server, concurrency=2, timeout_s=60.0), [0], [0]
     lock, plain = threading.Lock(), Server.do_POST
 
     def counted(self) -> None:
@@ -328,7 +343,7 @@ def test_at_most_so_many_requests_are_open(server) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
     finally:
         Server.do_POST = plain
     assert len(server.asked) == 8 and most[0] <= 2

@@ -25,8 +25,8 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def calls() -> Iterator[EnvCalls]:
-    """Return four workers with a deadline of 0.5 s a call."""
-    calls = EnvCalls(4, 0.5)
+    """Return four workers; a test in which a call hangs shortens `timeout_s` when the others have ended."""
+    calls = EnvCalls(4, 20.0)
     yield calls
     calls.close(1.0)
 
@@ -36,7 +36,7 @@ def play_with(calls: EnvCalls, tokenizer: Any):
     """Return `play` with defaults for all it needs; `limits` is a dictionary of changes."""
     World.made.clear()
 
-    def play_some(live, engine, worlds=None, limits=None, deadline_s=20.0, **changes):
+    def play_some(live, engine, worlds=None, limits=None, deadline_s=60.0, **changes):
         defaults = {"max_turns": 4, "max_turn_tokens": 50, "max_episode_tokens": 500}
         return play(
             live,

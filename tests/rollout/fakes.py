@@ -171,7 +171,7 @@ def misbehave(mischief: str, place: str) -> None:
     if mischief == f"exit-{place}":
         raise SystemExit(3)
     if mischief == f"sleep-{place}":
-        time.sleep(3)
+        time.sleep(60)
     while mischief == f"loop-{place}":
         pass
     while mischief == f"stubborn-{place}":
@@ -189,7 +189,7 @@ def unplayed(*prompt_ids: str, env_id: str = "world", group_id: str = "g", histo
     ]
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Wait for a condition that other threads bring about; return whether it came."""
     deadline = time.monotonic() + timeout_s
     while not is_true() and time.monotonic() < deadline:

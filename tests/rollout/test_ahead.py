@@ -17,6 +17,7 @@ from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import RunnerBatch, Slice
 from rllib_srl.rollout.runner_group import PendingSlice
 from rllib_srl.types import Prompt
+from tests.rollout.fakes import wait_until
 
 MOST_BEGUN = 6  # episodes of a runner
 
@@ -133,18 +134,21 @@ def test_the_share_of_time_that_training_waits():
     try:
         ahead.take_waiting_share()
         time.sleep(0.05)
+        earliest = time.monotonic()
         assert ahead.take_waiting_share() == 0.0  # nothing was waited for
         start = time.monotonic()
         with ahead.at_rest():
             launch(ahead, ["a"], random.Random(1))
             taking = threading.Thread(target=ahead.take, args=(1, lambda lost: None))
             taking.start()
+            assert wait_until(lambda: ahead._wanted == 1)
             time.sleep(0.2)
-        taking.join(10)
+        taking.join(30)
         waited_s = time.monotonic() - start
         time.sleep(0.2)
-        share, took_s = ahead.take_waiting_share(), time.monotonic() - start
-        assert 0.1 / took_s <= share <= min(0.99, waited_s / (took_s - 0.01))
+        least_s = time.monotonic() - start
+        share, most_s = ahead.take_waiting_share(), time.monotonic() - earliest
+        assert 0.1 / most_s <= share <= min(0.99, waited_s / least_s)
         assert ahead.take_waiting_share() == 0.0
     finally:
         ahead.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from rllib_srl.rollout.replies import Constructed
 from tests.rollout.fakes import misbehave, wait_until
 
 
-def poll_all(calls: EnvCalls, num: int, timeout_s: float = 10.0) -> dict:
+def poll_all(calls: EnvCalls, num: int, timeout_s: float = 30.0) -> dict:
     """Poll until `num` calls have ended; return them by id."""
     ended: list = []
     deadline = time.monotonic() + timeout_s
@@ -36,13 +37,13 @@ def test_values_and_errors_come_back_under_their_ids(calls):
 
 def test_poll_returns_at_once_when_nothing_is_open(calls):
     started = time.monotonic()
-    assert calls.poll(30.0) == []
-    assert time.monotonic() - started < 5
+    assert calls.poll(60.0) == []
+    assert time.monotonic() - started < 20
 
 
 def test_poll_waits_no_longer_than_asked(calls):
     release = threading.Event()
-    calls.submit(1, release.wait, 0.25)
+    calls.submit(1, release.wait, 60)
     assert calls.poll(0.01) == []
     release.set()
     assert poll_all(calls, 1)[1].value is True
@@ -54,10 +55,12 @@ def test_a_hung_call_times_out_and_others_go_on(calls, mischief):
     calls.submit("hung", misbehave, mischief, "step")
     for i in range(20):
         calls.submit(i, lambda i=i: i * i)
-    ended = poll_all(calls, 21)
+    ended = poll_all(calls, 20)
     assert [ended[i].value for i in range(20)] == [i * i for i in range(20)]
-    assert ended["hung"].timed_out
-    assert ended["hung"].error == "did not return within 0.5 s (env_timeout_s)"
+    calls.timeout_s = 0.5
+    hung = poll_all(calls, 1)["hung"]
+    assert hung.timed_out
+    assert hung.error == "did not return within 0.5 s (env_timeout_s)"
     assert calls.num_abandoned == 1
 
 
@@ -71,6 +74,7 @@ def test_endless_python_loops_end_and_all_workers_are_replaced():
     assert all(call.timed_out for call in ended.values())
     assert (calls.num_abandoned, len(calls._workers)) == (12, 4)
     assert wait_until(lambda: calls.num_hanging == 0)
+    calls.timeout_s = 20.0
     calls.submit("after", lambda: "fine")
     assert poll_all(calls, 1)["after"].value == "fine"
     calls.close()
@@ -101,10 +105,18 @@ def test_a_loop_that_swallows_everything_is_interrupted_again():
     calls.close()
 
 
-def test_the_clock_starts_when_the_call_runs():
-    calls = EnvCalls(1, 0.3)
-    for i in range(6):  # 0.6 s of work in one queue
-        calls.submit(i, time.sleep, 0.1)
+def test_the_clock_starts_when_the_call_runs(monkeypatch):
+    now = 0.0
+
+    def work() -> None:
+        nonlocal now
+        now += 10
+        time.sleep(0.05)  # for `poll` to look at the clock
+
+    monkeypatch.setattr("rllib_srl.rollout.env_calls.time", SimpleNamespace(monotonic=lambda: now))
+    calls = EnvCalls(1, 30.0)
+    for i in range(6):  # 60 s of work in one queue
+        calls.submit(i, work)
     ended = poll_all(calls, 6)
     assert [i for i in ended if ended[i].timed_out] == []
     calls.close()
@@ -113,16 +125,16 @@ def test_the_clock_starts_when_the_call_runs():
 @pytest.mark.slow
 def test_too_many_hanging_threads_are_an_error():
     calls = EnvCalls(2, 0.05, max_abandoned=1)
-    calls.submit(1, time.sleep, 3)
+    calls.submit(1, time.sleep, 60)
     assert poll_all(calls, 1)[1].timed_out
-    calls.submit(2, time.sleep, 3)
+    calls.submit(2, time.sleep, 60)
     with pytest.raises(TooManyHangingCallsError, match=r"2 environment calls timed out .* at most 1 \(max_abandoned\)"):
         poll_all(calls, 1)
     calls.close(0.1)
 
 
 def test_abandoned_calls_do_not_come_back():
-    calls = EnvCalls(1, 5.0)
+    calls = EnvCalls(1, 60.0)
     is_running, ran = threading.Event(), []
 
     def loop() -> None:
@@ -131,7 +143,7 @@ def test_abandoned_calls_do_not_come_back():
 
     calls.submit("running", loop)
     calls.submit("queued", ran.append, 1)
-    assert is_running.wait(5)
+    assert is_running.wait(30)
     assert calls.abandon(["running", "queued", "unknown"]) == {"running"}
     calls.submit("next", lambda: "next")
     assert poll_all(calls, 1)["next"].value == "next"
@@ -151,14 +163,14 @@ def test_close_closes_idle_environments_within_a_bound():
             misbehave(self.mischief, "close")
             closed.append(self.mischief)
 
-    calls = EnvCalls(2, 0.2)
+    calls = EnvCalls(2, 3.0)
     for mischief in ("", "crash-close", "loop-close", "fine"):
         calls.pool.put("world", Constructed(Env, Env(mischief), ()))
     calls.pool.put("other", Constructed(object, object(), ()))
     assert calls.pool.num_idle == 5
     started = time.monotonic()
-    calls.close(3.0)
-    assert time.monotonic() - started < 6
+    calls.close(60.0)
+    assert time.monotonic() - started < 25
     assert (sorted(closed), calls.pool.num_idle) == (["", "fine"], 0)
     with pytest.raises(ValueError, match="submitted after close"):
         calls.submit(1, print)

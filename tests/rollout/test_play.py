@@ -246,10 +246,10 @@ def test_a_slow_environment_delays_nobody_else(play_with, engine_of, tokenizer):
     class Slow(World):
         def step(self, action: str):
             if self.prompt_id == "slow":
-                release.wait(10)
+                release.wait(60)
             return super().step(action)
 
-    calls = EnvCalls(2, 10.0)
+    calls = EnvCalls(2, 60.0)
     engine = engine_of("x\n")
     episodes = play_with(unplayed("slow", "a", "b", "c"), engine, {"world": lambda: Slow(num_turns=3)}, calls=calls)
     first = [next(episodes) for _ in range(3)]
@@ -267,6 +267,15 @@ def test_a_finished_turn_is_answered_while_others_are_written(play_with, tokeniz
         return ids_of("y" * 300 if request_id.startswith("g/0") else "x\n")
 
     engine = ScriptedEngine(tokenizer, script, step_s=0.001)
+    step = engine.step
+
+    def patient_step():
+        """Begin with the long turn, and end it last: only then are the steps the same on a busy machine."""
+        num_ended = sum(what == "turn" for what, _ in engine.log)
+        is_early = "g/0/0" not in engine.submitted or (engine.num_steps == 299 and num_ended < 6)
+        return [] if is_early else step()
+
+    engine.step = patient_step
     worlds = {"world": lambda: World(num_turns=3)}
     limits = {"max_turn_tokens": 300, "max_episode_tokens": 320}
     episodes = list(play_with(unplayed("long", "q1", "q2"), engine, worlds, limits))
@@ -307,13 +316,13 @@ def test_a_paused_engine_is_not_stepped(play_with, engine_of):
     time.sleep(0.05)
     assert (engine.num_steps, episodes) == (0, [])
     engine.is_paused = False
-    thread.join(5)
+    thread.join(30)
     assert episodes[0].get_return() == 1.0
 
 
 def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
     before = set(threading.enumerate())
-    calls = EnvCalls(8, 5.0)
+    calls = EnvCalls(8, 30.0)
     worlds = {"world": lambda: World(num_turns=3)}
     limits = {"max_concurrent": 16}
     for _ in range(2):  # the second play finds the instances of the first
@@ -388,7 +397,7 @@ def test_answers_that_come_together_are_written_to_together(play_with, engine_of
                 self.held += super().poll(timeout_s)
             return [self.held.pop(0)] if self.held and timeout_s > 0 else []
 
-    calls = OneByOne(2, 5.0)
+    calls = OneByOne(2, 30.0)
     engine = engine_of("x\n")
     assert len(list(play_with(unplayed(*"abcdef"), engine, calls=calls))) == 6
     assert [what for what, _ in engine.log] == ["submit"] * 6 + ["turn"] * 6
@@ -435,9 +444,9 @@ def test_the_clock_decides_nothing_where_an_engine_is_reproducible(play_with, en
             time.sleep(delays.uniform(0, 0.02))
             return super().step(action)
 
-    happened, used, worlds = [], EnvCalls(4, 5.0), {"world": lambda: Late(num_turns=2)}
+    happened, used, worlds = [], EnvCalls(4, 30.0), {"world": lambda: Late(num_turns=2)}
     list(play_with(unplayed("a", "b"), engine_of("xy\n"), worlds, calls=used))  # two instances are idle afterwards
-    for calls in (used, EnvCalls(4, 5.0)):
+    for calls in (used, EnvCalls(4, 30.0)):
         engine = engine_of("xy\n")
         engine.is_reproducible = is_reproducible
         episodes = list(play_with(unplayed(*"abcdef"), engine, worlds, calls=calls))
@@ -453,9 +462,9 @@ def test_the_clock_decides_nothing_where_an_engine_is_reproducible(play_with, en
 def test_a_reproducible_engine_waits_for_a_hanging_environment_no_longer_than_its_timeout(play_with, engine_of):
     engine = engine_of("x\n")
     engine.is_reproducible = True
-    calls, start = EnvCalls(2, 0.3), time.monotonic()
+    calls, start = EnvCalls(2, 3.0), time.monotonic()
     episodes = list(play_with(unplayed("q1", "sleep-step", "q2"), engine, calls=calls))
     reasons = {e.custom_data["index"]: e.custom_data["stop_reason"] for e in episodes}
     assert reasons == {0: StopReason.TERMINATED, 1: StopReason.ENV_TIMEOUT, 2: StopReason.TERMINATED}
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     calls.close()

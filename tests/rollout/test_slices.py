@@ -11,10 +11,22 @@ from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
 from rllib_srl.rollout.groups_in_play import GroupsInPlay
 from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import ScriptedEngine, World
+from tests.rollout.fakes import ScriptedEngine, World, wait_until
 
 STEP_S = 0.02
-CALL_S = 2.0  # timeout of an environment's call; "sleep-step" takes longer
+CALL_S = 60.0  # timeout of an environment's call; "sleep-step" takes as long
+PROMPT_S = 20.0  # of a slice that waits for no such call
+
+
+class PatientEngine(ScriptedEngine):
+    """Takes no step before the environments have answered: what ends in which order is the same on a busy machine."""
+
+    calls: EnvCalls | None = None
+
+    def step(self):
+        calls = self.calls
+        assert calls is None or wait_until(lambda: calls._done.qsize() == calls.num_open)
+        return super().step()
 
 
 @pytest.fixture
@@ -26,8 +38,10 @@ def in_play(tokenizer):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     calls = EnvCalls(4, CALL_S)
+    engine = PatientEngine(tokenizer, script, step_s=STEP_S)
+    engine.calls = calls
     player = Player(
-        engine=ScriptedEngine(tokenizer, script, step_s=STEP_S),
+        engine=engine,
         worlds={"world": World},
         transcript=RawTranscript(tokenizer),
         sampling=Sampling(max_tokens=1, temperature=0.7),
@@ -52,48 +66,60 @@ def to_the_end(in_play, slices_s=0.1):
     return ended
 
 
+def to_the_first(in_play, slices_s):
+    ended = []
+    while not ended:
+        ended = in_play.advance(time.monotonic() + slices_s)
+    return ended
+
+
 def test_a_group_is_returned_once_when_its_last_episode_has_ended(in_play):
-    in_play.add(prompts("a", "long b"), {"1.a": 2, "1.long b": 3}, deadline_s=20, revisits=["1.a"], shown=["1.long b"])
-    first = in_play.advance(time.monotonic() + 8 * STEP_S)
+    in_play.add(prompts("a", "long b"), {"1.a": 2, "1.long b": 3}, deadline_s=60, revisits=["1.a"], shown=["1.long b"])
+    start = time.monotonic()
+    first = to_the_first(in_play, 8 * STEP_S)
+    first_s = time.monotonic() - start
     assert [one.group_id for one in first] == ["1.a"] and len(in_play) == 1
+    assert in_play._player.engine.num_steps <= 3 + 8  # at the latest when the slice in which it ended is over
     second = to_the_end(in_play)
     assert [one.group_id for one in second] == ["1.long b"]
     marks = [(one.size, one.is_revisit, one.is_shown) for one in (*first, *second)]
     assert marks == [(2, True, False), (3, False, True)]
     assert [episode.custom_data["index"] for episode in second[0].episodes] == [0, 1, 2]
     assert [float(episode.get_return()) for one in (*first, *second) for episode in one.episodes] == [2, 2, 19, 19, 19]
-    assert second[0].seconds >= 20 * STEP_S > first[0].seconds
+    assert second[0].seconds >= 20 * STEP_S and first[0].seconds <= first_s
 
 
 def test_a_turn_spans_the_versions_of_its_slices(in_play):
-    in_play.add(prompts("long"), {"1.long": 2}, deadline_s=20)
-    assert in_play.advance(time.monotonic() + 5 * STEP_S) == []
+    in_play.add(prompts("long"), {"1.long": 2}, deadline_s=60)
+    while in_play._player.engine.num_steps < 2:
+        assert in_play.advance(time.monotonic() + 5 * STEP_S) == []
     in_play._player.engine.version = 8
     (group,) = to_the_end(in_play)
     assert [episode.custom_data["versions"] for episode in group.episodes] == [(7, 8), (7, 8)]
 
 
 def test_new_groups_join_between_slices_and_an_id_only_once(in_play):
-    in_play.add(prompts("long"), {"1.long": 1}, deadline_s=20)
+    in_play.add(prompts("long"), {"1.long": 1}, deadline_s=60)
     in_play.advance(time.monotonic() + 2 * STEP_S)
-    in_play.add(prompts("a"), {"1.a": 2}, deadline_s=20)
+    in_play.add(prompts("a"), {"1.a": 2}, deadline_s=60)
     with pytest.raises(ValueError, match=r"^group '1.long' is in play already; expected new group ids$"):
-        in_play.add(prompts("long"), {"1.long": 1}, deadline_s=20)
+        in_play.add(prompts("long"), {"1.long": 1}, deadline_s=60)
     assert set(in_play.prompts) == {"1.long", "1.a"}
     assert [one.group_id for one in to_the_end(in_play)] == ["1.a", "1.long"]
 
 
-def test_a_slice_ends_with_enough_groups_and_loses_none(in_play):
-    in_play.add(prompts("a", "b", "c"), dict.fromkeys(prompts("a", "b", "c"), 2), deadline_s=20)
-    found = [in_play.advance(time.monotonic() + 20, enough=1) for _ in range(3)]
+def test_a_slice_ends_with_enough_groups_and_loses_none(in_play, monkeypatch):
+    in_play.add(prompts("a", "b", "c"), dict.fromkeys(prompts("a", "b", "c"), 2), deadline_s=60)
+    monkeypatch.setattr("rllib_srl.rollout.player._REST_S", 20.0)
+    found = [in_play.advance(time.monotonic() + 60, enough=1) for _ in range(3)]
     assert [len(ended) for ended in found] == [1, 1, 1] and len(in_play) == 0
     assert {one.group_id for ended in found for one in ended} == {"1.a", "1.b", "1.c"}
-    assert in_play.advance(time.monotonic() + 20) == []  # at once
+    assert in_play.advance(time.monotonic() + 60) == []  # at once
 
 
 def test_only_the_overdue_are_aborted(in_play):
     in_play.add(prompts("long a"), {"1.long a": 1}, deadline_s=4 * STEP_S)
-    in_play.add(prompts("long b"), {"1.long b": 1}, deadline_s=20)
+    in_play.add(prompts("long b"), {"1.long b": 1}, deadline_s=60)
     first, second = to_the_end(in_play)
     assert (first.group_id, second.group_id) == ("1.long a", "1.long b")
     assert [one.episodes[0].custom_data["stop_reason"] for one in (first, second)] == [
@@ -104,27 +130,32 @@ def test_only_the_overdue_are_aborted(in_play):
 
 
 def test_a_slice_does_not_wait_for_an_environment(in_play):
-    in_play.add(prompts("sleep-step"), {"1.sleep-step": 1}, deadline_s=20)
+    in_play._player.engine.calls = None
+    in_play.add(prompts("sleep-step"), {"1.sleep-step": 1}, deadline_s=120)
     start = time.monotonic()
     assert in_play.advance(start + 0.15) == []
-    assert time.monotonic() - start < 0.8 * CALL_S
+    assert time.monotonic() - start < PROMPT_S
     assert in_play.take_seconds()["environment_s"] > 0 == in_play.take_seconds()["environment_s"]
+    in_play._player.calls.timeout_s = 0.5
     (group,) = to_the_end(in_play)
     assert group.episodes[0].custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
 
 
 def test_closing_frees_engine_and_environments(in_play):
-    in_play.add(prompts("long", "a"), {"1.long": 2, "1.a": 1}, deadline_s=20)
+    in_play.add(prompts("long", "a"), {"1.long": 2, "1.a": 1}, deadline_s=60)
     in_play.advance(time.monotonic() + 2 * STEP_S)
     in_play.close()
     assert len(in_play) == 0 and in_play._player.num_unfinished == 0
-    assert in_play._player.engine.num_running() == 0 and in_play.advance(time.monotonic() + 20) == []
+    assert in_play._player.engine.num_running() == 0 and in_play.advance(time.monotonic() + 60) == []
 
 
 def test_a_slice_ends_when_all_episodes_wait(in_play):
-    in_play.add(prompts("sleep-step"), {"1.sleep-step": 2}, deadline_s=20)
+    in_play._player.engine.calls = None
+    in_play.add(prompts("sleep-step"), {"1.sleep-step": 2}, deadline_s=120)
     start = time.monotonic()
-    assert in_play.advance(start + 20) == []  # long before 20 s, and before the call has timed out
-    assert time.monotonic() - start < 0.8 * CALL_S and len(in_play) == 1
-    in_play.add(prompts("a"), {"1.a": 1}, deadline_s=20)
-    assert [one.group_id for one in to_the_end(in_play)] == ["1.a", "1.sleep-step"]
+    assert in_play.advance(start + 50) == []  # long before 50 s, and before the call has timed out
+    assert time.monotonic() - start < PROMPT_S and len(in_play) == 1
+    in_play.add(prompts("a"), {"1.a": 1}, deadline_s=60)
+    assert [one.group_id for one in to_the_first(in_play, 0.1)] == ["1.a"]
+    in_play._player.calls.timeout_s = 0.5
+    assert [one.group_id for one in to_the_end(in_play)] == ["1.sleep-step"]
