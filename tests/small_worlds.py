@@ -117,7 +117,7 @@ class Hanging(Even):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
         """Hang, or pay as `Even`."""
         if int(self.prompt_id.rsplit(" ", 1)[1]) % 4 == 0:
-            time.sleep(3)
+            time.sleep(60)
         return super().step(action)
 
 

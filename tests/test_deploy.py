@@ -193,7 +193,7 @@ def test_a_job_on_slurm_is_queued_again_and_goes_on(tmp_path: Path) -> None:
     try:
         _wait_for(lambda: len(list(out.glob("checkpoint_*/manifest.json"))) > 0, first, log)
         first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == 143, log.read_text()[-2000:]
+        assert first.wait(120) == 143, log.read_text()[-2000:]
     finally:
         _end(first)
     assert (tmp_path / "scontrol.log").read_text().split("\n")[1] == f"requeue {os.getpid()}"

@@ -35,7 +35,7 @@ import ray  # after the directory was set
 from ray.cluster_utils import Cluster
 
 from rllib_srl import SRL
-from rllib_srl.algorithm.nodes.asking import check_nodes
+from rllib_srl.algorithm.nodes import asking
 from rllib_srl.algorithm.nodes.reports import NodeError
 from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
@@ -118,16 +118,19 @@ def lines_of(action: Callable[[], Any]) -> list[str]:
 def checked(config: Any, where: Path) -> list[Any]:
     """Compare the nodes that a run may use."""
     config.validate()
-    return check_nodes(config, partial(super(SRL, SRL).default_resource_request, config), where)
+    return asking.check_nodes(config, partial(super(SRL, SRL).default_resource_request, config), where)
 
 
 def before(directory: Path) -> dict[str, Any]:
     """Compare the head alone, then with each node and with all."""
     out: dict[str, Any] = {}
     with head_in(directory) as cluster:
-        start = time.perf_counter()
+        asked: list[str] = []
+        sent, start = asking._sent, time.process_time()
+        asking._sent = lambda questions: asked.extend(questions) or sent(questions)
         out["alone"] = checked(config_on(directory, "any"), directory)
-        out["alone_s"] = time.perf_counter() - start
+        out["alone_s"], out["alone_asked"] = time.process_time() - start, asked
+        asking._sent = sent
         add_nodes(cluster, directory)
         for name in NODES:
             out[name] = lines_of(partial(checked, config_on(directory, name), directory))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from rllib_srl import SRL
 from rllib_srl.batch.shard import fetched
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.types import Prompt
+from tests.rollout.fakes import wait_until
 from tests.small_memory import memory_config, watched
 from tests.small_worlds import ON_BOTH_ENGINES, with_engine
 
@@ -42,6 +44,8 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
     with watched(algo) as iterations:
         for _ in range(7):
             version = algo.version
+            # However slow a runner is at the moment: what is in play has ended.
+            assert wait_until(lambda: len(algo.ahead._ended) == len(algo.ahead.outstanding), 120)
             result = algo.train()
             lags += [lag_of(meta, version) for meta in iterations[-1].metas]
             assert len(iterations[-1].metas) == result["env_runners"]["num_groups"] == P
@@ -92,7 +96,7 @@ def test_late_groups_are_dropped_and_counted(random_llama_dir, tmp_path, ray_her
     algo = build(config.replay(revisit_fraction=0.0))
     num_late = 0
     with watched(algo) as iterations:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not num_late and time.monotonic() < deadline:
             result = algo.train()
             num_late = round(result["rollout"]["late_share"] * P)
@@ -108,7 +112,7 @@ def test_late_groups_that_nothing_reuses_are_counted_and_warned_of_once(
     algo = build(config.replay(revisit_fraction=0.0, reuse_fraction=0.0))
     num_late = num_expected = 0
     with watched(algo) as iterations, caplog.at_level("WARNING", "rllib_srl"):
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 120
         while num_late < 2 and time.monotonic() < deadline:
             version = algo.version
             num_tokens = algo.train()["num_tokens_dropped_late"]  # of the whole run
@@ -284,9 +288,10 @@ def test_environments_that_wait_cost_less_time(random_llama_dir, tmp_path, ray_h
             config.env_runners(max_lag=0, slice_s=0.5)
         algo = build(config.replay(revisit_fraction=0.0))
         algo.train()
-        start = time.monotonic()
-        for _ in range(5):
+        times = [time.monotonic()]
+        for _ in range(6):
             algo.train()
-        return time.monotonic() - start
+            times.append(time.monotonic())
+        return sum(sorted(b - a for a, b in pairwise(times))[:-1])  # a busy machine may slow down one of them
 
     assert seconds(1) <= 0.75 * seconds(0)

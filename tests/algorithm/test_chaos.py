@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -80,10 +81,19 @@ def test_a_moment_may_come_later_and_its_error_is_raised():
         late.wait()
 
 
-def test_the_seconds_of_the_phases_add_up_to_the_iteration():
-    algo = run_of_calls([])
+def test_the_seconds_of_the_phases_add_up_to_the_iteration(monkeypatch):
+    algo, passed_s = run_of_calls([]), 0.0
     usual = algo._learn
-    algo._learn = lambda: (time.sleep(0.05), usual())
+
+    def learn():
+        nonlocal passed_s
+        passed_s += 0.5
+        usual()
+
+    # Time passes while it learns, and at each look at the clock.
+    clock = (passed_s + looks / 1000 for looks in count())
+    monkeypatch.setattr("scripts.chaos.phases.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    algo._learn = learn
     took = seconds_of_phases(algo)
     assert 0.05 <= took["learn"] < 1 and took["rest"] == 0 and took["play"] < took["learn"]
     assert sum(took[phase] for phase in EVERY_PHASE) <= took["iteration"] + 1e-6

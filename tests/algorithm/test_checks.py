@@ -28,7 +28,7 @@ class Stuck(gymnasium.Env):
     """Hangs while it is made."""
 
     def __init__(self, env_config=None):
-        time.sleep(5)
+        time.sleep(60)
 
 
 class Counted(Even):
@@ -183,12 +183,12 @@ def test_an_unknown_hub_id_is_one_line_and_quick(config):
     start = time.monotonic()
     (line,) = lines_of(config.rl_module(model_config={"model": "nobody/nothing"}))
     assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is not a local directory")
-    assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 5
+    assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 20  # of the 30 s that a hub has
 
 
 def test_a_hub_that_does_not_answer_is_given_up(config, monkeypatch):
     monkeypatch.setattr(checks, "HUB_DEADLINE_S", 0.2)
-    monkeypatch.setattr(checks, "described_model", lambda name, root: time.sleep(3))
+    monkeypatch.setattr(checks, "described_model", lambda name, root: time.sleep(60))
     (line,) = lines_of(config.rl_module(model_config={"model": "some/silent-model"}))
     assert "could not be looked up: the hub did not answer within 0.2 s" in line
 

@@ -209,7 +209,7 @@ def test_death_in_each_phase_costs_work_and_nothing_else(random_llama_dir, tmp_p
 @pytest.mark.smoke
 def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
     flag = config.env_config["flag"]
-    config.env_runners(env_runner_cls=Troubled, sample_timeout_s=8.0)
+    config.env_runners(env_runner_cls=Troubled, sample_timeout_s=15.0)
     with running(config) as algo:
         seen, prompts, old = watch(algo), drawn(algo), pids_of(algo)
         assert algo.train()["num_runner_restarts"] == 1
@@ -220,7 +220,7 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
         seen.clear()
         start = time.monotonic()
         assert algo.train()["num_runner_restarts"] == 2
-        assert 8 <= time.monotonic() - start < 8 + RUNNER_BACK_S
+        assert 15 <= time.monotonic() - start < 15 + RUNNER_BACK_S
         assert_all_were_played(seen, prompts)
         assert old != second != pids_of(algo)
         with pytest.raises(ProcessLookupError):

@@ -66,7 +66,7 @@ def kill(pid: int) -> None:
     """Kill a process, and wait until it is gone."""
     process = psutil.Process(pid)
     process.kill()
-    process.wait(10)
+    process.wait(30)
 
 
 def same(one, other) -> None:

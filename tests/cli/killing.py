@@ -33,7 +33,7 @@ def killed_when(arguments: list[str], is_time: Callable[[], bool], patience_s: f
             if is_time():
                 return
             time.sleep(0.05)
-        output = process.communicate(timeout=5)[0] if process.poll() is not None else "it is still running"
+        output = process.communicate(timeout=30)[0] if process.poll() is not None else "it is still running"
         raise AssertionError(f"it was never time to kill {' '.join(arguments)}:\n{output}")
     finally:
         if process.poll() is None:

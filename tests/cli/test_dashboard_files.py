@@ -91,15 +91,15 @@ def test_long_files_are_quick_and_what_is_added_is_quicker(tmp_path: Path) -> No
     with (tmp_path / "transcripts.jsonl").open("w") as stream:
         stream.writelines(one.replace('"iteration": 0', f'"iteration": {n}', 1) for n in range(1, num + 1))
     run = LiveRun(tmp_path)
-    start = time.perf_counter()
+    start = time.process_time()
     run.refresh()
-    first = time.perf_counter() - start
+    first = time.process_time() - start
     assert run.facts is not None and len(run.facts.iterations) == len(run.transcripts) == num
     with (tmp_path / "metrics.jsonl").open("a") as stream:
         stream.write(text.replace('"iteration": 0', f'"iteration": {num + 1}', 1))
-    table, start = run._table, time.perf_counter()
+    table, start = run._table, time.process_time()
     assert table.refresh()
-    assert time.perf_counter() - start < first / 10
+    assert time.process_time() - start < first / 10
     found = run.transcripts.search(Wanted(text="no such text"), None, 20, seconds=0.0)
     assert found.is_cut and found.before == num - 256 and not found.episodes
 

@@ -11,19 +11,22 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rllib_srl.cli.shared import display
 from rllib_srl.cli.shared import peak_memory as memory
 from rllib_srl.cli.shared.cluster import message_of, run_cleanly
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table
 from rllib_srl.cli.shared.run_log import Iteration, RunLog, read_metrics
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
+from tests.rollout.fakes import wait_until
 
 SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
 RESULT = {
@@ -69,14 +72,49 @@ def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it() -> N
     assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Ka warning\n\r\x1b[K{line}\n"
 
 
-def test_what_takes_long_shows_a_sign_of_life() -> None:
+@pytest.fixture
+def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[Progress], None]:
+    """Return a function that lets the time of one sign of life pass; else no time passes."""
+    now = 0.0
+
+    class Passing(threading.Event):
+        def __init__(self) -> None:
+            super().__init__()
+            self.passed = threading.Semaphore(0)
+
+        def set(self) -> None:
+            super().set()
+            self.passed.release()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            self.passed.acquire()
+            now += timeout or 0.0
+            return self.is_set()
+
+    parts = SimpleNamespace(Event=Passing, Thread=threading.Thread, RLock=threading.RLock)
+    monkeypatch.setattr(display, "threading", parts)
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def pass_one(progress: Progress) -> None:
+        before = len(progress._stream.getvalue())
+        progress._is_over.passed.release()
+        assert wait_until(lambda: len(progress._stream.getvalue()) > before)
+
+    return pass_one
+
+
+def test_what_takes_long_shows_a_sign_of_life(beat: Callable[[Progress], None]) -> None:
     stream = io.StringIO()
     progress = Progress(1, stream, beat_s=0.6)
     progress.begin("starting Ray ...")
-    time.sleep(2.0)
+    for _ in range(3):
+        beat(progress)
+    heart = progress._heart
     progress.begin("starting engine ...")  # which ends what was said before
     progress.end()
-    time.sleep(0.8)
+    heart.join(30)
+    assert not heart.is_alive()
     assert stream.getvalue().splitlines() == [
         *("starting Ray ...", "starting Ray ... 1s", "starting Ray ... 1s", "starting Ray ... 2s"),
         "starting engine ...",
@@ -84,11 +122,11 @@ def test_what_takes_long_shows_a_sign_of_life() -> None:
     assert Progress(1, io.StringIO())._beat_s <= 10
 
 
-def test_a_sign_of_life_stays_in_its_line_on_a_terminal() -> None:
+def test_a_sign_of_life_stays_in_its_line_on_a_terminal(beat: Callable[[Progress], None]) -> None:
     stream = Terminal()
     progress = Progress(1, stream, beat_s=0.6)
     progress.begin("starting Ray ...")
-    time.sleep(0.9)
+    beat(progress)
     progress.end()
     assert stream.getvalue() == "\r\x1b[Kstarting Ray ...\r\x1b[Kstarting Ray ... 1s\n"
 

@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,13 +23,14 @@ from rllib_srl.cli.shared.stopping import WATCH, StopRequest, Terminated, spared
 from scripts.chaos.driver import OF_THE_PROCESS
 from tests.conftest import ROOT
 
-FINISHED = r"iteration \d/6  reward"
+LAST = 16  # iteration: a second or two of a stopped process must not be the whole run
+FINISHED = rf"iteration \d+/{LAST}  reward"
 PATIENCE_S = 240.0  # for a start on two busy cores
 TINY = [
     *("--model", "tiny", "--engine", "transformers", "--compute_dtype", "float32", "--seed", "5", "--lr", "3e-4"),
     *("--env", "compare", "--env_config", "num_shots=0", "--max_turn_tokens", "8", "--max_episode_tokens", "128"),
     *("--num_prompts_per_batch", "48", "--group_size", "4"),
-    *("--iterations", "6", "--checkpoint_every", "1"),
+    *("--iterations", str(LAST), "--checkpoint_every", "1"),
     *("--num_cpus_per_env_runner", "0.5", "--num_cpus_for_main_process", "0.5"),
 ]
 
@@ -70,12 +73,24 @@ def read_until(process: subprocess.Popen, text: str) -> str:
     raise AssertionError(f"{text!r} was never written:\n{said}")
 
 
+def rest_of(process: subprocess.Popen, timeout_s: float) -> str:
+    """Return what a process writes until it ends; `communicate` would lose lines that `read_until` has read ahead."""
+    killer = threading.Timer(timeout_s, process.kill)
+    killer.start()
+    try:
+        said = process.stdout.read()
+        process.wait(timeout_s)
+        return said
+    finally:
+        killer.cancel()
+
+
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not all(map(is_gone, pids)):
         assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in pids if not is_gone(pid)]
         time.sleep(0.1)
@@ -130,11 +145,11 @@ FAILING = """
 @pytest.mark.parametrize(
     ("work", "grace_s", "said"),
     [
-        (WAITING, 25, "\nstopped by SIGTERM\n"),
-        (SWALLOWED, 25, "\nstopped by SIGTERM\n"),
-        (OURS, 25, "\nstopped by SIGTERM\n"),
-        (RAYS, 25, "\nstopped by SIGTERM\n"),
-        (FAILING, 25, "\nstopped by SIGTERM\nrunner 1 died\n"),  # the signal reached the actors, too
+        (WAITING, 90, "\nstopped by SIGTERM\n"),
+        (SWALLOWED, 90, "\nstopped by SIGTERM\n"),
+        (OURS, 90, "\nstopped by SIGTERM\n"),
+        (RAYS, 90, "\nstopped by SIGTERM\n"),
+        (FAILING, 90, "\nstopped by SIGTERM\nrunner 1 died\n"),  # the signal reached the actors, too
         (
             STUCK,
             0.5,
@@ -152,8 +167,8 @@ def test_sigterm_ends_a_script_and_what_it_started_in_time(
         start = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)  # a second one changes nothing
-        output = process.communicate(timeout=20)[0]
-        assert time.monotonic() - start < 10
+        output = process.communicate(timeout=80)[0]
+        assert time.monotonic() - start < 30
         assert (process.returncode, output) == (143, said)
         assert_gone([child])
 
@@ -183,11 +198,11 @@ def test_what_is_started_apart_outlives_the_signal_and_handlers_stay() -> None:
     try:
         spared.terminate()
         other.terminate()
-        assert other.wait(timeout=10) == -signal.SIGTERM
+        assert other.wait(timeout=60) == -signal.SIGTERM
         assert spared.poll() is None
     finally:
         spared.kill()
-        spared.wait(timeout=10)
+        spared.wait(timeout=60)
     with pytest.raises(Terminated), spared_from_sigterm():
         raise SystemExit(1)  # as Ray's handler ends a process
 
@@ -231,9 +246,9 @@ def whole(tmp_path_factory) -> Path:
     """Return the directory that holds an unbroken run and its model, made by processes that keep to themselves."""
     home = tmp_path_factory.mktemp("whole")
     with running(train(*TINY, "--out", "run", "--export", "model"), home) as process:
-        said = read_until(process, "iteration 1/6  reward")
+        said = read_until(process, f"iteration 1/{LAST}  reward")
         assert listeners_beyond_this_machine([process.pid, *family(process)]) == []
-        said += process.communicate(timeout=PATIENCE_S)[0]
+        said += rest_of(process, PATIENCE_S)
     assert process.returncode == 0, said
     return home
 
@@ -260,18 +275,18 @@ def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(
     whole: Path, tmp_path: Path, grace: tuple, answer: str, signalled: Callable[[subprocess.Popen], None]
 ) -> None:
     with running(train(*TINY, *grace, "--out", "run", "--export", "model"), tmp_path) as process:
-        said = read_until(process, "iteration 1/6  reward")
+        said = read_until(process, f"iteration 1/{LAST}  reward")
         started = family(process)
         time.sleep(0.1)  # into the second iteration, or a later one where this process had to wait
         start = time.monotonic()
         signalled(process)
-        said += process.communicate(timeout=60)[0]
+        said += rest_of(process, 60)
         assert time.monotonic() - start < 25
     assert process.returncode == 143 and "Traceback" not in said, said
     assert_gone(started)
     before, after = said.split(answer)
     done, finished = len(re.findall(FINISHED, before)), len(re.findall(FINISHED, after))
-    assert 1 <= done < 5 and finished <= (not grace)  # none where the signal came between two iterations
+    assert 1 <= done < LAST - 1 and finished <= (not grace)  # none where the signal came between two iterations
     assert len(numbers_of(tmp_path / "run")) == done + finished
     (command,) = re.findall(r"continue with: (.*)", said)
     elsewhere = tmp_path / "elsewhere"
@@ -287,13 +302,17 @@ def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("phase", "delay_s"), [("starting Ray ...", 1.0), ("starting engine and learner ...", 2.0)])
 def test_sigterm_while_starting_leaves_nothing(tmp_path: Path, phase: str, delay_s: float) -> None:
-    with running(train(*TINY, "--out", "run"), tmp_path) as process:
-        read_until(process, phase)
-        time.sleep(delay_s)
-        started = family(process)
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=40)[0]
-    said = re.sub(r"starting .*\d+s\n", "", said)  # said every ten seconds of a slow start
+    for _ in range(3):
+        with running(train(*TINY, "--out", "run"), tmp_path) as process:
+            read_until(process, phase)
+            time.sleep(delay_s)
+            started = family(process)
+            process.send_signal(signal.SIGTERM)
+            said = rest_of(process, 80)
+        if "iteration 1/" not in said:
+            break
+        shutil.rmtree(tmp_path / "run")  # this process had to wait, and the start was over: once more
+    said = re.sub(r"starting .*\n", "", said)  # every ten seconds of a slow start, and where this process had to wait
     assert (process.returncode, said.strip()) == (143, "stopped by SIGTERM")
     assert_gone(started)
     assert not list(tmp_path.iterdir())

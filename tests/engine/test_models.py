@@ -147,7 +147,7 @@ def test_of_many_processes_one_builds_and_none_sees_half(tmp_path):
     for builder in builders:
         builder.start()
     for builder in builders:
-        builder.join(60)
+        builder.join(120)
     assert [builder.exitcode for builder in builders] == [0, 0, 0]
     assert log.read_text() == "made\n"
 
@@ -177,7 +177,7 @@ def test_waiting_for_another_builder_ends(tmp_path):
             built_once(tmp_path / "model", timeout_s=0.2),
         ):
             pass
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20
 
 
 @pytest.mark.slow

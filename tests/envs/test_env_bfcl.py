@@ -165,10 +165,10 @@ def test_text_of_the_policy_is_looked_up_and_never_run():
 def test_numbers_that_would_stop_the_program_are_refused(call):
     task = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
     simulation = Simulation(Library(), task)
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(CallError, match="beyond 1000"):
         simulation.run(call)
-    assert time.monotonic() - start < 1
+    assert time.thread_time() - start < 1
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
 
 

@@ -102,10 +102,10 @@ def test_arithmetic_is_that_of_fractions(tree):
     ],
 )
 def test_what_is_no_arithmetic_is_refused_at_once(expression):
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(CalculatorError):
         evaluate(expression)
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1
 
 
 # --- copied words -----------------------------------------------------------------------------
@@ -215,10 +215,10 @@ def test_calls_that_cannot_be_run_are_told_and_answers_that_cannot_be_read_end()
     assert world.step("Tool: 4\n")[3:] == (True, {"stop_reason": "out_of_turns"})
     assert play(world, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
     assert play(world, ["hm\n"], prompt_id)[3]["stop_reason"] == "unparsable"
-    start = time.monotonic()
+    start = time.process_time()
     for turn in ("\n" * 10_000_000 + "Answer: 55", "Tool: " + "(" * 10_000_000, "7" * 10_000_000):
         assert play(world, [turn], prompt_id)[1:] == ([0.0], True, {"stop_reason": "unparsable"})
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert play(world, ["Answer: 54\n"], prompt_id)[1] == [0.0]
 
 

@@ -41,19 +41,19 @@ def world(source, **settings):
 
 def rated(directory, *rows, **settings):
     """Answer as soon as a person has rated each answer with `rows`; return the steps."""
-    env, steps = world(directory, deadline_s=5.0, **settings), []
+    env, steps = world(directory, deadline_s=60.0, **settings), []
     for row in rows:
         env.reset(options={"prompt_id": PROMPT_ID})
         person = threading.Thread(target=rate_next, args=(directory, len(steps), row))
         person.start()
         steps.append(env.step(" 93\n"))
-        person.join(5)
+        person.join(60)
     return steps
 
 
 def rate_next(directory, number, row):
     """Rate answer `number` of a directory once it is there."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if len(requests := asked(directory)) > number:
             append(directory / RATINGS, {"id": requests[number]["id"], **row})
@@ -120,30 +120,29 @@ def test_without_a_rating_the_episode_says_nothing(tmp_path):
     env.reset(options={"prompt_id": PROMPT_ID})
     started = time.monotonic()
     assert env.step(" 93\n") == ("", 0.0, False, True, {"stop_reason": "env_timeout"})
-    assert 0.05 <= time.monotonic() - started < 2
+    assert 0.05 <= time.monotonic() - started < 20
     request, closed = rows_in(tmp_path / ASKED)
     assert closed == {"id": request["id"], "used": None}
 
 
 def test_the_last_rating_counts_and_may_be_taken_back(tmp_path):
-    env = world(f"{__name__}:QUEUE", scheme="ordinal", deadline_s=0.5)
-
     def person(before, *ratings):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not (new := set(QUEUE.asked) - before) and time.monotonic() < deadline:
             time.sleep(0.002)
         for rating in ratings:
             QUEUE.rate(min(new), **rating)
 
-    for ratings, outcome in (
-        ([{"taken_back": True}, {"taken_back": True, "stars": 1}, {"stars": 2}], (0.25, True)),
-        ([{"taken_back": True}], (0.0, False)),
+    for ratings, outcome, deadline_s in (
+        ([{"taken_back": True}, {"taken_back": True, "stars": 1}, {"stars": 2}], (0.25, True), 60.0),
+        ([{"taken_back": True}], (0.0, False), 3.0),
     ):
+        env = world(f"{__name__}:QUEUE", scheme="ordinal", deadline_s=deadline_s)
         env.reset(options={"prompt_id": PROMPT_ID})
         thread = threading.Thread(target=person, args=(set(QUEUE.asked), *ratings))
         thread.start()
         assert env.step(" 93\n")[1:3] == outcome
-        thread.join(5)
+        thread.join(60)
     files = RatingFiles(tmp_path, ("stars",))
     for row in ({"stars": 4}, {"stars": 2}):
         append(tmp_path / RATINGS, {"id": "a", **row})
@@ -207,13 +206,13 @@ def test_late_ratings_are_in_0_to_1_whatever_the_scheme(tmp_path, scheme, rating
 def test_unrated_episodes_leave_their_group_and_late_ratings_grade_the_item(tmp_path):
     """Through the runner's loop and the memory: two of three episodes are rated, the third rating comes later."""
     prompt, source = Prompt("rating", PROMPT_ID), tmp_path / "ratings"
-    env = world(source, deadline_s=0.5)
+    env = world(source, deadline_s=3.0)
     tokens = Bytes()
     engine = GoldEngine(tokens, {"g": [" 93\n"]})
-    calls = EnvCalls(3, 5.0)
+    calls = EnvCalls(3, 30.0)
 
     def person():
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(requests := asked(source)) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
         for request, stars in zip(requests[:2], (5, 2), strict=True):
@@ -224,11 +223,11 @@ def test_unrated_episodes_leave_their_group_and_late_ratings_grade_the_item(tmp_
     episodes = list(
         play(
             [LiveEpisode(prompt, "g", index) for index in range(3)],
-            engine=engine, worlds={"rating": lambda: world(source, deadline_s=0.5)}, transcript=RawTranscript(tokens),
-            sampling=Sampling(max_tokens=1), limits=Limits(1, 4, 200), calls=calls, deadline_s=20.0,
+            engine=engine, worlds={"rating": lambda: world(source, deadline_s=3.0)}, transcript=RawTranscript(tokens),
+            sampling=Sampling(max_tokens=1), limits=Limits(1, 4, 200), calls=calls, deadline_s=60.0,
         )
     )  # fmt: skip
-    thread.join(5)
+    thread.join(60)
     calls.close()
     reasons = sorted(episode.custom_data["stop_reason"].value for episode in episodes)
     assert reasons == [StopReason.ENV_TIMEOUT.value, "terminated", "terminated"]

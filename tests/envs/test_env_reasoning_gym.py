@@ -52,9 +52,9 @@ def play_dataset(name, count):
         for answer in ("hello", "a wrong answer", "unknown", "x"):
             assert play(world, [answer], prompt_id)[1] == [0.0], (prompt_id, answer)
     for answer in HOSTILE:
-        start = time.monotonic()
+        start, work = time.monotonic(), time.process_time()
         assert play(world, [answer], ids[0])[1] == [0.0], (name, answer[:9])
-        assert time.monotonic() - start < 10
+        assert time.process_time() - work < 10 and time.monotonic() - start < 30
 
 
 @pytest.mark.slow

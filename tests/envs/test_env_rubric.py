@@ -129,13 +129,13 @@ def test_what_is_no_grade_is_refused(bad):
 @contextmanager
 def endpoint(reply, status=200, wait_s=0.0, slice_s=0.0, headers=()):
     """Serve `reply` to every request, whole or byte by byte; yield the URL and the requests."""
-    requests = []
+    requests, is_over = [], threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             requests.append((self.path, self.headers.get("Authorization"), json.loads(body)))
-            time.sleep(wait_s)
+            is_over.wait(wait_s)
             self.send_response(status)
             for name, value in headers:
                 self.send_header(name, value)
@@ -143,7 +143,7 @@ def endpoint(reply, status=200, wait_s=0.0, slice_s=0.0, headers=()):
             try:
                 for start in range(0, len(reply), 1 if slice_s else len(reply)):
                     self.wfile.write(reply[start : start + (1 if slice_s else len(reply))])
-                    time.sleep(slice_s)
+                    is_over.wait(slice_s)
             except OSError:
                 return  # the judge has hung up
 
@@ -156,6 +156,7 @@ def endpoint(reply, status=200, wait_s=0.0, slice_s=0.0, headers=()):
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1", requests
     finally:
+        is_over.set()
         server.shutdown()
         server.server_close()
 
@@ -178,11 +179,12 @@ def test_a_model_judges_behind_an_endpoint(monkeypatch):
 
 
 def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
-    for slow in ({"wait_s": 0.4}, {"slice_s": 0.05}):
-        with endpoint(message('{"words": 4, "length": 4, "form": 4}'), **slow) as (url, _):
+    reply = b" " * 1200 + message('{"words": 4, "length": 4, "form": 4}')
+    for slow in ({"wait_s": 60}, {"slice_s": 0.05}):  # a minute each
+        with endpoint(reply, **slow) as (url, _):
             started = time.monotonic()
             step = played(" A lamp.\n", judge=url, judge_model="m", deadline_s=0.2)
-            assert time.monotonic() - started < 0.39
+            assert time.monotonic() - started < 20
         assert step == ("", 0.0, False, True, {"stop_reason": "env_timeout"})
 
 
@@ -201,7 +203,7 @@ def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
 )
 def test_a_judge_that_fails_says_so(reply, status, fault):
     with endpoint(reply, status) as (url, _), pytest.raises(JudgeError, match=fault) as caught:
-        played(" A lamp.\n", judge=url, judge_model="m", deadline_s=5.0)
+        played(" A lamp.\n", judge=url, judge_model="m", deadline_s=30.0)
     assert not isinstance(caught.value, JudgeTimeoutError)
 
 
@@ -209,7 +211,7 @@ def test_a_judge_that_is_not_there_is_an_error():
     with endpoint(b"") as (url, _):
         pass
     with pytest.raises(JudgeError, match=r"the endpoint 127.0.0.1:\d+ failed: ConnectionRefusedError"):
-        EndpointJudge(url, "m", 1.0)("p", "a", TWO)
+        EndpointJudge(url, "m", 30.0)("p", "a", TWO)
 
 
 def test_the_last_object_of_a_message_counts():
@@ -309,7 +311,7 @@ def test_what_is_no_address_is_refused(url, fault):
         address_of(url)
     assert "pass" not in str(caught.value)
     with pytest.raises(ValueError, match=fault):
-        EndpointJudge(url, "m", 1.0)
+        EndpointJudge(url, "m", 30.0)
 
 
 def test_a_wrong_entry_is_named_and_a_key_is_not_printed(monkeypatch):
@@ -366,14 +368,14 @@ def fair(prompt, answer, criteria):
 )
 def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
     """Through the runner's loop, the group, its bytes and the memory, whose own mark is 0.9."""
-    prompt, tokens, calls = Prompt("rubric", PROMPT_ID), Bytes(), EnvCalls(2, 5.0)
+    prompt, tokens, calls = Prompt("rubric", PROMPT_ID), Bytes(), EnvCalls(2, 30.0)
     config = {"world_config": {"num_shots": 0}, "judge": f"{__name__}:fair", **settings}
     episodes = list(
         play(
             [LiveEpisode(prompt, "g", index) for index in range(8)],
             engine=GoldEngine(tokens, {"g": [f" {answer}\n"]}), worlds={"rubric": lambda: Rubric(config)},
             transcript=RawTranscript(tokens), sampling=Sampling(max_tokens=1), limits=Limits(1, 40, 400), calls=calls,
-            deadline_s=20.0,
+            deadline_s=60.0,
         )
     )  # fmt: skip
     calls.close()

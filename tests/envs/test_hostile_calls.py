@@ -18,9 +18,9 @@ from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult, WeakSan
 from rllib_srl.envs.sandbox.pool import NUM_WARM, pool_of
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below
 
-TIMEOUT_S = 1.0
-LATEST_S = 6.0  # from the call to its result, on a busy machine
-LIMITS = Limits(timeout_s=TIMEOUT_S, memory_bytes=192 << 20, scratch_bytes=1 << 20, output_bytes=10_000)
+TIMEOUT_S = 1.0  # of code that may come to its limit; all other code has the one of `LIMITS`
+LATEST_S = 15.0  # over the limit, from the call to its result, on a busy machine
+LIMITS = Limits(timeout_s=30.0, memory_bytes=192 << 20, scratch_bytes=1 << 20, output_bytes=10_000)
 
 pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
 
@@ -120,7 +120,8 @@ CASES = {
     ),
     "deep recursion": (REFUSED, "def f(): return f()\nf()"),
     "deep recursion without a limit": (
-        ("crashed", "memory", "timeout"), "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return f([x])\nf(0)",
+        ("crashed", "error", "memory", "timeout"),  # an error after seconds
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return f([x])\nf(0)",
     ),
     "deeply nested source": (("error", "memory", "crashed"), "(" * 50_000 + ")" * 50_000),
     "deeply nested lists": ("error", "x = []\nfor _ in range(10**5): x = [x]\nprint(repr(x))"),
@@ -196,10 +197,20 @@ def _sandbox():
     return Sandbox(LIMITS)
 
 
+def run(sandbox: Sandbox, name: str) -> SandboxResult:
+    """Run a case, and check what it comes to."""
+    stops, code = CASES[name]
+    result = sandbox.run(code, timeout_s=TIMEOUT_S if "timeout" in stops else None)
+    assert result.stop in ((stops,) if isinstance(stops, str) else stops), result
+    assert "done" not in result.stdout, result
+    assert not result.is_leaking
+    return result
+
+
 def assert_nothing_is_left(without: tuple[str, ...] = ()) -> None:
     """Below the zygote there are only its own inner process and the workers that wait."""
     pool = pool_of((), without)
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 20.0
     while len(left := processes_below(pool._process.pid)) > 1 + NUM_WARM and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(left) <= 1 + NUM_WARM, left
@@ -214,15 +225,11 @@ def test_there_are_sixty_cases():
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_call_ends_and_leaves_nothing(sandbox, name, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
-    stops, code = CASES[name]
     began = time.monotonic()
-    result = sandbox.run(code)
+    result = run(sandbox, name)
     took = time.monotonic() - began
-    assert result.stop in ((stops,) if isinstance(stops, str) else stops), result
-    assert "done" not in result.stdout, result
-    assert took < LATEST_S and result.duration_s < TIMEOUT_S + 2.0
+    assert result.duration_s <= took < TIMEOUT_S + LATEST_S
     assert len(result.stdout) + len(result.stderr) <= LIMITS.output_bytes
-    assert not result.is_leaking
     assert_nothing_is_left()
     assert sandbox.run("1 + 1").value == "2"  # the next call is none the worse
 
@@ -240,10 +247,7 @@ def test_one_kind_of_mechanism_alone_is_enough(name, kind, without, monkeypatch)
     if not OFFERS[kind]:
         pytest.skip(f"this machine has no {kind}")
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
-    stops, code = CASES[name]
-    result = Sandbox(LIMITS, without=without).run(code)
-    assert result.stop in ((stops,) if isinstance(stops, str) else stops), result
-    assert "done" not in result.stdout and not result.is_leaking
+    run(Sandbox(LIMITS, without=without), name)
     assert_nothing_is_left(without)
 
 
@@ -271,7 +275,7 @@ def test_a_forged_report_says_nothing_that_counts(sandbox):
     forged = '{"stop": "ok", "value": "forged", "returned": [{"value": 7}, {"value": 8}]}'
     result = sandbox.run(f"import os\nos.write(3, {forged.encode()!r})\nos._exit(0)", calls=[Call("f")])
     assert (result.stop, result.returned) == ("crashed", ())  # two values for one call: no report
-    result = sandbox.run(f"import os\nos.write(3, {forged.encode()!r})\nwhile True: pass")
+    result = sandbox.run(f"import os\nos.write(3, {forged.encode()!r})\nwhile True: pass", timeout_s=TIMEOUT_S)
     assert (result.stop, result.value) == ("timeout", None)
     for lie in ('{"stop": "timeout"}', '{"stop": "fine"}', '{"stop": "ok", "value": [1]}', "7", "null"):
         result = sandbox.run(f"import os\nos.write(3, {lie.encode()!r})\nos._exit(0)")

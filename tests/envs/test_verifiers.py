@@ -8,6 +8,7 @@ The library conflicts with the pins (setup.cfg), so these tests run in environme
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from rllib_srl.envs.agents.loops import Coroutine, EventLoop
 from rllib_srl.envs.agents.tasks import ids_of
 from rllib_srl.envs.agents.verifiers_env import RewardRangeError, Verifiers
 from rllib_srl.envs.agents.verifiers_parts import Played
+from tests.rollout.fakes import wait_until
 
 HERE = "tests.envs.verifiers_worlds:"
 
@@ -200,10 +202,10 @@ def test_a_reward_function_that_blocks_costs_its_episodes_only(make: Any) -> Non
     time.sleep(0.5)
     start = time.monotonic()
     env.abandon()  # as after env_timeout_s
-    thread.join(5)
-    assert len(failed) == 1 and time.monotonic() - start < 4
+    thread.join(40)
+    assert len(failed) == 1 and time.monotonic() - start < 20
     env.reset()
-    assert env.answer_call("fine", "stop", 3, 1)[1] == 1 and time.monotonic() - start < 5
+    assert env.answer_call("fine", "stop", 3, 1)[1] == 1 and time.monotonic() - start < 30
 
 
 @needs_verifiers
@@ -412,28 +414,29 @@ def test_a_column_left_out_does_not_change_an_id() -> None:
 
 
 def test_a_blocked_loop_is_given_up_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "_ANSWER_S", 0.3)
     blocked, free = EventLoop("blocked"), EventLoop("free")
+    begun: list[str] = []
     ended: list[Ended] = []
 
     async def block() -> None:
-        time.sleep(1)
+        begun.append("block")
+        time.sleep(60)
 
     async def fail() -> None:
         raise KeyError("no")
 
     async def sleep() -> None:
-        import asyncio
-
+        begun.append("sleep")
         await asyncio.sleep(60)
 
     programs = [Coroutine(blocked, block, ended.append), Coroutine(free, sleep, ended.append)]
     programs.append(Coroutine(free, fail, ended.append))
     for program in programs:
         program.start()
-    time.sleep(0.2)
-    for program in programs:
+    assert wait_until(lambda: len(begun) == 2 and len(ended) == 1)
+    for program, answer_s in zip(programs, (0.3, 30.0, 30.0)):
+        monkeypatch.setattr(loops, "_ANSWER_S", answer_s)
         program.stop()
-    time.sleep(0.2)
+    assert wait_until(lambda: len(ended) == 2)
     assert (blocked.is_lost, free.is_lost) == (True, False)
     assert [one.error for one in ended] == ["KeyError: 'no'", "it was cancelled"]

@@ -118,7 +118,7 @@ def failing() -> vf.Environment:
 
 def blocking_reward(completion: Any) -> float:
     if re.search("block", said(completion)):
-        time.sleep(6)
+        time.sleep(60)
     return 1.0
 
 

@@ -148,10 +148,10 @@ def test_nothing_new_costs_next_to_nothing(tmp_path, memory, store):
     for number in range(50):
         store.rate(answer_of(GROUPS[number % 4], number % 2), str(1 + number % 5))
     feed.apply(memory, 1)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(200):
         assert feed.apply(memory, 1) == {}
-    assert (time.perf_counter() - begin) / 200 < 0.002
+    assert (time.thread_time() - begin) / 200 < 0.002
 
 
 # --- what raters see ------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_what_a_killed_rater_acknowledged_is_there(tmp_path):
     told = [int(process.stdout.readline()) for _ in range(20)]
     process.send_signal(signal.SIGKILL)
     told += [int(line) for line in process.stdout.read().split("\n")[:-1]]
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     with RatingStore(tmp_path / RATINGS) as store:
         numbers = sorted(int(one.answer.group_id.split(".")[1]) for one in store.all())
     assert numbers[: len(told)] == told and len(numbers) <= len(told) + 1

@@ -303,7 +303,7 @@ def test_a_stream_that_cannot_be_logged_is_one_reply(tmp_path, monkeypatch):
         said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "stream": True}).encode()
         async with raw(parts) as (reader, writer):
             writer.write(request_of("POST /v1/chat/completions", TOKEN, said))
-            reply = await asyncio.wait_for(reader.read(), 5)
+            reply = await asyncio.wait_for(reader.read(), 30)
         assert reply.count(b"HTTP/1.1") == 1 and b"disk full" in reply and reply.endswith(b"0\r\n\r\n")
 
     run(tmp_path, body)
@@ -319,7 +319,7 @@ def test_a_client_that_stops_reading_does_not_hold_up_training(tmp_path, monkeyp
             writer.write(request_of("POST /v1/chat/completions", TOKEN, said))
             while not parts.engine.bodies:
                 await asyncio.sleep(0.01)
-            deadline = asyncio.get_running_loop().time() + 10
+            deadline = asyncio.get_running_loop().time() + 40
             while parts.serving.num_under_way and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(0.05)
             assert parts.serving.num_under_way == 0
@@ -488,12 +488,12 @@ def test_a_rollback_whose_client_has_gone_is_done_to_its_end(tmp_path, monkeypat
 
         def slow(*given):
             begun.set()
-            assert released.wait(10)
+            assert released.wait(60)
             return roll_back(*given)
 
         monkeypatch.setattr(lineage, "roll_back", slow)
         asking = asyncio.create_task(parts.send("POST", "/v1/rollback", json={"reason": "rude"}))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         asking.cancel()
         await asyncio.sleep(0.1)  # the server notices that the connection is closed
         released.set()
@@ -707,7 +707,7 @@ def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch, caplog):
             async with raw(parts) as (reader, writer):
                 writer.write(data)
                 try:
-                    reply = await asyncio.wait_for(reader.readline(), 1)
+                    reply = await asyncio.wait_for(reader.readline(), 1 if may_wait(data) else 30)
                 except TimeoutError:
                     assert may_wait(data)
                     continue

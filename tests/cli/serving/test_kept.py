@@ -39,7 +39,7 @@ def is_running(pid):
         return False
 
 
-def until(condition, seconds=10):
+def until(condition, seconds=40):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -62,7 +62,7 @@ def test_a_trainer_that_is_stopped_as_soon_as_it_has_started_ends_with_its_owner
     pids = tmp_path / "pids"
     environment = {**os.environ, "PIDS": str(pids)}
     owner = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], env=environment)
-    assert until(lambda: pids.exists() and pids.read_text().endswith("."), 60)
+    assert until(lambda: pids.exists() and pids.read_text().endswith("."), 120)
     trainer = int(pids.read_text().split()[0])
     try:
         assert is_running(trainer) and os.getpriority(os.PRIO_PROCESS, trainer) == 19

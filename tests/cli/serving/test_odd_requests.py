@@ -19,7 +19,7 @@ import pytest
 from tests.cli.serving.mutations import CHAT, may_wait, request_of, with_other_bytes, with_other_value
 
 NUM_BYTES, NUM_VALUES, NUM_WITHOUT_TOKEN = 80, 90, 30
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 PLACES = (
     ("POST /v1/chat/completions", json.dumps(CHAT).encode()),
     ("POST /v1/chat/completions", json.dumps({**CHAT, "stream": True}).encode()),

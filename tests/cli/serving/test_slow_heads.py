@@ -16,7 +16,7 @@ from rllib_srl.envs.agents import endpoint
 from tests.cli.serving.mutations import request_of
 from tests.cli.serving.small_engine import TOKEN, served_with
 
-HEAD_S, PATIENCE_S = 0.2, 10.0
+HEAD_S, PATIENCE_S = 0.2, 40.0
 GET = request_of("GET /v1/status", TOKEN, b"").replace(b"Connection: close\r\n", b"")
 
 
