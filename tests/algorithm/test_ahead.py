@@ -18,9 +18,9 @@ from rllib_srl import SRL
 from rllib_srl.batch.shard import fetched
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.types import Prompt
-from tests.rollout.fakes import wait_until
 from tests.small_memory import memory_config, watched
 from tests.small_worlds import ON_BOTH_ENGINES, with_engine
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 P = 4  # prompts of a batch

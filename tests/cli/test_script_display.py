@@ -26,7 +26,7 @@ from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_pr
 from rllib_srl.cli.shared.run_log import Iteration, RunLog, read_metrics
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
 RESULT = {

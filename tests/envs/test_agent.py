@@ -28,7 +28,7 @@ from rllib_srl.envs.agents.endpoint import MAX_BODY_BYTES, Session, endpoint
 from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.requests import RequestError, read_request
 from rllib_srl.envs.agents.tasks import Tasks
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
 

@@ -14,7 +14,7 @@ import pytest
 from rllib_srl.envs.kept_process import start_kept
 from rllib_srl.envs.math.pool import SymbolicPool
 from tests.machine import processes_below, still_alive
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPER = """

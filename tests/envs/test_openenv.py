@@ -20,6 +20,7 @@ from rllib_srl.envs.people.judge import VARIABLE
 from rllib_srl.envs.servers import openenv
 from rllib_srl.envs.servers.links import ServerError, SessionError
 from rllib_srl.envs.servers.openenv import OpenEnv, RewardRangeError, SeedError
+from tests.waiting import wait_until
 
 pytest.importorskip("websockets")  # vLLM brings it, or the extra `envs`
 
@@ -274,10 +275,7 @@ def test_closing_ends_the_session(make: Any, server: Server) -> None:
     env.reset(seed=2)
     before = server.num_open
     env.close()
-    deadline = time.monotonic() + 30
-    while server.num_open == before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.num_open == before - 1
+    assert wait_until(lambda: server.num_open == before - 1)
     with pytest.raises(ServerError, match="the connection is closed"):
         env.step("1")
 

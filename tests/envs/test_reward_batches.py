@@ -13,7 +13,7 @@ import pytest
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.rewards import batching
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 FUNCTIONS = """
 import asyncio, threading, time

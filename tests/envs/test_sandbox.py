@@ -39,7 +39,7 @@ from rllib_srl.envs.sandbox.pool import ENVIRONMENT, MOST_RUNNING, NUM_WARM, Poo
 from rllib_srl.envs.sandbox.rooms import readable_paths
 from rllib_srl.envs.slots import Slots
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below, still_alive
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = [(), ("namespaces",), ("seccomp",), ("namespaces", "landlock", "seccomp")]
@@ -243,7 +243,7 @@ def test_unknown_mechanisms_are_refused():
 
 def test_a_call_starts_within_50_ms_from_a_warm_pool(sandbox):
     starts = sorted(sandbox.run("1").start_s for _ in range(30))
-    assert starts[5] < 0.05, starts  # others share the machine
+    assert starts[15] < 0.05, starts
 
 
 def test_many_threads_get_their_own_answers(sandbox):

@@ -31,7 +31,7 @@ from rllib_srl.envs.agents.loops import Coroutine, EventLoop
 from rllib_srl.envs.agents.tasks import ids_of
 from rllib_srl.envs.agents.verifiers_env import RewardRangeError, Verifiers
 from rllib_srl.envs.agents.verifiers_parts import Played
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 HERE = "tests.envs.verifiers_worlds:"
 

@@ -187,11 +187,3 @@ def unplayed(*prompt_ids: str, env_id: str = "world", group_id: str = "g", histo
         LiveEpisode(Prompt(env_id, prompt_id, history=history), group_id, index)
         for index, prompt_id in enumerate(prompt_ids)
     ]
-
-
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Wait for a condition that other threads bring about; return whether it came."""
-    deadline = time.monotonic() + timeout_s
-    while not is_true() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return is_true()

@@ -17,7 +17,7 @@ from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import RunnerBatch, Slice
 from rllib_srl.rollout.runner_group import PendingSlice
 from rllib_srl.types import Prompt
-from tests.rollout.fakes import wait_until
+from tests.waiting import wait_until
 
 MOST_BEGUN = 6  # episodes of a runner
 

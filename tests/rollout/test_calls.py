@@ -10,7 +10,8 @@ import pytest
 
 from rllib_srl.rollout.env_calls import EnvCalls, TooManyHangingCallsError, one_line
 from rllib_srl.rollout.replies import Constructed
-from tests.rollout.fakes import misbehave, wait_until
+from tests.rollout.fakes import misbehave
+from tests.waiting import wait_until
 
 
 def poll_all(calls: EnvCalls, num: int, timeout_s: float = 30.0) -> dict:

@@ -15,7 +15,8 @@ import pytest
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits, LiveEpisode
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, unplayed, wait_until
+from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, unplayed
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError
 from rllib_srl.rollout import EnvCalls
 from rllib_srl.types import StopReason
-from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, unplayed, wait_until
+from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, unplayed
+from tests.waiting import wait_until
 
 
 @pytest.fixture

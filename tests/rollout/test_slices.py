@@ -11,7 +11,8 @@ from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
 from rllib_srl.rollout.groups_in_play import GroupsInPlay
 from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import ScriptedEngine, World, wait_until
+from tests.rollout.fakes import ScriptedEngine, World
+from tests.waiting import wait_until
 
 STEP_S = 0.02
 CALL_S = 60.0  # timeout of an environment's call; "sleep-step" takes as long

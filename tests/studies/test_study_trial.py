@@ -239,7 +239,10 @@ def test_a_rehearsal_writes_nothing_and_ends_after_its_iterations(make, tmp_path
 
 
 @pytest.mark.slow
-def test_a_trial_on_a_pool_is_measured_at_equal_marks_and_on_the_pool_itself(random_llama_dir, tmp_path, ray_here):
+@pytest.mark.parametrize("measures_pool", [True, False])
+def test_a_trial_on_a_pool_is_measured_at_equal_marks_and_on_the_pool_itself(
+    random_llama_dir, tmp_path, ray_here, measures_pool
+):
     even = {"env": "tests.studies.test_study_trial:Answered", "env_config": {}}
     pool = {"environments": {"one": even, "two": {**even, "env_config": {"first": 500}}}, "num_prompts_per_kind": 6}
     study = Study(
@@ -247,7 +250,7 @@ def test_a_trial_on_a_pool_is_measured_at_equal_marks_and_on_the_pool_itself(ran
         arms=(Arm("plain", "plain", "", {}), Arm("other", "other", "", {"lr": 1e-2})),
         domains=(Domain("one", 3), Domain("two", 3)), num_stages=4, seeds=(1,), budget=4 * TOKENS,
         primary=Primary("plain", ("other",), ("accuracy_area",)),
-        settings={"env": "pool", "env_config": {**pool, "wrong_answers": 0.25}},
+        settings={"env": "pool", "env_config": {**pool, "wrong_answers": 0.25}}, measures_pool=measures_pool,
     ).checked()  # fmt: skip
     write_study(tmp_path / "results", study)
     config = small_config(random_llama_dir, tmp_path / "log")
@@ -261,7 +264,8 @@ def test_a_trial_on_a_pool_is_measured_at_equal_marks_and_on_the_pool_itself(ran
         trial.stop()
     (read,) = read_results(tmp_path / "results").trials
     assert [row.stage for row in read.rows] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert all(0 <= row.measures["pool_accuracy"] <= 1 for row in read.rows)
+    assert all(("pool_accuracy" in row.measures) == measures_pool for row in read.rows)
+    assert all(0 <= row.measures["pool_accuracy"] <= 1 for row in read.rows if measures_pool)
     spent = [row.num_generated_tokens for row in read.rows[2::2]]
     marks = range(TOKENS, 5 * TOKENS, TOKENS)
     assert all(mark <= tokens < mark + 48 for mark, tokens in zip(marks, spent, strict=True))
@@ -270,7 +274,7 @@ def test_a_trial_on_a_pool_is_measured_at_equal_marks_and_on_the_pool_itself(ran
     played = [group.prompt.prompt_id for batch in batches for group in batch.groups if len(group.rewards_G) > 1]
     assert len(set(played)) == 12 and len([one for one in set(played) if "! " in one]) == 3
     measured = {group.prompt.prompt_id for batch in batches for group in batch.groups if len(group.rewards_G) == 1}
-    assert not any("! " in one for one in measured)
+    assert not any("! " in one for one in measured) and bool(measured & set(played)) == measures_pool
     curve = curves_of(read_results(tmp_path / "results"))["plain"][1]
     assert len(curve.pool_I) == 5 and measure(curve)["live_share"] == last.num_live_tokens / last.num_generated_tokens
 

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+
+from tests.waiting import wait_until
 
 OWNER = """
 import os, subprocess, sys, time
@@ -39,36 +40,29 @@ def is_running(pid):
         return False
 
 
-def until(condition, seconds=40):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def test_a_killed_owner_takes_the_whole_group_along(tmp_path):
     pids = tmp_path / "pids"
     environment = {**os.environ, "PIDS": str(pids)}
     owner = subprocess.Popen([sys.executable, "-c", OWNER, PROGRAM], env=environment)
-    assert until(lambda: pids.exists() and pids.read_text().endswith("."))
+    assert wait_until(lambda: pids.exists() and pids.read_text().endswith("."))
     started = [int(word) for word in pids.read_text().split()[:2]]
     assert all(map(is_running, started))
     owner.kill()
     owner.wait()
-    assert until(lambda: not any(map(is_running, started)))
+    assert wait_until(lambda: not any(map(is_running, started)))
 
 
 def test_a_trainer_that_is_stopped_as_soon_as_it_has_started_ends_with_its_owner(tmp_path):
     pids = tmp_path / "pids"
     environment = {**os.environ, "PIDS": str(pids)}
     owner = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], env=environment)
-    assert until(lambda: pids.exists() and pids.read_text().endswith("."), 120)
+    assert wait_until(lambda: pids.exists() and pids.read_text().endswith("."), 120)
     trainer = int(pids.read_text().split()[0])
     try:
         assert is_running(trainer) and os.getpriority(os.PRIO_PROCESS, trainer) == 19
         owner.kill()
         owner.wait()
-        assert until(lambda: not is_running(trainer))
+        assert wait_until(lambda: not is_running(trainer))
     finally:
         if is_running(trainer):
             os.kill(trainer, signal.SIGKILL)
