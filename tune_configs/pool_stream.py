@@ -17,7 +17,7 @@ TWO_SLOTS = 2 / 16  # of the batch
 
 
 def study() -> Study:
-    """Return the study. Its only listed pools are 4,000 facts of pure chance, so they are not measured.
+    """Return the study. It does not measure pools: the only ones here are 4,000 facts of pure chance.
 
     Secondary, decided by nothing and printed beside the primary comparison: `memory` against `balanced`,
     `memory_uniform` and `memory_group` (`srl tune pool_stream --arms memory balanced`).
