@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rllib_srl.cli.quickstart import SETTINGS as QUICKSTART
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.tune_configs.arms import COMMON
 from rllib_srl.tune_configs.pools import HISTORY, MEASURES, PLAIN, YOUNG_REUSE
@@ -53,6 +54,7 @@ def study() -> Study:
     pool = {"environments": kinds(), "num_prompts_per_kind": PROMPTS_PER_KIND}
     settings = {"env": "pool", "env_config": pool, "evaluation_duration": HELDOUT_PER_KIND * len(UNTRAINED)}
     settings |= {"max_turns": 1, "env_timeout_s": 60.0}  # listing the questions takes seconds
+    settings |= {"lr": QUICKSTART["lr"]}
     return Study(
         name=__name__.rpartition(".")[2],
         question=question,

@@ -1,7 +1,7 @@
 """Does a pretrained model of 135M parameters also remember more with SRL + diversity than without replay?
 
-It does if final accuracy and retention are higher. The setting is the frozen one of `arms.py`, at the learning rate of
-the quick-start for both arms and with vLLM. Two seeds illustrate `confirm`; they are no test of their own.
+It does if final accuracy and retention are higher. The setting is the frozen one of `arms.py`, at a learning rate of
+3e-5 for both arms and with vLLM. Two seeds illustrate `confirm`; they are no test of their own.
 """
 
 from __future__ import annotations

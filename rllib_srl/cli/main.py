@@ -1,6 +1,6 @@
 """Entry point of the console command `srl`: import the module of the given subcommand and run it.
 
-    srl COMMAND ...          e.g. srl train --env compare --lr 3e-5
+    srl COMMAND ...          e.g. srl train --env compare --lr 2e-5
     python -m rllib_srl.cli COMMAND ...
 
 A module of this folder, or of the folder that `COMMANDS` names, is a subcommand if it is in `COMMANDS`; its

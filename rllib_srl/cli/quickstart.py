@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "env_config": {"num_numbers": 3, "num_shots": 4},
     "model": "smollm2-135m",
     "engine": "vllm",
-    "lr": 3e-5,
+    "lr": 2e-5,
     "num_prompts_per_batch": 16,
     "group_size": 8,
     "max_turn_tokens": 8,

@@ -1,6 +1,6 @@
 """Train a language model with SRL.
 
-    srl train --env compare --lr 3e-5 --iterations 20
+    srl train --env compare --lr 2e-5 --iterations 20
     srl train --config run.yaml --out results/first
     srl train --resume results/first --iterations 40
     ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR --resume auto

@@ -1,10 +1,10 @@
 """Read the settings of a run, under their names in SRLConfig, from YAML files and flags.
 
-    run.yaml                        srl train --config run.yaml --lr 3e-5 --env_config num_numbers=2
+    run.yaml                        srl train --config run.yaml --lr 2e-5 --env_config num_numbers=2
       env: compare
       env_config: {num_shots: 4}    flags override the file, the file overrides the defaults
       model: smollm2-135m
-      lr: 3e-5
+      lr: 2e-5
 
       replay_spacing: {name: sm2, whole_days: true}      the same as --replay_spacing name=sm2 whole_days=true
 
