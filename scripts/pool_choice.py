@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the script."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="results of pool_tuning")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="settings named (default: %(default)s)")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="settings named (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments: Any = parser.parse_args(sys.argv[1:] if argv is None else argv)
     return run_cleanly(lambda: choose(arguments), arguments.debug)

@@ -5,7 +5,7 @@ Every method, plain GRPO included, has the same grid on the same pool with the s
 many tokens; more passes only train on them more often. The setting with the largest accuracy over training is the one
 taken. The pool is the development pool, which no confirmation uses.
 
-Run one method at a time, with --arms: first all of its settings with one seed, then the best five with two more.
+Run one method at a time, with --arms: first all of its settings with one seed, then the best three with two more.
 `scripts/pool_choice.py` prints the table and the names of the best.
 """
 
