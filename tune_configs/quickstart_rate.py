@@ -8,7 +8,7 @@ test, since no exact test of three pairs reaches .05. All other settings are tho
 from __future__ import annotations
 
 from rllib_srl.studies.study import Arm, Primary, Study
-from rllib_srl.tune_configs.lag_quickstart import on_quickstart
+from rllib_srl.tune_configs.on_quickstart import on_quickstart
 
 RATES = ("2e-5", "3e-5")
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
