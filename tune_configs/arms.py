@@ -133,6 +133,12 @@ def varied(name: str, title: str, description: str, base: Mapping[str, Any] = SR
     return Arm(name, title, description, changed(base, settings))
 
 
+def described_by(module: str, doc: str | None) -> tuple[str, str, str]:
+    """Return name, question and `answered_by` of a `Study`: last part of the module, first line and rest of the doc."""
+    question, _, answer = (doc or "").partition("\n")
+    return module.rpartition(".")[2], question, " ".join(answer.split())
+
+
 def on_stream(
     stream: str,
     *,
@@ -162,11 +168,8 @@ def on_stream(
         ValueError: the study is not valid.
     """
     stages = list(scaled(stream, tokens=tokens))
-    question, _, answer = (doc or "").partition("\n")
     return Study(
-        name=module.rpartition(".")[2],
-        question=question,
-        answered_by=" ".join(answer.split()),
+        *described_by(module, doc),
         arms=tuple(ARMS[arm] if isinstance(arm, str) else arm for arm in arms),
         domains=domains_of(stages),
         num_stages=len(stages),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rllib_srl.cli.quickstart import SETTINGS
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
+from rllib_srl.tune_configs.arms import described_by
 from rllib_srl.tune_configs.lag import RUNNER
 
 TOKENS = 5_200  # ten iterations of 16 x 8 answers of four tokens
@@ -29,11 +30,8 @@ def on_quickstart(*, module: str, doc: str | None, arms: Sequence[Arm], primary:
     Raises:
         ValueError: the study is not valid.
     """
-    question, _, answer = (doc or "").partition("\n")
     return Study(
-        name=module.rpartition(".")[2],
-        question=question,
-        answered_by=" ".join(answer.split()),
+        *described_by(module, doc),
         arms=tuple(arms),
         domains=(Domain(SETTINGS["env"], NUM_MARKS - 1),),
         num_stages=NUM_MARKS,

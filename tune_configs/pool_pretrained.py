@@ -16,7 +16,7 @@ from typing import Any
 
 from rllib_srl.cli.quickstart import SETTINGS as QUICKSTART
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
-from rllib_srl.tune_configs.arms import COMMON
+from rllib_srl.tune_configs.arms import COMMON, described_by
 from rllib_srl.tune_configs.pools import HISTORY, MEASURES, PLAIN, YOUNG_REUSE
 from rllib_srl.tune_configs.pretrained import PRETRAINED
 
@@ -50,15 +50,12 @@ def kinds() -> dict[str, dict[str, Any]]:
 
 def study() -> Study:
     """Return the study."""
-    question, _, answer = (__doc__ or "").partition("\n")
     pool = {"environments": kinds(), "num_prompts_per_kind": PROMPTS_PER_KIND}
     settings = {"env": "pool", "env_config": pool, "evaluation_duration": HELDOUT_PER_KIND * len(UNTRAINED)}
     settings |= {"max_turns": 1, "env_timeout_s": 60.0}  # listing the questions takes seconds
     settings |= {"lr": QUICKSTART["lr"]}
     return Study(
-        name=__name__.rpartition(".")[2],
-        question=question,
-        answered_by=" ".join(answer.split()),
+        *described_by(__name__, __doc__),
         arms=(
             Arm("plain", "plain GRPO", "Shuffled passes over the pool, nothing stored.", PLAIN),
             Arm("uniform", "uniform replay", "Questions are drawn at random; young groups are trained on again.",

@@ -22,7 +22,7 @@ from typing import Any
 
 from rllib_srl.studies.seeds import ALPHA
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
-from rllib_srl.tune_configs.arms import COMMON, changed
+from rllib_srl.tune_configs.arms import COMMON, changed, described_by
 from rllib_srl.tune_configs.kinds import KINDS, Lot
 
 TOKENS = 120_000  # generated in a trial: about ten visits of 250 prompts, 8 answers of 5 to 6 tokens
@@ -168,12 +168,9 @@ def on_pool(
     Raises:
         ValueError: the study is not valid.
     """
-    question, _, answer = (doc or "").partition("\n")
     pool = {"env": "pool", "env_config": pool_of(kinds, pool_seed), "evaluation_duration": 16 * len(kinds)}
     return Study(
-        name=module.rpartition(".")[2],
-        question=question,
-        answered_by=" ".join(answer.split()),
+        *described_by(module, doc),
         arms=tuple(arms),
         domains=tuple(Domain(kind, NUM_MARKS - 1) for kind in kinds),
         num_stages=NUM_MARKS,
