@@ -95,6 +95,10 @@ TUNED: dict[str, dict[str, Any]] = {
     "passes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1, **NO_REUSE},
     "memory": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 128, "group_size": 1, **NO_REUSE},
     "sizes": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 16, "group_size": 8},
+    "dapo": {"lr": 4e-4, "num_epochs": 2, "num_prompts_per_batch": 32, "group_size": 4},
+    "greso": {"lr": 4e-4, "num_epochs": 2, "num_prompts_per_batch": 16, "group_size": 8},
+    "critic": {"lr": 4e-4, "num_epochs": 1, "num_prompts_per_batch": 32, "group_size": 4},
+    "spo": {"lr": 2e-4, "num_epochs": 1, "num_prompts_per_batch": 32, "group_size": 1},
 }
 
 
