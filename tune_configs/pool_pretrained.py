@@ -52,8 +52,8 @@ def study() -> Study:
     """Return the study."""
     pool = {"environments": kinds(), "num_prompts_per_kind": PROMPTS_PER_KIND}
     settings = {"env": "pool", "env_config": pool, "evaluation_duration": HELDOUT_PER_KIND * len(UNTRAINED)}
-    settings |= {"max_turns": 1, "env_timeout_s": 60.0}  # listing the questions takes seconds
-    settings |= {"lr": QUICKSTART["lr"]}
+    # Listing the questions takes seconds.
+    settings |= {"lr": QUICKSTART["lr"], "max_turns": 1, "env_timeout_s": 60.0}
     return Study(
         *described_by(__name__, __doc__),
         arms=(
