@@ -61,6 +61,29 @@ def import_all(names: tuple[str, ...]) -> None:
     gc.freeze()
 
 
+def import_on_ray(names: tuple[str, ...]) -> None:
+    """Import modules that define actors, without a draw from Ray's generator of ids.
+
+    The generator is seeded at its first draw, and Ray draws an id for each class of actors. Processes that are forked
+    afterwards would draw the same ids: of two that start at the same time one dies as it puts the first object into
+    the store of the other, and `ray.init` waits for it forever.
+    """
+    import ray.actor
+
+    usual = ray.actor.ActorClassID
+
+    class FromTheSystem(usual):  # type: ignore[misc, valid-type]
+        @classmethod
+        def from_random(cls) -> Any:
+            return usual(os.urandom(usual.size()))
+
+    ray.actor.ActorClassID = FromTheSystem
+    try:
+        import_all(names)
+    finally:
+        ray.actor.ActorClassID = usual
+
+
 def use(environment: dict[str, str]) -> None:
     """Take over the environment of the client."""
     os.environ.clear()
@@ -135,7 +158,7 @@ def answer(connection: socket.socket) -> None:
         os.close(file)
     use(request["environment"])
     follow_python_path()
-    import_all((*ON_RAY, *filter(None, os.environ.get("QUICK_WORKERS_IMPORTS", "").split(","))))
+    import_on_ray((*ON_RAY, *filter(None, os.environ.get("QUICK_WORKERS_IMPORTS", "").split(","))))
     raylet = int(os.environ["RAY_RAYLET_PID"])
     Path(request["serve"]).unlink(missing_ok=True)
     serve(request["serve"], raylet, connection)

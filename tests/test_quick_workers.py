@@ -1,0 +1,28 @@
+"""Ray's workers that start by a fork are as different as those that Ray starts."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+class Drawing:
+    """An actor."""
+
+    def draw(self):
+        """Return the id of this process and an object's id, as Ray draws them."""
+        from ray import ObjectRef
+
+        return os.getpid(), ObjectRef.from_random().hex()
+
+
+@pytest.mark.slow
+def test_workers_do_not_draw_the_same_ids(ray_here):
+    actors = [ray_here.remote(Drawing).options(num_cpus=0.1).remote() for _ in range(4)]
+    try:
+        processes, ids = zip(*ray_here.get([actor.draw.remote() for actor in actors], timeout=120), strict=True)
+    finally:
+        for actor in actors:
+            ray_here.kill(actor)
+    assert len({*processes}) == 4 == len({*ids})
