@@ -1,0 +1,57 @@
+"""A test that its timeout cannot end: its process ends, says where it was, and the other tests run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+CONFTEST = """
+import tests.watchdog
+from tests.watchdog import pytest_configure, pytest_exception_interact, pytest_runtest_protocol
+tests.watchdog.GRACE_S = 1.0
+"""
+TESTS = """
+import signal, time
+import pytest
+
+def wait_for_good():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as where Ray drops what the signal's handler raises
+    time.sleep(100)
+
+@pytest.fixture
+def hangs_at_the_end():
+    yield
+    wait_for_good()
+
+@pytest.mark.timeout(1)
+def test_that_hangs():
+    wait_for_good()
+
+@pytest.mark.timeout(1)
+def test_that_fails_and_whose_fixture_hangs(hangs_at_the_end):
+    assert False
+
+def test_that_passes():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_ends_with_its_stack_and_the_other_tests_run(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_hangs.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 50\ntimeout_method = signal\n")
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, timeout=120, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "crashed while running 'test_hangs.py::test_that_hangs'" in done.stdout
+    assert "PASSED test_hangs.py::test_that_passes" in done.stdout
+    assert done.stderr.count("in wait_for_good") == 2 and done.stderr.count("Timeout (0:00:02)!") == 2
