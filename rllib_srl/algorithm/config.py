@@ -571,14 +571,17 @@ class SRLConfig(AlgorithmConfig):
         """Start the learners, outside Tune on as few nodes as can hold them; see RLlib's method for the arguments.
 
         Raises:
-            ActorFailure: Ray found no places for all of them within `start_timeout_s`.
+            ActorFailure: a remote learner died, or they found no places or did not start within `start_timeout_s`.
         """
+        from rllib_srl.learner.group.starting import started
+
         packed = None
         if placement_group is None:
             packed = packed_places(learner_resources(self), self.num_learners, self.start_timeout_s)
         how = {"env": env, "spaces": spaces, "rl_module_spec": rl_module_spec}
+        build = partial(super().build_learner_group, **how, placement_group=placement_group or packed)
         try:
-            return super().build_learner_group(**how, placement_group=placement_group or packed)
+            return started(build, self.num_learners, self.start_timeout_s) if self.num_learners else build()
         except BaseException:
             if packed is not None:
                 remove_placement_group(packed)

@@ -184,7 +184,7 @@ TRAINING = {
     "weight_decay": Setting(0.0, "AdamW's decoupled weight decay; 0: none"),
     "update_timeout_s": Setting(1800.0, "timeout of one update of the learners, seconds"),
     "sync_timeout_s": Setting(300.0, "timeout of one weight transfer, seconds"),
-    "start_timeout_s": Setting(600.0, "timeout of the start or restart of an engine, seconds"),
+    "start_timeout_s": Setting(600.0, "timeout of the start or restart of engines, and of learners, seconds"),
     "checkpoint_every": Setting(10, "iterations between checkpoints; 0: no checkpoints"),
     "checkpoints_kept": Setting(2, "number of newest checkpoints kept in log_directory"),
     "seal_key_file": Setting(

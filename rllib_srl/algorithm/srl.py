@@ -17,7 +17,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -50,7 +50,6 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
-from rllib_srl.common.placement import runners_spread
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
@@ -73,6 +72,7 @@ from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.rollout.runner_group import RunnerGroup
+from rllib_srl.rollout.started_runners import runners_started_in_time
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, History, Prompt
@@ -133,8 +133,7 @@ class SRL(SavedAlgorithm):
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         self._guard_evaluation()
         starting.info("starting engine and learner")
-        needs_one_card = self.config.colocate or self.config.weight_transfer == "ipc"
-        with nullcontext() if needs_one_card else runners_spread():
+        with runners_started_in_time():
             super().setup(config)
         self.version = 0
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it

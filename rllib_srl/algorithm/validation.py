@@ -38,8 +38,7 @@ from rllib_srl.storage.local_paths import local_path
 USED = frozenset(
     """
     env env_config num_env_runners create_local_env_runner env_runner_cls
-    num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner
-    validate_env_runners_after_construction sample_timeout_s
+    num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner sample_timeout_s
     num_learners num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner local_gpu_idx
     max_requests_in_flight_per_learner lr grad_clip grad_clip_by num_epochs learner_config_dict log_gradients
     evaluation_interval evaluation_duration in_evaluation seed log_level log_sys_usage

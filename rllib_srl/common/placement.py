@@ -1,49 +1,18 @@
-"""Where Ray puts the processes of a run outside Tune: learners together, runners spread over the nodes.
+"""Where Ray puts the learners of a run outside Tune: together, since they exchange gradients in every update.
 
-    with runners_spread(): Algorithm.setup(...)          runners start with Ray's strategy SPREAD
-    packed_places(resources, num, timeout_s)             a placement group for learners, of strategy PACK
-
-Learners exchange gradients in every update and runners exchange nothing. Both strategies are best effort: if a node is
-full Ray takes another. Tune reserves one placement group for all processes of a trial, which stays in force.
+The strategy is best effort: if a node is full Ray takes another. Tune reserves one placement group for all processes
+of a trial, which stays in force. Runners, which exchange nothing, are spread (`rollout/started_runners.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.rllib.algorithms import algorithm
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rllib_srl.common.remote_calls import ActorFailure
-
-
-class SpreadRunners(EnvRunnerGroup):
-    """RLlib's group of runners, each on the node with the fewest."""
-
-    def _setup(self, **settings: Any) -> None:
-        self._remote_args["scheduling_strategy"] = "SPREAD"  # also of a runner that Ray restarts
-        super()._setup(**settings)
-
-
-@contextmanager
-def runners_spread() -> Iterator[None]:
-    """Let algorithms that are set up inside the context spread their runners, unless Tune places them.
-
-    RLlib 2.60 has no setting for it: `Algorithm.setup` creates the group by its class's name.
-    """
-    if ray.util.get_current_placement_group() is not None:
-        yield
-        return
-    usual = algorithm.EnvRunnerGroup
-    algorithm.EnvRunnerGroup = SpreadRunners
-    try:
-        yield
-    finally:
-        algorithm.EnvRunnerGroup = usual
 
 
 def learner_resources(config: Any) -> dict[str, float]:

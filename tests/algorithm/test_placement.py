@@ -17,8 +17,9 @@ import ray
 from ray.rllib.algorithms import algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rllib_srl.common.placement import SpreadRunners, learner_resources, packed_places, runners_spread
+from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.remote_calls import ActorFailure
+from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
 from tests.conftest import ROOT
 
 
@@ -31,15 +32,25 @@ def test_a_learner_asks_for_what_rllib_would_ask_for():
     assert asked(0.25, 0, {"learner": 1}) == {"CPU": 0.25, "learner": 1} and asked(0, 0) == {}
 
 
-def test_runners_are_spread_inside_the_context_only_and_not_within_tune(monkeypatch):
+def test_runners_are_spread_unless_they_share_a_card_or_tune_places_them(monkeypatch):
+    def strategy(**settings):
+        group = object.__new__(StartedRunners)
+        group._remote_args = {}
+        monkeypatch.setattr(EnvRunnerGroup, "_setup", lambda self, **settings: None)
+        group._setup(config=SimpleNamespace(**{"colocate": False, "weight_transfer": "object_store", **settings}))
+        return group._remote_args.get("scheduling_strategy")
+
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: None)
-    with runners_spread():
-        assert algorithm.EnvRunnerGroup is SpreadRunners
-    assert algorithm.EnvRunnerGroup is EnvRunnerGroup
+    assert strategy() == "SPREAD" and strategy(colocate=True) is None is strategy(weight_transfer="ipc")
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: "of a trial")
-    with runners_spread():
-        assert algorithm.EnvRunnerGroup is EnvRunnerGroup
+    assert strategy() is None
     assert packed_places({"CPU": 1}, 2, 1.0) is None  # and learners are placed by Tune
+
+
+def test_runners_start_in_time_inside_the_context_only():
+    with runners_started_in_time():
+        assert algorithm.EnvRunnerGroup is StartedRunners
+    assert algorithm.EnvRunnerGroup is EnvRunnerGroup
 
 
 @pytest.mark.slow

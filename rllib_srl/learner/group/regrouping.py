@@ -9,14 +9,12 @@ groups and is late after the death of a node.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.train._internal.backend_executor import InactiveWorkerGroup
 from ray.util.placement_group import remove_placement_group
@@ -53,7 +51,10 @@ def regrouped(old: LearnerGroup, config: Any, wait_s: float, timeout_s: float) -
     if num < smallest:
         amounts = " and ".join(f"{n:g} {name}" for name, n in sorted(resources.items()) if n)
         raise LearnerFailure(f"{num} of at least {smallest} learners found a place of {amounts} within {timeout_s:g} s")
-    return _started(config, num, old._module_spec, timeout_s)
+    own = config.copy(copy_frozen=False)
+    own.num_learners, own.start_timeout_s = num, timeout_s
+    group: LearnerGroup = own.build_learner_group(rl_module_spec=old._module_spec)
+    return group
 
 
 def end(group: LearnerGroup) -> None:
@@ -98,27 +99,3 @@ def _is_true(answer: Any) -> bool:
     with suppress(RayError):  # its node died meanwhile
         return bool(ray.get(answer, timeout=60))
     return False
-
-
-def _started(config: Any, num: int, module_spec: Any, timeout_s: float) -> LearnerGroup:
-    """Start a group; RLlib does so without a timeout, so it runs in a thread of its own."""
-    own = config.copy(copy_frozen=False)
-    own.num_learners = num
-    future: Future[LearnerGroup] = Future()
-
-    def build() -> None:
-        try:
-            future.set_result(own.build_learner_group(rl_module_spec=module_spec))
-        except BaseException as error:  # any: it is raised below
-            future.set_exception(error)
-
-    threading.Thread(target=build, name="start-learners", daemon=True).start()
-    try:
-        return future.result(timeout_s)
-    except TimeoutError as error:
-        raise LearnerFailure(f"{num} learners did not start within {timeout_s:g} s") from error
-    except Exception as error:
-        # Ray 2.60 raises None after the death of a learner that starts; the death is then the context of the TypeError.
-        if any(isinstance(one, RayActorError) for one in (error, error.__context__)):
-            raise LearnerFailure("a learner died while starting") from error
-        raise

@@ -1,0 +1,89 @@
+"""Runners and learners that do not start: the run says so within `start_timeout_s`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.common.remote_calls import RunnerFailure
+from rllib_srl.learner.group.learners import LearnerFailure
+from rllib_srl.learner.learner import GRPOTorchLearner
+from tests.small_worlds import small_config
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+START_S = 20.0
+
+
+def note(config) -> None:
+    """Note this process."""
+    (Path(config.log_directory) / "process").write_text(str(os.getpid()))
+
+
+def hang(config) -> None:
+    """Note this process, and wait."""
+    note(config)
+    time.sleep(250)
+
+
+class NoEngine(SRLConfig):
+    """Its runners never get an engine."""
+
+    def engine_settings(self, model_dir):
+        """Wait."""
+        hang(self)
+        return super().engine_settings(model_dir)
+
+
+class DeadEngine(SRLConfig):
+    """Its runners die while they start."""
+
+    def engine_settings(self, model_dir):
+        """End the process."""
+        note(self)
+        os._exit(1)
+
+
+class NoLearner(GRPOTorchLearner):
+    """Never gets a model."""
+
+    def build(self):
+        """Wait."""
+        hang(self.config)
+
+
+class SlowToLearn(SRLConfig):
+    """Its learners never start."""
+
+    def get_default_learner_class(self):
+        """Return `NoLearner`."""
+        return NoLearner
+
+
+def config_of(kind, random_llama_dir, directory, **learners):
+    """Return `small_config` as a config of another class, with a runner in a process of its own."""
+    directory.mkdir()
+    config = kind.from_dict(small_config(random_llama_dir, directory).to_dict())
+    return config.env_runners(num_env_runners=1).learners(**learners).training(start_timeout_s=START_S)
+
+
+@pytest.mark.parametrize("kind", [NoEngine, DeadEngine])
+def test_a_runner_without_an_engine_ends_the_start_by_name(kind, random_llama_dir, tmp_path, ray_here):
+    """Also one that dies again and again: Ray starts it anew each time."""
+    config = config_of(kind, random_llama_dir, tmp_path / "log")
+    with pytest.raises(RunnerFailure, match=r"^runner 1 gave no answer within 20 s while starting$"):
+        config.build_algo()
+    process = int((tmp_path / "log" / "process").read_text())
+    assert wait_until(lambda: not psutil.pid_exists(process))
+
+
+def test_learners_that_do_not_start_end_the_start_by_name(random_llama_dir, tmp_path, ray_here):
+    config = config_of(SlowToLearn, random_llama_dir, tmp_path / "log", num_learners=1)
+    with pytest.raises(LearnerFailure, match=r"^1 learner did not start within 20 s$"):
+        config.build_algo()
+    os.kill(int((tmp_path / "log" / "process").read_text()), 9)
