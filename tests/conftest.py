@@ -18,7 +18,12 @@ import pytest
 from rllib_srl.storage.seal_key import VARIABLE
 from tests.engine.small_llama import save_random_llama
 from tests.quick_workers import IMPORTS, VLLM, quick_workers
-from tests.watchdog import pytest_configure, pytest_exception_interact, pytest_runtest_protocol  # noqa: F401
+from tests.watchdog import (  # noqa: F401
+    pytest_configure,
+    pytest_exception_interact,
+    pytest_timeout_cancel_timer,
+    pytest_timeout_set_timer,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 

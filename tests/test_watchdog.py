@@ -12,7 +12,8 @@ from tests.conftest import ROOT
 
 CONFTEST = """
 import tests.watchdog
-from tests.watchdog import pytest_configure, pytest_exception_interact, pytest_runtest_protocol
+from tests.watchdog import pytest_configure, pytest_exception_interact
+from tests.watchdog import pytest_timeout_cancel_timer, pytest_timeout_set_timer
 tests.watchdog.GRACE_S = 1.0
 """
 TESTS = """

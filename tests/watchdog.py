@@ -11,19 +11,19 @@ import faulthandler
 import os
 import sys
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
 GRACE_S = 120.0  # for what the exception of the timeout sets going, such as the end of a run
 STDERR = pytest.StashKey[int]()
+LIMIT_S = pytest.StashKey[float]()
 
 
 def watch(item: pytest.Item) -> None:
     """Give the process of a test as long as its timeout and `GRACE_S`, from now on."""
-    marker = item.get_closest_marker("timeout")
-    limit_s = marker.args[0] if marker and marker.args else float(item.config.getini("timeout") or 0.0)
-    if limit_s and not item.config.getoption("usepdb"):
-        faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=item.config.stash[STDERR])
+    if not item.config.getoption("usepdb"):
+        faulthandler.dump_traceback_later(item.stash[LIMIT_S] + GRACE_S, exit=True, file=item.config.stash[STDERR])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,17 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Watch a test, with its fixtures."""
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """Watch a test for which pytest-timeout sets its timer, with the same limit."""
+    item.stash[LIMIT_S] = settings.timeout
     watch(item)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Generator[None, object, object]:
+    """End the watch with the timer."""
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Watch a test that failed again, for its fixtures may hang: pytest's own hook has ended the watch."""
-    if isinstance(node, pytest.Item):
+    """Watch a test that failed again, for its fixtures may hang: the failure has ended timer and watch."""
+    if isinstance(node, pytest.Item) and LIMIT_S in node.stash:
         watch(node)

@@ -1,6 +1,6 @@
 """Replaces a group of learners of which one has died: ends the others, and starts as many as Ray can place.
 
-    end(group) -> places_for(resources, n) -> start(config, num, ...) -> a new LearnerGroup
+    end(group) -> num_places(resources, ...) -> config.build_learner_group(...) -> a new LearnerGroup
 
 The learners of a group wait for each other in every collective, so the loss of one makes all others useless. How many
 can be placed is tried, with an actor of the same resources for each: what Ray reports as free leaves out placement
