@@ -23,21 +23,25 @@ export RAY_USAGE_STATS_ENABLED=0
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
-port=$((20000 + SLURM_JOB_ID % 20000))
+port=$((20000 + SLURM_JOB_ID % 6000 * 2)) # with the next one below those that Linux gives away, from 32768 on
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
 gpus=${SLURM_GPUS_ON_NODE:-0}
 
 on_node() { srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap "${@:2}"; }
 
-# A directory of its own, so that other users' jobs on the same node are not met. Sockets in it need a short path.
+# A directory and ports of its own, so that other users' jobs on the same node are not met: Ray's usual ports are fixed
+# ones, and it ends where one is taken. Sockets in the directory need a short path.
+own_ports=(--min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0)
 on_node "$head" ray start --head --block --node-ip-address="$address" --port="$port" --num-cpus="$SLURM_CPUS_PER_TASK" \
-    --num-gpus="$gpus" --temp-dir="/tmp/ray-$SLURM_JOB_ID" --disable-usage-stats &
+    --num-gpus="$gpus" --temp-dir="/tmp/ray-$SLURM_JOB_ID" --disable-usage-stats --include-dashboard=false \
+    --ray-client-server-port="$((port + 1))" "${own_ports[@]}" &
 until on_node "$head" ray status --address="$address:$port" >/dev/null 2>&1; do
     kill -0 $! 2>/dev/null || { echo "Ray did not start on $head" >&2; exit 1; }
     sleep 2
 done
 for node in "${nodes[@]:1}"; do
-    on_node "$node" ray start --block --address="$address:$port" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$gpus" &
+    on_node "$node" ray start --block --address="$address:$port" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$gpus" \
+        "${own_ports[@]}" &
 done
 
 # The driver gets Slurm's signal, and the job is queued again unless the run was complete.

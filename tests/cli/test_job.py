@@ -51,7 +51,8 @@ def free_port() -> int:
 def cluster(tmp_path):
     """Start a head on this machine; return the dashboard's address and the environment of its clients."""
     directory = Path(tempfile.mkdtemp(prefix="srl"))  # not below tmp_path: names of sockets must be short
-    ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port")}
+    flags = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+    ports = {name: free_port() for name in flags} | {"min-worker-port": 0, "max-worker-port": 0}
     command = [*RAY, "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
     command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--temp-dir={directory}"]
     command += [f"--{name}={port}" for name, port in ports.items()]
