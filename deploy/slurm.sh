@@ -23,14 +23,14 @@ export RAY_USAGE_STATS_ENABLED=0
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
-port=$((20000 + SLURM_JOB_ID % 6000 * 2)) # with the next one below those that Linux gives away, from 32768 on
+port=$((20000 + SLURM_JOB_ID % 6000 * 2)) # and the next one: both below 32768, where Linux begins to assign ports
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
 gpus=${SLURM_GPUS_ON_NODE:-0}
 
 on_node() { srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap "${@:2}"; }
 
-# A directory and ports of its own, so that other users' jobs on the same node are not met: Ray's usual ports are fixed
-# ones, and it ends where one is taken. Sockets in the directory need a short path.
+# A directory and ports of its own, because other users' jobs may run on the same node: by default Ray uses fixed ports,
+# and ends if one is taken. Sockets in the directory need a short path.
 own_ports=(--min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0)
 on_node "$head" ray start --head --block --node-ip-address="$address" --port="$port" --num-cpus="$SLURM_CPUS_PER_TASK" \
     --num-gpus="$gpus" --temp-dir="/tmp/ray-$SLURM_JOB_ID" --disable-usage-stats --include-dashboard=false \
