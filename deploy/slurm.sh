@@ -31,17 +31,16 @@ on_node() { srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap "${@:2}"; }
 
 # A directory and ports of its own, because other users' jobs may run on the same node: by default Ray uses fixed ports,
 # and ends if one is taken. Sockets in the directory need a short path.
-own_ports=(--min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0)
-on_node "$head" ray start --head --block --node-ip-address="$address" --port="$port" --num-cpus="$SLURM_CPUS_PER_TASK" \
-    --num-gpus="$gpus" --temp-dir="/tmp/ray-$SLURM_JOB_ID" --disable-usage-stats --include-dashboard=false \
-    --ray-client-server-port="$((port + 1))" "${own_ports[@]}" &
+start_ray=(ray start --block --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$gpus"
+    --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0)
+on_node "$head" "${start_ray[@]}" --head --node-ip-address="$address" --port="$port" --temp-dir="/tmp/ray-$SLURM_JOB_ID" \
+    --ray-client-server-port="$((port + 1))" --include-dashboard=false --disable-usage-stats &
 until on_node "$head" ray status --address="$address:$port" >/dev/null 2>&1; do
     kill -0 $! 2>/dev/null || { echo "Ray did not start on $head" >&2; exit 1; }
     sleep 2
 done
 for node in "${nodes[@]:1}"; do
-    on_node "$node" ray start --block --address="$address:$port" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$gpus" \
-        "${own_ports[@]}" &
+    on_node "$node" "${start_ray[@]}" --address="$address:$port" &
 done
 
 # The driver gets Slurm's signal, and the job is queued again unless the run was complete.

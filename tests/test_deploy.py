@@ -164,10 +164,8 @@ def rays_usual_ports() -> Iterator[None]:
     """Take the fixed ports that `ray start` would use, as another user's Ray on the same node does."""
     with contextlib.ExitStack() as stack:
         for port in (8265, 10001, 52365):  # of the dashboard, of Ray Client, of the node's agent
-            taken = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # then a Ray of this machine has it, which is as good
-                taken.bind(("", port))
-                taken.listen()
+            with contextlib.suppress(OSError):  # then another process has it, which is as good
+                stack.enter_context(socket.create_server(("", port)))
         yield
 
 
