@@ -2,6 +2,9 @@
 
     SELECTIONS["mine"] = rule       in the script that starts the run      replay_selection="mine"
     my_rules.py: def rule(...)      where every process can import it      replay_selection="my_rules:rule"
+    rllib_srl/contrib/greso.py      optional methods, loaded only if named replay_selection="contrib.greso"
+
+`contrib.greso` stands for the object `greso` of that file, `contrib.rescue:rlep` for its object `rlep`.
 
 A registered rule exists only in the process that registered it. When the driver starts the buffer's processes, it
 passes them the registered rules that its settings name. Registered rules are not saved in checkpoints or journals:
@@ -12,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from rllib_srl.common.foreign_names import nearest
 
 R = TypeVar("R")
+CONTRIB = "contrib."  # a name that begins so is a file of the folder rllib_srl/contrib
 
 
 class Rules(dict[str, R]):
@@ -31,14 +37,14 @@ class Rules(dict[str, R]):
         self.kind, self.own = kind, dict(own)
 
     def named(self, name: Any) -> R:
-        """Return a rule by its name or by its import path "module:rule".
+        """Return a rule by its name, as "contrib.file", or by its import path "module:rule".
 
         Raises:
             ValueError: the name is unknown, or the import path cannot be imported or is not callable.
         """
         if fault := self.fault(name):
             raise ValueError(f"{self.kind} = {name!r}; {fault}")
-        return self[name] if name in self else _imported(name)
+        return self[name] if name in self else _imported(import_path(name))
 
     def fault(self, name: Any, without: tuple[str, ...] = ()) -> str:
         """Return the error message "expected ..." for a name, "" if it is valid.
@@ -49,20 +55,48 @@ class Rules(dict[str, R]):
         """
         if isinstance(name, str) and name in self and name not in without:
             return ""
-        if isinstance(name, str) and ":" in name:
+        path = import_path(name) if isinstance(name, str) else ""
+        if isinstance(name, str) and name.startswith(CONTRIB) and (fault := _contrib_fault(name)):
+            return fault
+        if ":" in path:
             try:
-                rule = _imported(name)
+                rule = _imported(path)
             except Exception as error:  # the user's module can raise anything during import
                 return f"expected a rule that can be imported: {type(error).__name__}: {error}"
             return "" if callable(rule) else f"expected a callable, not a {type(rule).__name__}"
         known = sorted(set(self) - set(without))
         near = nearest(name, known) if isinstance(name, str) else ""
+        if isinstance(name, str) and f"{CONTRIB}{name}" in contrib_files():
+            near = f"{CONTRIB}{name}"
         listed = ", ".join([*map(repr, known), "'module:rule'"])
         return f"expected one of {listed}" + (f"; did you mean {near!r}?" if near else "")
 
     def is_users(self, name: Any) -> bool:
         """Return whether a user registered this name or replaced the package's rule of this name."""
         return isinstance(name, str) and name in self and self.own.get(name) is not self[name]
+
+
+def import_path(name: str) -> str:
+    """Return the import path "module:object" for "contrib.file" or "contrib.file:object"; other names as they are."""
+    if not name.startswith(CONTRIB):
+        return name
+    module, _, found = name.partition(":")
+    return f"rllib_srl.{module}:{found or module.removeprefix(CONTRIB)}"
+
+
+def contrib_files() -> list[str]:
+    """Return the names "contrib.file" of the files in rllib_srl/contrib, sorted, without importing them."""
+    spec = find_spec("rllib_srl.contrib")
+    places = spec.submodule_search_locations if spec else None
+    return sorted(f"{CONTRIB}{module.name}" for module in iter_modules(places or []))
+
+
+def _contrib_fault(name: str) -> str:
+    module, files = name.partition(":")[0], contrib_files()
+    if module in files:
+        return ""
+    near = nearest(module, files)
+    return f"expected one of {', '.join(map(repr, files))}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def _imported(path: str) -> Any:
