@@ -60,7 +60,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert listed(config, "options.packages.find", "include") == ["rllib_srl*"]  # `envs` may be a user's own
-    extras = {"cpu", "gpu", "agents", "dashboard", "envs", "images", "lora", "optimizers", "wandb", "mlflow", "trackio"}
+    extras = {"cpu", "gpu", "agents", "dashboard", "envs", "lora", "optimizers", "wandb", "mlflow", "trackio"}
     extras |= {"faiss-gpu", "dev", "health", "verifiers"}
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}

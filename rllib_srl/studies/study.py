@@ -23,7 +23,6 @@ from rllib_srl.studies.seeds import ALPHA
 
 FORMAT = "rllib_srl.study/1"
 PRIMARY_MEASURES = ("average_accuracy", "retention_area")
-SUBJECT = "a language model"
 MATCHED = {  # settings that an arm may take from another arm's results -> the matched quantity
     "num_epochs": "passes over each batch until as many tokens are trained as the other arm had trained by then",
     "replay_reuse_fraction": "the other arm's realised share of reused groups",
@@ -80,7 +79,6 @@ class Study:
     is_confirmation: bool = False  # run once, with settings frozen beforehand
     asks_about_spacing: bool = False  # True: valid only if the median item has at least `MIN_REVIEWS` reviews
     settings: dict[str, Any] = field(default_factory=dict)  # settings of all arms, including "stream"
-    subject: str = SUBJECT  # the trained model, for the report: "a small image classifier"
     measures_pool: bool = True  # each evaluation also plays the training prompts of environments that list them
     format: str = FORMAT
 
@@ -95,8 +93,6 @@ class Study:
             faults += [f"{kind}: {entry!r} occurs {n} times; expected once" for entry, n in counts if n > 1]
             if not entries:
                 faults.append(f"{kind} is empty; expected at least one")
-        if not self.subject.strip():
-            faults.append(f"subject = {self.subject!r}; expected what is trained, in words")
         if not self.question.rstrip().endswith("?"):
             faults.append(f"question = {self.question!r}; expected a question that ends in '?'")
         for name, number in (("num_stages", self.num_stages), ("budget", self.budget)):
@@ -155,9 +151,7 @@ class Study:
     def fingerprint(self) -> str:
         """Return a hash of all fields, 16 hex digits."""
         values = asdict(self)
-        # Results stay readable that were written before these fields existed.
-        if self.subject == SUBJECT:
-            del values["subject"]
+        # Results stay readable that were written before this field existed.
         if self.primary.alpha == ALPHA:
             del values["primary"]["alpha"]
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()

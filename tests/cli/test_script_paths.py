@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rllib_srl.cli import quickstart, report, train, tune, upgrade
-from rllib_srl.contrib.images import main as images
 from scripts import learn_worlds
 
 RUN = ("--env", "compare", "--model", "tiny")
@@ -25,7 +24,6 @@ RUN = ("--env", "compare", "--model", "tiny")
         (upgrade, "--out", ("tiny", "--on", "compare", "--keep", "lookup")),
         (upgrade, "--resume", ()),
         (tune, "--storage", ("replay",)),
-        (images, "--out", ()),
         (report, "--out", ("results",)),
     ],
 )

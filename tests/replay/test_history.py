@@ -140,7 +140,7 @@ def test_single_episodes_count_as_unsolved_where_the_one_before_ended_otherwise(
 
 
 def test_a_visit_of_one_with_a_variance_of_its_own_is_not_compared():
-    """As segments of the episode buffer: a failed transition has its squared error, a passed one nothing."""
+    """A failed transition has its squared error, a passed one nothing."""
     last = before(visits=1, group_size=1, num_success=0)
     passed, failed = facts(1), replace(facts(0), variance=2.0)
     assert varies(passed, last) and not varies(failed, last)

@@ -66,12 +66,12 @@ def _setup(story: Story) -> Iterator[Block]:
     )
     yield Heading("Setup")
     yield Text(
-        f"{study.subject[:1].upper()}{study.subject[1:]} was trained on {len(taught)} kinds of task (“domains”), "
+        f"A language model was trained on {len(taught)} kinds of task (“domains”), "
         f"{how}: {', '.join(taught)}. Training on one domain tends to lower the accuracy on others "
         f"(forgetting). Replay, which trains on earlier prompts again, is meant to prevent that. Each training method "
         f"below (“arm”) was run with {len(study.seeds)} random seeds; the arms share their seeds, so they are compared "
         f"in pairs. Every run ends after {study.budget:,} tokens: parts of words that a language model generates in "
-        "training, or new images for an image classifier. At intervals, the model is evaluated on held-out prompts "
+        "training. At intervals, the model is evaluated on held-out prompts "
         "of all domains: the share of right answers is its accuracy."
     )
     rows = [(story.arm_cell(arm.name), Cell(arm.description)) for arm in study.arms]

@@ -1,1 +1,0 @@
-"""Class-incremental image classification with the replay buffer of the package."""
