@@ -178,7 +178,7 @@ SOURCES = read(REPO / "rllib_srl")
 
 
 def test_folders_are_layers() -> None:
-    assert {"types", "envs.math.compare", "tune_configs.confirm"} <= set(SOURCES)
+    assert {"types", "envs.math.compare", "tune_configs.replay"} <= set(SOURCES)
     assert faults_of(SOURCES) == []
 
 

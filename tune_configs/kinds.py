@@ -1,21 +1,16 @@
-"""The kinds of prompts that pools are made of, and the kinds and seeds of each study, drawn by lot.
+"""The kinds of prompts that studies are made of, and how well the tiny model does on each before any training.
 
     KINDS["compare_3_largest"]      kind -> its environment with settings, as the environment `pool` takes them
+    UNTRAINED["compare_3_largest"]  its pass rate, and its share of groups without signal
     DEVELOPMENT                     kinds that settings are tuned on
-    LOTS[0], ..., LOTS[3]           kinds and seeds of up to four confirmations
 
 A kind is a skill: a task with a size and a range of numbers. All are played without shots. The candidates were played
 by the tiny model before any training, and kinds were kept by that alone, never by how a method does on them
-(scripts/pool_kinds.py, docs/LOG.md).
-
-Kinds and seeds of a confirmation are drawn by `random.Random(LOT_SEED)`, to exclude choice by hand, from the kinds that
-development does not use. A test repeats the draws.
+(docs/LOG.md).
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
 from typing import Any
 
 
@@ -96,44 +91,12 @@ UNTRAINED = {
 # Never solved, a twentieth of the kinds: real sets have such prompts as well.
 HOPELESS = ("copy_4_forwards", "copy_4_backwards", "problem_2", "registers_2_follow")
 KINDS = {name: kind for name, kind in CANDIDATES.items() if 0.005 <= UNTRAINED[name][0] <= 0.98 or name in HOPELESS}
-
-NUM_SEEDS = 16  # of a confirmation
-NUM_DEALT = 3  # sets of kinds: of development, and of the first two confirmations
-LOT_SEED = 701
-
-
-@dataclass(frozen=True)
-class Lot:
-    """What a confirmation runs on. Invariant: no two lots share a seed, and none a kind with development."""
-
-    kinds: tuple[str, ...]
-    seeds: tuple[int, ...]
-    pool_seed: int  # of the choice of prompts and of wrong answers
-
-
-def _drawn() -> tuple[tuple[str, ...], list[Lot]]:
-    """Draw the development kinds, then the kinds and seeds of each lot, all from one generator.
-
-    The kinds are dealt by their share of silent groups, one of each three neighbours to each set, so that all sets have
-    about as many. A third lot has no kinds left: it takes half from each of the first two, with new prompts; a
-    fourth the other half.
-    """
-    draw, ordered = random.Random(LOT_SEED), sorted(KINDS, key=lambda kind: (UNTRAINED[kind][1], kind))
-    sets: list[list[str]] = [[] for _ in range(NUM_DEALT)]
-    for at in range(0, len(ordered) - len(ordered) % NUM_DEALT, NUM_DEALT):
-        three = ordered[at : at + NUM_DEALT]
-        draw.shuffle(three)
-        for kinds, kind in zip(sets, three, strict=True):
-            kinds.append(kind)
-    development, first, second = sets
-    pairs = list(zip(first, second, strict=True))
-    third = [draw.choice(pair) for pair in pairs]
-    fourth = [one if taken == other else other for taken, (one, other) in zip(third, pairs, strict=True)]
-    lots = []
-    for number, kinds in enumerate((first, second, third, fourth), 1):
-        pool_seed, *seeds = draw.sample(range(1_000 * number, 1_000 * (number + 1)), NUM_SEEDS + 1)
-        lots.append(Lot(tuple(sorted(kinds)), tuple(sorted(seeds)), pool_seed))
-    return tuple(sorted(development)), lots
-
-
-DEVELOPMENT, LOTS = _drawn()
+# Drawn by lot from `KINDS`, so that their share of groups without signal is that of all kinds.
+DEVELOPMENT = (
+    "compare_2_smallest_digits", "compare_3_largest", "compare_3_largest_near", "compare_3_smallest_near",
+    "compare_4_largest", "compare_4_largest_low", "compare_4_smallest", "compare_4_smallest_low",
+    "compare_5_smallest", "compare_5_smallest_digits", "compare_5_smallest_low", "compare_6_largest_digits",
+    "copy_2_forwards", "copy_3_backwards", "lookup_2", "lookup_3", "lookup_5", "registers_2_follow",
+    "registers_2_read", "registers_2_smaller", "registers_3_read", "registers_5_larger", "registers_5_smaller",
+    "registers_6_read", "registers_8_larger",
+)  # fmt: skip

@@ -3,7 +3,7 @@
     srl tune
     srl tune replay                                   its arms, paired by seed, at an equal budget
     srl tune replay --resume                          after a kill: only what is not finished
-    srl tune replay --arms srl_diversity no_replay --seeds 1 2
+    srl tune replay --arms uniform no_replay --seeds 1 2
     srl tune replay --short                           two arms, two seeds, two short stages
     srl tune learning_rate --model tiny --engine transformers --num_cpus_per_env_runner 0.5
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from rllib_srl.studies.curves import Curve, curve_of
-from rllib_srl.studies.measures import COSTS, MEASURES, MIN_REVIEWS, measure
+from rllib_srl.studies.measures import COSTS, MEASURES, measure
 from rllib_srl.studies.results import Results
 from rllib_srl.studies.retention import cost_to_reach
 from rllib_srl.studies.seeds import (
@@ -28,7 +27,6 @@ from rllib_srl.studies.seeds import (
 )
 
 MIN_SEEDS = 6  # with fewer seeds no exact paired test reaches ALPHA
-NO_WORSE = -0.02  # "no worse" is claimed only if the interval of a difference in accuracy lies above this
 BUDGET_TOLERANCE = 0.05  # allowed relative deviation from the budget: a trial stops after a whole iteration
 
 
@@ -144,7 +142,6 @@ def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) 
             f"{pairs} pairs of trials are too few: their smallest possible p value is {least:.2g}, "
             f"corrected for {len(contrasts)} comparisons"
         )
-    reasons += spacing_faults(results, findings)
     if reasons:
         return Verdict(None, tuple(contrasts), tuple(reasons))
     failed = [c for c in contrasts if not (c.is_significant and c.favours == primary.treatment)]
@@ -171,10 +168,8 @@ def ratios_of(
 
 
 def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
-    """Return warnings about the validity of the results: few seeds, missing trials, missed budgets, few reviews."""
+    """Return warnings about the validity of the results: few seeds, missing trials, missed budgets."""
     study, lines = results.study, []
-    if stubs := [arm.title for arm in study.arms if _has_no_model(study.settings_of(arm.name, 0))]:
-        lines.append(f"no model was trained (engine = 'stub', answers follow a law): {', '.join(stubs)}")
     if len(study.seeds) < MIN_SEEDS:
         few = "runs per arm are too few: intervals are too narrow, and no difference can be significant"
         lines.append(f"{len(study.seeds)} {few}")
@@ -186,25 +181,7 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
         if off := {s: share for s, share in spent.items() if abs(share - 1) > BUDGET_TOLERANCE}:
             shares = ", ".join(f"{share:.0%} with seed {seed}" for seed, share in off.items())
             lines.append(f"{arm.title}: the budget of generated tokens was not met: {shares}")
-    return lines + spacing_faults(results, findings)
-
-
-def _has_no_model(settings: Mapping[str, Any]) -> bool:
-    engine = settings.get("engine")
-    return bool((engine.get("name") if isinstance(engine, Mapping) else engine) == "stub")
-
-
-def spacing_faults(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
-    """Return a warning if the study is about spacing and an arm of the comparison has too few reviews, else []."""
-    study = results.study
-    deciding = (study.primary.treatment, *study.primary.controls)
-    reviews = {study.title_of(arm): findings[arm].get("median_reviews") for arm in deciding}
-    known = {title: finding.mean for title, finding in reviews.items() if finding and not np.isnan(finding.mean)}
-    least = min(known.values(), default=0.0)
-    if not study.asks_about_spacing or least >= MIN_REVIEWS:
-        return []
-    expected = f"expected at least {MIN_REVIEWS:.0f}"
-    return [f"These results do not test spacing: the median item was reviewed {least:.1f} times; {expected}"]
+    return lines
 
 
 def _finding(values: dict[int, float]) -> Finding:

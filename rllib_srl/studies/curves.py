@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,8 @@ import numpy as np
 from rllib_srl.studies.accuracy import NEVER
 
 if TYPE_CHECKING:
-    from rllib_srl.studies.results import Row, Trial
+    from rllib_srl.studies.results import Trial
     from rllib_srl.studies.study import Study
-
-
-POOL_ACCURACY = "pool_accuracy"  # in a row's measures: of a domain's training prompts, graded by right answers
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,6 @@ class Curve:
     probe_s_I: np.ndarray
     peak_bytes: int
     learned_at_C: np.ndarray
-    pool_I: np.ndarray  # accuracy on the training prompts themselves, mean over their domains; NaN if not measured
     num_live_tokens_I: np.ndarray
     extras: dict[str, float]  # other measures of the last evaluation, averaged over the domains that have them
 
@@ -89,8 +84,7 @@ def curve_of(trial: Trial, study: Study) -> Curve:
     extras: dict[str, list[float]] = defaultdict(list)
     for row in blocks[-1]:
         for name, value in row.measures.items():
-            if name != POOL_ACCURACY:
-                extras[name].append(value)
+            extras[name].append(value)
 
     def column(name: str) -> np.ndarray:
         return np.array([getattr(block[0], name) for block in blocks])
@@ -107,13 +101,6 @@ def curve_of(trial: Trial, study: Study) -> Curve:
         probe_s_I=column("probe_s"),
         peak_bytes=max(row.peak_bytes for row in trial.rows),
         learned_at_C=study.learned_at_C(),
-        pool_I=np.array([_mean_of(POOL_ACCURACY, block) for block in blocks]),
         num_live_tokens_I=column("num_live_tokens"),
         extras={name: float(np.mean(values)) for name, values in sorted(extras.items())},
     )
-
-
-def _mean_of(name: str, rows: Sequence[Row]) -> float:
-    """Return the mean of a measure over the domains that have it, NaN if none has."""
-    found = [row.measures[name] for row in rows if name in row.measures]
-    return float(np.mean(found)) if found else float("nan")

@@ -16,7 +16,6 @@ from rllib_srl.studies import accuracy, retention
 from rllib_srl.studies.curves import Curve
 
 KEPT = 0.8  # share of its accuracy below which a domain counts as decayed
-MIN_REVIEWS = 4.0  # reviews of the median item that a test of spacing needs
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
 
 def _live_share(curve: Curve) -> float:
     generated, live = curve.num_generated_tokens_I[-1], curve.num_live_tokens_I[-1]
-    return float(live / generated) if live else float("nan")  # older results have no such count
+    return float(live / generated) if live else float("nan")
 
 
 def _mean(values: list[float]) -> float:
@@ -144,21 +143,6 @@ MEASURES = {
         "share",
         "higher",
         lambda c: _area(c.num_generated_tokens_I, c.average_I()),
-    ),
-    "pool_accuracy": Measure(
-        "accuracy on the pool",
-        "After all training: the share of the training prompts themselves answered correctly, graded by right answers "
-        "even where training used a wrong one.",
-        "share",
-        "higher",
-        lambda c: float(c.pool_I[-1]),
-    ),
-    "pool_area": Measure(
-        "pool over training",
-        "The average accuracy on the training prompts themselves over generated tokens.",
-        "share",
-        "higher",
-        lambda c: _area(c.num_generated_tokens_I, c.pool_I),
     ),
     "live_share": Measure(
         "tokens with a gradient",

@@ -21,12 +21,8 @@ from rllib_srl.studies.accuracy import NEVER
 from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.seeds import ALPHA
 
-FORMAT = "rllib_srl.study/1"
+FORMAT = "rllib_srl.study/2"
 PRIMARY_MEASURES = ("average_accuracy", "retention_area")
-MATCHED = {  # settings that an arm may take from another arm's results -> the matched quantity
-    "num_epochs": "passes over each batch until as many tokens are trained as the other arm had trained by then",
-    "replay_reuse_fraction": "the other arm's realised share of reused groups",
-}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -38,7 +34,6 @@ class Arm:
     title: str  # title in the report: "SRL + diversity"
     description: str  # one plain sentence: the difference from other arms
     settings: dict[str, Any] = field(default_factory=dict)  # settings of this arm, by the names of docs/settings.md
-    matched: dict[str, str] = field(default_factory=dict)  # key of MATCHED -> arm to match, by the run of the same seed
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,7 @@ class Study:
     seeds: tuple[int, ...]
     budget: int  # generated tokens a trial may spend; a trial stops after the iteration that reaches it
     primary: Primary
-    is_confirmation: bool = False  # run once, with settings frozen beforehand
-    asks_about_spacing: bool = False  # True: valid only if the median item has at least `MIN_REVIEWS` reviews
     settings: dict[str, Any] = field(default_factory=dict)  # settings of all arms, including "stream"
-    measures_pool: bool = True  # each evaluation also plays the training prompts of environments that list them
     format: str = FORMAT
 
     def faults(self) -> list[str]:
@@ -104,23 +96,17 @@ class Study:
                 faults.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
         if all(domain.learned_at is None for domain in self.domains):
             faults.append("no domain has a learned_at; expected at least one that is taught")
-        return faults + self._faults_of_settings(named["arms"]) + self._faults_of_primary(named["arms"])
+        return faults + self._faults_of_stream() + self._faults_of_primary(named["arms"])
 
-    def _faults_of_settings(self, arms: Sequence[str]) -> list[str]:
-        faults = []
-        for arm in self.arms:
-            for name, other in arm.matched.items():
-                if name not in MATCHED:
-                    faults.append(f"arm {arm.name!r} matches {name!r}; expected one of {', '.join(MATCHED)}")
-                if other not in arms or next(a for a in self.arms if a.name == other).matched:
-                    faults.append(f"arm {arm.name!r} is matched to {other!r}; expected an arm that is not matched")
+    def _faults_of_stream(self) -> list[str]:
         stages = self.settings.get("stream")
-        if stages is not None:
-            lengths = [stage.get("tokens") for stage in stages] if isinstance(stages, list | tuple) else []
-            if len(lengths) != self.num_stages or None in lengths or sum(lengths) != self.budget:
-                expected = f"{self.num_stages} stages in tokens that sum to the budget of {self.budget}"
-                faults.append(f"stream has stages of {lengths} tokens; expected {expected}")
-        return faults
+        if stages is None:  # results can be read without it
+            return []
+        lengths = [stage.get("tokens") for stage in stages] if isinstance(stages, list | tuple) else []
+        if len(lengths) == self.num_stages and None not in lengths and sum(lengths) == self.budget:
+            return []
+        expected = f"{self.num_stages} stages in tokens that sum to the budget of {self.budget}"
+        return [f"stream has stages of {lengths} tokens; expected {expected}"]
 
     def _faults_of_primary(self, arms: Sequence[str]) -> list[str]:
         primary = self.primary
@@ -150,24 +136,12 @@ class Study:
     @cached_property
     def fingerprint(self) -> str:
         """Return a hash of all fields, 16 hex digits."""
-        values = asdict(self)
-        # Results stay readable that were written before this field existed.
-        if self.primary.alpha == ALPHA:
-            del values["primary"]["alpha"]
-        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def settings_of(self, arm: str, seed: int) -> dict[str, Any]:
         """Return the settings of a trial by the names of docs/settings.md; an arm's settings override the study's."""
         own = next(a.settings for a in self.arms if a.name == arm)
         return {**self.settings, **own, "seed": seed}
-
-    def stage_at(self, num_tokens: int) -> int:
-        """Return the stage after `num_tokens` generated tokens in a study without a stream: equal parts of the budget.
-
-        A pool has no stages of its own: they are the marks at which it is measured.
-        """
-        ends = [self.budget * end // self.num_stages for end in range(1, self.num_stages + 1)]
-        return min(int(np.searchsorted(ends, num_tokens, side="right")), self.num_stages - 1)
 
     def learned_at_C(self) -> np.ndarray:
         """Return the stage that taught each domain, int64 [C]; NEVER for a domain that no stage teaches."""

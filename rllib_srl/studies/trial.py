@@ -30,16 +30,15 @@ from typing import Any
 import numpy as np
 import ray
 
-from rllib_srl.algorithm.evaluation import beyond_greedy, evaluate_pool, greedily
+from rllib_srl.algorithm.evaluation import beyond_greedy, greedily
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
 from rllib_srl.rollout.env_runner import RunnerBatch
 from rllib_srl.storage import checkpoints
-from rllib_srl.studies.curves import POOL_ACCURACY
 from rllib_srl.studies.online import FirstAnswers
 from rllib_srl.studies.recording import TrialWriter, open_trial
-from rllib_srl.studies.results import Row, read_study, read_trial, trial_path
+from rllib_srl.studies.results import Row, read_study
 from rllib_srl.studies.study import Study
 from rllib_srl.types import GroupMeta, StopReason
 
@@ -96,7 +95,6 @@ class StudyTrial(SRL):
         self._first_answers = FirstAnswers()
         self._writer: TrialWriter | None = None
         self._study = read_study(self._directory)
-        self._follow_arm()
         super().setup(self.config)
         self._run = run_path(self._directory, self._arm, self._seed)
         found = [] if self._num_rehearsed else checkpoints.checkpoints_in(self._run)
@@ -111,9 +109,8 @@ class StudyTrial(SRL):
     def step(self) -> dict[str, Any]:
         """Run one iteration; evaluate before the first one and after each stage."""
         if self._writer is None and not self._num_rehearsed:
-            settings = {**self._told_settings, **self._met}
             where = (self._directory, self._study, self._arm, self._seed)
-            self._writer = open_trial(*where, settings, self.iteration)
+            self._writer = open_trial(*where, self._told_settings, self.iteration)
         if self.iteration == 0:
             self._measure(-1, 0)
         stage, start = self.stage, time.perf_counter()
@@ -144,11 +141,10 @@ class StudyTrial(SRL):
 
     @property
     def stage(self) -> int:
-        """Return the current stage of the stream, or the current part of the budget without one."""
+        """Return the current stage of the stream."""
         stream = self.config.task_stream()
-        if isinstance(stream, Stages):
-            return stream.stage(self.source.progress)
-        return self._study.stage_at(self.num_generated_tokens)
+        assert isinstance(stream, Stages)
+        return stream.stage(self.source.progress)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return SRL's state, the cost of the trial and its first answers."""
@@ -160,7 +156,6 @@ class StudyTrial(SRL):
         super().set_state(state)
         if "study_trial" in state:
             self._spent = Spent(**state["study_trial"])
-        if "first_answers" in state:  # earlier versions had none
             self._first_answers.set_state(state["first_answers"])
 
     def cleanup(self) -> None:
@@ -179,15 +174,13 @@ class StudyTrial(SRL):
         batches = list(self.play(prompts, "greedy", **greedily(self.config)))
         played = [group for batch in batches for group in batch.groups]
         figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
-        has_pool = self._study.measures_pool
-        on_pool, of_pool = evaluate_pool(self.config, self.source, self.play) if has_pool else ({}, [])
-        self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more, *of_pool]))
+        self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
         self._longest = max(answer_lengths(played), default=0.0)
         measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
         rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
-        rows = with_measures(with_pool(rows, on_pool.get("by_domain", {})), self._first_answers.measures())
+        rows = with_measures(rows, self._first_answers.measures())
         if self._writer is not None:
             self._writer.add(rows)
         return float(np.mean([row.accuracy for row in rows]))
@@ -220,52 +213,14 @@ class StudyTrial(SRL):
         self._first_answers.add(groups)
         return groups, late
 
-    # --- arms that are matched to another arm's results -------------------------------------------
-
-    def _follow_arm(self) -> None:
-        """Set the matched settings from the other arm's finished trial with the same seed.
-
-        Raises:
-            ValueError: that trial is not finished.
-        """
-        matched = next(arm for arm in self._study.arms if arm.name == self._arm).matched
-        self._met: dict[str, Any] = {}
-        self._target: tuple[np.ndarray, np.ndarray] | None = None
-        if not matched:
-            return
-        self.config = self.config.copy(copy_frozen=False)
-        for name, other in matched.items():
-            path = trial_path(self._directory, other, self._seed)
-            trial = read_trial(path, self._study) if path.exists() else None
-            if trial is None or not trial.is_finished:
-                if self._num_rehearsed:
-                    continue
-                raise ValueError(f"{path}: is not finished; expected arm {other!r}, which {self._arm!r} is matched to")
-            self._met[f"{name} of {other}"] = trial.rows[-1].measures.get("reuse_share", 0.0)
-            if name == "replay_reuse_fraction":
-                self.config.replay_reuse_fraction = trial.rows[-1].measures["reuse_share"]
-            else:
-                self._met[f"{name} of {other}"] = "as many trained tokens"
-                pairs = [(row.num_generated_tokens, row.num_trained_tokens) for row in trial.rows]
-                generated, trained = np.array(pairs, float).T
-                self._target = (generated, trained)
-
     def _learn(self, shards: Sequence[TrainingShard]) -> bool:
-        """Update, and count the trained tokens; a matched arm chooses the epochs closest to the other arm's tokens."""
-        num_tokens = shards[0].num_tokens + shards[0].num_reused_tokens
-        if self._target is not None and num_tokens:
-            self.config.num_epochs = self._epochs_for(num_tokens)
+        """Update, and count the trained tokens."""
         is_updated = super()._learn(shards)
         if is_updated:
+            num_tokens = shards[0].num_tokens + shards[0].num_reused_tokens
             self._spent.num_trained_tokens += num_tokens * self.config.num_epochs
             self._spent.num_live_tokens += shards[0].num_tokens
         return is_updated
-
-    def _epochs_for(self, num_tokens: int) -> int:
-        assert self._target is not None
-        goal = float(np.interp(self.num_generated_tokens + num_tokens, *self._target))
-        return max(1, round((goal - self._spent.num_trained_tokens) / num_tokens))
-
 
 def rows_of(
     played: Sequence[GroupMeta],
@@ -306,11 +261,6 @@ def rows_of(
         )
         for name in expected
     ]
-
-
-def with_pool(rows: Sequence[Row], by_domain: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """Return the rows with the accuracy on the training prompts of their domain, where some were played."""
-    return with_measures(rows, {name: {POOL_ACCURACY: found["accuracy"]} for name, found in by_domain.items()})
 
 
 def with_measures(rows: Sequence[Row], found: Mapping[str, Mapping[str, float]]) -> list[Row]:

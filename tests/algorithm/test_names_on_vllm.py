@@ -21,8 +21,8 @@ from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.replay.selection.lottery import lottery
 from rllib_srl.rollout import env_runner
 from rllib_srl.rollout.knapsack import group_sizes
-from rllib_srl.tune_configs.pools import METHODS
 from tests.algorithm.test_reuse_today import HALF_LIFE, LEAST, WEIGHT, check_values
+from tests.algorithm.test_spo import SPO
 from tests.losses import slow_loss
 from tests.small_learner import Recording, relative_gap
 from tests.small_memory import go, memory_config, weights_of
@@ -235,7 +235,7 @@ def test_mopps(config, build):
 
 def test_spo(config, build):
     """The arm of the studies, with history by versions: draws by sqrt(v (1 - v)) + .05, (r - v) by batch."""
-    settings = {**METHODS["spo"], "replay_history": {"by": "versions"}, "replay_min_buffer_size": 4}
+    settings = {**SPO, "replay_history": {"by": "versions"}, "replay_min_buffer_size": 4}
     config = apply_settings(config, expanded(settings))
     algo = build(config, num_prompts_per_batch=6)
     draws, iterations = run(algo, 3)

@@ -11,13 +11,19 @@ from rllib_srl.batch.posterior import posterior
 from rllib_srl.cli.shared.settings import apply_settings, expanded
 from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.selection.rules import SELECTIONS
-from rllib_srl.tune_configs.pools import METHODS
 from tests.replay.groups import a_buffer, a_group
 from tests.small_memory import go, memory_config, weights_of
 
 NUM_OFFLINE = 8  # samples of each prompt by the first policy: the tracker's first count, 1 / (1 - .875)
 HALF = 0.06  # nats
 FLOOR = 0.05
+SPO = {
+    "advantage": {"name": "posterior", "scale": "centred", "min_surprise": 0.0},
+    "group_size": 1,
+    "replay_revisit_fraction": "auto",
+    "replay_history": {"by": "kl"},
+    "replay_selection": "spo",
+}
 
 
 class Tracker:
@@ -72,7 +78,7 @@ def test_the_history_is_the_tracker_of_spo():
 def test_the_arm_of_the_studies_on_the_real_learner(random_llama_dir, tmp_path, ray_here, build):
     config = memory_config(random_llama_dir, tmp_path / "log")
     config.environment(env_config={"num_prompts": 10}).training(num_prompts_per_batch=6)
-    config = apply_settings(config, expanded({**METHODS["spo"], "replay_min_buffer_size": 4}))
+    config = apply_settings(config, expanded({**SPO, "replay_min_buffer_size": 4}))
     algo = build(config)
     assert (config.group_size, config.replay_reuse_fraction) == (1, 0.0)
     weight, before = config.loss_settings().prior_weight, weights_of(algo)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rllib_srl.cli import quickstart, report, train, tune, upgrade
-from scripts import learn_worlds
 
 RUN = ("--env", "compare", "--model", "tiny")
 
@@ -20,7 +19,6 @@ RUN = ("--env", "compare", "--model", "tiny")
         (train, "--export", RUN),
         (train, "--resume", ()),
         (quickstart, "--out", ()),
-        (learn_worlds, "--out", ()),
         (upgrade, "--out", ("tiny", "--on", "compare", "--keep", "lookup")),
         (upgrade, "--resume", ()),
         (tune, "--storage", ("replay",)),

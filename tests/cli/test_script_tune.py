@@ -56,14 +56,14 @@ def test_trials_at_once_are_bounded_by_the_scarcest_resource() -> None:
 def test_a_line_names_the_settings_that_led_to_its_result(capsys: pytest.CaptureFixture) -> None:
     copied = SimpleNamespace(config={"lr": 9e-5})  # the trial has just copied another: Tune's scheduler hears first
     result = {"config": {"lr": 1e-4}, "training_iteration": 6, "env_runners": {"episode_return_mean": 0.5}}
-    study_search.Lines(replace(searched("population"), varied=("lr",))).on_trial_result(6, [], copied, result)
-    assert capsys.readouterr().out == "lr=0.0001: iteration 6/36  reward 0.50\n"
+    study_search.Lines(replace(searched("learning_rate"), varied=("lr",))).on_trial_result(6, [], copied, result)
+    assert capsys.readouterr().out == "lr=0.0001: iteration 6/10  reward 0.50\n"
 
 
 def test_what_cannot_run_says_so_at_once(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     storage = ["--storage", str(tmp_path)]
     assert tune.main(["learning_rat", *storage]) == 1
-    assert "study 'learning_rat' is unknown; expected one of baselines, buffer_sizes" in capsys.readouterr().err
+    assert "study 'learning_rat' is unknown; expected one of learning_rate, replay" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--num_cpus_per_env_runner", "64", *storage]) == 1
     assert "65 CPU (the cluster has 2)" in capsys.readouterr().err
     assert tune.main(["learning_rate", "--group_size", "1", *storage]) == 1

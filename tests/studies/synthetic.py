@@ -37,7 +37,6 @@ def small_study(seeds: Sequence[int] = range(1, 11), arms: Sequence[str] = tuple
         "seeds": tuple(seeds),
         "budget": TOKENS * len(DOMAINS),
         "primary": Primary("srl", tuple(arm for arm in arms if arm not in ("srl", "fifo"))),
-        "is_confirmation": True,
     }
     return Study(**{**fields, **changes}).checked()  # type: ignore[arg-type]
 

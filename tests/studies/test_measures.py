@@ -32,7 +32,7 @@ def trial_of(points=POINTS):
     rows = [
         Row(stage, iteration, name, share[0], tokens, 2 * tokens, tokens / 10, 1000 + iteration % 3,
             parse_rate=share[1], num_probe_tokens=7 * (iteration + 1), num_live_tokens=tokens // 2,
-            measures={"pass_at_4": share[0], **({"pool_accuracy": share[0] / 2} if name == "x" else {})})
+            measures={"pass_at_4": share[0]})
         for stage, iteration, tokens, *shares in points
         for name, share in reversed(list(zip(("x", "y"), shares, strict=True)))
     ]  # fmt: skip
@@ -60,8 +60,6 @@ def test_every_measure_by_hand():
         "superficial_forgetting": 0.4,  # p 1 -> .5, given parsed .8 -> .8: (1 - .5) .8
         "essential_forgetting": 0.0,
         "accuracy_area": 0.475,  # (.25 + .45 + .575 + .625) / 4, the means of neighbouring averages
-        "pool_accuracy": 0.2,  # .4 / 2, of x alone
-        "pool_area": 0.26875,  # (.15 + .325 + .35 + .25) / 4
         "live_share": 0.5,
         "token_ms": 50.0,  # 40 s for 800 tokens
         "num_generated_tokens": 400,
@@ -83,11 +81,11 @@ def test_without_parse_rates_or_a_first_evaluation_their_measures_are_unknown():
     assert found["forgetting"] == pytest.approx(0.4)
 
 
-def test_a_trial_without_a_pool_or_a_count_of_live_tokens_has_no_such_measures():
+def test_a_trial_without_a_count_of_live_tokens_has_no_such_measure():
     trial = trial_of()
     rows = [replace(row, measures={}, num_live_tokens=0) for row in trial.rows]
     found = measure(curve_of(replace(trial, rows=tuple(rows)), STUDY))
-    assert all(math.isnan(found[name]) for name in ("pool_accuracy", "pool_area", "live_share"))
+    assert math.isnan(found["live_share"])
     assert found["accuracy_area"] == pytest.approx(0.475)
 
 

@@ -1,27 +1,21 @@
 """A trial of a study: rows at the right moments, a budget it stops at, the same held-out prompts for every arm, exact
-resume after a kill, and arms that meet what another one realised."""
+resume after a kill."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rllib_srl.algorithm.evaluation import summary
 from rllib_srl.storage import checkpoints
-from rllib_srl.studies.contrasts import curves_of
-from rllib_srl.studies.measures import measure
 from rllib_srl.studies.recording import write_study
 from rllib_srl.studies.results import read_results
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
-from rllib_srl.studies.trial import Spent, StudyTrial, answer_lengths, rows_of, run_path, with_pool
+from rllib_srl.studies.trial import Spent, StudyTrial, answer_lengths, rows_of, run_path
 from rllib_srl.types import GroupMeta, Prompt, StopReason
-from tests.small_worlds import Even, small_config, watch
+from tests.small_worlds import small_config, watch
 
 TOKENS = 150  # of a stage; an iteration writes 4 x 4 answers of 1 to 3 tokens, 16 to 48
 MEMORY = {"replay_revisit_fraction": 0.25, "replay_reuse_fraction": 0.5, "replay_capacity": 64}
@@ -29,37 +23,7 @@ STREAM = [{"world": f"tests.small_worlds:{name}", "domain": name.lower(), "token
 ARMS = (
     Arm("srl", "SRL", "Old prompts come back.", {**MEMORY, "replay_min_buffer_size": 4}),
     Arm("no_replay", "no replay", "They do not."),
-    Arm("extra_epochs", "extra epochs", "They do not, but batches do.", matched={"num_epochs": "srl"}),
-    Arm(
-        "uniform_reuse",
-        "uniform reuse",
-        "Stored answers come back.",
-        {**MEMORY, "replay_revisit_fraction": 0.0, "replay_min_buffer_size": 4, "replay_selection": "uniform"},
-        {"replay_reuse_fraction": "srl"},
-    ),
 )
-
-
-class Answered(Even):
-    """Pays for an even or an odd code point, by the number of the prompt; numbers from `first`."""
-
-    def __init__(self, env_config: Mapping[str, Any]) -> None:
-        """Take `first`."""
-        super().__init__()
-        self.first = env_config.get("first", 0)
-
-    def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
-        """Yield numbers from `first`."""
-        return (f"even {int(one.split()[1]) + self.first}" for one in super().prompt_ids(split, seed))
-
-    def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return the answer "a" or "b"."""
-        return ["a" if int(prompt_id.split()[1]) // 2 % 2 else "b"]
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Pay for the parity of the reference answer."""
-        right = bool(action) and (ord(action[0]) - ord(self.gold_turns(self.prompt_id)[0])) % 2 == 0
-        return "", float(right), True, False, {}
 
 
 @pytest.fixture
@@ -207,90 +171,12 @@ def test_a_trial_killed_before_its_first_checkpoint_starts_anew(make, tmp_path):
 
 
 @pytest.mark.slow
-def test_extra_epochs_keep_up_with_the_trained_tokens_of_the_arm_they_are_matched_to(make, tmp_path):
-    with pytest.raises(ValueError, match="srl--1.jsonl: is not finished; expected arm 'srl', which 'extra_epochs'"):
-        make("extra_epochs")
-    for arm in ("srl", "extra_epochs", "no_replay"):
-        finished(make(arm))
-    trained = {t.header.arm: t.rows[-1].num_trained_tokens for t in read_results(tmp_path / "results").trials}
-    assert trained["no_replay"] < 0.8 * trained["srl"]
-    assert abs(trained["extra_epochs"] - trained["srl"]) <= 48  # of an iteration
-
-
-@pytest.mark.slow
-def test_uniform_reuse_takes_the_share_that_was_realised(make, tmp_path):
-    finished(make("srl"))
-    share = read_results(tmp_path / "results").trials[0].rows[-1].measures["reuse_share"]
-    assert 0.2 < share < 0.5  # less than was asked for: nothing is stored at first
-    trial = make("uniform_reuse")
-    assert trial.config.replay_reuse_fraction == trial.memory.settings.reuse_fraction == share
-    finished(trial)
-    settings = json.loads((tmp_path / "results/trials/uniform_reuse--1.jsonl").read_text().split("\n")[0])["settings"]
-    assert settings["replay_reuse_fraction of srl"] == share
-
-
-@pytest.mark.slow
 def test_a_rehearsal_writes_nothing_and_ends_after_its_iterations(make, tmp_path):
-    trial = make("extra_epochs", num_rehearsed=2)
+    trial = make("srl", num_rehearsed=2)
     told = [trial.train() for _ in range(2)]
     assert [result["done"] for result in told] == [False, True]
     assert 16 <= told[0]["study"]["largest_iteration"] <= 48  # 4 x 4 answers of 1 to 3 tokens
     assert not list((tmp_path / "results" / "trials").iterdir()) and not (tmp_path / "results" / "runs").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("measures_pool", [True, False])
-def test_a_trial_on_a_pool_is_measured_at_equal_marks_and_on_the_pool_itself(
-    random_llama_dir, tmp_path, ray_here, measures_pool
-):
-    even = {"env": "tests.studies.test_study_trial:Answered", "env_config": {}}
-    pool = {"environments": {"one": even, "two": {**even, "env_config": {"first": 500}}}, "num_prompts_per_kind": 6}
-    study = Study(
-        name="pool", question="Does it learn?", answered_by="If it does.",
-        arms=(Arm("plain", "plain", "", {}), Arm("other", "other", "", {"lr": 1e-2})),
-        domains=(Domain("one", 3), Domain("two", 3)), num_stages=4, seeds=(1,), budget=4 * TOKENS,
-        primary=Primary("plain", ("other",), ("accuracy_area",)),
-        settings={"env": "pool", "env_config": {**pool, "wrong_answers": 0.25}}, measures_pool=measures_pool,
-    ).checked()  # fmt: skip
-    write_study(tmp_path / "results", study)
-    config = small_config(random_llama_dir, tmp_path / "log")
-    config.update_from_dict(study.settings_of("plain", 1))
-    told = {"directory": str(tmp_path / "results"), "arm": "plain", "seed": 1, "settings": {}}
-    trial = StudyTrial({"trial": config.to_dict() | {"_study": told}})
-    batches = watch(trial)
-    try:
-        finished(trial)
-    finally:
-        trial.stop()
-    (read,) = read_results(tmp_path / "results").trials
-    assert [row.stage for row in read.rows] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert all(("pool_accuracy" in row.measures) == measures_pool for row in read.rows)
-    assert all(0 <= row.measures["pool_accuracy"] <= 1 for row in read.rows if measures_pool)
-    spent = [row.num_generated_tokens for row in read.rows[2::2]]
-    marks = range(TOKENS, 5 * TOKENS, TOKENS)
-    assert all(mark <= tokens < mark + 48 for mark, tokens in zip(marks, spent, strict=True))
-    last = read.rows[-1]
-    assert 0 < last.num_live_tokens == last.num_trained_tokens <= last.num_generated_tokens  # one pass, no reuse
-    played = [group.prompt.prompt_id for batch in batches for group in batch.groups if len(group.rewards_G) > 1]
-    assert len(set(played)) == 12 and len([one for one in set(played) if "! " in one]) == 3
-    measured = {group.prompt.prompt_id for batch in batches for group in batch.groups if len(group.rewards_G) == 1}
-    assert not any("! " in one for one in measured) and bool(measured & set(played)) == measures_pool
-    curve = curves_of(read_results(tmp_path / "results"))["plain"][1]
-    assert len(curve.pool_I) == 5 and measure(curve)["live_share"] == last.num_live_tokens / last.num_generated_tokens
-
-
-def test_rows_have_the_accuracy_on_the_pool_of_their_domain(study):
-    def group(domain: str, reward: float) -> GroupMeta:
-        one = np.ones(1, np.int64)
-        reasons = (StopReason.TERMINATED,)
-        return GroupMeta("1.0", Prompt(domain, "1", domain), np.array([reward]), one, one, one[:, None], reasons, 0,
-                         "fresh", None)  # fmt: skip
-
-    rows = rows_of([group("even", 1.0), group("odd", 0.0)], study, 0, 3, 11, Spent(), {"reuse_share": 0.25})
-    played = [group("even", 1.0), group("even", 1.0), group("even", 0.0)]
-    even, odd = with_pool(rows, summary(played, 3)["by_domain"])
-    assert even.measures == {"reuse_share": 0.25, "pool_accuracy": pytest.approx(2 / 3)}
-    assert odd == rows[1] and with_pool(rows, {}) == rows
 
 
 def test_rows_by_hand(study):

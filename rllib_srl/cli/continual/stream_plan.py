@@ -23,7 +23,7 @@ from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.envs.math.question_rows import SUFFIXES
 from rllib_srl.studies.study import Arm, Primary, Study
 from rllib_srl.studies.task_stream import orders_of
-from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, SRL, STAGE_TOKENS, changed, domains_of
+from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKENS, domains_of
 from rllib_srl.tune_configs.streams import STREAMS
 
 MEMORY, NO_MEMORY = "memory", "no_memory"
@@ -108,12 +108,12 @@ def _stage_of(text: str) -> dict[str, Any]:
 
 
 def study_of(number: int, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
-    """Return the study of one order: SRL with its memory against plain GRPO, on the same prompts."""
+    """Return the study of one order: GRPO with a memory against plain GRPO, on the same prompts."""
     own = {name: value for name, value in given.items() if name.startswith(OF_MEMORY)}
     shared = {name: value for name, value in given.items() if name not in own}
     without = {name: value for name, value in NO_REPLAY.items() if name not in shared}
     arms = (
-        Arm(MEMORY, "with memory", "Old prompts come back, stored answers are reused.", changed(SRL, own)),
+        Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **own}),
         Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
     )
     return Study(

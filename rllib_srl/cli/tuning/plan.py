@@ -86,7 +86,7 @@ def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
     """
     values, faults = dict(given), []
     for name in values:
-        own = [arm.name for arm in study.arms if name in arm.settings or name in arm.matched]
+        own = [arm.name for arm in study.arms if name in arm.settings]
         if name in FIXED:
             faults.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
         elif own:
@@ -107,8 +107,6 @@ def from_anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_budget(study: Study, budget: int) -> Study:
     """Return a study whose trials have another budget, in stages of equal length, to a token."""
-    if "stream" not in study.settings:
-        return replace(study, budget=budget)
     ends = [budget * stage // study.num_stages for stage in range(study.num_stages + 1)]
     lengths = [end - start for start, end in pairwise(ends)]
     stages = [{**stage, "tokens": n} for stage, n in zip(study.settings["stream"], lengths, strict=True)]
@@ -119,25 +117,18 @@ def shortened(study: Study) -> Study:
     """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
     primary = study.primary
     kept = (primary.treatment, primary.controls[0])
-    if "stream" in study.settings:
-        stream = {"stream": [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]}
-        domains = [d for d in study.domains if d.learned_at is not None and d.learned_at < len(stream["stream"])]
-        num_stages = len(stream["stream"])
-    else:
-        stream, num_stages = {}, SHORT_STAGES
-        domains = [replace(domain, learned_at=num_stages - 1) for domain in study.domains]
-    duration = max(SHORT["evaluation_duration"], len(domains))  # every domain is measured
+    stream = [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]
+    domains = [d for d in study.domains if d.learned_at is not None and d.learned_at < len(stream)]
     return replace(
         study,
         name=f"{study.name}_short",
         arms=tuple(arm for arm in study.arms if arm.name in kept),
         domains=tuple(domains),
-        num_stages=num_stages,
+        num_stages=len(stream),
         seeds=study.seeds[:SHORT_SEEDS],
-        budget=SHORT_TOKENS * num_stages,
+        budget=SHORT_TOKENS * len(stream),
         primary=Primary(primary.treatment, kept[1:], primary.measures),
-        is_confirmation=False,
-        settings={**study.settings, **SHORT, "evaluation_duration": duration, **stream},
+        settings={**study.settings, **SHORT, "stream": stream},
     )
 
 

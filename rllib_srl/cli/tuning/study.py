@@ -1,7 +1,7 @@
 """Run the trials of a study through Ray Tune, two or more at once, and show the results.
 
     dry run    each arm for a few iterations, under the conditions of the trials, to estimate their duration
-    trials     whole pairs first; an arm that is matched to another starts after that one has finished
+    trials     whole pairs first
     results    the table of `srl report`'s main figures, and whether the primary comparison holds
 
 Finished trials are recorded in the study's directory (`rllib_srl.studies`), not in Tune's: a killed study is resumed
@@ -33,7 +33,6 @@ from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
     BUDGET_TOLERANCE,
-    NO_WORSE,
     Contrast,
     Finding,
     contrasts_of,
@@ -45,7 +44,7 @@ from rllib_srl.studies.contrasts import (
 )
 from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.recording import finished_trials, write_study
-from rllib_srl.studies.report.story import main_of, number, span
+from rllib_srl.studies.report.story import MAIN, number, span
 from rllib_srl.studies.results import STUDY_FILE, Results, read_results
 from rllib_srl.studies.study import Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
@@ -221,19 +220,10 @@ class Lines(tune.Callback):
 
 
 def play(plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: bool = False) -> list[Exception]:
-    """Run the trials, those matched to another arm after that arm's; return the errors.
-
-    With `trust`, they resume from checkpoints sealed with any key.
-    """
-    matched = {arm.name for arm in plan.study.arms if arm.matched}
-    lines, errors = Lines(plan, missing), list[Exception]()
-    for number_of_round, is_matched in enumerate((False, True)):
-        now = [(arm, seed) for arm, seed in missing if (arm in matched) == is_matched]
-        if now:
-            configs = [config_of(plan, arm, seed, plan.directory, trust=trust) for arm, seed in now]
-            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{number_of_round}"
-            errors += fit(configs, plan.directory / "tune", name, [lines], verbose, RETRIES).errors
-    return errors
+    """Run the trials; return the errors. With `trust`, they resume from checkpoints sealed with any key."""
+    configs = [config_of(plan, arm, seed, plan.directory, trust=trust) for arm, seed in missing]
+    name = time.strftime("%Y%m%d-%H%M%S")
+    return list(fit(configs, plan.directory / "tune", name, [Lines(plan, missing)], verbose, RETRIES).errors)
 
 
 def fit(
@@ -289,12 +279,11 @@ def show(plan: Plan) -> None:
     results = read_results(plan.directory)
     curves = curves_of(results)
     findings = findings_of(curves)
-    columns = main_of(plan.study)
-    titles = [MEASURES[name].title for name in columns] + [COSTS[name].title for name in COSTS]
+    titles = [MEASURES[name].title for name in MAIN] + [COSTS[name].title for name in COSTS]
     rows = [("arm", "trials", *titles)]
     for arm in results.study.arms:
         cells = [f"{len(results.of(arm.name))}/{len(results.study.seeds)}"]
-        for name in columns:
+        for name in MAIN:
             found, unit = findings[arm.name][name], MEASURES[name].unit
             cells.append(f"{number(found.mean, unit)} ({span(*found.interval, unit)})")
         cells += [number(findings[arm.name][name].mean, COSTS[name].unit) for name in COSTS]
@@ -304,7 +293,7 @@ def show(plan: Plan) -> None:
     primary = results.study.primary
     against = f"{primary.treatment} against {', '.join(primary.controls)}"
     print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
-    for contrast in [*verdict.contrasts, *beside_of(results, findings)]:
+    for contrast in verdict.contrasts:
         print(f"  {line_of(contrast)}")
     if secondary := secondary_of(plan, results, findings):
         print("secondary comparisons, corrected among themselves; they decide nothing:")
@@ -318,13 +307,6 @@ def show(plan: Plan) -> None:
     print(f"report: {command('report', plan.directory)}")
 
 
-def beside_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[Contrast]:
-    """Return the differences of the accuracy on the pool, where it was measured; they decide nothing."""
-    primary = results.study.primary
-    found = contrasts_of(findings, primary.treatment, primary.controls, ("pool_accuracy",))
-    return [contrast for contrast in found if contrast.differences]
-
-
 def secondary_of(plan: Plan, results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[Contrast]:
     """Return the differences between the treatment and the arms that ran and are not in the primary comparison."""
     primary = results.study.primary
@@ -334,12 +316,8 @@ def secondary_of(plan: Plan, results: Results, findings: Mapping[str, Mapping[st
 
 
 def line_of(contrast: Contrast) -> str:
-    """Return a difference with its interval; of the accuracy on the pool, whether it is no worse."""
+    """Return a difference with its interval and p value."""
     unit = MEASURES[contrast.measure].unit
     text = f"{MEASURES[contrast.measure].title}, {contrast.first} minus {contrast.second}: "
     text += f"{number(contrast.mean, unit, signed=True)} ({span(*contrast.interval, unit, signed=True)})"
-    if contrast.measure == "pool_accuracy":
-        is_shown = contrast.interval.low > NO_WORSE
-        margin = number(-NO_WORSE, "points")
-        return f"{text}, {'no worse' if is_shown else 'not shown to be no worse'} by a margin of {margin}"
     return f"{text}, p = {contrast.p_holm:.2g} after correction, {len(contrast.differences)} pairs"

@@ -17,16 +17,9 @@ from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.report.blocks import Cell, Table
 from rllib_srl.studies.report.charts import COLOURS, NUM_DRAWN
 from rllib_srl.studies.results import Results
-from rllib_srl.studies.study import Study
 
 MAIN = ("average_accuracy", "retention_area", "forgetting", "plasticity")
-POOL_MAIN = ("accuracy_area", "average_accuracy", "pool_accuracy", "live_share")  # of a study on a finite pool
 UNKNOWN = "–"
-
-
-def main_of(study: Study) -> tuple[str, ...]:
-    """Return the measures of a study's first table, by what its primary comparison is about."""
-    return MAIN if set(study.primary.measures) <= set(MAIN) else POOL_MAIN
 
 
 class Story:
@@ -42,7 +35,6 @@ class Story:
             ValueError: a trial lacks the evaluation of a stage.
         """
         self.results, self.study = results, results.study
-        self.main = main_of(self.study)
         self.curves = curves_of(results)
         self.findings = findings_of(self.curves)
         self.verdict = verdict_of(results, self.findings)

@@ -14,6 +14,7 @@ from rllib_srl.studies.curves import Curve
 from rllib_srl.studies.measures import COSTS, EXTRAS, MEASURES
 from rllib_srl.studies.report.blocks import Block, Cell, Details, Heading, Table, Text
 from rllib_srl.studies.report.story import (
+    MAIN,
     UNKNOWN,
     Story,
     contrast_table,
@@ -80,16 +81,16 @@ def costs(story: Story) -> Iterator[Block]:
 def further(story: Story) -> Iterator[Block]:
     yield Heading("Further metrics")
     is_known = {name for found in story.findings.values() for name in found if not np.isnan(found[name].mean)}
-    names = [name for name in MEASURES if name not in story.main and name in is_known]
+    names = [name for name in MEASURES if name not in MAIN and name in is_known]
     rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in names)) for arm in story.findings]
     yield Table("Their definitions are above, with the differences.", ("arm", *map(heading_of, names)), tuple(rows))
     middle = [
-        (story.arm_cell(arm), *(Cell(number(found[name].middle, MEASURES[name].unit)) for name in story.main))
+        (story.arm_cell(arm), *(Cell(number(found[name].middle, MEASURES[name].unit)) for name in MAIN))
         for arm, found in story.findings.items()
     ]
     yield Table(
         "Interquartile means: the mean of the middle half of the runs, which is robust to outliers.",
-        ("arm", *(MEASURES[name].title for name in story.main)),
+        ("arm", *(MEASURES[name].title for name in MAIN)),
         tuple(middle),
     )
     extras = sorted({n for found in story.findings.values() for n in found if n not in MEASURES and n not in COSTS})
@@ -162,7 +163,7 @@ def _follows_the_seed(trials: Sequence[Trial], texts: Mapping[Path, str]) -> boo
 def trials_folded(story: Story) -> Iterator[Block]:
     yield Heading("Every run")
     yield Text(f"Fingerprint of the study: {story.study.fingerprint}. All runs are listed.")
-    names = (*story.main, *COSTS)
+    names = (*MAIN, *COSTS)
     rows = []
     for trial in story.results.trials:
         arm, seed = trial.header.arm, trial.header.seed

@@ -9,6 +9,7 @@ from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.report.blocks import Block, Cell, Heading, Notice, Page, Table, Text
 from rllib_srl.studies.report.charts import deciding_figure, figures
 from rllib_srl.studies.report.story import (
+    MAIN,
     Story,
     contrast_table,
     direction,
@@ -30,13 +31,7 @@ def page_of(results: Results) -> Page:
 
 def _opening(story: Story) -> Iterator[Block]:
     study, verdict = story.study, story.verdict
-    kind = "confirmation" if study.is_confirmation else "development"
-    meaning = (
-        "its settings were fixed before it ran, and its seeds were not used to choose them"
-        if study.is_confirmation
-        else "its settings were still being chosen, so its differences are exploratory"
-    )
-    yield Text(f"Study “{study.name}”, a {kind} run: {meaning}.")
+    yield Text(f"Study “{study.name}”.")
     title, tone = _answer(story, verdict)
     expected = f"The criterion for yes, fixed beforehand: {study.answered_by}"
     yield Notice(title, (*(sentence(reason) for reason in verdict.reasons), expected), tone)
@@ -70,9 +65,8 @@ def _setup(story: Story) -> Iterator[Block]:
         f"{how}: {', '.join(taught)}. Training on one domain tends to lower the accuracy on others "
         f"(forgetting). Replay, which trains on earlier prompts again, is meant to prevent that. Each training method "
         f"below (“arm”) was run with {len(study.seeds)} random seeds; the arms share their seeds, so they are compared "
-        f"in pairs. Every run ends after {study.budget:,} tokens: parts of words that a language model generates in "
-        "training. At intervals, the model is evaluated on held-out prompts "
-        "of all domains: the share of right answers is its accuracy."
+        f"in pairs. Every run ends after {study.budget:,} generated tokens (parts of words). At intervals, the model "
+        "is evaluated on held-out prompts of all domains: the share of right answers is its accuracy."
     )
     rows = [(story.arm_cell(arm.name), Cell(arm.description)) for arm in study.arms]
     yield Table("", ("arm", "description"), tuple(rows), is_text=True)
@@ -84,9 +78,9 @@ def _results(story: Story) -> Iterator[Block]:
         "Values are means over the runs, with 95% intervals: if all runs were repeated with new seeds, such an "
         "interval would contain the true mean about 19 times in 20."
     )
-    rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in story.main)) for arm in story.findings]
-    yield Table("", ("arm", *map(heading_of, story.main)), tuple(rows))
-    shown = [MEASURES[name] for name in story.main]
+    rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in MAIN)) for arm in story.findings]
+    yield Table("", ("arm", *map(heading_of, MAIN)), tuple(rows))
+    shown = [MEASURES[name] for name in MAIN]
     yield Table(
         "Definitions of the measures. A point is one percentage point.",
         ("measure", "meaning"),
