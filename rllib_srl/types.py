@@ -290,7 +290,6 @@ class GroupMeta:
     num_turns_G: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     weight: float = 1.0  # importance weight of a drawn group's loss; below 1 only for rules with importance weights
     pass_reward: float | None = None  # as `Group.pass_reward`
-    is_silent: bool = False  # trained on without signal: the learner shapes its advantages (`losses/zvp.py`)
     has_reward_G: np.ndarray | None = None  # as `Group.has_reward_G`; None: all
     history: History | None = None  # of a stored group that is judged by today's baseline: without the group itself
 

@@ -109,7 +109,6 @@ def update(
     advantages: Sequence[np.ndarray] | None = None,
     reuse_coeff: float = 1.0,
     weights: Sequence[float] = (),
-    silent: Sequence[int] = (),
     **scales: Any,
 ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
     """Train a learner group once; return the gradients of each learner and the statistics.
@@ -121,10 +120,9 @@ def update(
         advantages: of all groups, played ones first; None: those of `advantages_of`.
         reuse_coeff: weight of the reused side.
         weights: importance weights of the reused groups; () are all 1.
-        silent: positions of the played groups that are trained on without signal.
         scales: further arguments of `build_shards`.
     """
-    metas = [replace(GroupMeta.of(one, ray.put(one)), is_silent=p in silent) for p, one in enumerate(played)]
+    metas = [GroupMeta.of(one, ray.put(one)) for one in played]
     weighted = zip(reused, weights or [1.0] * len(reused), strict=True)
     metas += [replace(GroupMeta.of(one, ray.put(one), weight), origin="reuse") for one, weight in weighted]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages

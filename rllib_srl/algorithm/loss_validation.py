@@ -24,7 +24,6 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 OLD_POLICIES = ("decoupled", "bypass")
 REFERENCES = ("base", "last_good", "ema")
 RESCUES = ("none", "arpo", "rlep")
-SILENT_GROUPS = ("skip", "zvp")
 UNMARKED = (AGENT, "verifiers")  # environments whose turns carry no `turn_fault`
 TURN_MASKS = ("all", "first", "last", "right")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
@@ -49,7 +48,6 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "overlong_share": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
     "tool_reward": (lambda x: x >= 0, "a number of at least 0"),
     "reuse_shaping": (lambda x: x > 0, "a number above 0"),
-    "zvp_coeff": (lambda x: x > 0, "a number above 0"),
 }
 _OR_NONE = ("tis_clip_max", "off_policy_mask")
 _INTEGERS = {
@@ -101,7 +99,6 @@ def _choices(config: Any) -> Iterator[str]:
         "kl_on_reused": ("off", "weighted"),
         "reuse_normalisation": ("split", "joint"),
         "rescue": RESCUES,
-        "silent_groups": SILENT_GROUPS,
         "use_critic": (False, True),
         "reuse_positive_only": (False, True),
     }
@@ -205,8 +202,6 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
     unmarked = [name for name in _environments(config) if name in UNMARKED]
     if settings.turn_mask == "right" and unmarked:
         yield f"turn_mask = 'right' with environment {unmarked[0]!r}; expected one that marks its turns, not agents"
-    if settings.silent_groups != "skip":
-        yield from _beside_silent_groups(settings)
     if settings.kl_reference != "base" and config.lora_rank:
         yield (
             f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
@@ -257,19 +252,3 @@ def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:
             f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'posterior'; expected 0: "
             "with it, groups of equal rewards can have a signal"
         )
-
-
-def _beside_silent_groups(settings: LossSettings) -> Iterator[str]:
-    given = f"silent_groups = {settings.silent_groups!r}"
-    if settings.advantage not in GROUP_NORMALISED:
-        yield (
-            f"{given} with advantage = {settings.advantage!r}; expected one of "
-            f"{', '.join(map(repr, GROUP_NORMALISED))}: with others, groups of equal rewards are not silent"
-        )
-    if settings.dynamic_sampling_tries:
-        yield (
-            f"{given} with dynamic_sampling_tries = {settings.dynamic_sampling_tries}; expected 0: it plays other "
-            "prompts in place of silent groups"
-        )
-    if settings.rescue != "none":
-        yield f"{given} with rescue = {settings.rescue!r}; expected 'none': it gives failed groups a signal"

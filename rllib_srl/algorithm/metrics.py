@@ -185,32 +185,12 @@ class Report:
         Args:
             groups: the played groups.
             pass_reward: the lowest reward of a success, unless the environment defines its own.
-            is_chosen: whether prompts, or their numbers of episodes, are chosen by signal.
-            rule: `AdvantageEstimator.silent_rule`.
+            is_chosen: whether prompts are chosen by signal.
+            rule: the advantage rule.
         """
         self._silent_groups.count(groups, pass_reward)
         if line := self._silent_groups.warning(is_chosen, rule):
             self.warn(line)
-
-    def rollout(self, groups: Sequence[GroupMeta], num_screened_out: int, num_not_played: int) -> None:
-        """Log how the episodes of an iteration are distributed over its prompts; only if prompts differ in that.
-
-        Args:
-            groups: the played groups.
-            num_screened_out: prompts of which only the screen was played.
-            num_not_played: episodes saved at each of them.
-        """
-        sizes = [len(group.rewards_G) + group.num_dropped for group in groups]
-        means = [float(group.rewards_G.mean()) for group in groups]
-        values = {
-            "group_size_min": min(sizes, default=0),
-            "group_size_max": max(sizes, default=0),
-            "prompt_return_mean": float(np.mean(means)) if means else float("nan"),
-            "num_screened_out": num_screened_out,
-            "num_episodes_saved": num_screened_out * num_not_played,
-        }
-        for name, value in values.items():
-            self._metrics.log_value((ROLLOUT_RESULTS, name), value, reduce="mean", window=1)
 
     def ahead(
         self,

@@ -109,20 +109,6 @@ ENV_RUNNERS = {
 TRAINING = {
     "num_prompts_per_batch": Setting(16, "number of prompts played in each iteration (P)"),
     "group_size": Setting(8, "episodes per prompt (G), at least 2 (posterior: 1)"),
-    "rollout": Setting(
-        "full",
-        'episodes of a prompt: "full" (group_size), "screening" or "knapsack", docs/rollouts.md',
-        "rollout.name", is_head=True,
-    ),
-    "screen_size": Setting(
-        2, "episodes by which a prompt is screened, from 2 to group_size - 1", "rollout.screen_size", ("screening",)
-    ),
-    "smallest_group": Setting(
-        2, "minimum episodes of a prompt, from 2 to group_size - 1", "rollout.smallest", ("knapsack",)
-    ),
-    "largest_group": Setting(
-        None, "maximum episodes of a prompt, above group_size; None: 4 group_size", "rollout.largest", ("knapsack",)
-    ),
     "advantage": Setting(
         PRESET,
         "group mean_only batch leave_one_out recalibrated posterior gae, docs/losses.md (group if no preset)",
@@ -239,7 +225,7 @@ _NEW = (
     *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
     *("stub_chance", "stub_malformed", "stub_learns", "stub_forgets", "stub_spread"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
-    *("zvp_coeff", "screen_size", "smallest_group", "largest_group", "planner_sec_rate"),
+    "planner_sec_rate",
     *(name for name in TRACKER_TABLE if name != "tracker"),
     *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype"),
     *("contamination_tolerance", "contamination_files", "contamination_methods"),

@@ -27,7 +27,6 @@ TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
     "posterior": "The baseline from history trains on these only where a result differs from what is predicted",
     "recalibrated": "They are trained on only by their difference from the median of recent groups",
     "gae": "They are trained on, but do not tell better answers to a prompt from worse ones",
-    "zvp": "They are trained on by the entropy of their tokens, not by a comparison of answers",
 }
 
 
@@ -62,9 +61,8 @@ class SilentGroups:
         """Return the warning after `NUM_JUDGED` groups, None before, after the first call, and for other pools.
 
         Args:
-            is_chosen: whether prompts, or their numbers of episodes, are chosen by signal; if not, few silent groups
-                are no concern.
-            rule: `AdvantageEstimator.silent_rule`.
+            is_chosen: whether prompts are chosen by signal; if not, few silent groups are no concern.
+            rule: the advantage rule.
         """
         num_singles = self.singles.total()
         if self.is_judged or max(self.num, num_singles) < NUM_JUDGED:
@@ -82,8 +80,8 @@ class SilentGroups:
             )
         if is_chosen and share <= FEW:
             return (
-                f"only {share:.0%} of the first {self.num} groups had equal rewards: choosing prompts, or how often to "
-                f"play each, cannot save more than that share of the tokens. See docs/does-memory-help.md."
+                f"only {share:.0%} of the first {self.num} groups had equal rewards: choosing prompts "
+                f"cannot save more than that share of the tokens. See docs/does-memory-help.md."
             )
         return None
 

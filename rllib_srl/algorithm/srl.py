@@ -70,7 +70,6 @@ from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
-from rllib_srl.rollout.knapsack import group_sizes
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.rollout.started_runners import runners_started_in_time
 from rllib_srl.storage.local_paths import local_path
@@ -80,7 +79,6 @@ from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
-LARGEST_SHARE = 4  # default of `rollout.largest`, in group sizes
 BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
 
@@ -271,7 +269,7 @@ class SRL(SavedAlgorithm):
             groups, late = self._kept(batches)
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
-            left_out = _untrained(batches, groups) | late | self._gone(groups, visits)
+            left_out = _unpaid(groups) | late | self._gone(groups, visits)
             today = self._today([group for group in groups if group.group_id not in left_out], visits, now)
             reused = self.memory.sample(num_played, now, plan.stored, today)
         with self._timed("batch"):
@@ -307,13 +305,9 @@ class SRL(SavedAlgorithm):
         self.report.iteration(now, batches, groups, batch.played)
         self.report.memory(self.memory, groups, reused, batch.groups, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
-        paid, settings = [group for group in groups if group.has_reward_G is None], self.config.flat()
+        paid = [group for group in groups if group.has_reward_G is None]
         is_chosen = self.config.may_draw("revisit") and self.config.replay_settings().chooses_by_history
-        is_chosen |= settings.rollout != "full"
-        self.report.pool(paid, self.config.replay_pass_reward, is_chosen, self.advantage_estimator.silent_rule)
-        if settings.rollout != "full":
-            num_screened_out = sum(len(one.screened_out) for one in batches)
-            self.report.rollout(groups, num_screened_out, settings.group_size - settings.screen_size)
+        self.report.pool(paid, self.config.replay_pass_reward, is_chosen, self.advantage_estimator.settings.advantage)
 
     def _fill(self, now: int, plan: Plan) -> Batch:
         """Return the prompts to begin in this iteration; after a resume those that were in play come first."""
@@ -375,7 +369,6 @@ class SRL(SavedAlgorithm):
         stream: str = "train",
         num_revisits: int = 0,
         first_slot: int = 0,
-        sizes: Sequence[int] | None = None,
         **options: Unpack[PlayOptions],
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield each runner's batch as it arrives.
@@ -388,7 +381,6 @@ class SRL(SavedAlgorithm):
             stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
             num_revisits: number of prompts, the first ones, that come from the memory.
             first_slot: number of the first prompt within the iteration.
-            sizes: episodes of each prompt; None: `group_size` of all.
             options: arguments of `LLMEnvRunner.play_groups` that replace those of training.
 
         Raises:
@@ -398,13 +390,10 @@ class SRL(SavedAlgorithm):
             self.ahead.finish(self._restore_runners)
         pending = {f"{self.iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
         revisits = frozenset(list(pending)[:num_revisits])
-        by_id = dict.fromkeys(pending, 1) if sizes is None else dict(zip(pending, sizes, strict=True))
         for attempt in range(MAX_TRIES):
-            shares = _deal(pending, by_id, self.runners.ids)
+            shares = _deal(pending, self.runners.ids)
             seeds = {i: self._play_seed(stream, i, attempt) for i in shares}
             calls = {i: self._play_arguments(share, seeds[i], revisits, options) for i, share in shares.items()}
-            for i, call in calls.items() if sizes is not None else ():
-                call["group_sizes"] = {group_id: by_id[group_id] for group_id in shares[i]}
             lost: dict[int, Failure] = {}
             for runner_id, answer in self.runners.play_groups(calls, self.version, self.config.sample_timeout_s):
                 if isinstance(answer, Failure):
@@ -424,20 +413,15 @@ class SRL(SavedAlgorithm):
             self._restore_runners(lost)
 
     def _play_training(self, prompts: Sequence[Prompt], **where: Any) -> list[RunnerBatch]:
-        """Play prompts to train on, each as often as the setting `rollout` says.
+        """Play prompts to train on.
 
         Args:
             prompts: the prompts to play.
             where: `stream` and `num_revisits` of `play`.
         """
-        settings = self.config.flat()
         where["first_slot"] = self._first_slot(len(prompts))
         if self.ahead is not None:
             return self._play_ahead(self.ahead, prompts, **where)
-        if settings.rollout == "screening":
-            return list(self.play(prompts, **where, screen_size=settings.screen_size))
-        if settings.rollout == "knapsack":
-            return list(self.play(prompts, **where, sizes=self._group_sizes(prompts)))
         return list(self.play(prompts, **where))
 
     def _first_slot(self, num: int) -> int:
@@ -449,16 +433,6 @@ class SRL(SavedAlgorithm):
         first = num_counted if counted_in == now else 0
         self._counted = now, first + num
         return first
-
-    def _group_sizes(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the number of episodes of each prompt."""
-        settings = self.config.flat()
-        if settings.rollout != "knapsack":
-            return [settings.group_size] * len(prompts)
-        largest = settings.largest_group or LARGEST_SHARE * settings.group_size
-        limits = (len(prompts) * settings.group_size, settings.smallest_group, largest)
-        sizes: list[int] = group_sizes(self.memory.pass_rates(prompts), *limits).tolist()
-        return sizes
 
     def _play_ahead(
         self, ahead: RolloutsAhead, prompts: Sequence[Prompt], num_revisits: int, first_slot: int
@@ -472,16 +446,16 @@ class SRL(SavedAlgorithm):
             first_slot: number of the first prompt within the iteration.
         """
         loads = ahead.loads()
-        shares: dict[int, dict[str, tuple[Prompt, int]]] = {}
-        for slot, (prompt, size) in enumerate(zip(prompts, self._group_sizes(prompts), strict=True), first_slot):
+        shares: dict[int, dict[str, Prompt]] = {}
+        for slot, prompt in enumerate(prompts, first_slot):
             runner_id = min(loads, key=lambda i: (loads[i], i))
-            loads[runner_id] += size
-            shares.setdefault(runner_id, {})[f"{self.iteration + 1}.{slot}"] = prompt, size
+            loads[runner_id] += self.config.group_size
+            shares.setdefault(runner_id, {})[f"{self.iteration + 1}.{slot}"] = prompt
         revisits = frozenset(f"{self.iteration + 1}.{first_slot + slot}" for slot in range(num_revisits))
         for runner_id, share in shares.items():
-            played = {group_id: prompt for group_id, (prompt, _) in share.items()}
-            arguments = self._play_arguments(played, self._play_seed("train", runner_id, 0), revisits, {})
-            ahead.launch(runner_id, arguments, {group_id: size for group_id, (_, size) in share.items()})
+            ahead.launch(
+                runner_id, self._play_arguments(share, self._play_seed("train", runner_id, 0), revisits, {})
+            )
         return ahead.take(self.config.num_prompts_per_batch, self._restore_runners)
 
     def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
@@ -596,7 +570,7 @@ class SRL(SavedAlgorithm):
     ) -> AdvantageBatch:
         """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
 
-        Groups that are left out (screened out, late, or without rewards) are not trained on; their advantages are 0.
+        Groups that are left out (late, or without rewards) are not trained on; their advantages are 0.
         """
         if judged := [g for g in played if g.group_id in visits and g.has_reward_G is None]:
             self.advantage_estimator.note_predictions(judged, _histories(judged, visits))
@@ -812,20 +786,17 @@ class SRL(SavedAlgorithm):
             yield
 
 
-def _deal(
-    pending: Mapping[str, Prompt], sizes: Mapping[str, int], runner_ids: Sequence[int]
-) -> dict[int, dict[str, Prompt]]:
-    """Split prompts by group id over runners, with about as many episodes each; leave out runners that get none."""
+def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int, dict[str, Prompt]]:
+    """Split prompts by group id over runners, about as many each; leave out runners that get none."""
     listed = list(pending.items())
-    parts = balanced_shards([sizes[group_id] for group_id in pending], len(runner_ids))
+    parts = balanced_shards([1] * len(pending), len(runner_ids))
     shares = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
     return {runner_id: share for runner_id, share in shares.items() if share}
 
 
-def _untrained(batches: Sequence[RunnerBatch], groups: Sequence[GroupMeta]) -> frozenset[str]:
-    """Return the ids of the groups that are not trained on: screened out, or played where nothing is paid."""
-    screened_out = [group_id for one in batches for group_id in one.screened_out]
-    return frozenset([*screened_out, *(group.group_id for group in groups if group.has_reward_G is not None)])
+def _unpaid(groups: Sequence[GroupMeta]) -> frozenset[str]:
+    """Return the ids of the groups that were played where nothing is paid; they are not trained on."""
+    return frozenset(group.group_id for group in groups if group.has_reward_G is not None)
 
 
 def _histories(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[History]:

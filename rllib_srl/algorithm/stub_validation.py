@@ -40,7 +40,7 @@ def faults_of_stub(config: Any) -> Iterator[str]:
     if config.replay_grade_reuse:
         yield _needs_model("replay_grade_reuse", config.replay_grade_reuse, False)
     loss = config.loss_settings()
-    for name, only in (("kl_coeff", 0), ("use_critic", False), ("silent_groups", "skip")):
+    for name, only in (("kl_coeff", 0), ("use_critic", False)):
         if getattr(loss, name) != only:
             yield _needs_model(name, getattr(loss, name), only)
 

@@ -513,7 +513,7 @@ def _stream(config: Any) -> Iterator[str]:
 def _replay(config: Any) -> Iterator[str]:
     settings = config.replay_settings()
     yield from (faults := settings.faults(prefix="replay_"))
-    if not faults and is_integer(config.group_size, _least_group(config)) and config.rollout != "knapsack":
+    if not faults and is_integer(config.group_size, _least_group(config)):
         yield from group_size_faults(settings, _beside_memory(config))
 
 

@@ -2,7 +2,6 @@
 
     played groups   shaped rewards ─┬─ rule ──> advantages, times the diversity bonus
     stored success  its reward ─────┘           (rescue: one baseline for the composed group)
-    silent groups   `silent_groups` ── zvp ──> +-coeff by success; the learner shapes it by entropy (losses/zvp.py)
     reused groups   their rewards ──── rule ──> advantages; only positive ones with `reuse_positive_only`
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, History
 
 COUNTS = (
-    *("num_groups_unsurprising", "num_groups_entropy_shaped"),
+    "num_groups_unsurprising",
     *("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positive"),
 )
 
@@ -74,12 +73,6 @@ class AdvantageEstimator:
     def min_episodes(self) -> int:
         """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history."""
         return 1 if self.settings.advantage == "posterior" and self.settings.prior_weight > 0 else 2
-
-    @property
-    def silent_rule(self) -> str:
-        """Return the rule that decides how silent groups are trained on: "zvp", else the advantage."""
-        settings = self.settings
-        return settings.advantage if settings.silent_groups == "skip" else settings.silent_groups
 
     def shaped_rewards(self, groups: Sequence[GroupMeta], now: int) -> list[np.ndarray]:
         """Return the rewards of played groups plus length penalty and tool reward, float64 [G] per group.
@@ -169,23 +162,14 @@ class AdvantageEstimator:
                 is_whole = len(stays) == len(advantage_G)
                 trained.append((group if is_whole else part_meta(group, stays), advantage_G[stays]))
                 trained += [(found[p].meta, joined[p])] if p in found else []
-            elif self.settings.silent_groups == "zvp":
-                played[-1] = self._silent_advantages(group, bonus)
-                trained.append((replace(group, is_silent=True), played[-1]))
         counts = Counter(dict.fromkeys(COUNTS, 0))
         if self.settings.advantage == "posterior":
             counts.update(num_groups_unsurprising=is_live_P.count(False))
-        counts.update(num_groups_entropy_shaped=sum(group.is_silent for group, _ in trained))
         counts.update(num_groups_rescued=len(found))
         counts.update(num_episodes_rescued=sum(len(one.meta.rewards_G) for one in found.values()))
         scale = self.scale(bare, histories) if self.judges_reused_by_history and groups else None
         trained += self._reused(reused, scale, counts)
         return AdvantageBatch([group for group, _ in trained], [a for _, a in trained], played, counts)
-
-    def _silent_advantages(self, group: GroupMeta, bonus: Sequence[float]) -> np.ndarray:
-        """Return `zvp_coeff`, negative for failed episodes, times the diversity bonus, float64 [G]."""
-        is_success_G = group.is_success_G(self._pass_reward)
-        return np.where(is_success_G, 1.0, -1.0) * self.settings.zvp_coeff * (np.array(bonus) if len(bonus) else 1.0)
 
     def _reused(
         self, reused: Sequence[GroupMeta], scale: Scale | None, counts: Counter[str]

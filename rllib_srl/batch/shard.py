@@ -43,7 +43,6 @@ class TrainingShard(MultiAgentBatch):
         origins: Sequence[str],
         scales: Sequence[Scale],
         num_reused_tokens: int,
-        is_silent: Sequence[bool] = (),
     ) -> None:
         """Set one learner's groups.
 
@@ -57,7 +56,6 @@ class TrainingShard(MultiAgentBatch):
                 inside a stored group is the one it had when it was played.
             scales: factor of the token loss for each group, either one number or one per episode [G].
             num_reused_tokens: policy-written tokens of the stored groups of all shards together.
-            is_silent: `GroupMeta.is_silent` per group; () if none is.
         """
         columns = SampleBatch({"advantage": np.concatenate([np.zeros(0), *advantages]).astype(np.float32)})
         super().__init__({DEFAULT_MODULE_ID: columns}, env_steps=len(columns["advantage"]))
@@ -69,7 +67,6 @@ class TrainingShard(MultiAgentBatch):
         self.origins = list(origins)
         self.scales = list(scales)
         self.num_reused_tokens = num_reused_tokens
-        self.is_silent_P = np.array(is_silent or [False] * len(self.group_refs), bool)
 
     @property
     def is_reused_P(self) -> np.ndarray:
@@ -154,7 +151,6 @@ def build_shards(
             origins=[groups[p].origin for p in part],
             scales=[scales[p] * groups[p].weight for p in part],
             num_reused_tokens=num_reused_tokens,
-            is_silent=[groups[p].is_silent for p in part],
         )
         for part in parts
     ]

@@ -46,7 +46,6 @@ from rllib_srl.learner.sharing_check import is_sharing_exact
 from rllib_srl.learner.training_state import TrainingState
 from rllib_srl.learner.trie_attention import num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
-from rllib_srl.losses import entropy_shaped
 
 TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
@@ -159,7 +158,6 @@ class GRPOTorchLearner(TorchLearner):
             self.regularisers.begin(groups, shard.origins)
             sizes = [group.size for group in groups]
             is_reused_B = np.repeat(shard.is_reused_P, sizes)
-            self._is_silent_B = torch.from_numpy(np.repeat(shard.is_silent_P, sizes)).to(self._device)
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
                 passes = micro_batches(side, self.config.micro_batch_tokens, self.can_share_prefixes)
@@ -285,9 +283,6 @@ class GRPOTorchLearner(TorchLearner):
         settings = self.config.loss_settings()
         if settings.advantage == "gae":
             set_token_advantages(one, fwd_out, self.critic, settings.gae_lambda)
-        if settings.silent_groups == "zvp":
-            shaped_N = entropy_shaped(one["advantage"], fwd_out["entropy"], one["episode"])
-            one["advantage"] = torch.where(self._is_silent_B[one["episode"]], shaped_N, one["advantage"])
         if one["with_embedding"]:
             episode_B, mean_BD = episode_means(fwd_out["hidden"], fwd_out["row"], one["episode"])
             self._diagnostics.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())

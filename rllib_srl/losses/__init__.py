@@ -32,7 +32,6 @@ from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES, KL_REWARDS, k1, k2, k3
 from rllib_srl.losses.presets import PRESET, PRESETS
 from rllib_srl.losses.ratio import MAX_LOG_RATIO, RATIO_LEVELS, ratio_of
 from rllib_srl.losses.settings import LossSettings
-from rllib_srl.losses.zvp import entropy_shaped
 
 __all__ = [
     "CLIP_RULES",
@@ -48,7 +47,6 @@ __all__ = [
     "LossSettings",
     "Tokens",
     "correction_of",
-    "entropy_shaped",
     "episode_mean",
     "episode_sum",
     "importance_correction",

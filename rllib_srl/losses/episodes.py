@@ -1,8 +1,8 @@
-"""Token values over episodes (sum, mean, maximum), and values against a window without hiding NaN: pure torch.
+"""Token values over episodes (sum, mean), and values against a window without hiding NaN: pure torch.
 
     value_N, episode_N  ->  one value per episode, broadcast to each of its tokens
 
-A micro-batch holds whole episodes only, so sums, means and maxima cover the whole episode.
+A micro-batch holds whole episodes only, so sums and means cover the whole episode.
 """
 
 from __future__ import annotations
@@ -21,14 +21,6 @@ def episode_sum(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
 def episode_mean(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
     """Return for each token the mean over the tokens of its episode, without gradient."""
     return episode_sum(value_N, episode_N) / episode_sum(torch.ones_like(value_N), episode_N)
-
-
-def episode_max(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
-    """Return for each token the maximum over the tokens of its episode, without gradient."""
-    value_N = value_N.detach()
-    episode_B, at_N = torch.unique(episode_N, return_inverse=True)
-    lowest_B = torch.full((len(episode_B),), -torch.inf, dtype=value_N.dtype, device=value_N.device)
-    return lowest_B.scatter_reduce(0, at_N, value_N, "amax")[at_N]
 
 
 def inside(value_N: torch.Tensor, window: tuple[float, float]) -> torch.Tensor:

@@ -164,13 +164,6 @@ TABLE: dict[str, Setting] = {
     "dynamic_sampling_tries": Setting(
         PRESET, "rounds of fresh prompts in place of groups without signal (0 if no preset)"
     ),
-    # groups without signal
-    "silent_groups": Setting(
-        "skip",
-        'groups of equal rewards: "skip", or "zvp" (trained on, with advantages by the entropy of their tokens)',
-        "silent_groups.name", is_head=True,
-    ),
-    "zvp_coeff": Setting(0.1, "advantage per nat of entropy (alpha), above 0", "silent_groups.coeff", ("zvp",)),
     # stored groups
     "reuse_shaping": Setting(
         0.1, "beta in w / (w + beta)", "replay_reuse_correction.beta", ("shape",)
@@ -241,8 +234,6 @@ class LossSettings:
     tool_reward: float
     tool_reward_iterations: int
     dynamic_sampling_tries: int
-    silent_groups: str
-    zvp_coeff: float
     reuse_shaping: float
     reuse_normalisation: str
     reuse_advantage: str | None

@@ -25,7 +25,6 @@ import ray
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
-from rllib_srl.replay.pass_rates import PassRates
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.selection.today import Today
@@ -187,10 +186,6 @@ class ReplayBufferActor:
         """Return the result of `successes` as two objects, metadata and groups, as `sample_apart` does."""
         metas = self.successes(keys, now)
         return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
-
-    def pass_rates(self, keys: Sequence[str]) -> PassRates:
-        """Return estimates of pass rates; see `SRLReplayBuffer.pass_rates`."""
-        return self.buffer.pass_rates(keys)
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by human ratings; see `SRLReplayBuffer.rate`."""

@@ -36,7 +36,6 @@ from rllib_srl.replay.journal.journal import Stored
 from rllib_srl.replay.journal.orphans import Orphans, orphan_id
 from rllib_srl.replay.journal.schema import FIRST_ORPHAN
 from rllib_srl.replay.journal.transaction import Change, Ledger
-from rllib_srl.replay.pass_rates import PassRates, pass_rates_of
 from rllib_srl.replay.rated import RatedGroup, RatedGroups, apply
 from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
@@ -377,10 +376,6 @@ class SRLReplayBuffer:
                     found[key] = replace(self.ledger.payloads.get(int(rows["seq"][group])), origin="reuse")
                     break
         return found
-
-    def pass_rates(self, keys: Sequence[str]) -> PassRates:
-        """Return the posteriors of the pass rates of some prompts, and the means of all domains."""
-        return pass_rates_of(self.store, keys)
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by human ratings, on the scale of `rating_scale`; return the number of items graded.

@@ -32,7 +32,6 @@ from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.buffer_metrics import merged
 from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.journal.transaction import JOURNAL
-from rllib_srl.replay.pass_rates import estimates
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.load import Share, reuse_share
@@ -255,14 +254,6 @@ class ReplayClient:
 
         answers = self._call({i: look_up(keys) for i, keys in parts.items()}, "looking up successes")
         return {meta.prompt.key: meta for answer in answers.values() for meta in answer}
-
-    def pass_rates(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """Return alpha and beta of each prompt's pass rate, float64 [P, 2]; see `pass_rates.estimates`."""
-        keys: dict[int, list[str]] = {i: [] for i in range(len(self._shards))}
-        for prompt in prompts:
-            keys[self._shard_of(prompt.key)].append(prompt.key)
-        calls = {i: Call.of(ReplayBufferActor.pass_rates, part) for i, part in keys.items()}
-        return estimates(prompts, list(self._call(calls, "estimating pass rates").values()))
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Send references to the learners' hidden states to the shards that store the groups.

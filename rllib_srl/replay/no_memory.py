@@ -6,9 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rllib_srl.replay.pass_rates import estimates
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.selection.today import Today
@@ -43,10 +40,6 @@ class NoMemory:
     def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
         """Return nothing."""
         return {}
-
-    def pass_rates(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """Return the uniform distribution for each prompt."""
-        return estimates(prompts, [])
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Do nothing."""

@@ -7,8 +7,6 @@
 `replies`       validation of an environment's replies
 `transcript`    text <-> tokens, control tokens
 `groups`        episodes <-> groups, rewards that depend on the whole group
-`screening`     a few episodes of each prompt first (SPEED-RL)
-`knapsack`      group sizes by expected signal (Knapsack RL)
 `env_runner`    the EnvRunner with an engine; `runner_group` the calls to a group of runners
 """
 

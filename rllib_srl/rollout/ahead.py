@@ -98,18 +98,17 @@ class RolloutsAhead:
                 loads[runner_id] += self._outstanding[group_id].size
             return loads
 
-    def launch(self, runner_id: int, arguments: PlayArguments, sizes: Mapping[str, int]) -> None:
+    def launch(self, runner_id: int, arguments: PlayArguments) -> None:
         """Let a runner play new groups; it begins with them in its next slice.
 
         Args:
             runner_id: of the runner.
             arguments: of `LLMEnvRunner.play_groups`.
-            sizes: number of episodes by group id.
         """
         with self._changed:
-            revisits = arguments.get("revisits", ())
+            revisits, size = arguments.get("revisits", ()), arguments["group_size"]
             for group_id, prompt in arguments["prompts"].items():
-                self._outstanding[group_id] = Launched(group_id, prompt, sizes[group_id], group_id in revisits)
+                self._outstanding[group_id] = Launched(group_id, prompt, size, group_id in revisits)
                 self._runner_of[group_id] = runner_id
             self._to_begin.setdefault(runner_id, []).extend(arguments["prompts"])
             self._arguments[runner_id] = arguments
@@ -326,7 +325,6 @@ class RolloutsAhead:
         own: PlayArguments = {
             **self._arguments[runner_id],
             "prompts": {one.group_id: one.prompt for one in groups},
-            "group_sizes": {one.group_id: one.size for one in groups},
             "revisits": frozenset(one.group_id for one in groups if one.is_revisit),
         }
         return own

@@ -44,7 +44,6 @@ from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
 from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
 from rllib_srl.rollout.player import Player, play
-from rllib_srl.rollout.screening import with_signal
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 if TYPE_CHECKING:
@@ -94,7 +93,6 @@ class PlayOptions(TypedDict, total=False):
     """How prompts are played: arguments of `LLMEnvRunner.play_groups` that a caller of `SRL.play` may choose."""
 
     group_size: int
-    screen_size: int
     temperature: float
     num_transcripts: int
     as_groups: bool
@@ -108,7 +106,6 @@ class PlayArguments(PlayOptions, total=False):
     prompts: Required[Mapping[str, Prompt]]
     seed: Required[int | None]
     revisits: Collection[str]
-    group_sizes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,6 @@ class RunnerBatch:
     num_unparsed: int = 0  # episodes without a readable answer in their last turn; see `is_unparsed`
     reward_sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # see `reward_sums`
     unpaid: list[dict[str, str]] = field(default_factory=list)  # a few answers; see `unpaid_answers`
-    screened_out: frozenset[str] = frozenset()  # ids of the groups of which only the screen was played
 
 
 @dataclass(frozen=True)
@@ -243,8 +239,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         revisits: Collection[str] = (),
         with_answers: bool = False,
         min_episodes: int = 2,
-        screen_size: int = 0,
-        group_sizes: Mapping[str, int] | None = None,
         **overrides: Any,
     ) -> RunnerBatch:
         """Play each prompt G times; the `ref` of a group's metadata is the group itself.
@@ -258,21 +252,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             revisits: ids of the groups whose prompts come from the memory.
             with_answers: whether to return the policy's last turns as text.
             min_episodes: least valid episodes of a group; one with fewer is dropped.
-            screen_size: episodes by which each prompt is screened first (`screening`); 0: all are played at once.
-            group_sizes: G by group id; None: `group_size` for all.
             overrides: fields of `Sampling`.
         """
         if seed is not None:
             self.engine.reseed(seed)
         version, start = self.engine.version, time.perf_counter()
         seconds: dict[str, float] = {}
-        ids, sizes = list(prompts), group_sizes or dict.fromkeys(prompts, group_size)
-        unplayed = _unplayed((group_id, prompt, sizes[group_id]) for group_id, prompt in prompts.items())
-        screened_out: frozenset[str] = frozenset()
-        if screen_size:
-            episodes, screened_out = self._play_screened(unplayed, screen_size, overrides, seconds)
-        else:
-            episodes = self._play(unplayed, overrides, seconds, settles=as_groups)
+        ids = list(prompts)
+        unplayed = _unplayed((group_id, prompt, group_size) for group_id, prompt in prompts.items())
+        episodes = self._play(unplayed, overrides, seconds, settles=as_groups)
         by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
         for episode in episodes:
             by_group[episode.custom_data["group_id"]].append(episode)
@@ -283,7 +271,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         answers = {meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {}
         seconds["play_s"] = time.perf_counter() - start
         about = {"transcripts": shown, "seconds": seconds, "metrics": self.get_metrics(), "answers": answers}
-        return replace(batch, version=version, screened_out=screened_out, **about)
+        return replace(batch, version=version, **about)
 
     def _batch_of(
         self, episodes: Sequence[SingleAgentEpisode], groups: Sequence[Group | None], as_groups: bool = True
@@ -333,11 +321,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _begin(self, in_play: GroupsInPlay, arguments: PlayArguments) -> None:
         if (seed := arguments["seed"]) is not None and not len(in_play):
             self.engine.reseed(seed)
-        sizes = arguments.get("group_sizes") or dict.fromkeys(arguments["prompts"], arguments["group_size"])
         shown = list(arguments["prompts"])[: arguments.get("num_transcripts", 0)]
         in_play.add(
             arguments["prompts"],
-            sizes,
+            arguments["group_size"],
             deadline_s=self.config.sample_timeout_s * PLAY_SHARE,
             revisits=arguments.get("revisits", ()),
             shown=shown,
@@ -428,44 +415,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         settles: bool = False,
     ) -> list[SingleAgentEpisode]:
         """Play episodes; return them in the same order."""
-        episodes = self._run(unplayed, overrides, self.config.sample_timeout_s * PLAY_SHARE, seconds)
-        if settles:
-            self._settle(episodes, SETTLE_SHARE)
-        return self._reported(episodes, unplayed)
-
-    def _play_screened(
-        self, unplayed: Sequence[LiveEpisode], screen_size: int, overrides: Mapping[str, Any], seconds: dict[str, float]
-    ) -> tuple[list[SingleAgentEpisode], frozenset[str]]:
-        """Play the first `screen_size` episodes of each group, the others only where the rewards of those differ.
-
-        Returns:
-            The episodes in order, and the ids of the groups screened out.
-        """
-        end = time.monotonic() + self.config.sample_timeout_s * PLAY_SHARE
-        first = [live for live in unplayed if live.index < screen_size]
-        screen = self._run(first, overrides, end - time.monotonic(), seconds)
-        self._settle(screen, SETTLE_SHARE / 2)
-        passed = with_signal(screen)
-        others = [live for live in unplayed if live.index >= screen_size and live.group_id in passed]
-        more: dict[str, float] = {}
-        rest = self._run(others, overrides, max(0.0, end - time.monotonic()), more)
-        seconds.update({name: seconds[name] + more[name] for name in more})
-        self._settle([one for one in (*screen, *rest) if one.custom_data["group_id"] in passed], SETTLE_SHARE / 2)
-        screened_out = frozenset(live.group_id for live in first) - passed
-        return self._reported([*screen, *rest], [*first, *others]), screened_out
-
-    def _run(
-        self,
-        unplayed: Sequence[LiveEpisode],
-        overrides: Mapping[str, Any],
-        deadline_s: float,
-        seconds: dict[str, float] | None,
-    ) -> list[SingleAgentEpisode]:
-        """Play episodes; return them in the order in which they ended."""
         if self._in_play:
             raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; play them to their end first")
         self.engine.expect({live.group_id: live.prompt for live in unplayed})
-        return list(play(unplayed, deadline_s=deadline_s, seconds=seconds, **self._how_to_play(overrides)))
+        deadline_s = self.config.sample_timeout_s * PLAY_SHARE
+        episodes = list(play(unplayed, deadline_s=deadline_s, seconds=seconds, **self._how_to_play(overrides)))
+        if settles:
+            self._settle(episodes, SETTLE_SHARE)
+        return self._reported(episodes, unplayed)
 
     def _player(self) -> Player:
         """Return a player for slices: environments that wait never hold up the engine."""

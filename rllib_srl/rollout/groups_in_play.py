@@ -1,6 +1,6 @@
 """The groups that a runner plays in slices: episodes are collected until all of a group have ended.
 
-    in_play.add(prompts, sizes, ...)                new groups
+    in_play.add(prompts, group_size, ...)           new groups
     in_play.advance(until) -> [GroupInPlay, ...]    plays until a time; returns the groups that have ended
 """
 
@@ -60,7 +60,7 @@ class GroupsInPlay:
     def add(
         self,
         prompts: Mapping[str, Prompt],
-        sizes: Mapping[str, int],
+        group_size: int,
         *,
         deadline_s: float,
         revisits: Collection[str] = (),
@@ -71,7 +71,7 @@ class GroupsInPlay:
 
         Args:
             prompts: by group id.
-            sizes: number of episodes by group id.
+            group_size: number of episodes of each group.
             deadline_s: seconds from now after which the unfinished episodes end as ABORTED.
             revisits: ids of the groups whose prompts come from the memory.
             shown: ids of the groups that are wanted as text.
@@ -85,12 +85,12 @@ class GroupsInPlay:
         episodes = [
             LiveEpisode(prompt, group_id, index)
             for group_id, prompt in prompts.items()
-            for index in range(sizes[group_id])
+            for index in range(group_size)
         ]
         self._player.add(episodes, deadline_s)
         for group_id, prompt in prompts.items():
             marks = group_id in revisits, group_id in shown
-            self._groups[group_id] = GroupInPlay(group_id, prompt, sizes[group_id], *marks, min_episodes)
+            self._groups[group_id] = GroupInPlay(group_id, prompt, group_size, *marks, min_episodes)
 
     def advance(self, until: float, enough: int = 0) -> list[GroupInPlay]:
         """Play until the monotonic clock shows `until`, no group is left, or `enough` groups have ended (0: any).

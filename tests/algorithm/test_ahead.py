@@ -125,8 +125,8 @@ def test_late_groups_that_nothing_reuses_are_counted_and_warned_of_once(
     assert num_tokens == num_expected
 
 
-def asked(*names):
-    return {"prompts": {name: Prompt("even", name) for name in names}}
+def asked(*names, size=4):
+    return {"prompts": {name: Prompt("even", name) for name in names}, "group_size": size}
 
 
 def test_a_runner_with_room_begins_what_waits_for_a_full_one():
@@ -141,15 +141,15 @@ def test_a_runner_with_room_begins_what_waits_for_a_full_one():
             del ahead._runner_of[name]
 
     with ahead.at_rest():  # the thread starts no slice
-        ahead.launch(1, asked(*"abcdef"), dict.fromkeys("abcdef", 4))
+        ahead.launch(1, asked(*"abcdef"))
         assert begun(2) == []  # runner 1 can begin with them
-        ahead.launch(2, asked("g"), {"g": 4})
+        ahead.launch(2, asked("g"))
         assert begun(1) == ["a", "b"]
         assert begun(2) == ["g", "f"]
         assert begun(1) == begun(2) == []
         assert ahead.loads() == {1: 20, 2: 8}
         ended("g", "f")
-        ahead.launch(2, asked("h"), {"h": 40})  # alone more than a runner's episodes
+        ahead.launch(2, asked("h", size=40))  # alone more than a runner's episodes
         assert begun(2) == ["h"] and begun(2) == []
         ended("a", "h")
         assert begun(2) == []  # runner 1 has room for c
@@ -165,9 +165,9 @@ def test_what_waits_for_a_stopped_runner_is_played_by_another(
     launched, begun, most = {}, {}, []
     launch, take_new = RolloutsAhead.launch, RolloutsAhead._take_new
 
-    def launching(ahead, runner_id, arguments, sizes):
+    def launching(ahead, runner_id, arguments):
         launched.update(dict.fromkeys(arguments["prompts"], runner_id))
-        launch(ahead, runner_id, arguments, sizes)
+        launch(ahead, runner_id, arguments)
 
     def taken_over():
         return [name for name, runner_id in begun.items() if launched[name] == 1 != runner_id]

@@ -20,7 +20,6 @@ from rllib_srl.engine import pack
 from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.replay.selection.lottery import lottery
 from rllib_srl.rollout import env_runner
-from rllib_srl.rollout.knapsack import group_sizes
 from tests.algorithm.test_reuse_today import HALF_LIFE, LEAST, WEIGHT, check_values
 from tests.algorithm.test_spo import SPO
 from tests.losses import slow_loss
@@ -146,7 +145,7 @@ def run(algo, num):
     return draws, train(algo, num)
 
 
-def train(algo, num, is_silent=False):
+def train(algo, num):
     """Train, and return the iterations; each gradient is that of the slow loss, and the weights have changed."""
     learner, learn, models, gradients = algo.learner_group._learner, algo._learn, [], []
 
@@ -164,11 +163,11 @@ def train(algo, num, is_silent=False):
     for one, model, gradient in zip(iterations, models, gradients, strict=True):
         assert (gradient is not None) == bool(one.trained)
         if one.trained:
-            assert relative_gap(gradient, slow_gradient(algo.config, model, one.trained, is_silent)) < 1e-4
+            assert relative_gap(gradient, slow_gradient(algo.config, model, one.trained)) < 1e-4
     return iterations
 
 
-def slow_gradient(config, model, groups, is_silent):
+def slow_gradient(config, model, groups):
     """Return the gradient of the slow loss of groups with their advantages."""
     settings = config.loss_settings()
     episodes = [
@@ -176,8 +175,6 @@ def slow_gradient(config, model, groups, is_silent):
         for origin, of, advantage_G in groups
         for g in range(of.size)
     ]
-    for one in episodes:
-        one.is_silent = is_silent
     return slow_loss.gradient(model, settings, episodes, config.replay_reuse_coeff)
 
 
@@ -293,45 +290,6 @@ def test_sec(config, build):
     check_group_advantages(iterations)
 
 
-# --- how many episodes --------------------------------------------------------------------------------------------
-
-
-def test_screening(config, build):
-    """Two episodes of each prompt, and two more only where the first two differ."""
-    algo = build(config.replay(selection="uniform"), rollout={"name": "screening", "screen_size": 2})
-    iterations = train(algo, 3)
-    for one in iterations:
-        mixed = {played.group_id for played in one.played if has_signal(played.rewards_G[:2])}
-        assert {played.group_id: played.size for played in one.played} == {
-            played.group_id: 4 if played.group_id in mixed else 2 for played in one.played
-        }
-        trained = {of.group_id: advantage_G for _, of, advantage_G in one.trained}
-        assert trained.keys() == mixed
-        for played in one.played:
-            if played.group_id in mixed:
-                expected = group(played.rewards_G.astype(float))
-                np.testing.assert_allclose(trained[played.group_id], expected, atol=1e-6)
-        assert one.result["rollout"]["num_episodes_saved"] == 2 * (SLOTS - len(mixed))
-    assert 0 < sum(len(one.trained) for one in iterations) < 3 * SLOTS
-    check_visits(algo, iterations)
-
-
-def test_knapsack(config, build):
-    """Sizes that maximise the expected signal of the estimates before the batch, 16 episodes in all."""
-    config.replay(selection="uniform").training(rollout={"name": "knapsack", "smallest": 2, "largest": 8})
-    algo = build(config)
-    seen, pass_rates = [], algo.memory.pass_rates
-    algo.memory.pass_rates = lambda prompts: seen.append((list(prompts), pass_rates(prompts))) or seen[-1][1]
-    iterations = train(algo, 3)
-    for one, (prompts, beta_P2) in zip(iterations, seen, strict=True):
-        sizes = [played.size for played in one.played]
-        assert [played.prompt for played in one.played] == prompts
-        assert sizes == group_sizes(beta_P2, 4 * SLOTS, 2, 8).tolist() and sum(sizes) == 4 * SLOTS
-    assert len({played.size for one in iterations for played in one.played}) > 1
-    check_visits(algo, iterations)
-    check_group_advantages(iterations)
-
-
 # --- which advantages ---------------------------------------------------------------------------------------------
 
 
@@ -343,28 +301,3 @@ def test_posterior_and_its_reuse(config, build):
     algo = build(config, advantage=advantage, group_size=1, num_prompts_per_batch=8)
     iterations = train(algo, 4)
     assert len(check_values(iterations, num_shards=1)) >= 4
-
-
-def test_zvp(config, build):
-    """All answers are right, so no group has signal: each token's advantage is its entropy, and the weights change."""
-    config.environment(env_config={"num_prompts": NUM_PROMPTS, "pay": 1.0}).replay(selection="uniform")
-    algo = build(config, silent_groups={"name": "zvp", "coeff": 0.3}, group_size=2)
-    model = copy.deepcopy(algo.learner_group._learner.model)
-    (one,) = train(algo, 1, is_silent=True)
-    learner = algo.learner_group._learner
-    found = {}
-    for batch in learner._micro_batches[False]:
-        for episode in batch["episode"].unique().tolist():
-            found[episode] = batch["advantage"][batch["episode"] == episode].tolist()
-    groups = [of for _, of, _ in one.trained]
-    assert len(groups) == SLOTS == one.result["num_groups_entropy_shaped"] and len(found) == 2 * SLOTS
-    episode = 0
-    for of in groups:
-        assert of.rewards_G.tolist() == [1.0, 1.0]
-        for g in range(of.size):
-            told = slow_loss.told(model, None, of, g, 0.0, False)
-            np.testing.assert_allclose(found[episode], [0.3 * h.item() for h in told.entropy], atol=1e-5)
-            episode += 1
-    learned = one.result["learners"]["default_policy"]
-    assert learned["num_nonfinite_gradients"] == 0 < learned["gradients_default_optimizer_global_norm"]
-    check_visits(algo, [one])

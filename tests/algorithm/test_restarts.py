@@ -87,14 +87,14 @@ def test_groups_of_a_runner_that_is_away_are_played_by_the_others():
     with ahead.at_rest():
         for i in (1, 2):
             prompts = {f"{i}.{slot}": Prompt("world", f"{i} {slot}") for slot in range(3)}
-            ahead.launch(i, {"prompts": prompts, "seed": i}, dict.fromkeys(prompts, 4))
+            ahead.launch(i, {"prompts": prompts, "seed": i, "group_size": 4})
         runners.ids = [1, 3]
         assert ahead.restarted({2: DIED}) == 3
         assert ahead.loads() == {1: (3 + 2) * 4, 3: 4}
         assert ahead._take_new(2) is None
         assert set(ahead._take_new(1)["prompts"]) == {"1.0", "1.1", "1.2", "2.0", "2.2"}
         third = ahead._take_new(3)
-        assert (set(third["prompts"]), third["seed"], third["group_sizes"]) == ({"2.1"}, 2, {"2.1": 4})
+        assert (set(third["prompts"]), third["seed"], third["group_size"]) == ({"2.1"}, 2, 4)
         assert len(ahead.outstanding) == 6
         ahead.close()
 

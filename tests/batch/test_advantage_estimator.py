@@ -149,31 +149,6 @@ STORED = {KEY: meta_of([0, 1, 0.2, 1], "a", "reuse")}
 DEAD = meta_of([0, 0], "a")
 
 
-# --- silent groups ----------------------------------------------------------------------------------------------
-
-SILENT = [meta_of([1, 1], "a"), meta_of([1, 0], "b"), meta_of([0.2, 0.2, 0.2], "c")]
-
-
-def test_silent_groups_are_skipped_or_get_a_sign_by_success():
-    assert [group.prompt.key for group in compare(SILENT).groups] == [SILENT[1].prompt.key]
-    compared = compare(SILENT, silent_groups="zvp", zvp_coeff=0.25, advantage="mean_only")
-    expected = [[0.25, 0.25], [0.5, -0.5], [-0.25] * 3]
-    assert as_lists(compared.advantages) == expected == [a.tolist() for a in compared.played]
-    assert [group.is_silent for group in compared.groups] == [True, False, True]
-    assert compared.counts["num_groups_entropy_shaped"] == 2
-    (shard,) = build_shards(compared.groups, compared.advantages, 1, 1.0)
-    assert shard.is_silent_P.tolist() == [True, False, True]
-
-
-def test_the_diversity_bonus_weighs_silent_groups_too():
-    compared = compare(SILENT[:1], silent_groups="zvp", bonuses=[(1.0, 2.0)])
-    assert as_lists(compared.advantages) == [[0.1, 0.2]]
-
-
-def test_stored_silent_groups_are_not_trained_on():
-    stored = [meta_of([1, 1], "d", "reuse"), meta_of([1, 0], "e", "reuse")]
-    assert len(compare(SILENT[:1], reused=stored, silent_groups="zvp").groups) == 2
-
 
 @pytest.mark.parametrize(
     "rewards, expected",
@@ -216,7 +191,6 @@ def test_rlep_adds_successes_to_any_group():
         "num_groups_rescued": 1,
         "num_episodes_rescued": 1,
         "num_episodes_not_positive": 0,
-        "num_groups_entropy_shaped": 0,
     }
 
 

@@ -257,9 +257,6 @@ BAD = [
     ({"loss": "dapo"}, "dynamic_sampling_tries = 10 with advantage = 'posterior'; expected 0"),
     ({"advantage": "group", "reuse_advantage": "posterior"}, "expected it with advantage = 'posterior' only"),
     ({"advantage": {"name": "posterior", "use_critic": True}}, "use_critic = True"),
-    ({"rollout": "screening"}, "rollout = 'screening' with advantage = 'posterior'; expected one of 'group'"),
-    ({"rollout": "knapsack", "group_size": 1}, "rollout = 'knapsack' with group_size = 1; expected at least 3"),
-    ({"silent_groups": "zvp"}, "silent_groups = 'zvp' with advantage = 'posterior'; expected one of 'group'"),
     ({"advantage": "group", "group_size": 1}, "group_size = 1; expected an integer of at least 2, or advantage"),
 ]
 

@@ -201,20 +201,6 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
     sharded.shutdown()
 
 
-@pytest.mark.slow
-def test_silent_groups_are_shaped_alike_by_any_number_of_learners(config, ray_here):
-    config = changed(config, lr=0.0, silent_groups="zvp")
-    local = learner_group(config)
-    plain, _ = update(local, GROUPS, STORED)
-    wanted, _ = update(local, GROUPS, STORED, silent=(0, 2))
-    assert relative_gap(plain[0], wanted[0]) > 1e-2
-    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
-    sharded = learner_group(two.training(fsdp=True))
-    for one in update(sharded, GROUPS, STORED, silent=(0, 2))[0]:
-        assert relative_gap(one, wanted[0]) < 1e-5
-    sharded.shutdown()
-
-
 # --- settings that do not go together ---------------------------------------------------------------
 
 
@@ -278,5 +264,3 @@ def test_learners_and_heads_must_be_divisible(config, kind, num_learners, size, 
 def test_an_unknown_layer_is_named(config, ray_here):
     with pytest.raises(ValueError, match=r"lora_targets = \['qq'\]; \['qq'\] are none of the model's layers"):
         learner_group(changed(config, lora_rank=2, lora_targets=("qq",)))
-
-

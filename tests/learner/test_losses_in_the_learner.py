@@ -55,7 +55,7 @@ def gradient(learners):
     learner = learners._learner
     kept, critic = learner.config, learner.critic
 
-    def run(played=GROUPS, stored=(), reuse_coeff=1.0, silent=(), **given):
+    def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
         replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
         off = {"advantage": "preset", "use_critic": False, "kl_coeff": 0.0}
         learner.config = kept.copy(copy_frozen=False).training(**{**off, **given}).replay(**replay)
@@ -64,18 +64,17 @@ def gradient(learners):
         learner.critic = critic if settings.use_critic else None
         arguments = (settings.aggregation, settings.longest_answer, settings.reuse_normalisation)
         names = dict(zip(("aggregation", "longest", "normalisation"), arguments, strict=True))
-        (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, silent=silent, **names)
+        (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
         return got, stats, lambda bounds=(0, 0): slowly(
-            learner, settings, played, stored, reuse_coeff, bounds, silent
+            learner, settings, played, stored, reuse_coeff, bounds
         )
 
     yield run
     learner.config, learner.critic = kept, critic
 
 
-def slowly(learner, settings, played, stored, reuse_coeff, bounds, silent):
+def slowly(learner, settings, played, stored, reuse_coeff, bounds):
     """Return the gradient of the slow loss."""
-    silent_ids = {played[p].group_id for p in silent}
     groups = [(g, False) for g in played] + [(g, True) for g in stored]
     reference = learner.reference.model if settings.kl_coeff else None
     episodes = [
@@ -83,9 +82,6 @@ def slowly(learner, settings, played, stored, reuse_coeff, bounds, silent):
         for group, is_reused in groups
         for g in range(group.size)
     ]
-    owners = [group for group, _ in groups for _ in range(group.size)]
-    for one, group in zip(episodes, owners, strict=True):
-        one.is_silent = group.group_id in silent_ids
     return slow_loss.gradient(learner.model, settings, episodes, reuse_coeff, bounds)
 
 
@@ -245,18 +241,6 @@ def expected_tokens(learner, num):
     mean_a, mean_p = (np.mean([row[i] for row in rows]) for i in (0, 1))
     chances = sorted((k, token) for a, p, k, token in rows if (a - mean_a) * (p - mean_p) > 0)
     return {token for _, token in chances[:num]}
-
-
-@pytest.mark.parametrize("micro_batch_tokens", [60, 10_000])
-def test_silent_groups_are_shaped_by_entropy_and_others_are_not(gradient, micro_batch_tokens):
-    """The advantages of the first and third group stand for +-coeff; stored groups are never shaped."""
-    given = {**BARE, "stored": STORED, "silent_groups": "zvp", "micro_batch_tokens": micro_batch_tokens}
-    plain, *_ = gradient(**given)
-    shaped, _, slow = gradient(**given, silent=(0, 2))
-    assert relative_gap(shaped, slow()) < 1e-5
-    assert relative_gap(shaped, plain) > 1e-2
-    off, *_ = gradient(**{**given, "silent_groups": "skip"}, silent=(0, 2))
-    assert relative_gap(off, plain) < 1e-6
 
 
 def test_a_kl_in_the_reward_is_measured_and_not_in_the_loss(gradient):

@@ -24,7 +24,6 @@ class Told:
     advantage: float
     is_reused: bool
     reference: list[float] = field(default_factory=list)
-    is_silent: bool = False
 
     @property
     def num(self) -> int:
@@ -150,9 +149,6 @@ def kl(estimator: str, d: torch.Tensor) -> torch.Tensor:
 
 def advantages(settings: LossSettings, one: Told) -> list[float]:
     """Return the advantage of each token; without a value head GAE is lambda^(tokens left) times the return."""
-    if one.is_silent:
-        entropy = [x.item() for x in one.entropy]
-        return [one.advantage * (h if one.advantage > 0 else max(entropy) - h) for h in entropy]
     if settings.advantage != "gae":
         return [one.advantage] * one.num
     return [settings.gae_lambda ** (one.num - 1 - t) * one.advantage for t in range(one.num)]

@@ -175,10 +175,6 @@ CONTRADICTIONS = [
     ({"advantage": "gae", "dynamic_sampling_tries": 2}, "groups of equal rewards have a signal"),
     ({"advantage": "gae", "reuse_advantage": "group"}, "reuse_advantage = 'group' with advantage = 'gae'"),
     ({"reuse_advantage": "gae"}, "expected it with advantage = 'gae' only"),
-    ({"silent_groups": "zvp", "advantage": "gae"}, "silent_groups = 'zvp' with advantage = 'gae'; expected one of"),
-    ({"silent_groups": "zvp", "loss": "dapo"}, "silent_groups = 'zvp' with dynamic_sampling_tries = 10; expected 0"),
-    ({"silent_groups": {"name": "zvp"}, "rescue": "rlep"}, "silent_groups = 'zvp' with rescue = 'rlep'; expected"),
-    ({"silent_groups": {"name": "skip", "coeff": 1.0}}, "expected it only with silent_groups = 'zvp', not 'skip'"),
 ]
 
 

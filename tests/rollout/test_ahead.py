@@ -20,6 +20,7 @@ from rllib_srl.types import Prompt
 from tests.waiting import wait_until
 
 MOST_BEGUN = 6  # episodes of a runner
+SIZE = 2  # episodes of a group
 
 
 class Runners:
@@ -42,7 +43,7 @@ class Runners:
         own = self._playing[runner_id]
         for group_id in begin["prompts"] if begin else ():
             assert group_id not in own
-            own[group_id] = self._rng.randint(1, 3), begin["group_sizes"][group_id]
+            own[group_id] = self._rng.randint(1, 3), begin["group_size"]
             self.began[group_id] = self.now
         self.most_begun = max(self.most_begun, sum(size for _, size in own.values()))
         self._ready_at[runner_id] = time.monotonic() + self._rng.uniform(0, 0.002)
@@ -71,10 +72,10 @@ class Runners:
 def launch(ahead: RolloutsAhead, names: list[str], rng: random.Random) -> None:
     """Launch each group on the runner with the fewest episodes, as the algorithm does."""
     for name in names:
-        loads, size = ahead.loads(), rng.randint(1, 3)
+        loads = ahead.loads()
         prompt = Prompt("world", name)
-        arguments = {"prompts": {name: prompt}, "group_size": size, "seed": None}
-        ahead.launch(min(loads, key=loads.__getitem__), arguments, {name: size})
+        arguments = {"prompts": {name: prompt}, "group_size": SIZE, "seed": None}
+        ahead.launch(min(loads, key=loads.__getitem__), arguments)
 
 
 @settings(max_examples=30, deadline=None)

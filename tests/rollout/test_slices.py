@@ -75,7 +75,8 @@ def to_the_first(in_play, slices_s):
 
 
 def test_a_group_is_returned_once_when_its_last_episode_has_ended(in_play):
-    in_play.add(prompts("a", "long b"), {"1.a": 2, "1.long b": 3}, deadline_s=60, revisits=["1.a"], shown=["1.long b"])
+    in_play.add(prompts("a"), 2, deadline_s=60, revisits=["1.a"])
+    in_play.add(prompts("long b"), 3, deadline_s=60, shown=["1.long b"])
     start = time.monotonic()
     first = to_the_first(in_play, 8 * STEP_S)
     first_s = time.monotonic() - start
@@ -91,7 +92,7 @@ def test_a_group_is_returned_once_when_its_last_episode_has_ended(in_play):
 
 
 def test_a_turn_spans_the_versions_of_its_slices(in_play):
-    in_play.add(prompts("long"), {"1.long": 2}, deadline_s=60)
+    in_play.add(prompts("long"), 2, deadline_s=60)
     while in_play._player.engine.num_steps < 2:
         assert in_play.advance(time.monotonic() + 5 * STEP_S) == []
     in_play._player.engine.version = 8
@@ -100,17 +101,17 @@ def test_a_turn_spans_the_versions_of_its_slices(in_play):
 
 
 def test_new_groups_join_between_slices_and_an_id_only_once(in_play):
-    in_play.add(prompts("long"), {"1.long": 1}, deadline_s=60)
+    in_play.add(prompts("long"), 1, deadline_s=60)
     in_play.advance(time.monotonic() + 2 * STEP_S)
-    in_play.add(prompts("a"), {"1.a": 2}, deadline_s=60)
+    in_play.add(prompts("a"), 2, deadline_s=60)
     with pytest.raises(ValueError, match=r"^group '1.long' is in play already; expected new group ids$"):
-        in_play.add(prompts("long"), {"1.long": 1}, deadline_s=60)
+        in_play.add(prompts("long"), 1, deadline_s=60)
     assert set(in_play.prompts) == {"1.long", "1.a"}
     assert [one.group_id for one in to_the_end(in_play)] == ["1.a", "1.long"]
 
 
 def test_a_slice_ends_with_enough_groups_and_loses_none(in_play, monkeypatch):
-    in_play.add(prompts("a", "b", "c"), dict.fromkeys(prompts("a", "b", "c"), 2), deadline_s=60)
+    in_play.add(prompts("a", "b", "c"), 2, deadline_s=60)
     monkeypatch.setattr("rllib_srl.rollout.player._REST_S", 20.0)
     found = [in_play.advance(time.monotonic() + 60, enough=1) for _ in range(3)]
     assert [len(ended) for ended in found] == [1, 1, 1] and len(in_play) == 0
@@ -119,8 +120,8 @@ def test_a_slice_ends_with_enough_groups_and_loses_none(in_play, monkeypatch):
 
 
 def test_only_the_overdue_are_aborted(in_play):
-    in_play.add(prompts("long a"), {"1.long a": 1}, deadline_s=4 * STEP_S)
-    in_play.add(prompts("long b"), {"1.long b": 1}, deadline_s=60)
+    in_play.add(prompts("long a"), 1, deadline_s=4 * STEP_S)
+    in_play.add(prompts("long b"), 1, deadline_s=60)
     first, second = to_the_end(in_play)
     assert (first.group_id, second.group_id) == ("1.long a", "1.long b")
     assert [one.episodes[0].custom_data["stop_reason"] for one in (first, second)] == [
@@ -132,7 +133,7 @@ def test_only_the_overdue_are_aborted(in_play):
 
 def test_a_slice_does_not_wait_for_an_environment(in_play):
     in_play._player.engine.calls = None
-    in_play.add(prompts("sleep-step"), {"1.sleep-step": 1}, deadline_s=120)
+    in_play.add(prompts("sleep-step"), 1, deadline_s=120)
     start = time.monotonic()
     assert in_play.advance(start + 0.15) == []
     assert time.monotonic() - start < PROMPT_S
@@ -143,7 +144,7 @@ def test_a_slice_does_not_wait_for_an_environment(in_play):
 
 
 def test_closing_frees_engine_and_environments(in_play):
-    in_play.add(prompts("long", "a"), {"1.long": 2, "1.a": 1}, deadline_s=60)
+    in_play.add(prompts("long", "a"), 2, deadline_s=60)
     in_play.advance(time.monotonic() + 2 * STEP_S)
     in_play.close()
     assert len(in_play) == 0 and in_play._player.num_unfinished == 0
@@ -152,11 +153,11 @@ def test_closing_frees_engine_and_environments(in_play):
 
 def test_a_slice_ends_when_all_episodes_wait(in_play):
     in_play._player.engine.calls = None
-    in_play.add(prompts("sleep-step"), {"1.sleep-step": 2}, deadline_s=120)
+    in_play.add(prompts("sleep-step"), 2, deadline_s=120)
     start = time.monotonic()
     assert in_play.advance(start + 50) == []  # long before 50 s, and before the call has timed out
     assert time.monotonic() - start < PROMPT_S and len(in_play) == 1
-    in_play.add(prompts("a"), {"1.a": 1}, deadline_s=60)
+    in_play.add(prompts("a"), 1, deadline_s=60)
     assert [one.group_id for one in to_the_first(in_play, 0.1)] == ["1.a"]
     in_play._player.calls.timeout_s = 0.5
     assert [one.group_id for one in to_the_end(in_play)] == ["1.sleep-step"]
