@@ -250,23 +250,23 @@ def broken(side: Mapping[str, Any], max_lag: int) -> Iterator[str]:
 def verdict(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return how a case ended in a line, and a line for each difference that is not expected."""
     if name in BY_INVARIANTS:
-        found = [f"{side}: {line}" for side, one in (("here", here), ("there", there)) for line in broken(one, 1)]
+        found = [f"here: {line}" for line in broken(here, 1)] + [f"there: {line}" for line in broken(there, 1)]
         return f"{len(found)} invariants broken" if found else f"invariants kept ({len(here['said'])} episodes)", found
     left_out = {"weights"} if name in BY_SUMS else {"sums"}
-    sides = [{part: value for part, value in one.items() if part not in left_out} for one in (here, there)]
+    one, other = ({part: value for part, value in side.items() if part not in left_out} for side in (here, there))
     known: dict[str, int] = {}
     found = []
-    for line in differences(*sides):
-        reasons = [one.reason for one in EXPECTED if re.fullmatch(one.case, name) and re.match(one.place, line)]
+    for line in differences(one, other):
+        reasons = [e.reason for e in EXPECTED if re.fullmatch(e.case, name) and re.match(e.place, line)]
         if reasons:
             known[reasons[0]] = known.get(reasons[0], 0) + 1
         else:
             found.append(line)
-    num = sum(len(result.keys() & other.keys()) for result, other in zip(*(s["results"] for s in sides), strict=False))
+    num = sum(len(mine.keys() & its.keys()) for mine, its in zip(one["results"], other["results"], strict=False))
     state = f"{len(found)} differences" if found else "equal"
     about = [f"{num} metrics", f"{len(here['said'])} episodes", f"weights {here['weights'][:12]}"]
     about += [f"{count} expected differences: {reason}" for reason, count in known.items()]
-    about += sorted(set(one_sided(*sides)))
+    about += sorted(set(one_sided(one, other)))
     return f"{state} ({', '.join(about)})", found
 
 

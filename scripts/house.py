@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -61,6 +61,7 @@ BUDGETS = {
     "settings": 160,
 }
 LONGEST = 600  # lines of a file
+Counts = tuple[int, int, int]  # files, lines, statements
 
 
 # --- walk -------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def walk(root: Path, directory: Path) -> dict[str, Walk]:
     finally:
         hook.is_on = False
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     algo.stop()
     if not hook.has_gradient or not hook.called & set(ARRIVALS) or not hook.called & set(DRAWS):
         raise RuntimeError(f"gradient: {hook.has_gradient}, calls of {MEMORY}: {sorted(hook.called)}; expected both")
@@ -202,9 +203,9 @@ def folder_of(path: Path) -> str:
     return {"storage": "common"}.get(folder, folder)
 
 
-def counts_by_folder(root: Path, paths: Sequence[Path]) -> dict[str, tuple[int, int, int]]:
+def counts_by_folder(root: Path, paths: Sequence[Path]) -> dict[str, Counts]:
     """Return folder -> files, lines, statements."""
-    found: dict[str, tuple[int, int, int]] = {}
+    found: dict[str, Counts] = {}
     for path in paths:
         row = folder_of(path.relative_to(root))
         files, lines, statements = found.get(row, (0, 0, 0))
@@ -234,7 +235,7 @@ def dependencies(root: Path) -> list[str]:
     return parser["options"]["install_requires"].split("\n")[1:]
 
 
-def rows_of(root: Path) -> Iterator[tuple[str, str, str, str, str]]:
+def rows_of(root: Path) -> Iterator[list[str]]:
     """Yield the rows of the table of lines: name, files, lines, statements, budget of lines."""
     paths = tracked(root)
     by_folder = counts_by_folder(root, paths)
@@ -242,29 +243,27 @@ def rows_of(root: Path) -> Iterator[tuple[str, str, str, str, str]]:
     top = {path.relative_to(root).parts[0] for path in paths} - {"rllib_srl"}
     core = {name: row for name, row in by_folder.items() if name not in top and name != "contrib"}
 
-    def row(name: str, found: tuple[int, int, int], budget: int | None) -> tuple[str, str, str, str, str]:
-        return (name, *(f"{number:,}" for number in found), f"{budget:,}" if budget else "")
+    def row(name: str, found: Iterable[Counts], budget: int | None) -> list[str]:
+        return [name, *(f"{sum(numbers):,}" for numbers in zip(*found, strict=True)), f"{budget:,}" if budget else ""]
 
     for name in sorted(core):
-        yield row(f"rllib_srl/{name}", core[name], BUDGETS.get(name))
-    totals = [tuple(map(sum, zip(*core.values(), strict=True)))]
-    yield row("core together", totals[0], BUDGETS["core"])
+        yield row(f"rllib_srl/{name}", [core[name]], BUDGETS.get(name))
+    yield row("core together", core.values(), BUDGETS["core"])
     for name in ("contrib", *sorted(top)):
         if name in by_folder:
-            yield row(name, by_folder[name], BUDGETS.get(name))
-    yield row("all tracked Python", tuple(map(sum, zip(*by_folder.values(), strict=True))), None)
-    num_files = totals[0][0]
+            yield row(name, [by_folder[name]], BUDGETS.get(name))
+    yield row("all tracked Python", by_folder.values(), None)
     too_long = [path for path in package if num_lines(path) > LONGEST and "contrib" not in path.parts]
-    yield ("files of the core", f"{num_files:,}", "", "", f"{BUDGETS['files']:,}")
-    yield (f"files of the core above {LONGEST} lines", f"{len(too_long)}", "", "", "0")
-    yield ("settings", f"{num_settings(root)}", "", "", f"{BUDGETS['settings']}")
-    yield ("commands", f"{num_commands(root)}", "", "", "")
-    yield ("hard dependencies", f"{len(dependencies(root))}", "", "", "")
+    yield ["files of the core", f"{sum(files for files, _, _ in core.values())}", "", "", f"{BUDGETS['files']}"]
+    yield [f"files of the core above {LONGEST} lines", f"{len(too_long)}", "", "", "0"]
+    yield ["settings", f"{num_settings(root)}", "", "", f"{BUDGETS['settings']}"]
+    yield ["commands", f"{num_commands(root)}", "", "", ""]
+    yield ["hard dependencies", f"{len(dependencies(root))}", "", "", ""]
 
 
 def print_lines(root: Path) -> None:
     """Print the table of lines."""
-    rows = [("", "files", "lines", "statements", "at most"), *rows_of(root)]
+    rows = [["", "files", "lines", "statements", "at most"], *rows_of(root)]
     widths = [max(len(row[at]) for row in rows) for at in range(5)]
     for name, *numbers in rows:
         cells = [f"{number:>{width}}" for number, width in zip(numbers, widths[1:], strict=True)]
