@@ -7,15 +7,13 @@
 Restoring syncs the restored weights to every engine and resets the memory to the snapshot's journal position.
 RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
 only checkpoints sealed with this user's key; `restore_weights` reads arrays only and accepts any checkpoint.
-
-A run that loses a learner restores its newest checkpoint by the same path and goes on; see `step`.
 """
 
 from __future__ import annotations
 
-import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +30,17 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.metrics import Report
-from rllib_srl.algorithm.nodes.asking import token_in
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
+from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
 from rllib_srl.curriculum.controller import Controller
 from rllib_srl.curriculum.filling import Filler
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
 from rllib_srl.learner.fsdp.sharded_state import load_sharded
-from rllib_srl.learner.group.learners import LearnerFailure, Learners
-from rllib_srl.learner.group.regrouping import regrouped
+from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.model_setup import export
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
@@ -62,12 +59,6 @@ from rllib_srl.weights.sync import WeightSync
 
 SNAPSHOTS = "memory"  # path within a checkpoint
 MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)  # likewise
-MAX_REBUILDS = 3  # of the learners, between two checkpoints
-REPLACE_S = 30.0  # how long a lost learner's place is waited for, on clusters that do not grow by themselves
-KEPT_COUNTS = (  # not reset by a rebuild
-    *("num_learner_rebuilds", "num_iterations_repeated"),
-    *("num_runner_restarts", "num_runners_lost", "num_groups_played_again"),
-)
 TUNES_PICKLE = "_dict_checkpoint.pkl"  # if present, Tune unpickles it before it calls `restore_from_path`
 
 
@@ -92,10 +83,8 @@ class SavedAlgorithm(Algorithm):
     policy_kl: float
     seed: int
     ahead: RolloutsAhead | None
-    _newest: tuple[Path, bool] | None = None  # the checkpoint last written or restored; was `trust` given?
-    _begin: dict[str, Any] | None = None  # the state before the first iteration, without the learners', until then
+    _newest: Path | None = None  # the checkpoint last written or restored
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
-    _num_rebuilds = 0  # of the learners since `_newest` was written
     _is_saving = False
     _counted: tuple[int, int] = (0, 0)  # newest iteration whose groups were numbered, and how many they are
     _again: Sequence[tuple[Prompt, bool]] = ()  # prompts in play when the restored state was saved; is it a revisit?
@@ -107,42 +96,35 @@ class SavedAlgorithm(Algorithm):
         In this order a killed run can have logged an iteration that it repeats, and none that it will never log.
 
         Raises:
-            LearnerFailure: as `step`.
+            ProcessLost: a process is gone that cannot be replaced within this run. The learners have been ended.
         """
-        while True:
+        with self._losses_reported():
             result: dict[str, Any] = super().train()
-            if not self._is_due:
-                return result
-            try:
+            if self._is_due:
                 self.save_to_path(checkpoints.place_for(Path(self.logdir), self.iteration))
-            except LearnerFailure as failure:
-                self._rebuild_learners(failure)
-                continue
-            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
-            return result
+                checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
+        return result
+
+    @contextmanager
+    def _losses_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # any: what Ray raises depends on who notices the loss
+            if not is_loss(error):
+                raise
+            self.learners.end()  # they may wait for the lost one in a collective, without a limit
+            raise ProcessLost(first_line(cause_of(error)), self._newest_checkpoint()) from error
+
+    def _newest_checkpoint(self) -> str | None:
+        written = [self._newest] if self._newest and (self._newest / checkpoints.MANIFEST).is_file() else []
+        found = written or checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves what was written
+        return str(found[-1]) if found else None
 
     def step(self) -> dict[str, Any]:
-        """Run one iteration; if a learner is lost, go on from the newest checkpoint with new learners.
-
-        Before the first checkpoint the run begins again.
-
-        Raises:
-            LearnerFailure: a learner was lost, and the run writes no checkpoints, or learners were lost `MAX_REBUILDS`
-                times more before the next checkpoint.
-        """
-        while True:
-            try:
-                return self._iterate()
-            except LearnerFailure as failure:
-                self._rebuild_learners(failure)
-
-    def _iterate(self) -> dict[str, Any]:
         """Run one iteration, and decide whether a checkpoint is due after it, or request one from Tune.
 
         One is due every `checkpoint_every` iterations, and when Ray drains the node of a learner or of this process.
         """
-        if self._newest is None and self._begin is None and self.config.checkpoint_every and not self.runners.is_local:
-            self._begin = self.get_state(not_components=COMPONENT_LEARNER_GROUP)
         results: dict[str, Any] = super().step()
         every = self.config.checkpoint_every
         is_due = bool(every) and (self._is_drain_noticed() or (self.iteration + 1) % every == 0)
@@ -160,65 +142,6 @@ class SavedAlgorithm(Algorithm):
             self.report.warn(f"Ray drains node {node[:8]} of this run; writing a checkpoint")
         return bool(new)
 
-    def _rebuild_learners(self, failure: LearnerFailure) -> None:
-        """Start new learners, as many as find a place, and restore the newest checkpoint."""
-        iteration, counts = self.iteration, {name: self.metrics.peek(name, default=0) for name in KEPT_COUNTS}
-        is_restored = False
-        while not is_restored:
-            place = self._to_go_on_from(failure)
-            self._num_rebuilds += 1
-            counts["num_learner_rebuilds"] += 1
-            attempt = f"attempt {self._num_rebuilds} of {MAX_REBUILDS}"
-            self.report.warn(f"{failure}; starting new learners from {place or 'the beginning'} ({attempt})")
-            try:
-                self._regroup()
-                self._go_back(place)
-                is_restored = True
-            except LearnerFailure as another:
-                failure = another
-        counts["num_iterations_repeated"] += iteration - self.iteration
-        for name, number in counts.items():  # those of the checkpoint were restored
-            if number or name == "num_iterations_repeated":
-                self.report.count(name, number - self.metrics.peek(name, default=0))
-        num, wanted = self.learners.num, self.config.num_learners
-        self.report.warn(f"training goes on after iteration {self.iteration} with {num} of {wanted} learners")
-
-    def _regroup(self) -> None:
-        self.weight_sync.forget()
-        if self.learner_group.is_local:  # it is whole, what it should have trained on is lost
-            return
-        start_s = self.config.start_timeout_s
-        wait_s = min(REPLACE_S, start_s) if self.config.check_resources else start_s
-        self.learner_group = regrouped(self.learner_group, self.config, wait_s, start_s)
-        self.learners.use(self.learner_group)
-        self._check_joined(self.learners.nodes)
-
-    def _to_go_on_from(self, failure: LearnerFailure) -> Path | None:
-        """Return the newest checkpoint, None for the beginning of the run.
-
-        Raises:
-            LearnerFailure: the learners were rebuilt `MAX_REBUILDS` times since, or the run writes no checkpoints.
-        """
-        if self._num_rebuilds >= MAX_REBUILDS:
-            raise LearnerFailure(f"{failure}; {MAX_REBUILDS} groups of learners were lost since the last checkpoint")
-        if self._newest is None and self._begin is None:
-            raise LearnerFailure(
-                f"{failure}; there is no checkpoint to go on from: checkpoint_every = {self.config.checkpoint_every}"
-            )
-        if self._newest is None or (self._newest[0] / checkpoints.MANIFEST).is_file():
-            return self._newest and self._newest[0]
-        found = checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves what was written to its own place
-        if not found:
-            raise LearnerFailure(f"{failure}; the last checkpoint, {self._newest[0]}, is gone")
-        return found[-1]
-
-    def _go_back(self, place: Path | None) -> None:
-        if place is None:
-            self.set_state(self._begin or {})
-            self._sync_restored()
-        else:
-            self.restore_from_path(place, trust=self._newest is not None and self._newest == (place, True))
-
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return RLlib's state and SRL's: version, seed, prompt source, memory, estimator, reference and planner."""
         own: dict[str, Any] = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
@@ -230,8 +153,8 @@ class SavedAlgorithm(Algorithm):
         own["in_play"] = [(prompt_fields(one.prompt), one.is_revisit) for one in in_play]
         own["in_play"] += [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self._again]
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
-            if kwargs.get("not_components") != COMPONENT_LEARNER_GROUP:
-                self._gather_learners()
+            if self.config.is_sharded:  # RLlib reads the full state from one learner
+                self.learners.gather(self.config.sync_timeout_s)
             own["snapshot"] = str(Path(self.logdir) / JOURNALS / f"state_{uuid.uuid4().hex[:12]}")
             self.memory.snapshot(Path(own["snapshot"]))
         return {**super().get_state(*args, **kwargs), "srl": own}
@@ -286,14 +209,8 @@ class SavedAlgorithm(Algorithm):
             return self._save_to(path, key, **kwargs)
         with checkpoints.written_whole(Path(path)):
             saved = self._save_to(path, key, **kwargs)
-        self._newest, self._num_rebuilds = (Path(saved).absolute(), False), 0
-        self._forget_begin()
+        self._newest = Path(saved).absolute()
         return saved
-
-    def _forget_begin(self) -> None:
-        if self._begin is not None:
-            shutil.rmtree(self._begin["srl"]["snapshot"], ignore_errors=True)
-        self._begin = None
 
     def _save_to(self, path: Any, key: bytes, **kwargs: Any) -> str:
         self.learners.check_alive(self.config.sync_timeout_s)  # RLlib does not report the death of a learner
@@ -319,11 +236,6 @@ class SavedAlgorithm(Algorithm):
         about |= {"engine": "stub"} if self.config.is_stub else {}
         checkpoints.seal(Path(saved), about, key)
         return saved
-
-    def _gather_learners(self) -> None:
-        """With `fsdp`, let all learners gather the full state that RLlib then reads from one of them."""
-        if self.config.is_sharded:
-            self.learners.gather(self.config.sync_timeout_s)
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_orphan_groups", self.memory.restore(directory))
@@ -359,8 +271,7 @@ class SavedAlgorithm(Algorithm):
             self._restore_memory(Path(path) / SNAPSHOTS)
         self._sync_restored()
         if component is None:
-            self._newest = Path(path).absolute(), trust
-            self._forget_begin()
+            self._newest = Path(path).absolute()
 
     def restore_weights(self, path: Any) -> None:
         """Load only the weights of a checkpoint and sync them to every engine; no pickle is opened.
@@ -427,8 +338,12 @@ class SavedAlgorithm(Algorithm):
         target = Path(directory).absolute()
         is_new = not target.exists()
         target.mkdir(parents=True, exist_ok=True)
-        with token_in(target) as token:
+        token = target / f".shared-{uuid.uuid4().hex}"
+        token.touch()
+        try:
             is_seen = self.learners.first_sees(str(token), self.config.sync_timeout_s)
+        finally:
+            token.unlink(missing_ok=True)
         if is_new:
             target.rmdir()
         if not is_seen:

@@ -170,6 +170,30 @@ def gpus_ray_finds() -> int:
     return int(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
 
 
+def build_fault(num_gpus: float) -> str:
+    """Return the message for a torch that is built for CPUs beside GPUs that Ray declares, "" if that is not so."""
+    if not num_gpus or torch.version.cuda or torch.version.hip:
+        return ""
+    return (
+        f"this machine declares {num_gpus:g} GPUs to Ray, but torch {torch.__version__} here is built for CPUs; "
+        "expected a build for CUDA (bash scripts/setup.sh --set gpu), or no GPUs: num_gpus_per_env_runner = 0, "
+        "num_gpus_per_learner = 0"
+    )
+
+
+def check_build(config: Any) -> None:
+    """Refuse a run on GPUs of this node whose torch is built for CPUs.
+
+    Raises:
+        PlacementError: it is.
+    """
+    if config.num_gpus_per_env_runner or config.num_gpus_per_learner:
+        here = ray.get_runtime_context().get_node_id()
+        (resources,) = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
+        if line := build_fault(float(resources.get("GPU", 0))):
+            raise PlacementError(line)
+
+
 def draining_nodes() -> set[str]:
     """Return the ids of nodes that Ray is about to lose: pre-empted, scaled down or drained by hand."""
     return set(ray._private.state.state.get_draining_nodes())  # Ray 2.60 has no public name for it

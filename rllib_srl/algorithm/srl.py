@@ -39,9 +39,7 @@ from rllib_srl.algorithm.contamination.gate import GateSettings, guard
 from rllib_srl.algorithm.evaluation import evaluate, evaluate_pool, refuse_without_pool
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
-from rllib_srl.algorithm.nodes.asking import check_joined, check_learner_nodes, check_nodes
-from rllib_srl.algorithm.nodes.reports import NodeError, NodeReport, smallest_card
-from rllib_srl.algorithm.resources import card_bytes_here, check_cluster_holds
+from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
 from rllib_srl.algorithm.tracking.tracking import start_tracking
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
@@ -92,7 +90,6 @@ class SRL(SavedAlgorithm):
     """
 
     config: SRLConfig
-    nodes: list[NodeReport]  # that were compared, the driver's first; [] if there is no other
     ahead: RolloutsAhead | None = None
     result_logs: tuple[Callable[[int, dict[str, Any]], None], ...] = ()  # called with each iteration and its result
 
@@ -121,12 +118,11 @@ class SRL(SavedAlgorithm):
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         starting.info("preparing the model")
         model_dir = self.config.model_dir()  # once, before runners and learners start
-        self.nodes = check_nodes(self.config, self._request, Path(self.logdir))
+        check_build(self.config)
         if self.config.is_stub:
             logging.getLogger(__name__).warning("engine = 'stub': no model is trained, answers follow a law")
         else:
-            card_bytes = smallest_card(self.nodes) if self.nodes else card_bytes_here()
-            check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes)
+            check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         self._guard_evaluation()
@@ -141,9 +137,6 @@ class SRL(SavedAlgorithm):
             self.source.check_divergence()
         self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
         self.runners.check_started(self.config.start_timeout_s)
-        self._check_joined({*self.learners.nodes, *self.runners.nodes.values()})
-        if self.nodes:
-            check_learner_nodes(self.nodes, self.learners.nodes, self.config, Path(self.logdir))
         self.ahead = self._start_ahead()
         starting.info("testing the weight sync")
         self.weight_sync = self._make_weight_sync(model_dir)
@@ -172,18 +165,6 @@ class SRL(SavedAlgorithm):
             starting.info("comparing training with evaluation questions")
             duration = int(self.config.evaluation_duration)
             self.source.leave_out(guard(self.source, settings, duration, Path(self.logdir)).left_out)
-
-    def _request(self) -> Any:
-        """Return what the run asks Ray for, without comparing it with the cluster."""
-        return super().default_resource_request(self.config)
-
-    def _check_joined(self, nodes: Collection[str]) -> None:
-        """Compare the nodes of processes that have started with the driver's, those that were not compared before.
-
-        Raises:
-            NodeError: a node does not fit.
-        """
-        self.nodes = check_joined(self.config, self._request, Path(self.logdir), self.nodes, set(nodes) - {""})
 
     def _start_ahead(self) -> RolloutsAhead | None:
         """Return what keeps the runners playing during updates, None if rollout and training take turns."""
@@ -491,7 +472,6 @@ class SRL(SavedAlgorithm):
                     f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again"
                 )
                 is_back = self.runners.revive(runner_id, failure, self.config.start_timeout_s)
-                is_back = is_back and self._fits(runner_id)
                 self.report.count("num_runner_restarts" if is_back else "num_runners_lost", 1)
                 try:
                     if is_back:
@@ -508,24 +488,9 @@ class SRL(SavedAlgorithm):
                         raise
                     failure = error.failure
 
-    def _fits(self, runner_id: int) -> bool:
-        """Return whether a restarted runner is on a node that fits the run; if not, leave the runner out.
-
-        Raises:
-            NodeError: it is not, and no other runner is left.
-        """
-        try:
-            self._check_joined({self.runners.nodes[runner_id]})
-        except NodeError as error:
-            if not self.runners.leave_out(runner_id):
-                raise
-            self.report.warn(f"runner {runner_id} plays no more in this run: {error}")
-            return False
-        return True
-
     def _welcome_runners(self) -> None:
         """Let runners that were away with their node play again, with the current weights."""
-        if not (back := [runner_id for runner_id in self.runners.returned() if self._fits(runner_id)]):
+        if not (back := self.runners.returned()):
             return
         self.report.warn(f"lost runners are back: {', '.join(map(str, back))}")
         with self._runners_at_rest():

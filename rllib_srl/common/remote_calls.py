@@ -20,7 +20,15 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from rllib_srl.types import ProcessBrokenError
 
@@ -116,6 +124,26 @@ class ActorFailure(RuntimeError):
     """A process that training needs died or timed out."""
 
 
+class ProcessLost(ActorFailure):
+    """A process is gone that a run cannot replace. The run can only be started again, from its newest checkpoint."""
+
+    def __init__(self, reason: str, checkpoint: str | None) -> None:
+        """Create the error.
+
+        Args:
+            reason: which process, and how it was lost.
+            checkpoint: path of the newest one; None: there is none.
+        """
+        super().__init__(reason, checkpoint)
+        self.reason, self.checkpoint = reason, checkpoint
+
+    def __str__(self) -> str:
+        """Return the reason and how to resume."""
+        if self.checkpoint is None:
+            return f"{self.reason}; no checkpoint was written yet (checkpoint_every): start the run again"
+        return f"{self.reason}; stop this algorithm and resume with SRL.from_checkpoint({self.checkpoint!r})"
+
+
 class RunnerFailure(ActorFailure):
     """A runner died or timed out; `failure` tells which, so that the caller can restart it."""
 
@@ -133,6 +161,25 @@ class RunnerFailure(ActorFailure):
     def __reduce__(self) -> tuple[type[RunnerFailure], tuple[int, Failure, str]]:
         """Support pickling: a Tune trial raises the error in another process."""
         return type(self), (self.runner_id, self.failure, self._what)
+
+
+# What Ray raises if a process or a node is gone. Other errors would come again.
+LOSSES = (
+    *(ActorFailure, ProcessBrokenError, RayActorError, WorkerCrashedError, NodeDiedError),
+    *(ObjectLostError, GetTimeoutError, OutOfMemoryError),
+)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the exception that a remote process raised, unwrapped from Ray's exceptions."""
+    while isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        error = error.cause
+    return error
+
+
+def is_loss(error: BaseException) -> bool:
+    """Return whether an exception tells of a lost process, so that starting the run again may help."""
+    return isinstance(cause_of(error), LOSSES)
 
 
 def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
@@ -161,12 +208,13 @@ def _value(ref: ray.ObjectRef[Any]) -> Any:
     try:
         return ray.get(ref, timeout=60)
     except RayActorError as error:
-        return Failure(f"died ({_first_line(error)})", is_silent=False)
+        return Failure(f"died ({first_line(error)})", is_silent=False)
     except RayTaskError as error:
         if isinstance(error.cause, ProcessBrokenError):
-            return Failure(f"cannot go on ({_first_line(error.cause)})", is_silent=True)
+            return Failure(f"cannot go on ({first_line(error.cause)})", is_silent=True)
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not empty, else the error's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -99,29 +99,6 @@ def described_model(name_or_path: str, cache_dir: str | Path | None = None) -> P
     return _from_hub_cache(name_or_path) or _download(name_or_path, allow_patterns=_DESCRIPTION)
 
 
-def model_here(name_or_path: str, cache_dir: str | Path | None = None) -> Path | None:
-    """Return the directory of a model that is on this machine, without unpacking or downloading anything.
-
-    Args:
-        name_or_path: as in `local_model`
-        cache_dir: as in `local_model`
-
-    Returns:
-        The directory; None if `local_model` would unpack or download it.
-
-    Raises:
-        ModelError: there is no such model, its directory is incomplete, or it would be downloaded in HF_HUB_OFFLINE.
-    """
-    if name_or_path in (SMOLLM2, TINY) or Path(name_or_path).expanduser().exists() or _looks_like_a_path(name_or_path):
-        return described_model(name_or_path, cache_dir)
-    from huggingface_hub import constants
-
-    found = _from_hub_cache(name_or_path)
-    if found is None and constants.HF_HUB_OFFLINE:
-        raise ModelError(f"model {name_or_path!r} is not in the hub's cache, and HF_HUB_OFFLINE is set")
-    return found
-
-
 class ModelSizes(NamedTuple):
     """Sizes of a model; None where its config.json does not contain one."""
 

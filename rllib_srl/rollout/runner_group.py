@@ -69,17 +69,11 @@ class RunnerGroup:
         self._group = group
         self._place_of: dict[int, Place] = {}
         self._away: dict[int, ray.ObjectRef[Place]] = {}  # answers to come of runners whose node died
-        self._left_out: set[int] = set()
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all runners but those that are away with their node or left out; 0 is the local one."""
-        return [0] if self.is_local else [i for i in self._actors() if i not in self._away and i not in self._left_out]
-
-    @property
-    def nodes(self) -> dict[int, str]:
-        """Return Ray's id of the node of each runner that has started, "" without Ray."""
-        return {i: self._place_of[i].node for i in self.ids if i in self._place_of}
+        """Return the ids of all runners but those that are away with their node; 0 is the local one."""
+        return [0] if self.is_local else [i for i in self._actors() if i not in self._away]
 
     def play_groups(
         self, arguments: Mapping[int, PlayArguments], version: int, timeout_s: float
@@ -232,15 +226,6 @@ class RunnerGroup:
             raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
         self._away[runner_id] = answer
         return False
-
-    def leave_out(self, runner_id: int) -> bool:
-        """End a runner for the rest of the run; return False, and do nothing, if no other is left."""
-        if not set(self.ids) - {runner_id}:
-            return False
-        self._left_out.add(runner_id)
-        self._group._worker_manager.set_actor_state(runner_id, healthy=False)
-        ray.kill(self._actors()[runner_id])
-        return True
 
     def returned(self) -> list[int]:
         """Return the runners that were away and have restarted, perhaps on another node, without the weights."""

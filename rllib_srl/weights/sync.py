@@ -54,10 +54,6 @@ class WeightSync:
         self.healthy_update: CanaryGap | None = None
         self.seconds: dict[str, float] = {}  # duration of each step of the last sync
 
-    def forget(self) -> None:
-        """Forget what was sent and how: the learners are others."""
-        self._transport.forget()
-
     def start(self, version: int, runner_ids: Sequence[int] | None = None) -> None:
         """Send the learner's weights to some runners, by default all, and run the self-test on each.
 

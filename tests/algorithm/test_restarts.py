@@ -46,7 +46,6 @@ class Fakes:
     def __init__(self, num_failures=0, dead=(), away=()):
         self.log, self.num_failures, self.dead = [], num_failures, dict(dead)
         self.version, self.ahead = 7, None
-        self._fits = lambda runner_id: True
         self.config = SimpleNamespace(start_timeout_s=1.0, sync_timeout_s=1.0, num_learners=0, colocate=True)
         self.report = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
         self.runners = SimpleNamespace(

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from rllib_srl import SRLConfig
 from rllib_srl.cli import doctor
@@ -171,14 +172,16 @@ def test_a_missing_package_and_a_wrong_version():
     assert wrong[0] == WARNING and wrong[1].startswith("numpy ") and "expected <1" in wrong[1]
 
 
-def test_a_torch_for_cpus_beside_gpus_is_a_failure():
-    ((status, text),) = said(of_build(2, None))
+def test_a_torch_for_cpus_beside_gpus_is_a_failure(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    ((status, text),) = said(of_build(2))
     assert status == FAILURE and text == (
-        f"this machine declares 2 GPUs to Ray, but torch {version('torch')} there is built for CPUs; expected a build "
+        f"this machine declares 2 GPUs to Ray, but torch {torch.__version__} here is built for CPUs; expected a build "
         "for CUDA (bash scripts/setup.sh --set gpu), or no GPUs: num_gpus_per_env_runner = 0, num_gpus_per_learner = 0"
     )
-    assert said(of_build(2, "12.8")) == [(OK, f"2 that Ray declares, and torch {version('torch')} is built for them")]
-    assert said(of_build(0, None)) == []
+    assert said(of_build(0)) == []
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert said(of_build(2)) == [(OK, f"2 that Ray declares, and torch {version('torch')} is built for them")]
 
 
 def test_a_directory_that_can_be_written_and_ones_that_cannot(tmp_path):

@@ -27,11 +27,11 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import DiskFull, append, cannot_grow, full_message, is_full, writing
 from rllib_srl.storage.event_file import EventFile
-from scripts.chaos.small_disk import Disk, Limited, Tmpfs, used
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
 from tests.replay.stored import GROUP, ITEM
 from tests.small_memory import check_shards, memory_config
+from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
 

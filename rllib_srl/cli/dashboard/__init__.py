@@ -101,7 +101,6 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
         import uvicorn
 
         from rllib_srl.cli.dashboard.access import Access
-        from rllib_srl.cli.dashboard.head_timeout import HeadTimeout
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -111,7 +110,7 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     access = Access(port=port)
     make = _served_page if is_served else _run_page
     title, app = make(arguments, decode, may_rate, access)
-    how: dict[str, Any] = {"http": HeadTimeout, "ws": "none", "lifespan": "on", "log_level": "warning"}
+    how: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "on", "log_level": "warning"}
     how |= {"access_log": False, "server_header": False, "limit_concurrency": MOST_CONNECTIONS}  # a log has the token
     how |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": GRACE_S}
     server = uvicorn.Server(uvicorn.Config(app, **how))

@@ -54,20 +54,16 @@ def of_memory() -> Iterator[Line]:
     yield Line(WARNING if low else OK, "machine", f"{free / GIB:.1f} GiB of memory are free{_at_least(low)}")
 
 
-def of_build(num_gpus: float | None = None, build: str | None = None) -> Iterator[Line]:
+def of_build(num_gpus: float | None = None) -> Iterator[Line]:
     """Report a torch that is built for CPUs on a machine whose GPUs Ray declares; a run would take them and fail.
 
     Args:
         num_gpus: that Ray declares on this machine; None: those it finds when it starts here.
-        build: CUDA version that torch is built for, with `num_gpus`.
     """
-    from rllib_srl.algorithm.nodes.asking import cuda
-    from rllib_srl.algorithm.nodes.reports import build_fault
-    from rllib_srl.algorithm.resources import gpus_ray_finds
+    from rllib_srl.algorithm.resources import build_fault, gpus_ray_finds
 
-    if num_gpus is None:
-        num_gpus, build = gpus_ray_finds(), cuda()
-    if line := build_fault(num_gpus, build, version("torch"), "this machine"):
+    num_gpus = gpus_ray_finds() if num_gpus is None else num_gpus
+    if line := build_fault(num_gpus):
         yield Line(FAILURE, "GPUs", line)
     elif num_gpus:
         yield Line(OK, "GPUs", f"{num_gpus:g} that Ray declares, and torch {version('torch')} is built for them")

@@ -137,24 +137,20 @@ def _with_notes(error: Terminated, notes: Iterable[str]) -> Terminated:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the message of an error is sufficient: invalid input, or a lost process."""
-    from rllib_srl.common.remote_calls import ActorFailure
+    from rllib_srl.common.remote_calls import ActorFailure, cause_of
     from rllib_srl.engine.sync import WeightSyncError
 
     return isinstance(cause_of(error), ValueError | OSError | ActorFailure | WeightSyncError)
 
 
-def cause_of(error: BaseException) -> BaseException:
-    """Return the exception that a remote process raised, unwrapped from Ray's exceptions."""
-    from ray.exceptions import RayTaskError
-
-    while isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-        error = error.cause
-    return error
-
-
 def message_of(error: BaseException) -> str:
     """Return the message of an error; if it contains a remote traceback, its last line."""
-    text = str(cause_of(error)).strip() or type(error).__name__
+    from rllib_srl.common.remote_calls import ProcessLost, cause_of
+
+    cause = cause_of(error)
+    if isinstance(cause, ProcessLost):
+        return cause.reason  # commands say how to resume in their own words
+    text = str(cause).strip() or type(error).__name__
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
         return lines[-1]

@@ -1,1 +1,1 @@
-"""The group of learners: calls to all of them, and a new group in place of a lost one."""
+"""The group of learners: calls to all of them, and their start in limited time."""

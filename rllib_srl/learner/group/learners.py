@@ -4,7 +4,7 @@
                                                                 learners hang in their all-reduce when one has died
     learners.reuse_report(timeout_s)                            a method of `GRPOTorchLearner`, called on all learners
     learners.send(version, scale, timeout_s)                    called on those that gathered weights need
-    learners.use(group)                                         from now on calls another group (`regrouping.py`)
+    learners.end()                                              kills all, after the loss of one
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, RayActorError
 from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.train._internal.backend_executor import InactiveWorkerGroup
+from ray.util.placement_group import remove_placement_group
 
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, end_family, family_of, gather
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.learner.weight_sender import Sent
 
@@ -46,9 +48,20 @@ class Learners:
         """Wrap RLlib's group."""
         self._group = group
 
-    def use(self, group: LearnerGroup) -> None:
-        """Call the learners of another group from now on."""
-        self._group = group
+    def end(self) -> None:
+        """Kill all remote learners; none is waited for, since they may hang in a collective."""
+        group = self._group
+        if group.is_local or group._is_shut_down:
+            return
+        executor = group._backend_executor
+        for worker in executor.worker_group.workers:
+            family = family_of(Place(worker.metadata.node_id, worker.metadata.pid))
+            ray.kill(worker.actor)
+            end_family(family)
+        if executor._placement_group is not None:  # it would keep the places of the dead
+            remove_placement_group(executor._placement_group)
+        executor.worker_group = InactiveWorkerGroup()  # or RLlib's shutdown would call the dead
+        group._is_shut_down = True
 
     @property
     def num(self) -> int:

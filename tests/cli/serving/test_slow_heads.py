@@ -1,17 +1,12 @@
-"""A client that never finishes the head of a request: every server of the package closes its connection."""
+"""A client that never finishes the head of a request: the gateway and the endpoint for agents close its connection."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
-import uvicorn
 
-from rllib_srl.cli.dashboard import head_timeout
 from rllib_srl.envs.agents import endpoint
 from tests.cli.serving.mutations import request_of
 from tests.cli.serving.small_engine import TOKEN, served_with
@@ -51,42 +46,3 @@ def test_the_endpoint_for_agents_closes_a_connection_that_waits_for_a_head(monke
     monkeypatch.setattr(endpoint, "HEAD_TIMEOUT_S", HEAD_S)
     port = int(endpoint.Endpoint().url.split(":")[2].split("/")[0])
     assert asyncio.run(closed_after(port, b"POST /v1/chat/completions HTTP/1.1\r\n")) == b""
-
-
-@contextmanager
-def page(answer_s):
-    """Run uvicorn as the dashboard does, with an application that answers after a while; yield its port."""
-
-    async def app(scope, receive, send):
-        await asyncio.sleep(answer_s)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    listening = socket.create_server(("127.0.0.1", 0))
-    how = {"http": head_timeout.HeadTimeout, "ws": "none", "lifespan": "off", "log_level": "warning"}
-    server = uvicorn.Server(uvicorn.Config(app, timeout_keep_alive=60, **how))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
-        listening.close()
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n", GET, GET + b"GET / HTT"])
-def test_a_page_closes_a_connection_that_waits_for_a_head(monkeypatch, first):
-    monkeypatch.setattr(head_timeout, "HEAD_TIMEOUT_S", HEAD_S)
-    with page(0.0) as port:
-        found = asyncio.run(closed_after(port, first))
-    assert found.count(b"200 OK") == first.count(GET)
-
-
-def test_an_answer_that_takes_longer_is_not_cut(monkeypatch):
-    monkeypatch.setattr(head_timeout, "HEAD_TIMEOUT_S", HEAD_S)
-    begun = time.monotonic()
-    with page(4 * HEAD_S) as port:
-        assert asyncio.run(closed_after(port, GET)).endswith(b"ok")
-    assert time.monotonic() > begun + 4 * HEAD_S

@@ -1,1 +1,0 @@
-"""Scripts that end processes at seeded moments and check what is left."""
