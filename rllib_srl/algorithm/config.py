@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -62,6 +63,7 @@ from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
+from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
@@ -75,9 +77,11 @@ from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
 # Settings whose relative paths are made absolute.
-_NAME_FILES = ("env_config", "worlds", "stream", "regularisers", "contamination")
+_NAME_FILES = ("env_config", "worlds", "stream", "regularisers")
 
 logger = logging.getLogger(__name__)
+
+CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that are described by text
 
 # Settings that `validate` chooses together from the GPUs at hand, where the user has not
 PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
@@ -223,6 +227,19 @@ class SRLConfig(AlgorithmConfig):
     def planner(self, **kwargs: Any) -> SRLConfig:
         """Set the planner of continual learning; names are those of docs/settings.md without the prefix `planner_`."""
         return self._assign_short("planner", kwargs, PLANNER)
+
+    def callbacks(self, callbacks_class: Any = NotProvided, **kwargs: Any) -> SRLConfig:
+        """Set RLlib's callbacks; a class may be named: "contrib.wandb", "my_module:MyCallback", or a list of such.
+
+        Raises:
+            ValueError: the name of no class of callbacks.
+        """
+        if isinstance(callbacks_class, str):
+            callbacks_class = _callback(callbacks_class)
+        elif isinstance(callbacks_class, list | tuple):
+            callbacks_class = [_callback(one) if isinstance(one, str) else one for one in callbacks_class]
+        super().callbacks(callbacks_class, **kwargs)
+        return self
 
     def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Setting]) -> SRLConfig:
         names = {name.removeprefix(f"{part}_") for name in _taken(table)}
@@ -675,6 +692,13 @@ def _divide(
         raise TypeError(_refusal(part, unknown, {*public(table), *theirs} - {"self", "kwargs"}))
     ours = {name: value for name, value in values.items() if name in taken}
     return ours, {name: value for name, value in values.items() if name not in taken}
+
+
+def _callback(name: str) -> type[RLlibCallback]:
+    found = CALLBACKS.named(name)
+    if not isinstance(found, type) or not issubclass(found, RLlibCallback):
+        raise ValueError(f"callbacks = {name!r}; expected a subclass of RLlibCallback, got {found!r}")
+    return found
 
 
 def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
