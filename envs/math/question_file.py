@@ -29,7 +29,7 @@ With `reward`, functions of the user's own grade the answers instead (envs/rewar
 answer. The info of the last step has the value of each function as "reward/<name>".
 
 Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out; the setting
-`contamination` of a run finds those that repeat a held-out one in other words or order.
+`srl contrib contamination` finds those that repeat a held-out one in a longer text.
 """
 
 from __future__ import annotations
@@ -45,13 +45,11 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.envs import text
-from rllib_srl.envs.math.contamination import answer_key
 from rllib_srl.envs.math.data_place import local_file
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import KINDS, choice_in, final_answer, grade, numbers_in, plain, sort_of, with_unit
 from rllib_srl.envs.math.pool import symbolic_pool
 from rllib_srl.envs.math.prompt_template import DEFAULT, QUESTION, PromptTemplate
-from rllib_srl.envs.math.question_lists import COMPARISON
 from rllib_srl.envs.math.question_rows import (
     ANSWER_FIELDS,
     LETTERS,
@@ -170,7 +168,6 @@ class QuestionFile(Listed, QuestionWorld):
 
     settings_class = QuestionFileSettings
     settings: QuestionFileSettings
-    comparison = COMPARISON
 
     @property
     def num_questions(self) -> int:
@@ -240,9 +237,9 @@ class QuestionFile(Listed, QuestionWorld):
         return "heldout" if self._is_heldout(prompt_id) else "train"
 
     def data_question(self, prompt_id: str) -> tuple[str, str]:
-        """Return the question of a row, and a text that is equal for equal answers."""
+        """Return the question of a row and its answer."""
         problem = self._problem(prompt_id)
-        return problem.question, answer_key(problem)
+        return problem.question, problem.answer
 
     def _is_heldout(self, prompt_id: str) -> bool:
         return prompt_id in self._heldout or _id(self._problem(prompt_id).question) in self._heldout_questions

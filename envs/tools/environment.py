@@ -20,10 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.envs.math.contamination import answer_key
 from rllib_srl.envs.math.final_answers import graded
 from rllib_srl.envs.math.grading import DEADLINE_S
-from rllib_srl.envs.math.question_lists import COMPARISON
 from rllib_srl.envs.math.question_rows import Problem, RowFault, problem_of, rows_of
 from rllib_srl.envs.question import Listed, Question
 from rllib_srl.envs.rewards.scoring import Rewards
@@ -44,7 +42,6 @@ class ToolEnvironment(Listed, ToolWorld):
     """
 
     settings: ToolSettings
-    comparison = COMPARISON
 
     def __init__(
         self,
@@ -91,9 +88,9 @@ class ToolEnvironment(Listed, ToolWorld):
         return Question(problem.question, problem.answer, wrong="unknown", canonical=problem.question)
 
     def data_question(self, prompt_id: str) -> tuple[str, str]:
-        """Return the question of a row, and a text that is equal for equal answers."""
+        """Return the question of a row and its answer."""
         problem = self._problem(prompt_id)
-        return problem.question, answer_key(problem)
+        return problem.question, problem.answer
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
         """Return the grade of an answer in [0, 1], None if it cannot be read.

@@ -25,9 +25,6 @@ from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
 
 logger = logging.getLogger(__name__)
 
-ON_HIT = ("report", "drop", "halt")  # values of `contamination`
-METHODS = ("hash", "reordered", "ngram", "embedding")  # of `contamination`
-
 ENVIRONMENT = {
     "worlds": Setting(None, "several environments: name -> env_config; None: `env` alone"),
     "mixture": Setting(None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"),
@@ -189,23 +186,6 @@ EVALUATION = {
     "evaluation_iterations": Setting(
         0, "self-improvement steps per greedy answer, in environments that support it; 0: none"
     ),
-    "contamination": Setting(
-        None,
-        'rows of training data that repeat evaluation questions: "report", "drop" or "halt", docs/own-data.md; None: '
-        "not compared",
-        "contamination.on_hit", is_head=True,
-    ),
-    "contamination_tolerance": Setting(
-        None,
-        "share of the evaluation questions of an environment or file that may be repeated; None: 0 to halt, 1 to drop",
-        "contamination.tolerance", ("drop", "halt"),
-    ),
-    "contamination_files": Setting(
-        (), "further evaluation questions: files and data sets of the hub", "contamination.files", ON_HIT
-    ),
-    "contamination_methods": Setting(
-        METHODS, f"comparisons: some of {' '.join(METHODS)}", "contamination.methods", ON_HIT
-    ),
 }
 REPLAY = prefixed(REPLAY_TABLE, "replay_")
 PLANNER = prefixed(PLANNER_TABLE, "planner_")
@@ -228,7 +208,6 @@ _NEW = (
     "planner_sec_rate",
     *(name for name in TRACKER_TABLE if name != "tracker"),
     *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype"),
-    *("contamination_tolerance", "contamination_files", "contamination_methods"),
 )
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
 

@@ -35,7 +35,6 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
-from rllib_srl.algorithm.contamination.gate import GateSettings, guard
 from rllib_srl.algorithm.evaluation import evaluate, evaluate_pool, refuse_without_pool
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
@@ -125,7 +124,6 @@ class SRL(SavedAlgorithm):
             check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
-        self._guard_evaluation()
         starting.info("starting engine and learner")
         with runners_started_in_time():
             super().setup(config)
@@ -159,12 +157,6 @@ class SRL(SavedAlgorithm):
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
 
-    def _guard_evaluation(self) -> None:
-        """Compare training with evaluation questions, where that is asked for, and leave repeats out of training."""
-        if (settings := GateSettings.of(self.config.flat())) is not None:
-            starting.info("comparing training with evaluation questions")
-            duration = int(self.config.evaluation_duration)
-            self.source.leave_out(guard(self.source, settings, duration, Path(self.logdir)).left_out)
 
     def _start_ahead(self) -> RolloutsAhead | None:
         """Return what keeps the runners playing during updates, None if rollout and training take turns."""

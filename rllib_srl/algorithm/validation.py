@@ -14,7 +14,6 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_srl.algorithm.contamination.gate import faults_of_contamination
 from rllib_srl.algorithm.loss_validation import faults_of_loss
 from rllib_srl.algorithm.regulariser_validation import faults_of_regularisers
 from rllib_srl.algorithm.rollout_validation import faults_of_rollout
@@ -129,7 +128,7 @@ def faults_of(config: Any) -> list[str]:
     flat, given = config.flat(), config.names_given()
     own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
     others = (faults_of_loss, faults_of_regularisers, faults_of_rollout, faults_of_stub, faults_of_tracker)
-    for check in (*own, _replay, _planner, *others, faults_of_contamination):
+    for check in (*own, _replay, _planner, *others):
         lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
     return lines
 

@@ -2,7 +2,6 @@
 
     srl export results/first models/first                  the newest checkpoint of a run
     srl export results/first/checkpoint_000010 models/ten
-    srl export results/better models/better                the model of an upgrade
     srl evaluate results/first --json accuracy.json
     srl export results/first models/first --results accuracy.json --push me/first
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -28,16 +26,14 @@ from rllib_srl.cli.shared.run_log import read_metrics
 from rllib_srl.cli.shared.settings import model_config_of
 from rllib_srl.cli.sharing.hub import Hub
 from rllib_srl.cli.sharing.model_card import CARD, Facts, card, evaluations_of
-from rllib_srl.cli.upgrading.ledger import LEDGER, MODEL, read_ledger
 from rllib_srl.common.metric_names import numbers_of
-from rllib_srl.storage.checkpoints import PREFIX
 from rllib_srl.storage.disk import writing
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
-    text = "the directory of a run or an upgrade, or a checkpoint"
+    text = "the directory of a run, or a checkpoint"
     parser.add_argument("run", type=local_directory, metavar="RUN", help=text)
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
     text = "results for the card, instead of the run's own evaluations: the file of srl evaluate RUN --json FILE"
@@ -57,10 +53,7 @@ def export(arguments: argparse.Namespace) -> int:
     out = arguments.out.absolute()
     refuse_not_empty(out)  # this and the hub's check come before any work
     hub = Hub(arguments.push) if arguments.push else None
-    if (arguments.run / LEDGER).is_file():
-        facts = export_upgrade(arguments.run, arguments.results, out)
-    else:
-        facts = export_run(runs.find_checkpoint(arguments.run), arguments.results, out)
+    facts = export_run(runs.find_checkpoint(arguments.run), arguments.results, out)
     with writing(out):
         (out / CARD).write_text(card(out.name, facts), encoding="utf-8")
     print(f"model       {out}")
@@ -84,28 +77,6 @@ def export_run(checkpoint: Path, results: Path | None, out: Path) -> Facts:
     last = int(about.get("iteration", 0))
     evaluations = evaluations_of(read_metrics(checkpoint.parent), last)
     return Facts(settings["model"], last, settings, [*evaluations, (last, measured)] if measured else evaluations)
-
-
-def export_upgrade(run: Path, results: Path | None, out: Path) -> Facts:
-    """Copy the model of an upgrade to `out`; return the facts of its ledger.
-
-    Raises:
-        RunError: the upgrade has not finished or kept the starting model, or `results` are given.
-    """
-    lines = {line["kind"]: line for line in read_ledger(run / LEDGER)}  # the last one of each kind
-    if results:
-        raise runs.RunError(f"--results {results} beside an upgrade; its gates are the results: leave it out")
-    if "result" not in lines:
-        raise runs.RunError(f"{run} is an upgrade that has not finished; continue it: srl upgrade --resume {run}")
-    if not lines["result"]["is_upgraded"]:
-        raise runs.RunError(f"{run} kept its starting model, {lines['start']['model']}; no new model to export")
-    with writing(out):
-        shutil.copytree(run / MODEL, out, dirs_exist_ok=True)
-    start = lines["start"]
-    worlds = {world["domain"]: {world["world"]: world["env_config"]} for world in (start["new"], *start["old"])}
-    iteration = int(Path(lines["result"]["checkpoint"]).name.removeprefix(PREFIX))
-    settings = {**start["values"], "worlds": worlds}
-    return Facts(start["model"], iteration, settings, (), lines["confirm"]["changes"], start["new"]["domain"])
 
 
 def results_in(path: Path, checkpoint: Path) -> dict[str, float]:

@@ -13,7 +13,7 @@ Optional attributes:
     pool_ids, num_prompts                       of a finite set: its prompts, graded by right answers; their number
     domain, stop_strings, gold_turns
     graded_turns(prompt_id)                     grade 1 to 4 -> turns, of environments with a rubric (docs/stub.md)
-    data_question(prompt_id), comparison        question and answer of a row of data; reads and compares such rows
+    data_question(prompt_id)                    question and answer of a row of data
     shot_ids                                    prompts that every prompt shows as solved examples
     tool_schemas, system_prompt                 of the episode, for the chat template
     pass_reward                                 lowest reward that counts as a pass

@@ -8,7 +8,8 @@
 
 A pair is a hit if both have the same tokens (words without case, numbers by value, operators), or if at least 80 % of
 the shorter one's 8-grams and all of its numbers lie in the longer one and their answers do not differ. n-grams that
-many rows share, such as an instruction's, do not count. Without answers, `5 - 9` and `9 - 5` in the same words are hits.
+many rows share, such as an instruction's, do not count. Questions that contain each other are told apart by
+their answers, so give both files theirs.
 
 In a run, rows of data (`question_file`, tools with rows) are compared with the held-out rows, with the held-out
 prompts of other environments, and with the files that a subclass names: `class Mine(Drop): files = ("aime.jsonl",)`.
@@ -224,8 +225,8 @@ class Contamination(RLlibCallback):
         if max(audit["shares"].values()) > self.tolerance:  # the directory of a run that does not start is removed
             pairs = "; ".join(f"{hit.train.text[:100]!r} and {hit.evaluation.text[:100]!r}" for hit in hits[:NUM_SHOWN])
             raise ContaminationError(
-                f"contrib.contamination: training repeats {shown}; expected at most {self.tolerance:.2%}; such as {pairs}; "
-                "`srl contrib contamination` lists all pairs of two files"
+                f"contrib.contamination: training repeats {shown}; expected at most {self.tolerance:.2%}; such as "
+                f"{pairs}; `srl contrib contamination` lists all pairs of two files"
             )
         path = Path(algorithm.logdir) / AUDIT
         path.write_text(json.dumps(audit, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -322,7 +323,7 @@ def _run(args: argparse.Namespace) -> int:
     print(f"train      {len(train)} questions, {len(repeats)} repeat an evaluation question")
     print(f"eval       {len(evaluation)} questions, {share:.2%} are repeated; all pairs: {args.audit}")
     for hit in hits[:NUM_SHOWN]:
-        print(f"  {hit.score:.2f}  {ascii(hit.train.text[:100])}\n        {ascii(hit.evaluation.text[:100])}")
+        print(f"  {hit.score:.2f}  {hit.train.text[:100]!a}\n        {hit.evaluation.text[:100]!a}")
     if share > args.tolerance:
         print(f"halted     more than --tolerance {args.tolerance:g}")
         return OVER

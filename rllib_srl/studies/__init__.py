@@ -17,7 +17,7 @@ files. To run a study:
 To read a study: `read_results(directory)`, `curves_of(results)`, `findings_of(curves)`,
 `verdict_of(results, findings)`.
 
-`gates.py` decides whether an upgraded model may replace the old one; `ladder.py` selects the action after failed gates.
+`gates.py` decides whether a trained model may replace the old one.
 
 Terms. A *stage* is a period of training on one domain or mixture, numbered from 0; rows from before any training have
 stage -1. An *evaluation* measures every domain once. A domain is *learned at* the stage after which it counts as

@@ -1,4 +1,4 @@
-"""Gates of an upgrade: tests that decide whether a trained model may replace the model it was trained from.
+"""Gates: tests that decide whether a trained model may replace the model it was trained from.
 
     answers to the same held-out prompts, before and after ──paired_change──> Change
     Health, Change ──gate──> Verdict(outcome, reason)
@@ -8,7 +8,7 @@ Gates during training fail only if harm is significant; gates before delivery pa
 that is inconclusive with the number of prompts lets training continue, but not delivery:
 
     during training    `sanity`, `drift`, `retention`      fail on significant harm
-    before delivery    `kept`, `gained`                    pass on excluded harm and significant gain
+    before delivery    `kept`                              pass on excluded harm
     health battery     `retention`, `degeneration`         fail on significant harm; its tasks are small
 
 All domains must pass. Testing more domains thus makes a false pass less likely, and no correction for multiple tests is
@@ -21,10 +21,10 @@ Berger 1982, Technometrics 24 (tests that must all pass).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -318,14 +318,22 @@ def least_prompts(max_drop: float, confidence: float) -> int:
     return math.floor(z**2 * (1 - max_drop) / max_drop) + 1
 
 
-def gained(domain: str, change: Change, min_gain: float) -> Verdict:
-    """Test for a gain in a domain: the interval lies above 0, and the change reaches `min_gain`.
+def most_lost(asked: Mapping[str, Sized], answered: Mapping[str, Sized]) -> tuple[int, int]:
+    """Return (lost, played) held-out episodes of the domain with the largest share of lost episodes."""
+    counts = [(len(prompts) - len(answered[domain]), len(prompts)) for domain, prompts in asked.items()]
+    return max(counts, key=lambda pair: pair[0] / pair[1])
 
-    Args:
-        domain: domain to be learned.
-        change: change from the old model.
-        min_gain: smallest increase of the share of right answers, in [0, 1).
-    """
-    is_better = change.low > 0 and change.change >= min_gain
-    text = f"{change}; expected at least {100 * min_gain:+g}, with an interval above 0"
-    return Verdict("gained", Outcome.PASSED if is_better else Outcome.BAD, text, domain)
+
+def verdicts_of(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Return verdicts as JSON types."""
+    return [asdict(verdict) for verdict in verdicts]
+
+
+def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a line for each gate that did not pass."""
+    return [f"{v.gate} {v.domain}".rstrip() + f": {v.reason}" for v in verdicts if not v.is_passed]
+
+
+def changes_of(changes: Mapping[str, Change]) -> dict[str, dict[str, Any]]:
+    """Return changes by domain as JSON types."""
+    return {domain: {"change": change.change, **asdict(change)} for domain, change in changes.items()}

@@ -127,37 +127,10 @@ def test_what_cannot_be_exported_is_one_line(run: Path, tmp_path: Path, capsys: 
     wrong.write_text('{"what": "results/other/checkpoint_000009", "accuracy": 0.5}')
     line = said_by([run, out, "--results", wrong], capsys)
     assert "has the results of results/other/checkpoint_000009; expected those of" in line
-    upgrade = tmp_path / "upgrade"
-    upgrade.mkdir()
-    (upgrade / "ledger.jsonl").write_text('{"kind": "start", "model": "tiny"}\n')
-    assert "has not finished; continue it: srl upgrade --resume" in said_by([upgrade, out], capsys)
-    with (upgrade / "ledger.jsonl").open("a") as ledger:
-        ledger.write('{"kind": "result", "is_upgraded": false}\n')
-    assert "kept its starting model, tiny; no new model to export" in said_by([upgrade, out], capsys)
     assert not out.exists()
     with pytest.raises(SystemExit):
         export.parse([str(run), str(out), "--public"])
     assert "--public; expected --push REPO beside it" in capsys.readouterr().err
-
-
-def test_a_model_of_an_upgrade_shows_its_gates(tmp_path: Path) -> None:
-    directory, out = tmp_path / "better", tmp_path / "out"
-    (directory / "model").mkdir(parents=True)
-    (directory / "model" / "config.json").write_text("{}")
-    worlds = [{"world": name, "domain": name, "env_config": {}} for name in ("lookup", "compare")]
-    change = {"num": 100, "before": 0.5, "after": 0.75, "change": 0.25, "low": 0.125, "high": 0.375}
-    names = {"what": "results/first", "model": "smollm2-135m", "new": worlds[0], "old": worlds[1:]}
-    lines = [
-        {"kind": "start", **names, "values": {"lr": 3e-5}},
-        {"kind": "confirm", "changes": {"lookup": change, "compare": {**change, "change": -0.01}}},
-        {"kind": "result", "is_upgraded": True, "checkpoint": "/x/checkpoints/checkpoint_000040"},
-    ]
-    (directory / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert export.main([str(directory), str(out), "--debug"]) == 0
-    text = (out / "README.md").read_text()
-    assert (out / "config.json").read_text() == "{}" and "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in text
-    assert "| lookup (new) | 100 | 0.500 | 0.750 | +0.250 [+0.125, +0.375] |" in text and "for 40 iterations" in text
-    assert "| compare (kept) | 100 |" in text and "no evaluation" not in text
 
 
 def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:

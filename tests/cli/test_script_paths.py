@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rllib_srl.cli import quickstart, report, train, tune, upgrade
+from rllib_srl.cli import quickstart, report, train, tune
 
 RUN = ("--env", "compare", "--model", "tiny")
 
@@ -19,8 +19,6 @@ RUN = ("--env", "compare", "--model", "tiny")
         (train, "--export", RUN),
         (train, "--resume", ()),
         (quickstart, "--out", ()),
-        (upgrade, "--out", ("tiny", "--on", "compare", "--keep", "lookup")),
-        (upgrade, "--resume", ()),
         (tune, "--storage", ("replay",)),
         (report, "--out", ("results",)),
     ],

@@ -19,12 +19,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rllib_srl import SRL
 from rllib_srl.algorithm.checkpointing import MODULE
-from rllib_srl.cli import episodes, evaluate, quickstart, train, upgrade
+from rllib_srl.cli import episodes, evaluate, export, quickstart, train
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.display import Progress, showing_progress
+from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.settings import flag_settings
-from rllib_srl.cli.upgrading.attempts import starting_model
-from rllib_srl.cli.upgrading.order import read_order
 from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.storage.checkpoints import seal, verify_own, verify_sealed
@@ -139,9 +137,8 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
         figures.append(json.loads(capsys.readouterr().out))
     differ = {name for name in figures[0] if figures[0][name] != figures[1][name]}
     assert differ == {"what"} and figures[0]["iteration"] == 2
-    arguments = upgrade.parse([str(copied), "--on", "lookup", "--keep", "compare"])
-    with showing_progress(1) as progress:
-        model = starting_model(read_order(arguments), tmp_path / "start", progress)
+    model = tmp_path / "model"
+    assert export.main([str(copied), str(model)]) == 0
     exported, stored = load_file(model / "model.safetensors"), read_weights(checkpoint / MODULE / WEIGHTS)
     assert all(np.array_equal(stored[f"model.{name}"], array) for name, array in exported.items())
     before = names_in(copied)

@@ -1,4 +1,4 @@
-"""Gates and ladder of an upgrade: the arithmetic by hand, against brute force, and every verdict at its boundary."""
+"""Gates: the arithmetic by hand, against brute force, and every verdict at its boundary."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rllib_srl.studies import gates
-from rllib_srl.studies.gates import Change, Health, Outcome, Verdict, paired_change, paired_interval, paired_score
-from rllib_srl.studies.ladder import MAX_SHARE, RUNGS, Action, Ladder, Rehearsal, Step
+from rllib_srl.studies.gates import Change, Health, Outcome, paired_change, paired_interval, paired_score
 
 Z = 1.959963984540054
 PASSED, BAD, HARMFUL = Outcome.PASSED, Outcome.BAD, Outcome.HARMFUL
@@ -140,14 +139,6 @@ def test_kept_passes_what_is_shown_to_be_harmless(low: float, at: float, high: f
 
 
 @pytest.mark.parametrize(
-    ("low", "at", "high", "is_passed"),
-    [(0.01, 0.05, 0.09, True), (0.01, 0.049, 0.09, False), (0.0, 0.06, 0.12, False), (-0.02, 0.10, 0.2, False)],
-)
-def test_gained_asks_for_enough_and_for_more_than_luck(low: float, at: float, high: float, is_passed: bool) -> None:
-    assert gates.gained("lookup", change(low, at, high), 0.05).is_passed == is_passed
-
-
-@pytest.mark.parametrize(
     ("health", "outcome", "said"),
     [
         (Health(0, 0.1, 10, 100), PASSED, "10.0% of held-out episodes lost"),  # at the limit
@@ -164,45 +155,3 @@ def test_sanity(health: Health, outcome: Outcome, said: str) -> None:
 def test_drift_has_a_limit_and_passes_without_an_update() -> None:
     found = [gates.drift(Health(0, kl, 0, 1), 0.5).outcome for kl in (0.5, 0.51, math.inf, math.nan)]
     assert found == [PASSED, BAD, BAD, PASSED]
-
-
-# --- the ladder ------------------------------------------------------------------------------------
-
-OPEN = [Verdict("sanity", PASSED, ""), Verdict("retention", PASSED, "", "a")]
-SHUT = [Verdict("sanity", PASSED, ""), Verdict("retention", BAD, "", "b"), Verdict("retention", BAD, "", "a")]
-HARM = [Verdict("sanity", HARMFUL, "")]
-
-
-def test_it_waits_for_patience_and_starts_again_after_a_good_one() -> None:
-    ladder = Ladder(patience=2)
-    actions = [ladder.after(verdicts).action for verdicts in (SHUT, OPEN, SHUT)]
-    assert actions == [Action.WAIT, Action.ACCEPT, Action.WAIT]
-    assert ladder.after(SHUT) == Step(Action.CLIMB, "weight", ("a", "b"))
-    assert ladder.after(SHUT).action is Action.WAIT  # counted anew on each rung
-
-
-def test_harm_does_not_wait_and_the_rungs_come_in_order_and_end() -> None:
-    ladder = Ladder(patience=5)
-    steps = [ladder.after(HARM) for _ in range(6)]
-    assert [step.rung for step in steps] == ["weight", "kl", "share", "halt", "halt", "halt"]
-    assert [step.action for step in steps] == [Action.CLIMB] * 3 + [Action.HALT] * 3
-
-
-def test_what_the_rungs_change_adds_up() -> None:
-    rehearsal = Rehearsal(0.3, 0.1, quotas={"a": 1.0, "b": 1.0})
-    for rung in RUNGS[:-1]:
-        rehearsal = rehearsal.after(rung, ["a"])
-    assert rehearsal == Rehearsal(0.6, 0.2, 2.0, {"a": 2.0, "b": 1.0})
-    assert rehearsal.after("share", []).share == MAX_SHARE  # not 1.2
-    with pytest.raises(ValueError, match="rung = 'halt'; expected one of weight, kl, share"):
-        rehearsal.after("halt", [])
-
-
-def test_seventy_new_and_thirty_old_of_what_is_trained_on() -> None:
-    found = Rehearsal(0.3, 0.1, quotas={"b": 1.0, "a": 2.0}).settings()
-    assert found["replay_domains"] == ["a", "b"] and found["replay_domain_quotas"] == {"a": 2.0, "b": 1.0}
-    played = 1000.0
-    revisited = found["replay_revisit_fraction"] * played
-    reused = played * found["replay_reuse_fraction"] / (1 - found["replay_reuse_fraction"])
-    assert (played - revisited) / (played + reused) == pytest.approx(0.7)
-    assert (found["kl_coeff"], found["replay_reuse_coeff"]) == (0.1, 1.0)

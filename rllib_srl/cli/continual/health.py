@@ -32,6 +32,7 @@ from typing import Any
 
 from rllib_srl.algorithm.checkpointing import export_checkpoint
 from rllib_srl.algorithm.settings import ALIASES
+from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
@@ -48,7 +49,6 @@ from rllib_srl.cli.shared.settings import (
     refuse_stub,
     with_underscores,
 )
-from rllib_srl.cli.upgrading.order import world_named
 from rllib_srl.engine.models import check_model_name, local_model
 from rllib_srl.storage.checkpoints import verify_sealed
 from rllib_srl.studies.gates import Change, Shift, Verdict

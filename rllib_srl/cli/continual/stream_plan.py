@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.cli.shared.settings import build_config, plain
 from rllib_srl.cli.tuning.plan import FIXED, SHORT, Plan, planned
-from rllib_srl.cli.upgrading.order import world_named
+from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.envs.math.question_rows import SUFFIXES
@@ -32,6 +33,36 @@ WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
 NUM_ORDERS, SEEDS, STREAM = 3, (1, 2), "cpu"  # defaults
 SHORT_TASKS, SHORT_ORDERS, SHORT_SEEDS, SHORT_TOKENS = 2, 2, (1,), 600
 ORDER = "order_"  # first part of the name of each study and its directory
+
+
+@dataclass(frozen=True)
+class World:
+    """An environment with settings. Invariant: all its prompts are of `domain`."""
+
+    world: str
+    domain: str
+    env_config: Mapping[str, Any]
+
+    @property
+    def env_id(self) -> str:
+        """Return the environment id of its prompts."""
+        return environment_id(self.world, self.domain)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the environment as an entry of a stream."""
+        return {"world": self.world, "domain": self.domain, "env_config": dict(self.env_config)}
+
+
+def world_named(text: str) -> World:
+    """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check."""
+    name, equals, settings = text.partition("=")
+    world, _, domain = name.partition("#")
+    env_config = plain(settings) if equals else {}
+    if not isinstance(env_config, dict):
+        raise ValueError(f"environment {text!r}; expected its settings as ENV={{name: value, ...}}")
+    env = resolve(world)(env_config)
+    env.close()
+    return World(world, domain or world, env_config)
 
 
 def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Plan]:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
@@ -39,7 +40,6 @@ from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.upgrading.order import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError

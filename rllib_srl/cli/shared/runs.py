@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from rllib_srl.algorithm.contamination.gate import AUDIT, ContaminationError
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.settings import folded
@@ -45,7 +44,7 @@ from rllib_srl.storage.disk import writing
 SETTINGS_FILE = "settings.yaml"
 FIXED = ("env", "env_config", "worlds", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
 SET_ASIDE = "earlier-attempts"  # in the directory of a run: attempts that ended before their first checkpoint
-NOT_INHERITED = ("seal_key_file",)  # a directory must not choose the key that verifies it
+NOT_INHERITED = ("seal_key_file", "callbacks")  # a directory must not choose the key that verifies it, or code
 
 
 class RunError(ValueError):
@@ -226,26 +225,22 @@ def save(algo: Any, directory: Path) -> Path:
 
 @contextmanager
 def gone_if_it_fails(directory: Path) -> Iterator[None]:
-    """If the block fails, empty `directory` if it was new or empty before; leave other directories unchanged.
-
-    The audit of a run that was halted for it stays, and counts as nothing in the next start.
-    """
-    is_ours = not any(path.name != AUDIT for path in (directory.iterdir() if directory.exists() else ()))
+    """If the block fails, empty `directory` if it was new or empty before; leave other directories unchanged."""
+    is_ours = not directory.exists() or not any(directory.iterdir())
     is_new = is_ours and not directory.exists()
 
-    def remove(without: str = "") -> None:
+    def remove() -> None:
         for path in directory.iterdir() if directory.is_dir() else ():
-            if path.name != without:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         if is_new and directory.is_dir() and not any(directory.iterdir()):
             directory.rmdir()
 
     WATCH.clean_up = remove if is_ours else bool
     try:
         yield
-    except BaseException as error:
+    except BaseException:
         if is_ours:
-            remove(AUDIT if isinstance(error, ContaminationError) else "")
+            remove()
         raise
     finally:
         WATCH.clean_up = bool

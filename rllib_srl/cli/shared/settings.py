@@ -18,7 +18,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,7 @@ class Setting:
 
 # RLlib's most used settings: name -> (group, unit and meaning). `model` stands for model_config["model"].
 RLLIB = {
+    "callbacks": (RUN, 'callbacks: "contrib.wandb", "module:Class", or a list (docs/contrib.md); not kept by --resume'),
     "env": (ENVIRONMENT, 'environment: an installed name (docs/environments.md), or "package.module:Class"'),
     "env_config": (ENVIRONMENT, "settings of the environment"),
     "model": (MODEL, 'policy: "smollm2-135m", "tiny", a local directory, or a Hugging Face hub id'),
@@ -74,6 +75,10 @@ RLLIB = {
     "num_cpus_for_main_process": (LEARNERS, "CPUs that Ray reserves for the main process"),
     "evaluation_interval": (EVALUATION, "iterations between evaluations; none: no evaluation"),
     "evaluation_duration": (EVALUATION, "number of held-out prompts per evaluation"),
+}
+DEFAULT_OF: dict[str, Callable[[SRLConfig], Any]] = {
+    "model": lambda config: config.model_config["model"],
+    "callbacks": lambda config: None,
 }
 ORDER = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY, PLANNER)
 OURS = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS, TRAINING: ours.TRAINING}
@@ -106,7 +111,7 @@ def all_settings() -> dict[str, Setting]:
     config = SRLConfig()
     rows = [*SCRIPTS_OWN]
     for name, (group, meaning) in RLLIB.items():
-        default = config.model_config["model"] if name == "model" else getattr(config, name)
+        default = DEFAULT_OF[name](config) if name in DEFAULT_OF else getattr(config, name)
         rows.append(Setting(name, group, default, meaning))
     rows += [Setting(name, ENVIRONMENT, None, meaning) for name, meaning in SHORTHANDS.items()]
     for group, table in OURS.items():

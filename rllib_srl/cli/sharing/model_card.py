@@ -1,6 +1,6 @@
 """Write the model card of an exported model: README.md with the metadata that the Hugging Face hub reads.
 
-    settings.yaml, metrics.jsonl of a run, or ledger.jsonl of an upgrade ──> Facts ──card──> text
+    settings.yaml, metrics.jsonl of a run ──> Facts ──card──> text
 
 A card is published: of local paths it has the last name only, and secrets in settings are redacted.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,6 @@ class Facts:
     iteration: int
     settings: Mapping[str, Any]
     evaluations: Sequence[tuple[int, Numbers]] = ()
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of an upgrade: `gates.Change` by domain
-    new_domain: str = ""  # of an upgrade
 
 
 def evaluations_of(lines: Iterable[Mapping[str, float]], last: int) -> list[tuple[int, Numbers]]:
@@ -61,7 +59,7 @@ def card(title: str, facts: Facts) -> str:
         "Base model": base_lines(facts.model),
         "Data": data_lines(facts.settings),
         "Settings": setting_lines(facts.settings),
-        "Results": [*result_lines(facts), *change_lines(facts)],
+        "Results": result_lines(facts),
         "Forgetting": forgetting_lines(facts),
         "Versions": version_lines(),
     }
@@ -112,7 +110,7 @@ def setting_lines(settings: Mapping[str, Any]) -> list[str]:
 def result_lines(facts: Facts) -> list[str]:
     """Return the table of the last evaluation."""
     if not facts.evaluations:
-        return [] if facts.changes else ["This run has no evaluation on held-out prompts."]
+        return ["This run has no evaluation on held-out prompts."]
     iteration, found = facts.evaluations[-1]
     at = "" if iteration == facts.iteration else f", measured at iteration {iteration}"
     num = int(found["evaluation/num_prompts"] - found["evaluation/num_lost"])
@@ -132,19 +130,6 @@ def _domain_row(name: str, accuracy: float, num: int) -> str:
         return f"| {name} | {accuracy:.3f} | |"
     low, high = wilson_interval(round(accuracy * num), num)
     return f"| {name} ({num} prompts) | {accuracy:.3f} | [{low:.3f}, {high:.3f}] |"
-
-
-def change_lines(facts: Facts) -> list[str]:
-    """Return the table of an upgrade's last gates: the same held-out prompts before and after."""
-    if not facts.changes:
-        return []
-    lines = ["Greedy answers to the same held-out prompts before and after, from the gates of `srl upgrade`:", ""]
-    lines += ["| domain | prompts | before | after | change, with interval |", "|---|---|---|---|---|"]
-    for name, found in facts.changes.items():
-        kind = "new" if name == facts.new_domain else "kept"
-        change = f"{found['change']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
-        lines += [f"| {name} ({kind}) | {found['num']} | {found['before']:.3f} | {found['after']:.3f} | {change} |"]
-    return lines
 
 
 def forgetting_lines(facts: Facts) -> list[str]:

@@ -25,7 +25,6 @@ from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, write_j
 from rllib_srl.cli.serving.trainer.grading_key import grading_key
 from rllib_srl.cli.serving.trainer.learning import SliceLearner
 from rllib_srl.cli.shared.settings import build_config
-from rllib_srl.cli.upgrade import changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.common.environments import environment_id
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine import Engine, Sampling, canary_sequences, make_engine
@@ -37,7 +36,7 @@ from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.rollout.player import Limits, LiveEpisode, play
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.studies import gates
-from rllib_srl.studies.gates import Change, Health, Verdict
+from rllib_srl.studies.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.types import RIGHT, Prompt, passed
 
 BEFORE = "before.json"  # answers of version 0, beside the versions
@@ -186,7 +185,7 @@ def answers_before(job: Job, examiner: Examiner, engine: Engine, path: Path) -> 
 def judged(
     job: Job, examiner: Examiner, before: Mapping[str, Answers], after: Mapping[str, Answers], last: Mapping[str, float]
 ) -> tuple[list[Verdict], dict[str, Change]]:
-    """Apply the gates of upgrade mode to a candidate."""
+    """Apply the gates to a candidate."""
     settings, prompts = job.settings, examiner.prompts
     health = Health(int(last["num_nonfinite"]), last["kl"], *most_lost(prompts, after))
     verdicts = [gates.sanity(health, MAX_LOST), gates.drift(health, settings.max_kl)]

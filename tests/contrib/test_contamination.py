@@ -1,0 +1,103 @@
+"""The contamination gate: pairs by hand, the command, and a run whose repeats are left out or that does not start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.cli.main import main as srl
+from rllib_srl.contrib.contamination import AUDIT, ContaminationError, Row, find_hits, tokens_of
+from tests.small_worlds import small_config, watch
+
+SUMS = [{"question": f"What is {n} + {2 * n + 1}?", "answer": str(3 * n + 1)} for n in range(10, 40)]
+REPEATS = ["WHAT is 5+2", "Think first. What is 5 + 2.0?"]  # in other spacing, and in a longer text
+HELDOUT = [{"question": "What is 5 + 2?", "answer": "7"}, {"question": "What is 9 * 9?", "answer": "81"}]
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    repeats = [{"question": text, "answer": "7"} for text in REPEATS]
+    return write(tmp_path / "train.jsonl", SUMS + repeats), write(tmp_path / "test.jsonl", HELDOUT)
+
+
+def test_tokens_by_hand() -> None:
+    assert tokens_of("Tom’s  2,500 Apples − and 3.50?") == ("tom", "s", "2500", "apples", "-", "and", "3.5")
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "score"),
+    [
+        (("WHAT is 5+2", "7"), ("What is 5 + 2?", "7"), 1.0),
+        (("what is 5 + 2", "8"), ("What is 5 + 2?", "7"), 1.0),  # the same tokens, whatever the answers
+        (("Think: what is 5 + 2?", "7"), ("What is 5 + 2?", "7 apples"), 1.0),
+        (("What is 5 + 2?", ""), ("Think: what is 5 + 2?", "7"), 1.0),
+        (("Think: what is 5 + 2 + 1?", "8"), ("What is 5 + 2?", "7"), None),  # another answer
+        (("What is 5 + 3?", "8"), ("What is 5 + 2?", "7"), None),
+        # 12 tokens have five 8-grams; a change of the last one spoils one of them: 4 / 5
+        (("a b c d e f g h i j k l", ""), ("a b c d e f g h i j k m", ""), 0.8),
+        (("a b c d e f g h i j k l", ""), ("a b c d e f g h i j x l", ""), None),  # 3 / 5
+        (("a b c d e f g h i j k l 3", ""), ("a b c d e f g h i j k l 4", ""), None),  # another number
+    ],
+)
+def test_a_pair_by_hand(train: tuple[str, str], evaluation: tuple[str, str], score: float | None) -> None:
+    hits = find_hits([Row("a", "1", *train)], [Row("b", "1", *evaluation)])
+    assert [hit.score for hit in hits] == ([] if score is None else [score])
+
+
+def test_what_many_rows_share_does_not_count() -> None:
+    start = "read the following question with care and answer it with one number only"
+    rows = [Row("a", str(n), f"{start} what is word{n}") for n in range(40)]
+    assert find_hits(rows, [Row("b", "1", f"{start} what is wordx")]) == []
+
+
+def test_the_command_writes_pairs_and_clean_rows(files, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train, heldout = files
+    flags = ["contrib", "contamination", "--train", train, "--eval", heldout]
+    assert srl([*flags, "--drop", "clean.jsonl"]) == 0
+    assert "32 questions, 2 repeat" in capsys.readouterr().out
+    assert [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()] == SUMS
+    audit = json.loads((tmp_path / AUDIT).read_text())
+    assert [hit["train"]["question"] for hit in audit["hits"]] == REPEATS and audit["shares"] == {heldout: 0.5}
+    assert srl([*flags, "--tolerance", "0.4"]) == 3
+    assert srl([*flags, "--drop", train]) == 1
+    assert "is one of the files that are compared" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        srl([*flags, "--tolerance", "2"])
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest_and_the_list(capsys) -> None:
+    assert srl(["contrib", "contaminaton"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: unknown contrib command 'contaminaton'; did you mean 'contamination'? (expected one")
+    assert srl(["contrib"]) == 0 and "contamination  Find training" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_plays_no_row_that_is_left_out(files, random_llama_dir, tmp_path: Path, build) -> None:
+    train, heldout = files
+    played = {}
+    for variant in ("contamination", "drop"):
+        config = small_config(random_llama_dir, tmp_path / variant)
+        places = {"num_shots": 0, "path": train, "heldout_path": heldout}
+        config.environment("question_file", env_config=places).env_runners(max_episode_tokens=96)
+        config.training(num_prompts_per_batch=16).callbacks(f"contrib.contamination:{variant}")
+        algo = build(config)
+        batches = watch(algo)
+        for _ in range(3):
+            algo.train()  # 48 groups: more than one pass over all 32 rows
+        env = algo.source.environments["question_file"]
+        played[variant] = {env.question(group.prompt.prompt_id).text for one in batches for group in one.groups}
+        assert json.loads((Path(algo.logdir) / AUDIT).read_text())["shares"] == {"question_file": 0.5}
+    assert played["contamination"] == {row["question"] for row in SUMS} | set(REPEATS)
+    assert played["drop"] == {row["question"] for row in SUMS}
+    config.callbacks("contrib.contamination:halt")
+    with pytest.raises(ContaminationError, match=r"training repeats 50.00% of question_file; expected at most 0.00%"):
+        config.build_algo()
