@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rllib_srl.cli import upgrade
 from rllib_srl.cli.continual import health
 from rllib_srl.engine.models import local_model
 from rllib_srl.studies.health import harness
-from tests.cli import test_script_upgrade as upgrades
 
 SETTINGS = [
     *("--engine", "transformers", "--compute_dtype", "float32", "--max_turn_tokens", "8"),
@@ -79,35 +77,6 @@ def test_the_harness_answers_every_question_offline(broken: Path) -> None:
     assert not any(wrong["srl_sums"].values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rate", "status"), [("1e-3", 0), ("1e-2", upgrade.UNCHANGED)])
-def test_an_upgrade_that_cannot_write_any_more_is_not_delivered(
-    ray_here, random_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture, rate: str, status: int
-) -> None:
-    """Both learn the new domain and keep the old one; with the larger steps the model writes one token only."""
-    out = tmp_path / "out"
-    flags = ["--lr", rate, "--kl_coeff", "1e-3", "--health", "degeneration", "--out", str(out), "--debug"]
-    assert upgrade.main([str(random_llama_dir), *upgrades.SMALL, *flags]) == status
-    changes = upgrades.of_kind(out, "confirm")[0]["changes"]
-    assert changes["tests.small_worlds:Even"]["change"] > 0.4 and changes["tests.small_worlds:Known"]["low"] > -0.3
-    (line,) = upgrades.of_kind(out, "health")
-    outcomes = {verdict["domain"]: verdict["outcome"] for verdict in line["verdicts"]}
-    shifts = line["degeneration"]
-    result = upgrades.ledger(out)[-1]
-    if not status:
-        assert set(outcomes.values()) == {"passed"} and abs(shifts["entropy"]["change"]) < 0.5
-        assert result["is_upgraded"] and upgrades.weights_of(out / "model") != upgrades.weights_of(random_llama_dir)
-        return
-    assert outcomes == {"repetition": "harmful", "length": "passed", "entropy": "harmful"}
-    assert shifts["repetition"]["after"] > 0.5 and shifts["entropy"]["after"] < 0.5 * shifts["entropy"]["before"]
-    assert [reason.split(":")[0] for reason in result["reasons"]] == ["degeneration repetition", "degeneration entropy"]
-    assert upgrades.weights_of(out / "model") == upgrades.weights_of(random_llama_dir) != {}
-    assert "harmful: degeneration entropy" in capsys.readouterr().out
-    # When all answers to a prompt are alike, in the end, an iteration makes no update; that does not end the upgrade.
-    rows = [json.loads(row) for row in (out / "attempt_1" / "metrics.jsonl").read_text().splitlines()]
-    assert ["learners/default_policy/kl" in row for row in rows][::5] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -132,5 +101,3 @@ def test_tasks_without_lm_eval_name_the_extra(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
     assert health.main(["tiny", "tiny"]) == 1
     assert "pip install 'rllib_srl[health]'" in capsys.readouterr().err
-    assert upgrade.main(["tiny", "--on", "lookup", "--keep", "compare", "--health", "tasks"]) == 1
-    assert "--health tasks: the part 'tasks' runs on lm-eval, which is not installed" in capsys.readouterr().err
