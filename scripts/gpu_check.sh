@@ -9,7 +9,7 @@
 #
 # WHEELS holds what scripts/setup.sh --dev --set gpu installs. To fill it, in scripts/requirements of a machine with the
 # same Python and a network, with pip 26.3:
-#   pip download -d /path --no-deps -r base.txt -r dev.txt -r health.txt pip==26.3
+#   pip download -d /path --no-deps -r base.txt -r dev.txt pip==26.3
 #   pip download -d /path --find-links /path -r gpu.txt
 #
 # Results: gpu_check/results.jsonl, one line per step, and the output of each step in gpu_check/STEP.log (--out DIR).

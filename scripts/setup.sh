@@ -3,7 +3,7 @@
 #
 #   bash scripts/setup.sh [--dev] [--set cpu|gpu|plain]
 #
-#   --dev        also what scripts/test.sh needs (pytest, ruff, mypy, lm-eval, ...)
+#   --dev        also what scripts/test.sh needs (pytest, ruff, mypy, ...)
 #   --set NAME   package set; default: the one that .venv holds; in a new one "gpu" if nvidia-smi shows an
 #                NVIDIA GPU, "cpu" on Linux x86-64, "plain" (without vLLM) elsewhere
 #   PYTHON=...   environment variable: the Python to use; default: the first of python3.11, 3.12, 3.13, python3 that fits
@@ -204,7 +204,7 @@ main() {
     [ -n "$PACKAGE_SET" ] || PACKAGE_SET="$("$python" scripts/preflight.py --print-set)"
     WANTED="the '$PACKAGE_SET' set for Python $(version_of "$python")"
     run_stamp="$WANTED, pins $(hash_of $PINS/base.txt "$PINS/$PACKAGE_SET.txt" $PINS/cpu.txt setup.cfg pyproject.toml)"
-    dev_stamp="$(hash_of $PINS/dev.txt $PINS/health.txt)"
+    dev_stamp="$(hash_of $PINS/dev.txt)"
     ! stamp_is .stamp-run "$run_stamp" || installed=(--installed)
 
     say "Checking this machine for the '$PACKAGE_SET' set:"
@@ -218,7 +218,7 @@ main() {
     fi
     if [ "$DEV" = 1 ] && ! stamp_is .stamp-dev "$dev_stamp"; then
         # Without build isolation, which would install setuptools anew for each of the three packages without a wheel.
-        must "test tools" pip install --no-deps --no-build-isolation -r $PINS/dev.txt -r $PINS/health.txt
+        must "test tools" pip install --no-deps --no-build-isolation -r $PINS/dev.txt
         printf '%s\n' "$dev_stamp" >"$VENV/.stamp-dev"
     fi
     if [ ${#installed[@]} -eq 0 ]; then

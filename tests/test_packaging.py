@@ -61,7 +61,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert listed(config, "options.packages.find", "include") == ["rllib_srl*"]  # `envs` may be a user's own
     extras = {"cpu", "gpu", "agents", "dashboard", "envs", "lora", "optimizers", "wandb", "mlflow", "trackio"}
-    extras |= {"faiss-gpu", "dev", "health", "verifiers"}
+    extras |= {"faiss-gpu", "dev", "verifiers"}
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
@@ -91,7 +91,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
     optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "sklearn", "textarena", "textworld", "vllm"}
-    optional |= {"h11", "lm_eval", "mlflow", "starlette", "trackio", "uvicorn", "verifiers", "wandb", "websockets"}
+    optional |= {"h11", "mlflow", "starlette", "trackio", "uvicorn", "verifiers", "wandb", "websockets"}
     for path in python_files("rllib_srl", "envs", "tune_configs"):
         for name in third_party_imports(path.read_text()) - {"rllib_srl"} - optional:
             assert declared & {canonicalize_name(package) for package in packages_of[name]}, f"{path.name}: {name}"
@@ -162,7 +162,7 @@ def test_a_project_with_folders_of_the_same_names_plays_ours(unpacked: Path, tmp
 
 @pytest.mark.parametrize(
     ("extra", "pinned_in"),
-    [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), ("dashboard", "plain"), ("health", "health"), (None, "cpu")],
+    [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), ("dashboard", "plain"), (None, "cpu")],
 )
 def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, extra: str, pinned_in: str) -> None:
     pins = pins_of("base") | pins_of(pinned_in)
@@ -171,7 +171,7 @@ def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, 
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
 
 
-@pytest.mark.parametrize("name", ["base", "cpu", "plain", "dev", "health"])
+@pytest.mark.parametrize("name", ["base", "cpu", "plain", "dev"])
 def test_no_cuda_build_is_pinned_for_a_cpu(name: str) -> None:
     pins = pins_of(name)
     assert [package for package in pins if package.startswith("nvidia-") or package in LEFT_OUT] == []
@@ -210,7 +210,7 @@ def missing_requirements(pins: dict[str, str], python: str) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 def test_pins_are_complete(config: configparser.ConfigParser, python: str) -> None:
-    pins = pins_of("cpu") | pins_of("dev") | pins_of("health")
+    pins = pins_of("cpu") | pins_of("dev")
     absent = [name for name, version in pins.items() if not _is_installed(name, version)]
     if absent:
         pytest.skip(f"not this environment's pins: {', '.join(absent[:5])}")

@@ -39,7 +39,6 @@ COMMANDS = {
     "compare": Command("compare two runs or models on the same held-out prompts", starts_ray=True),
     "tune": Command("run a study or a hyperparameter search", starts_ray=True),
     "stream": Command("learn tasks one after another, with and without memory", starts_ray=True, folder="continual"),
-    "health": Command("compare two models on a fixed battery, before and after", starts_ray=True, folder="continual"),
     "report": Command("write the report page of a run or a study"),
     "dashboard": Command("serve a live page of a run in the browser"),
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),

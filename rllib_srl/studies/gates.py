@@ -7,9 +7,8 @@
 Gates during training fail only if harm is significant; gates before delivery pass only if harm is excluded. A result
 that is inconclusive with the number of prompts lets training continue, but not delivery:
 
-    during training    `sanity`, `drift`, `retention`      fail on significant harm
+    during training    `sanity`, `drift`                   fail on significant harm
     before delivery    `kept`                              pass on excluded harm
-    health battery     `retention`, `degeneration`         fail on significant harm; its tasks are small
 
 All domains must pass. Testing more domains thus makes a false pass less likely, and no correction for multiple tests is
 needed (an intersection-union test).
@@ -25,10 +24,6 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
-
-import numpy as np
-
-from rllib_srl.studies.seeds import bootstrap_interval
 
 Key = TypeVar("Key")
 
@@ -77,27 +72,6 @@ class Change:
         """Return "0.812 -> 0.795, -1.7 points [-3.0, -0.3] on 1000 prompts"."""
         span = f"{100 * self.change:+.1f} points [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
         return f"{self.before:.3f} -> {self.after:.3f}, {span} on {self.num} prompts"
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A measure of the same texts before and after. Invariant: low <= after - before <= high, or both NaN."""
-
-    num: int  # texts
-    before: float  # means
-    after: float
-    low: float  # confidence interval of the mean difference
-    high: float
-
-    @property
-    def change(self) -> float:
-        """Return the mean difference, after minus before."""
-        return self.after - self.before
-
-    def __str__(self) -> str:
-        """Return "0.12 -> 0.31, +0.19 [+0.1, +0.28] on 40 texts"."""
-        span = f"{self.change:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
-        return f"{self.before:.3g} -> {self.after:.3g}, {span} on {self.num} texts"
 
 
 @dataclass(frozen=True)
@@ -197,25 +171,6 @@ def paired_score(num: int, num_lost: int, num_gained: int, difference: float) ->
     return gap / math.sqrt(variance)
 
 
-def paired_shift(before: Mapping[Key, float], after: Mapping[Key, float], confidence: float) -> Shift:
-    """Compare a measure of the texts that were written both before and after, by a bootstrap over the texts.
-
-    Args:
-        before: text -> value.
-        after: the same after training.
-        confidence: confidence of the two-sided interval, in (0, 1).
-
-    Raises:
-        ValueError: no text was written both times.
-    """
-    both = sorted(before.keys() & after.keys(), key=str)
-    if not both:
-        raise ValueError(f"{len(before)} texts before and {len(after)} after have none in common")
-    before_E, after_E = (np.array([side[key] for key in both], np.float64) for side in (before, after))
-    interval = bootstrap_interval(after_E - before_E, level=confidence)
-    return Shift(len(both), float(before_E.mean()), float(after_E.mean()), interval.low, interval.high)
-
-
 def sanity(health: Health, max_lost: float) -> Verdict:
     """Test whether training and evaluation ran without errors.
 
@@ -245,49 +200,6 @@ def drift(health: Health, max_kl: float) -> Verdict:
         return Verdict("drift", Outcome.PASSED, "no update yet")
     text = f"KL {health.kl:.3g} nats per token; limit {max_kl:g}"
     return Verdict("drift", Outcome.BAD if health.kl > max_kl else Outcome.PASSED, text)
-
-
-def retention(domain: str, change: Change, max_drop: float) -> Verdict:
-    """Test for a drop in a domain; an inconclusive result passes.
-
-        harmful   the whole interval lies below -max_drop: the drop is significantly larger than the margin
-        bad       the estimate lies below -max_drop and the interval below 0: the drop is significant, and larger than
-                  the margin by estimate
-
-    Args:
-        domain: domain to be retained.
-        change: change from the old model.
-        max_drop: share of right answers that may be lost, in [0, 1).
-    """
-    if change.high < -max_drop:
-        outcome = Outcome.HARMFUL
-    elif change.change < -max_drop and change.high < 0:
-        outcome = Outcome.BAD
-    else:
-        outcome = Outcome.PASSED
-    return Verdict("retention", outcome, f"{change}; limit -{100 * max_drop:g}", domain)
-
-
-def degeneration(measure: str, shift: Shift, low: float, high: float) -> Verdict:
-    """Test for a measure of degeneration that left its healthy range; an inconclusive result passes.
-
-        harmful   the whole interval of the value after training lies outside the range
-        bad       the value lies outside by estimate, and the interval of the difference excludes 0
-
-    Args:
-        measure: its name.
-        shift: change from the old model.
-        low: lowest healthy mean after training.
-        high: highest healthy mean after training.
-    """
-    least, most = shift.before + shift.low, shift.before + shift.high
-    if most < low or least > high:
-        outcome = Outcome.HARMFUL
-    elif not low <= shift.after <= high and not shift.low <= 0 <= shift.high:
-        outcome = Outcome.BAD
-    else:
-        outcome = Outcome.PASSED
-    return Verdict("degeneration", outcome, f"{shift}; healthy {low:.3g} to {high:.3g}", measure)
 
 
 def kept(domain: str, change: Change, max_drop: float) -> Verdict:

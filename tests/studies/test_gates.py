@@ -104,23 +104,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
 # --- the gates -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("low", "at", "high", "outcome"),
-    [
-        (-0.20, -0.10, -0.03, HARMFUL),  # all of it beyond the margin of .02
-        (-0.20, -0.10, -0.02, BAD),  # the margin itself is not beyond it
-        (-0.09, -0.04, -0.01, BAD),  # a real drop, beyond the margin by estimate
-        (-0.09, -0.04, 0.00, PASSED),  # perhaps no drop at all
-        (-0.03, -0.02, -0.01, PASSED),  # a real drop, within the margin
-        (-0.03, 0.01, 0.05, PASSED),
-    ],
-)
-def test_retention_acts_on_harm_that_is_shown(low: float, at: float, high: float, outcome: Outcome) -> None:
-    found = gates.retention("compare", change(low, at, high), 0.02)
-    assert (found.outcome, found.domain, found.gate) == (outcome, "compare", "retention")
-    assert f"{100 * at:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on 1000 prompts; limit -2" in found.reason
-
-
 @given(st.floats(0.005, 0.9), st.floats(0.5, 0.999))
 @settings(max_examples=50, deadline=None)
 def test_kept_can_pass_with_just_as_many_prompts_as_it_needs(max_drop: float, confidence: float) -> None:
