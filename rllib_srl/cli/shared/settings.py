@@ -56,7 +56,7 @@ class Setting:
 
 # RLlib's most used settings: name -> (group, unit and meaning). `model` stands for model_config["model"].
 RLLIB = {
-    "callbacks": (TRAINING, 'callbacks: "contrib.wandb", "module:Class", or a list (docs/contrib.md); not kept by --resume'),
+    "callbacks": (TRAINING, 'callbacks: "contrib.trackers:wandb", "module:Class", a list; not kept by --resume'),
     "env": (ENVIRONMENT, 'environment: an installed name (docs/environments.md), or "package.module:Class"'),
     "env_config": (ENVIRONMENT, "settings of the environment"),
     "model": (MODEL, 'policy: "smollm2-135m", "tiny", a local directory, or a Hugging Face hub id'),
