@@ -157,7 +157,6 @@ class SRL(SavedAlgorithm):
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
 
-
     def _start_ahead(self) -> RolloutsAhead | None:
         """Return what keeps the runners playing during updates, None if rollout and training take turns."""
         if not self.config.max_lag:
