@@ -315,15 +315,16 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"playing {names[number]} ...", file=sys.stderr)
             with hushed_stderr(arguments.verbose):
                 measured.append(measure(config, arguments.prompts))
-    changes, verdicts = judged(*measured, arguments.max_drop)
-    figures = {"before": names[0], "after": names[1], "num_lost": [one.num_lost for one in measured]}
+    changes, verdicts = judged(measured[0], measured[1], arguments.max_drop)
+    num_lost = [one.num_lost for one in measured]
+    figures: dict[str, Any] = {"before": names[0], "after": names[1], "num_lost": num_lost}
     figures |= {"changes": {name: {"change": one.change, **asdict(one)} for name, one in changes.items()}}
     figures |= {"max_drop": arguments.max_drop, "verdicts": [asdict(verdict) for verdict in verdicts]}
     text = json.dumps(figures, indent=1)
     if arguments.json == Path("-"):
         print(text)
     else:
-        _print(names, changes, verdicts, figures["num_lost"])
+        _print(names, changes, verdicts, num_lost)
         if arguments.json:
             write_whole(arguments.json, text + "\n")
     return 0 if all(verdict.is_passed for verdict in verdicts) else UNHEALTHY
