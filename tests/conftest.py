@@ -86,7 +86,7 @@ def ray_here(quick_ray, request):
 @pytest.fixture
 def build(tmp_path):
     """Return a function that builds an algorithm with a log directory of its own; check and stop all afterwards."""
-    from tests.small_memory import check_shards
+    from tests.small_memory import check_memory
 
     built = []
 
@@ -97,6 +97,6 @@ def build(tmp_path):
 
     yield of
     for algo in built:
-        if algo.memory.num_shards:
-            check_shards(algo)
+        if algo.memory.is_on:
+            check_memory(algo)
         algo.stop()

@@ -14,6 +14,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.batch.shard import fetched
 from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.journal.transaction import SNAPSHOT
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
 from tests.small_worlds import small_config
@@ -115,12 +116,12 @@ def weights_of(algo: SRL) -> np.ndarray:
     return np.concatenate([np.array(weights[name]).ravel() for name in sorted(weights)])
 
 
-def journals_of(algo: SRL, directory: Path) -> list[Journal]:
-    """Return a copy of each shard's journal, open; whoever asks closes them."""
+def journal_of(algo: SRL, directory: Path) -> Journal:
+    """Return a copy of the memory's journal, open; whoever asks closes it."""
     algo.memory.snapshot(directory)
-    return [Journal(directory / f"shard_{i}.sqlite") for i in range(algo.memory.num_shards)]
+    return Journal(directory / SNAPSHOT)
 
 
-def check_shards(algo: SRL) -> None:
-    """Check every invariant of every shard."""
+def check_memory(algo: SRL) -> None:
+    """Check every invariant of the memory."""
     algo.memory.check_valid()

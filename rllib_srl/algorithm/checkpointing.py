@@ -1,6 +1,6 @@
 """Saves and restores SRL: RLlib's checkpoint files, SRL's own beside them, and one signed manifest over all.
 
-    checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/shard_0.sqlite, manifest.json
+    checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/snapshot.db, manifest.json
                   learner_group/learner/rl_module/default_policy/weights.safetensors
                   with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`sharded_files.py`)
 
@@ -163,11 +163,11 @@ class SavedAlgorithm(Algorithm):
         """Restore a state and, if it contains weights, sync them to every engine.
 
         Raises:
-            ValueError: the state has other environments or another number of memory shards; nothing was changed.
+            ValueError: the state has other environments, or has a memory where this run has none; nothing was changed.
         """
         if "srl" in state:
             self.source.check_worlds(state["srl"]["prompts"]["drawn"])
-            self.memory.check_fits(state["srl"]["memory"]["num_shards"])
+            self.memory.check_fits(bool(state["srl"]["memory"]))
         super().set_state(state)
         if "srl" in state:
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
@@ -230,7 +230,7 @@ class SavedAlgorithm(Algorithm):
             self.learners.save_shards(str(shards), self.config.sync_timeout_s)
             ShardedFiles(shards)  # raises if a learner wrote to a disk that this process cannot read
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
-        about = {"worlds": self.source.world_ids, "version": self.version, "memory_shards": self.memory.num_shards}
+        about = {"worlds": self.source.world_ids, "version": self.version, "has_memory": self.memory.is_on}
         about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
         about |= {"functions": functions_in(self.config.world_configs())}
         about |= {"engine": "stub"} if self.config.is_stub else {}
@@ -261,7 +261,7 @@ class SavedAlgorithm(Algorithm):
         if component is None:
             about = _verified(Path(path), self.config.seal_key_file, trust)
             self.source.check_worlds(about["worlds"])
-            self.memory.check_fits(about["memory_shards"])
+            self.memory.check_fits(about["has_memory"])
         elif not trust:
             checkpoints.verify_own(_whole(Path(path), component), self.config.seal_key_file)
         super().restore_from_path(path, *args, component=component, **kwargs)

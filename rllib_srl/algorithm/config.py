@@ -36,7 +36,6 @@ from rllib_srl.algorithm.resources import (
     engine_memory_share,
     engine_threads,
     gpu_shares,
-    memory_share,
     num_gpus_here,
     warn_of_cpu,
 )
@@ -365,13 +364,6 @@ class SRLConfig(AlgorithmConfig):
                 logger.info("engine and learner share a GPU%s", " in turns" if self.colocate else ", both awake")
         super().validate()
 
-    def _memory_gpus(self) -> float:
-        """Return the share of a card that all shards of the memory reserve; 0 if a setting is no number."""
-        flat = self.flat()
-        share, shards, capacity = flat.replay_diversity_gpu_share, flat.replay_num_shards, flat.replay_capacity
-        are_numbers = is_integer(shards, 1) and is_integer(capacity, 0) and (share is None or is_number(share))
-        return memory_share(flat) if are_numbers else 0.0
-
     def _choose_gpus(self) -> list[str]:
         """Set the GPUs of each process that the user has left open; return error messages.
 
@@ -384,7 +376,7 @@ class SRLConfig(AlgorithmConfig):
         given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
         num_gpus = num_gpus_here() if None in given and not self.is_stub else 0
         try:
-            shares = gpu_shares(num_gpus, *counts, size, given, self._memory_gpus())
+            shares = gpu_shares(num_gpus, *counts, size, given)
         except PlacementError as error:
             self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
             return [str(error)]

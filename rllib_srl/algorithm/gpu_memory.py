@@ -26,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares, memory_share
+from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
 from rllib_srl.replay.diversity.card import CARD_BYTES
 
 GIB = 2**30
@@ -217,12 +217,7 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: flo
             f"an engine needs {engine} within engine.memory_utilization = {utilization:g} of {card}; expected a higher "
             "share, a lower max_episode_tokens, or a larger engine.tensor_parallel_size"
         )
-    memory = memory_share(config) * card_bytes
-    if 0 < memory < CARD_BYTES * config.replay_settings().num_shards:
-        yield (
-            f"the memory's search needs {CARD_BYTES / GIB:.0f} GiB a shard, and has {memory / GIB:.1f} GiB of {card}; "
-            "expected a higher replay_diversity.gpu_share, or device 'cpu'"
-        )
+    memory = CARD_BYTES if config.replay_settings().searches_on_gpu else 0
     if not has_learner:
         return
     is_shared = has_engine and config.num_gpus_per_learner < 1 and config.num_gpus_per_env_runner < 1
@@ -297,7 +292,7 @@ def variant(
     """
     own = _changed(config, **changes)
     counts = own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size
-    shares = gpu_shares(num_gpus, *counts, memory=memory_share(own))
+    shares = gpu_shares(num_gpus, *counts)
     own.num_gpus_per_env_runner, own.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
     own.colocate = shares.is_colocated
     return Variant(name, num_gpus, learner_need(shape, own), list(memory_faults(shape, own, card_bytes)))

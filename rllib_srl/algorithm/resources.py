@@ -89,13 +89,11 @@ def gpu_shares(
     num_learners: int,
     tensor_parallel_size: int = 1,
     given: Given = (None, None),
-    memory: float = 0.0,
 ) -> GpuShares:
     """Return how many GPUs each env runner and each learner gets.
 
     Enough cards: whole ones for each process. One card for each pair of engine and learner: 0.6 and 0.4 of it. Shares
-    that the user gave stay, and the other side gets what is left: whole cards, or none. The memory's share is
-    taken from the learner's where no card is free.
+    that the user gave stay, and the other side gets what is left: whole cards, or none.
 
     Args:
         num_gpus: cards of the cluster, or of this machine.
@@ -103,7 +101,6 @@ def gpu_shares(
         num_learners: likewise.
         tensor_parallel_size: cards of one engine.
         given: shares per env runner and per learner; None: to be chosen.
-        memory: share of one card for the search in the memory, all shards together.
 
     Raises:
         PlacementError: there are cards, but too few for the number of processes.
@@ -120,10 +117,10 @@ def gpu_shares(
         size = tensor_parallel_size
         return GpuShares(size if cards - theirs * learners >= size * runners else 0, theirs)
     free = cards - runners * tensor_parallel_size - learners
-    if free >= 0 and memory < 1:
-        return GpuShares(tensor_parallel_size, 1 if free or not memory else round(1 - memory, 4))
-    if tensor_parallel_size == 1 and cards >= max(runners, learners) and memory < LEARNER_SHARE:
-        return GpuShares(ENGINE_SHARE, round(LEARNER_SHARE - memory, 4), is_colocated=True)
+    if free >= 0:
+        return GpuShares(tensor_parallel_size, 1)
+    if tensor_parallel_size == 1 and cards >= max(runners, learners):
+        return GpuShares(ENGINE_SHARE, LEARNER_SHARE, is_colocated=True)
     raise PlacementError(
         f"num_env_runners = {num_env_runners}, num_learners = {num_learners} with {cards} GPUs; expected at most one "
         f"of each per GPU (engine.tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
@@ -148,12 +145,6 @@ def warn_of_cpu(per_env_runner: float | None, per_learner: float | None, shares:
     rest = f", such as {1 - given:g}" if 0 < given < 1 else ""
     told = f"{name} = {given:g} leaves no whole GPU: the {who} on the CPU"
     logger.warning("%s; expected %s%s, if they should not", told, other, rest)
-
-
-def memory_share(config: Any) -> float:
-    """Return the share of a card that all shards of the memory reserve for their search."""
-    settings = config.replay_settings()
-    return float(settings.gpu_share * settings.num_shards)
 
 
 def num_gpus_here() -> float:
@@ -243,16 +234,14 @@ def _check(
     request: Any, config: Any, total: Mapping[str, float], nodes: Sequence[Mapping[str, Any]], where: str
 ) -> None:
     needed: Counter[str] = Counter()
-    memory = memory_share(config)
-    bundles = [*request.bundles, *([{"GPU": memory}] if memory else [])]
-    for bundle in bundles:
+    for bundle in request.bundles:
         needed.update(bundle)
     short = [
         f"{n:g} {name} ({where} has {total.get(name, 0):g})"
         for name, n in needed.items()
         if n > total.get(name, 0) + ROUNDING
     ]
-    for bundle in bundles:
+    for bundle in request.bundles:
         if not any(all(node.get(name, 0) >= n for name, n in bundle.items()) for node in nodes):
             amounts = " and ".join(f"{n:g} {name}" for name, n in sorted(bundle.items()))
             short.append(f"{amounts} in one process (no node has that)")

@@ -494,7 +494,7 @@ class SRL(SavedAlgorithm):
 
     def _gone(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> frozenset[str]:
         """Return the ids of groups that were lost with the node that held them, before the memory had stored them."""
-        if not self.memory.num_shards:
+        if not self.memory.is_on:
             return frozenset()
         return frozenset(group.group_id for group in groups if group.group_id not in visits)
 

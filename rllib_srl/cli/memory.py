@@ -10,9 +10,9 @@
     srl memory import results/first groups.jsonl              groups into a memory that no run is using
     srl memory verify results/first                           every page, payload and invariant
 
-DIR is a run's directory, a checkpoint, a buffer's directory or a journal file; shards are shown as one. ID is a prompt
-id, or the beginning of a key. The run may still be running: the subcommands read a copy of its journal (in TMPDIR).
-Only `import` writes into DIR; a run that is resumed from a checkpoint keeps groups stored after it for reuse.
+DIR is a run's directory, a checkpoint, a buffer's directory or a journal file. ID is a prompt id, or the beginning of a
+key. The run may still be running: the subcommands read a copy of its journal (in TMPDIR). Only `import` writes into
+DIR; a run that is resumed from a checkpoint keeps groups stored after it for reuse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,15 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.buffer_metrics import gauges, merged
+from rllib_srl.replay.buffer_metrics import gauges
 from rllib_srl.replay.ingest import decoder_of
 from rllib_srl.replay.journal.journal import JournalError
-from rllib_srl.replay.journal.reader import Reading, copied, journals_in, readings
+from rllib_srl.replay.journal.reader import Reading, copied, journal_in, reading
 from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.schedule.refit import config_of, refit, whole_log
 from rllib_srl.replay.settings import ReplaySettings, check_trusted
 from rllib_srl.replay.store.records import LEECH, WAITING
-from rllib_srl.replay.tools.exchange import export_journals, import_into
+from rllib_srl.replay.tools.exchange import export_journal, import_into
 from rllib_srl.replay.tools.explain import (
     GRADE_NAMES,
     STATUS_NAMES,
@@ -135,13 +135,13 @@ SETTINGS_FILE = "settings.yaml"  # as rllib_srl.cli.shared.runs names it; import
 
 def ls(arguments: argparse.Namespace) -> int:
     """List items."""
-    with readings(arguments.directory, arguments.trust_rules) as shards:
-        if arguments.sort == "recall" and not shards[0].settings.has_due_dates:
+    with reading(arguments.directory, arguments.trust_rules) as memory:
+        if arguments.sort == "recall" and not memory.settings.has_due_dates:
             raise ValueError(
                 "--sort recall: this memory has no spacing rule, so it predicts no recall; expected another order, "
                 "such as pass_rate or visits"
             )
-        items = all_items(shards)
+        items = all_items(memory)
         wanted = [
             item
             for item in items
@@ -152,14 +152,14 @@ def ls(arguments: argparse.Namespace) -> int:
         if wanted:
             print(table([HEADING, *map(row_of, wanted[: arguments.limit])], indent=""))
         shown = min(len(wanted), arguments.limit)
-        print(f"{shown} of {len(items)} items, iteration {shards[0].now}, sorted by {arguments.sort}")
+        print(f"{shown} of {len(items)} items, iteration {memory.now}, sorted by {arguments.sort}")
     return 0
 
 
 def show(arguments: argparse.Namespace) -> int:
     """Show one item with its reviews, and the text of its groups."""
-    with readings(arguments.directory, arguments.trust_rules) as shards:
-        item = find(shards, arguments.id)
+    with reading(arguments.directory, arguments.trust_rules) as memory:
+        item = find(memory, arguments.id)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
         if len(rows := list(review_rows(item))) > 1:
             print("\nreviews\n" + table(rows))
@@ -173,8 +173,8 @@ def show(arguments: argparse.Namespace) -> int:
 
 def say_why(arguments: argparse.Namespace) -> int:
     """Explain why an item was drawn, or not."""
-    with readings(arguments.directory, arguments.trust_rules) as shards:
-        item = find(shards, arguments.id)
+    with reading(arguments.directory, arguments.trust_rules) as memory:
+        item = find(memory, arguments.id)
         print(printable(f"{item.key}  {item.prompt.env_id} [{item.prompt.prompt_id}], iteration {item.reading.now}"))
         print("\n".join(why(item, arguments.limit)))
     return 0
@@ -182,27 +182,24 @@ def say_why(arguments: argparse.Namespace) -> int:
 
 def stats(arguments: argparse.Namespace) -> int:
     """Print gauges and counts."""
-    with readings(arguments.directory, arguments.trust_rules) as shards:
-        now, settings = shards[0].now, shards[0].settings
-        found = [_gauges(shard, now) for shard in shards]
-    names = [["", "all", *(f"shard {i}" for i in range(len(found)))][: 2 + len(found) * (len(found) > 1)]]
-    columns = [merged(found), *(found if len(found) > 1 else [])]
-    rows = [[name, *(f"{column[name]:.6g}" for column in columns)] for name in columns[0]]
+    with reading(arguments.directory, arguments.trust_rules) as memory:
+        now, settings = memory.now, memory.settings
+        rows = [[name, f"{value:.6g}"] for name, value in _gauges(memory, now).items()]
     days = f", {counted(settings.iterations_per_day, 'iteration')} per day"
     asked = f", desired retention {settings.desired_retention:g}{days}" if settings.has_due_dates else ""
     print(
         f"iteration {now}; spacing {settings.spacing}{asked}; selection {settings.selection}, "
         f"reuse {settings.reuse_selection}, load control {settings.load_control}"
     )
-    print(table([*(names if len(found) > 1 else []), *rows], indent=""))
+    print(table(rows, indent=""))
     return 0
 
 
 OF_A_PROCESS = ("num_bytes_in_memory", "num_spilled", "num_read_back")  # of the running process; not in the journal
 
 
-def _gauges(shard: Reading, now: int) -> dict[str, float]:
-    with copied(shard.path) as directory, closing(opened_buffer(directory, shard.settings)) as buffer:
+def _gauges(memory: Reading, now: int) -> dict[str, float]:
+    with copied(memory.path) as directory, closing(opened_buffer(directory, memory.settings)) as buffer:
         return {name: value for name, value in gauges(buffer, now).items() if name not in OF_A_PROCESS}
 
 
@@ -213,15 +210,15 @@ def plot(arguments: argparse.Namespace) -> int:
     """Draw the picture."""
     from rllib_srl.cli.shared.memory_plots import plot_memory
 
-    with readings(arguments.directory, arguments.trust_rules) as shards:
-        print(plot_memory(arguments.out, shards))
+    with reading(arguments.directory, arguments.trust_rules) as memory:
+        print(plot_memory(arguments.out, memory))
     return 0
 
 
 def fit(arguments: argparse.Namespace) -> int:
     """Refit the spacing rule, and compare it with the current one."""
-    with readings(arguments.directory, arguments.trust_rules) as shards:
-        log, rule = whole_log(shards), shards[0].rule
+    with reading(arguments.directory, arguments.trust_rules) as memory:
+        log, rule = whole_log(memory), memory.rule
     found = refit(rule, log, arguments.min_reviews)
     figures = [("parameter", "before", "after")]
     figures += [(name, f"{before:g}", f"{after:g}") for name, (before, after) in found.turned.items()]
@@ -243,16 +240,14 @@ def fit(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Verify journals, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
-    num_faults = 0
+    """Verify a journal, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
     if (arguments.directory / MANIFEST).is_file():
         verify_sealed(arguments.directory)
-    for path in journals_in(arguments.directory):
-        found = verify(path, arguments.trust_rules)
-        num_faults += len(found.faults)
-        counts = f"{found.num_items} items, {found.num_groups} groups, {found.num_reviews} reviews"
-        print(*(found.faults or [f"ok  {path}: {counts}, position {found.position}"]), sep="\n")
-    return int(num_faults > 0)
+    path = journal_in(arguments.directory)
+    found = verify(path, arguments.trust_rules)
+    counts = f"{found.num_items} items, {found.num_groups} groups, {found.num_reviews} reviews"
+    print(*(found.faults or [f"ok  {path}: {counts}, position {found.position}"]), sep="\n")
+    return int(bool(found.faults))
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -260,10 +255,10 @@ def check(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write all groups to a file."""
-    with readings(arguments.directory, arguments.trust_rules) as shards:
+    with reading(arguments.directory, arguments.trust_rules) as memory:
         decode = known_decoder(arguments)
-        num = export_journals(shards, arguments.file, decode, with_text=not arguments.no_text)
-        bare = sum(int((shard.stored.items["num_groups"] == 0).sum()) for shard in shards)
+        num = export_journal(memory, arguments.file, decode, with_text=not arguments.no_text)
+        bare = int((memory.stored.items["num_groups"] == 0).sum())
     text = "" if decode and not arguments.no_text else " without their text"
     print(f"{num} groups{text} in {arguments.file}; {bare} items have no stored group")
     return 0
@@ -271,17 +266,13 @@ def export(arguments: argparse.Namespace) -> int:
 
 def take_in(arguments: argparse.Namespace) -> int:
     """Take the groups of a file into a memory that no run is using, or into a new one."""
-    settings, paths, now = place_for(arguments)
+    settings, path, now = place_for(arguments)
     model_dir = None if settings.on_secret == "keep" else model_of(arguments)
     if settings.on_secret != "keep" and model_dir is None:
         raise ValueError(f"{NO_TOKENIZER}, to find secrets (on_secret = {settings.on_secret!r})")
-    with ExitStack() as stack:
-        buffers = [
-            stack.enter_context(closing(SRLReplayBuffer(settings, directory=path.parent, model_dir=model_dir)))
-            for path in paths
-        ]
+    with closing(SRLReplayBuffer(settings, directory=path.parent, model_dir=model_dir)) as buffer:
         now = now if arguments.now is None else arguments.now
-        taken = import_into(buffers, arguments.file, now, "skip" if arguments.skip_broken else "refuse")
+        taken = import_into(buffer, arguments.file, now, "skip" if arguments.skip_broken else "refuse")
     refused = "".join(f", {num} {reason}" for reason, num in sorted(taken.refused.items()))
     print(
         f"{taken.num_stored} of {taken.num_read} groups stored, with iteration {now}; "
@@ -292,8 +283,8 @@ def take_in(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def place_for(arguments: argparse.Namespace) -> tuple[ReplaySettings, list[Path], int]:
-    """Return settings, journals and iteration of the memory to write to; those of a new one if there is none.
+def place_for(arguments: argparse.Namespace) -> tuple[ReplaySettings, Path, int]:
+    """Return settings, journal and iteration of the memory to write to; those of a new one if there is none.
 
     Raises:
         ValueError: the directory is a checkpoint, which is sealed, or holds other files.
@@ -301,16 +292,16 @@ def place_for(arguments: argparse.Namespace) -> tuple[ReplaySettings, list[Path]
     directory: Path = arguments.directory
     if (directory.is_dir() and not any(directory.iterdir())) or not directory.exists():
         given = memory_settings(arguments.config) if arguments.config else {}
-        return ReplaySettings.from_dict(given).checked(), [directory / JOURNAL], 0
-    paths = journals_in(directory)
-    if faulty := [path for path in paths if path.name != JOURNAL]:
-        raise ValueError(f"{faulty[0]} is part of a checkpoint; expected the directory of a run, or a new one")
+        return ReplaySettings.from_dict(given).checked(), directory / JOURNAL, 0
+    path = journal_in(directory)
+    if path.name != JOURNAL:
+        raise ValueError(f"{path} is part of a checkpoint; expected the directory of a run, or a new one")
     if arguments.config:
         raise ValueError("--config is for a new memory; expected no --config: this memory has its settings")
-    with readings(directory, arguments.trust_rules) as shards:
+    with reading(directory, arguments.trust_rules) as memory:
         if not arguments.trust_rules:
-            check_trusted(shards[0].settings)
-        return shards[0].settings, paths, shards[0].now
+            check_trusted(memory.settings)
+        return memory.settings, path, memory.now
 
 
 # --- beside a run ---------------------------------------------------------------------------------

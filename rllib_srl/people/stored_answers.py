@@ -8,7 +8,7 @@ Groups of the run itself count; orphans (kept for reuse after a resume) do not, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.people.answer import Answer
-from rllib_srl.replay.journal.reader import Reading, readings
+from rllib_srl.replay.journal.reader import Reading, reading
 from rllib_srl.replay.rated import RatedGroups, fingerprint
 from rllib_srl.replay.tools.explain import Decode, turns
 from rllib_srl.types import Group
@@ -36,13 +36,14 @@ class State:
 
 
 class StoredAnswers:
-    """The answers of one run as of one moment. Invariant: the readings are open copies; the run is not disturbed."""
+    """The answers of one run as of one moment. Invariant: the reading is an open copy; the run is not disturbed."""
 
-    def __init__(self, shards: Sequence[Reading], decode: Callable[[], Decode]) -> None:
-        """Use open readings; `decode` returns the function that turns token ids into text."""
-        self._shards, self._make_decode = shards, decode
+    def __init__(self, reading: Reading, decode: Callable[[], Decode]) -> None:
+        """Use an open reading; `decode` returns the function that turns token ids into text."""
+        self._reading, self._make_decode = reading, decode
         self._decode: Decode | None = None
-        self._rated = [self._rated_in(shard) for shard in shards]
+        self._rated = RatedGroups()
+        self._rated.set_state(reading.stored.state.get("rated", ""))
 
     @classmethod
     @contextmanager
@@ -54,36 +55,35 @@ class StoredAnswers:
             JournalError: the memory cannot be read.
         """
         check_run(directory)
-        with readings(directory, trusts_rules) as shards:
-            yield cls(shards, decode)
+        with reading(directory, trusts_rules) as found:
+            yield cls(found, decode)
 
     def newest_first(self) -> Iterator[Answer]:
         """Yield all answers of the run, those of the newest iteration first, each decoded when it is asked for."""
-        for shard, at in self._groups():
-            yield from self._answers(shard, at)
+        for at in self._groups():
+            yield from self._answers(at)
 
     def find(self, answer_id: str) -> Answer | None:
         """Return the answer with an id, None if it is not in the memory."""
         group_id, _, episode = answer_id.rpartition("/")
         born = group_id.partition(".")[0]  # ids begin with the iteration, unless they come from a file
-        listed = sorted(self._groups(), key=lambda one: str(one[0].stored.groups["born"][one[1]]) != born)
-        for shard, at in listed:
-            group = shard.group(int(shard.stored.seqs[at]))
+        born_N = self._reading.stored.groups["born"]
+        for at in sorted(self._groups(), key=lambda at: str(born_N[at]) != born):
+            group = self._group(at)
             if group.group_id == group_id and episode.isdecimal() and int(episode) < group.size:
-                return self._answer(shard, group, int(episode))
+                return self._answer(group, int(episode))
         return None
 
     def state_of(self, answer: Answer, seq: int) -> State:
         """Return what has become of the rating of an answer whose last change is `seq`."""
-        shard = int(answer.key, 16) % len(self._shards)
-        rated, reading = self._rated[shard], self._shards[shard]
+        rated = self._rated
         if rated.position < seq:
             return State("waits for the next iteration of the run")
         known = rated.applied.get(answer.group_id)
         num_stale = known.num_stale if known else 0
         stale = f"; trained on {num_stale} times with an earlier rating (stale)" if num_stale else ""
         if known and str(answer.episode) in known.rewards and answer.group_id not in rated.unused:
-            place = "" if self._is_stored(reading, answer) else "; its group has left the memory"
+            place = "" if self._is_stored(answer) else "; its group has left the memory"
             return State(f"applied, trained on {known.num_trained} times{place}{stale}")
         if answer.group_id in rated.unused:
             return State(f"unused: the answer is not in the memory{stale}", is_unused=True)
@@ -91,30 +91,26 @@ class StoredAnswers:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _rated_in(shard: Reading) -> RatedGroups:
-        rated = RatedGroups()
-        rated.set_state(shard.stored.state.get("rated", ""))
-        return rated
+    def _groups(self) -> list[int]:
+        """Return the position of every group of the run, the newest first."""
+        stored = self._reading.stored
+        own_N = np.flatnonzero(~stored.groups["is_orphan"])
+        order_N = np.lexsort((own_N, stored.seqs[own_N], stored.groups["born"][own_N]))
+        positions: list[int] = own_N[order_N][::-1].tolist()
+        return positions
 
-    def _groups(self) -> list[tuple[Reading, int]]:
-        """Return the shard and position of every group of the run, the newest first."""
-        found = [
-            (int(shard.stored.groups["born"][at]), int(shard.stored.seqs[at]), number, int(at))
-            for number, shard in enumerate(self._shards)
-            for at in np.flatnonzero(~shard.stored.groups["is_orphan"])
-        ]
-        return [(self._shards[number], at) for _, _, number, at in sorted(found, reverse=True)]
+    def _group(self, at: int) -> Group:
+        return self._reading.group(int(self._reading.stored.seqs[at]))
 
-    def _answers(self, shard: Reading, at: int) -> Iterator[Answer]:
-        group = shard.group(int(shard.stored.seqs[at]))
+    def _answers(self, at: int) -> Iterator[Answer]:
+        group = self._group(at)
         for g in range(group.size):
-            yield self._answer(shard, group, g)
+            yield self._answer(group, g)
 
-    def _answer(self, shard: Reading, group: Group, g: int) -> Answer:
+    def _answer(self, group: Group, g: int) -> Answer:
         if self._decode is None:
             self._decode = self._make_decode()
-        listed = turns(group, g, self._decode, shard.detector)
+        listed = turns(group, g, self._decode, self._reading.detector)
         prompt = listed[0][1] if listed and listed[0][0] == "environment" else ""
         rest = listed[1:] if prompt else listed
         text = "".join(text if role == "policy" else f"\n[environment] {text}\n" for role, text in rest)
@@ -130,7 +126,8 @@ class StoredAnswers:
             **about,
         )
 
-    def _is_stored(self, reading: Reading, answer: Answer) -> bool:
+    def _is_stored(self, answer: Answer) -> bool:
+        reading = self._reading
         keys_N = reading.stored.items["key"]
         at = np.flatnonzero(keys_N == np.uint64(int(answer.key, 16)))
         if not len(at):
@@ -145,6 +142,6 @@ def check_run(directory: Path) -> None:
     Raises:
         NotARun: it is not.
     """
-    if not any(directory.glob("replay/shard_*/journal.db")):
+    if not (directory / "replay/journal.db").is_file():
         reason = "holds no memory of a run" if directory.is_dir() else "is not a directory"
         raise NotARun(f"{directory} {reason}; expected the directory of a run, as srl train --out names it")

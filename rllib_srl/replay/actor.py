@@ -34,7 +34,7 @@ from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
 
 
 class ReplayBufferActor:
-    """One shard of the memory.
+    """The memory of a run.
 
     Invariant: the effect of every call that has returned is in the journal, so a restart loses nothing.
     """
@@ -148,14 +148,13 @@ class ReplayBufferActor:
         num_items: int | None = None,
         now: int = 0,
         request: str = "",
-        without: Collection[str] = (),
         shares: DomainShares | None = None,
         today: Today | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
         """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw`."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items or 0, now, request, without, shares, today)
+        drawn = self.buffer.draw(num_items or 0, now, request, shares, today)
         metas = [replace(one.meta, ref=one.group) for one in drawn]
         self._busy_s += time.perf_counter() - begin
         return metas
@@ -166,13 +165,12 @@ class ReplayBufferActor:
         num_items: int,
         now: int,
         request: str = "",
-        without: Collection[str] = (),
         shares: DomainShares | None = None,
         today: Today | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items, now, request, without, shares, today)
+        drawn = self.buffer.draw(num_items, now, request, shares, today)
         answer = ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
         self._busy_s += time.perf_counter() - begin
         return answer
@@ -210,7 +208,7 @@ class ReplayBufferActor:
 
         Args:
             vectors: one mapping a learner, group id -> float32 [G, D], or a reference to one.
-            keys: group id -> prompt key, for the groups of this shard.
+            keys: group id -> prompt key.
             now: the training iteration.
             request: name of the call.
         """

@@ -305,23 +305,15 @@ class SRLReplayBuffer:
                 self.counts["num_revisits"] += sum(drawn["why"]["visits"] > 0 for drawn in answer)
         return [prompt_of(drawn["prompt"]) for drawn in answer], sum(drawn["why"]["visits"] > 0 for drawn in answer)
 
-    def sample(
-        self,
-        num: int,
-        now: int,
-        request: str = "",
-        without: Collection[str] = (),
-        shares: DomainShares | None = None,
-    ) -> list[Group]:
+    def sample(self, num: int, now: int, request: str = "", shares: DomainShares | None = None) -> list[Group]:
         """Draw `num` stored groups as `draw` does, and return the groups without their weights."""
-        return [drawn.group for drawn in self.draw(num, now, request, without, shares)]
+        return [drawn.group for drawn in self.draw(num, now, request, shares)]
 
     def draw(
         self,
         num: int,
         now: int,
         request: str = "",
-        without: Collection[str] = (),
         shares: DomainShares | None = None,
         today: Today | None = None,
     ) -> list[StoredGroup]:
@@ -331,7 +323,6 @@ class SRLReplayBuffer:
             num: groups wanted.
             now: the training iteration.
             request: name of the call.
-            without: ids of groups that are already in this batch, drawn by the previous call.
             shares: domain shares of a planner; None: `domain_quotas` applies.
             today: baseline that decides which groups have a signal; None: those whose rewards differ.
 
@@ -345,17 +336,15 @@ class SRLReplayBuffer:
             answered = drawn_in(answer)
             return self._drawn(list(map(self.ledger.payloads.open, answered.seqs)), answered)
         with self._transaction(request) as change:
-            taken = {group_id: self.drawn[group_id] for group_id in without if group_id in self.drawn}
-            without_seqs = list(taken.values())
-            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], without_seqs, shares, today)
+            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], shares, today)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
-            seqs += self._drawn_orphans(num - len(seqs), now, change, set(taken.values()), shares, today)
+            seqs += self._drawn_orphans(num - len(seqs), now, change, shares, today)
             weights = weight_N.tolist() + [1.0] * (len(seqs) - len(weight_N))
             found = list(map(self.ledger.payloads.open, seqs))
             drawing = DrawnAnswer(seqs, weights, self._todays_histories(found, seqs, drawn, today))
             groups = self._drawn(found, drawing)
-            self.drawn = taken | {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
+            self.drawn = {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.rated.note_trained(one.group.group_id for one in groups)
             self.counts["num_reuses"] += len(seqs)
             change.answer = drawing.to_json()
@@ -517,13 +506,12 @@ class SRLReplayBuffer:
         num: int,
         now: int,
         change: Change,
-        without: set[int],
         shares: DomainShares | None,
         today: Today | None,
     ) -> list[int]:
         is_wanted = partial(self.draws.is_orphan_wanted, now=now, shares=shares)
         has_signal = None if today is None else partial(self._orphan_trains, today=today)
-        return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, without, has_signal)
+        return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, has_signal)
 
     def _orphan_trains(self, prompt: Prompt, row: np.void, today: Today) -> bool:
         rows_1 = np.array([row], GROUP)

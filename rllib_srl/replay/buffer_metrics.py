@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,17 +86,6 @@ def _calibration(buffer: SRLReplayBuffer) -> dict[str, float]:
         "recall_constant_log_loss": found.log_loss_constant if is_told else NAN,
         "num_predicted_reviews": found.num_reviews,
     }
-
-
-def merged(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the gauges of several shards: counts are summed, means and ratios averaged."""
-    total: dict[str, float] = {}
-    for name in answers[0]:
-        values_S = np.array([answer[name] for answer in answers], float)
-        is_mean = name.endswith(("_mean", "_median", "_ratio", "_loss", "_factor"))
-        known_S = values_S[~np.isnan(values_S)] if is_mean else values_S  # a shard without predictions has no mean
-        total[name] = float(known_S.mean() if is_mean else known_S.sum()) if len(known_S) else NAN
-    return total
 
 
 def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any]:

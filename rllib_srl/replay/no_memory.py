@@ -16,7 +16,7 @@ from rllib_srl.types import GroupMeta, Prompt
 class NoMemory:
     """Null replacement of `client.ReplayClient`. Invariant: it draws nothing and stores nothing."""
 
-    num_shards = 0
+    is_on = False
 
     def due(
         self, num_prompts: int, now: int, shares: DomainShares | None = None, in_play: Collection[str] = ()
@@ -74,21 +74,18 @@ class NoMemory:
         """Restore nothing."""
         return 0
 
-    def check_fits(self, num_shards: int) -> None:
+    def check_fits(self, has_memory: bool) -> None:
         """Check that a checkpoint has no memory.
 
         Raises:
             ValueError: it has one.
         """
-        if num_shards:
-            raise ValueError(
-                f"the checkpoint's memory has {num_shards} shards, this run has none; expected replay_num_shards = "
-                f"{num_shards} and replay_capacity above 0"
-            )
+        if has_memory:
+            raise ValueError("the checkpoint has a memory, this run has none; expected replay_capacity above 0")
 
     def get_state(self) -> dict[str, Any]:
-        """Return a state without shards."""
-        return {"num_shards": 0}
+        """Return nothing."""
+        return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""

@@ -32,7 +32,6 @@ AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool 
 AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
 CORRECTIONS = ("clip", "truncate", "mask", "shape")
 DIVERSITY_ON = ("interval", "draw")
-GPU_SHARE, MOST_GPU_SHARE = 0.1, 0.3  # of a card, for one shard: by default, and at most
 
 
 @dataclass(frozen=True)
@@ -174,10 +173,6 @@ class ReplaySettings:
         "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
         of="diversity.device",
     )
-    diversity_gpu_share: float | None = setting(
-        None, "with device gpu: share of a card that each shard of the memory reserves; None: 0.1",
-        of="diversity.gpu_share",
-    )
     neighbours: int = setting(8, "number of nearest neighbours (k) for novelty", of="diversity.neighbours")
     embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
     eviction: str = setting(
@@ -211,7 +206,6 @@ class ReplaySettings:
         "with enabled = False: chance that a revisit shows a stored answer and asks for a different one; 0: never",
         of="task_growth.self_divergence",
     )
-    num_shards: int = setting(1, "number of buffer actors; items are assigned by prompt hash")
     local_directory: str | None = setting(
         None, "directory on a local disk for the journal, with results on a network file system; None: in the run's own"
     )
@@ -223,11 +217,9 @@ class ReplaySettings:
         return AUTO_START if isinstance(self.revisit_fraction, str) else self.revisit_fraction
 
     @property
-    def gpu_share(self) -> float:
-        """Return the share of a card that each shard reserves; 0 without the GPU."""
-        if self.diversity_device != "gpu" or not self.is_on:
-            return 0.0
-        return GPU_SHARE if self.diversity_gpu_share is None else self.diversity_gpu_share
+    def searches_on_gpu(self) -> bool:
+        """Return whether neighbours are searched on a GPU."""
+        return self.is_on and self.diversity_device == "gpu"
 
     @property
     def has_due_dates(self) -> bool:
@@ -324,7 +316,6 @@ _AT_LEAST = {
     "neighbours": 1,
     "growth_depth": 1,
     "reservoir_seed": 0,
-    "num_shards": 1,
 }
 _WITHIN: dict[str, tuple[float, float, str]] = {
     "revisit_fraction": (0, 1, "a number in [0, 1], or 'auto'"),
@@ -337,7 +328,6 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
     "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
     "diversity_coeff": (0, math.inf, "a number of at least 0"),
-    "diversity_gpu_share": (0.01, MOST_GPU_SHARE, f"a number from 0.01 to {MOST_GPU_SHARE}, or None"),
     "p_div": (0, 1, "a number in [0, 1]"),
     "self_divergence": (0, 1, "a number in [0, 1]"),
     "timeout_s": (1e-9, math.inf, "a number above 0"),
@@ -381,8 +371,6 @@ def _parts(settings: ReplaySettings) -> Iterator[str]:
         value = getattr(settings, name)
         if not isinstance(value, tuple | list) or set(value) - set(allowed) or len(set(value)) != len(value):
             yield f"{name} = {value!r}; expected some of {', '.join(map(repr, allowed))}"
-    if settings.diversity_gpu_share is not None and settings.diversity_device == "cpu":
-        yield f"diversity_gpu_share = {settings.diversity_gpu_share!r}; expected it only with diversity_device = 'gpu'"
     quotas = settings.domain_quotas
     if quotas not in (None, "equal") and not _are_weights(quotas):
         yield f"domain_quotas = {quotas!r}; expected None, 'equal' or weights above 0 by domain"

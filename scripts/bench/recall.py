@@ -32,7 +32,7 @@ import numpy as np
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
-from rllib_srl.replay.journal.reader import readings
+from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.schedule.calibration import ReviewLog, cross_entropy_N, report
 from rllib_srl.replay.schedule.correction import Correction
 from rllib_srl.replay.schedule.refit import whole_log
@@ -73,8 +73,8 @@ def log_of(seed: int, num_iterations: int, spacing: str, every: Mapping[str, Any
             algo.train()
     finally:
         algo.stop()
-    with readings(directory) as shards:
-        return whole_log(shards)
+    with reading(directory) as memory:
+        return whole_log(memory)
 
 
 def predicted_in_turn(log: ReviewLog, spacing: str, every: Mapping[str, Any]) -> ReviewLog:

@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
-from tests.small_memory import check_shards, memory_config, watched
+from tests.small_memory import check_memory, memory_config, watched
 
 SOON_S = 120.0
 
@@ -158,7 +158,7 @@ def _without_a_runner(directory: Path, config: Any) -> dict[str, Any]:
             "in_play": [[one.group_id, one.prompt.key] for one in outstanding],
         }
         gap, missing = algo.weight_sync.sync(algo.version)
-        check_shards(algo)
+        check_memory(algo)
         algo.stop()
     return {"begun": begun, "lost": lost, "back": back, "gap": gap.max, "missing": list(missing), **groups}
 

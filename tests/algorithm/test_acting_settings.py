@@ -52,13 +52,12 @@ OF_THE_CLIENT = {
     "reuse_fraction": {0.2: 2, 0.5: 8},  # beside 8 played ones
     "min_buffer_size": {12: 2, 13: 0},
     "grade_reuse": {True: 1, False: 0},
-    "num_shards": {1: ["shard_0.sqlite"], 2: ["shard_0.sqlite", "shard_1.sqlite"]},
 }
 
 
 @pytest.mark.parametrize("name", OF_THE_CLIENT)
-def test_a_setting_of_the_driver_acts(name, memory_of, tmp_path):
-    for at, (value, expected) in enumerate(OF_THE_CLIENT[name].items()):
+def test_a_setting_of_the_driver_acts(name, memory_of):
+    for value, expected in OF_THE_CLIENT[name].items():
         memory = memory_of(**{name: value})
         if name == "reuse_fraction":
             seen = len(memory.sample(8, 2))
@@ -67,29 +66,26 @@ def test_a_setting_of_the_driver_acts(name, memory_of, tmp_path):
             told = {reused[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
             memory.look_back(reused, told, 2)
             seen = memory.stats(2)["num_rehearsed"]
-        elif name == "num_shards":
-            memory.snapshot(tmp_path / f"copy{at}")
-            seen = sorted(path.name for path in (tmp_path / f"copy{at}").iterdir())
         else:
             seen = len(memory.due(8, 2))
         assert seen == expected, value
 
 
 @pytest.mark.slow
-def test_a_silent_shard_is_given_up_after_twice_the_timeout(ray_here):
+def test_a_silent_memory_is_given_up_after_twice_the_timeout(ray_here, tmp_path):
     class Silent:  # here, or no other process could import it
         def size(self) -> int:
             time.sleep(600)
             return 0
 
     for timeout_s in (0.5, 2.5):
-        shard = ray.remote(Silent).options(num_cpus=0, max_restarts=-1).remote()
-        ray.get(shard.__ray_ready__.remote(), timeout=60)
+        actor = ray.remote(Silent).options(num_cpus=0, max_restarts=-1).remote()
+        ray.get(actor.__ray_ready__.remote(), timeout=60)
         begin = time.monotonic()
-        with pytest.raises(ActorFailure, match=rf"memory shard 0 gave no answer within {timeout_s:g} s while counting"):
-            ReplayClient(ReplaySettings(timeout_s=timeout_s), [shard], is_local=False).sizes()
+        with pytest.raises(ActorFailure, match=rf"the memory gave no answer within {timeout_s:g} s while counting"):
+            ReplayClient(ReplaySettings(timeout_s=timeout_s), actor, False, tmp_path / "journal.db").size()
         assert timeout_s <= time.monotonic() - begin < 2 * timeout_s + 15
-        ray.kill(shard)
+        ray.kill(actor)
 
 
 def test_the_weight_of_reused_groups_is_that_of_the_setting():
@@ -131,6 +127,6 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
     assert relative_gap(gradients[1], gradients[0]) > 1e-2
 
 
-OF_THE_CARD = {"diversity_device", "diversity_gpu_share"}  # tests/replay/test_card_search.py, test_gpus.py
+OF_THE_CARD = {"diversity_device"}  # tests/replay/test_card_search.py, test_gpus.py
 OF_THE_PLACE = {"local_directory"}  # tests/replay/test_place.py, test_memory_resume.py
 ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *OF_THE_CARD, *OF_THE_PLACE, "timeout_s", "reuse_coeff"}

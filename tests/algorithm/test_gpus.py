@@ -50,61 +50,16 @@ def test_given_shares_stay_and_the_other_side_gets_what_is_left():
     assert gpu_shares(4, 1, 2, tensor_parallel_size=2) == GpuShares(2, 1)
 
 
-def test_the_memorys_share_is_the_learners_unless_a_card_is_free():
-    assert gpu_shares(1, 1, 1, memory=0.1) == GpuShares(0.6, 0.3, is_colocated=True)
-    assert gpu_shares(2, 1, 1, memory=0.2) == GpuShares(1, 0.8)
-    assert gpu_shares(3, 1, 1, memory=0.2) == GpuShares(1, 1)
-    with pytest.raises(PlacementError, match="num_learners = 1 with 1 GPUs"):
-        gpu_shares(1, 1, 1, memory=0.4)
-
-
-def test_the_memorys_search_changes_the_learners_share(config, monkeypatch):
-    config.replay(diversity={"coeff": 0.5, "device": "gpu", "gpu_share": 0.2})
-    monkeypatch.setattr(config_module, "early_faults", lambda *_: [])  # faiss here is built for CPUs
-    settled(config, monkeypatch, 1)
-    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.2)
-    config.replay(num_shards=3)
-    config.num_gpus_per_env_runner = config.num_gpus_per_learner = None
-    with pytest.raises(ValueError, match="num_learners = 1 with 1 GPUs"):
-        settled(config, monkeypatch, 1)
-
-
 @pytest.mark.parametrize(
     ("diversity", "num_env_runners", "message"),
     [
         ({"device": "cuda"}, 1, "replay_diversity.device = 'cuda'; expected one of 'cpu', 'gpu'"),
-        ({"gpu_share": 0.2}, 1, "gpu_share = 0.2; expected it only with .*device = 'gpu'"),
-        ({"device": "gpu", "gpu_share": 0.9}, 1, "gpu_share = 0.9; expected a number from 0.01 to 0.3, or None"),
         ({"device": "gpu"}, 0, "expected 'cpu': the memory needs a process of its own"),
     ],
 )
 def test_a_search_that_cannot_run_on_a_card_is_refused(config, diversity, num_env_runners, message):
     config.env_runners(num_env_runners=num_env_runners).replay(diversity={"coeff": 0.5, **diversity})
     assert re.search(message, "\n".join(faults_of(config)))
-
-
-PLACED = """
-import ray
-from rllib_srl.replay.client import _remote_class
-from rllib_srl.replay.settings import ReplaySettings
-ray.init(num_cpus=2, num_gpus=1, include_dashboard=False)
-settings = ReplaySettings(diversity_device="gpu", diversity_gpu_share=0.25)
-shards = [_remote_class(f"shard {i}", settings.gpu_share).remote(settings) for i in range(2)]
-for shard in shards:
-    try:
-        ray.get(shard.check_started.remote(), timeout=120)
-    except Exception as error:
-        print("refused:", str(error).splitlines()[-1])
-print("left:", ray.available_resources()["GPU"])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_each_shard_of_the_memory_reserves_its_share_of_a_declared_card():
-    run = subprocess.run([sys.executable, "-c", PLACED], capture_output=True, text=True, timeout=180)
-    assert "left: 0.5" in run.stdout, run.stderr
-    assert run.stdout.count("refused:") == 2
 
 
 def test_more_processes_than_cards_are_refused_in_one_line():

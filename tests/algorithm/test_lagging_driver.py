@@ -72,7 +72,7 @@ def stored_in(directory) -> tuple[Counter, Counter]:
     """Return how often the journal holds each (group, prompt): those of the run, and orphans of lost iterations."""
     own: Counter = Counter()
     orphans: Counter = Counter()
-    with Journal(directory / "run" / "replay" / "shard_0" / "journal.db") as journal:
+    with Journal(directory / "run" / "replay" / "journal.db") as journal:
         for seq in journal.load().seqs.tolist():
             group = decode(journal.read_group(seq))
             (orphans if seq >= FIRST_ORPHAN else own)[group.group_id, group.prompt.key] += 1

@@ -29,7 +29,7 @@ def build(build):
 
 
 def buffer_of(algo):
-    return algo.memory._shards[0].buffer
+    return algo.memory._actor.buffer
 
 
 def item_of(algo, prompt):
@@ -286,7 +286,7 @@ def test_a_reuse_grades_its_item_where_that_is_asked(config, build, tmp_path):
     assert last["num_rehearsed"] > 2
     assert last["num_rehearsed"] + last["num_reviews_of_nothing"] == sum(len(one.reused) for one in iterations)
     algo.memory.snapshot(tmp_path / "copy")
-    with Journal(tmp_path / "copy/shard_0.sqlite") as journal:
+    with Journal(tmp_path / "copy/snapshot.db") as journal:
         reviews = journal.reviews()
     assert len(reviews) == num_graded + last["num_rehearsed"]
     for prompt in {meta.prompt for one in iterations for meta in one.reused}:
@@ -315,7 +315,7 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
     assert one.replay["num_items"] == 8 + 6 + 6 + 6 and one.replay["num_reuses"] == one.replay["num_reuses_owed"]
     assert sorted(meta.group_id for meta in one.metas) == sorted(f"3.{slot}" for slot in range(8, 16))
     algo.memory.snapshot(tmp_path / "copy")
-    with Journal(tmp_path / "copy/shard_0.sqlite") as journal:
+    with Journal(tmp_path / "copy/snapshot.db") as journal:
         names = [decode(journal.read_group(seq)).group_id for seq in journal.load().seqs.tolist()]
     assert {f"3.{slot}" for slot in range(8)} & {*names} and len(names) == len({*names})
     (later,) = go(algo, 1)

@@ -1,4 +1,4 @@
-"""The memory as actors: killed, silent, in two shards; nothing acknowledged is missing and nothing is trained twice.
+"""The memory as an actor: killed, silent; nothing acknowledged is missing and nothing is trained twice.
 
 Stated time on an idle machine of 2 cores: a buffer actor is back within 15 s of its death.
 """
@@ -29,7 +29,7 @@ from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage.checkpoints import seal
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
-from tests.small_memory import check_shards, go, journals_of, memory_config, watched, weights_of
+from tests.small_memory import check_memory, go, journal_of, memory_config, watched, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 BACK_S = 45.0  # three times the stated time, for machines that do other things
@@ -50,12 +50,12 @@ def running(config):
         algo.stop()
 
 
-def pid_of(algo, shard: int = 0) -> int:
-    """Return an actor's process id, once it is up."""
+def pid_of(algo) -> int:
+    """Return the actor's process id, once it is up."""
     deadline = time.monotonic() + BACK_S
     while True:
         try:
-            return ray.get(algo.memory._shards[shard].__ray_call__.remote(lambda self: os.getpid()), timeout=BACK_S)
+            return ray.get(algo.memory._actor.__ray_call__.remote(lambda self: os.getpid()), timeout=BACK_S)
         except RayActorError:
             if time.monotonic() > deadline:
                 raise
@@ -80,17 +80,16 @@ def same(one, other) -> None:
 
 
 def check_books(algo, iterations, directory: Path) -> None:
-    """Compare the journals with what was acknowledged: groups, reviews, and how often each group was drawn."""
-    check_shards(algo)
-    uses, groups, num_reviews = Counter(), {}, 0
-    for journal in journals_of(algo, directory):
+    """Compare the journal with what was acknowledged: groups, reviews, and how often each group was drawn."""
+    check_memory(algo)
+    uses, groups = Counter(), {}
+    with journal_of(algo, directory) as journal:
         stored = journal.load()
         for seq, row in zip(stored.seqs.tolist(), stored.groups, strict=True):
             group = decode(journal.read_group(seq))
             groups[group.group_id] = group
             uses[group.group_id] = int(row["uses"])
-        num_reviews += len(journal.reviews())
-        journal.close()
+        num_reviews = len(journal.reviews())
     visits = [visit for one in iterations for visit in one.visits.values()]
     kept = {visit.group_id for visit in visits if not visit.refused}  # nothing is evicted or replaced in these runs
     played = {g.group_id: g for one in iterations for g in one.played if g.group_id in kept}
@@ -135,7 +134,7 @@ def test_death_at_every_call_changes_nothing_that_is_drawn_or_learnt(config, tmp
         algo.train()
         for method, is_done in deaths:
             pid = pid_of(algo)
-            ray.get(algo.memory._shards[0].__ray_call__.remote(dies_in(method, is_done)))
+            ray.get(algo.memory._actor.__ray_call__.remote(dies_in(method, is_done)))
             start = time.monotonic()
             algo.train()
             assert time.monotonic() - start < BACK_S and pid_of(algo) != pid
@@ -196,9 +195,9 @@ def test_an_actor_that_is_silent_before_a_checkpoint_is_replaced_in_time(config,
         algo.train()
         ends, end = [], algo.memory._end
 
-        def noted(shard):
+        def noted():
             ends.append(time.monotonic() - start)
-            end(shard)
+            end()
 
         algo.memory._end = noted
         os.kill(pid_of(algo), signal.SIGSTOP)
@@ -206,7 +205,7 @@ def test_an_actor_that_is_silent_before_a_checkpoint_is_replaced_in_time(config,
         algo.save_to_path(tmp_path / "one")
         assert len(ends) == 1 and 15 <= ends[0] < 45  # the restart takes as long as it takes, and is not killed again
         assert time.monotonic() - start < 150  # a snapshot's own limit
-        assert algo.memory.num_restarts == 1 and algo.memory.sizes() == [4]
+        assert algo.memory.num_restarts == 1 and algo.memory.size() == 4
 
 
 @pytest.mark.parametrize("num_learners", [0, 2])
@@ -215,7 +214,7 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
     config.learners(num_learners=num_learners).training(num_prompts_per_batch=8)
     with running(config) as algo, watched(algo) as iterations:
         algo.train()
-        sample, shard, first_life = algo.memory.sample, algo.memory._shards[0], pid_of(algo)
+        sample, actor, first_life = algo.memory.sample, algo.memory._actor, pid_of(algo)
 
         def doomed(*args):
             groups = sample(*args)
@@ -230,40 +229,12 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
         learnt = one.result["learners"]["default_policy"]
         assert learnt["reuse/num_tokens"] == sum(int(m.num_loss_tokens_G.sum()) for m in one.reused) > 0
         assert len(one.reused) == one.replay["num_groups_reuse"] == 2 and algo.version == 2
-        assert pid_of(algo) != first_life and algo.memory._shards[0] is shard
+        assert pid_of(algo) != first_life and algo.memory._actor is actor
         algo.train()
         check_books(algo, iterations, tmp_path / "copy")
 
 
-# --- shards ---------------------------------------------------------------------------------------
-
-
-def test_two_shards_share_items_by_hash_and_keep_the_shares_exact(config, tmp_path):
-    config.replay(num_shards=2, max_uses=50)
-    with running(config) as algo:
-        iterations = go(algo, 3)
-        algo.save_to_path(tmp_path / "three")
-        iterations += go(algo, 9)
-        weights = weights_of(algo)
-        later = iterations[1:]
-        assert [len(one.revisits) for one in later] == [1] * 11
-        num_reused = sum(len(one.reused) for one in later[1:])
-        assert num_reused == int(10 * 4 / 3) or num_reused == int(10 * 4 / 3) + 1
-        for one in later:
-            assert len({m.prompt.key for m in one.metas}) == 4 and len({m.group_id for m in one.reused}) == len(
-                one.reused
-            )
-        names = [set(one.replay) for one in iterations]
-        assert all(other == names[0] for other in names)
-        assert iterations[-1].replay["num_items"] == sum(v.is_new for one in iterations for v in one.visits.values())
-        check_books(algo, iterations, tmp_path / "copy")
-        for index, journal in enumerate(journals_of(algo, tmp_path / "copy")):
-            keys = journal.load().items["key"]
-            assert len(keys) > 5 and set((keys % np.uint64(2)).tolist()) == {index}
-            journal.close()
-        algo.restore_from_path(tmp_path / "three")
-        same(go(algo, 9), iterations[3:])
-        assert np.array_equal(weights_of(algo), weights)
+# --- embeddings -----------------------------------------------------------------------------------
 
 
 def test_hidden_states_of_two_learners_reach_the_actor_past_the_driver(config, tmp_path, monkeypatch):
@@ -283,7 +254,7 @@ def test_hidden_states_of_two_learners_reach_the_actor_past_the_driver(config, t
         monkeypatch.undo()
         assert max(largest) < 128  # the model's hidden size
         with_signal = {m.prompt.key for one in iterations for m in one.metas if has_signal(m.rewards_G)}
-        (journal,) = journals_of(algo, tmp_path / "copy")
+        journal = journal_of(algo, tmp_path / "copy")
         stored = journal.load()
         has_vector = {f"{int(row['key']):016x}" for row in stored.items if row["has_vector"]}
         assert has_vector == with_signal and len(dict(journal.vectors())) == len(with_signal) > 4
@@ -315,7 +286,7 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
     for result in results:
         replay = result.metrics["replay"]
         assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
-        path = Path(result.path) / "replay/shard_0/journal.db"
+        path = Path(result.path) / "replay/journal.db"
         deadline = time.monotonic() + 30
         while holder_of(path) is not None and time.monotonic() < deadline:
             time.sleep(0.2)  # the actor ends with its trial
@@ -330,7 +301,7 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
     other.restore_from_path(written[2].path)
     assert other.iteration == 2 and other.memory.num_items == 7
     assert go(other, 1)[0].replay["num_items"] == 10
-    check_shards(other)
+    check_memory(other)
     other.stop()
 
 
@@ -382,14 +353,14 @@ def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
             del refs, metas
         memory.snapshot(tmp_path / "checkpoint/memory")
         seal(tmp_path / "checkpoint")
-        size = (tmp_path / "checkpoint/memory/shard_0.sqlite").stat().st_size
+        size = (tmp_path / "checkpoint/memory/snapshot.db").stat().st_size
         assert memory.restore(tmp_path / "checkpoint/memory") == 0 and memory.num_items == num_groups
         reused = memory.sample(4, 2)
     finally:
         is_over.set()
         looker.join()
         memory.stop()
-    assert holder_of(tmp_path / "log/shard_0/journal.db") is None
+    assert holder_of(tmp_path / "log/journal.db") is None
     assert size > 1e9 and len(reused) == 1
     assert max(highest) - before < 200e6, f"{(max(highest) - before) / 1e6:.0f} MB"
 

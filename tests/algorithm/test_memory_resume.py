@@ -13,7 +13,7 @@ import pytest
 from rllib_srl import SRL
 from rllib_srl.storage.checkpoints import CheckpointError
 from tests.conftest import ROOT
-from tests.small_memory import check_shards, go, memory_config, weights_of
+from tests.small_memory import check_memory, go, memory_config, weights_of
 
 NEW_PROCESS = """
 import pickle, sys, ray
@@ -83,9 +83,9 @@ def test_a_new_algorithm_goes_on_exactly_beside_the_orphans(straight):
     num_younger = num_after(algo, 3)
     algo.stop()
     again = SRL.from_checkpoint(path)
-    assert again.iteration == 3 and len(again.memory._shards[0].buffer.orphans) == num_younger > 3
+    assert again.iteration == 3 and len(again.memory._actor.buffer.orphans) == num_younger > 3
     assert_same(go_on(again, 2), whole[3:])
-    check_shards(again)
+    check_memory(again)
     again.stop()
 
 
@@ -97,7 +97,7 @@ def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
         algo.restore_from_path(path)
         assert_same(go_on(algo, 2), whole[3:])
         assert go(algo, 1)[0].result["num_orphan_groups"] == num_younger > 3
-        check_shards(algo)
+        check_memory(algo)
 
 
 @pytest.mark.slow
@@ -110,21 +110,21 @@ def test_a_journal_on_a_local_disk_goes_on_here_with_its_orphans_and_elsewhere_f
     num_younger = num_after(algo, 2)
     algo.stop()
     (journals,) = disk.iterdir()
-    assert (tmp_path / "log/replay").resolve() == journals and (journals / "shard_0/journal.db").is_file()
+    assert (tmp_path / "log/replay").resolve() == journals and (journals / "journal.db").is_file()
     for place, num_orphans in ((None, num_younger), (elsewhere, 0)):
         if place is not None:
             disk.rename(place)  # another machine does not have it
         again = SRL.from_checkpoint(tmp_path / "two")
-        assert len(again.memory._shards[0].buffer.orphans) == num_orphans
+        assert len(again.memory._actor.buffer.orphans) == num_orphans
         assert_same(go_on(again, 2), whole)
-        check_shards(again)
+        check_memory(again)
         again.stop()
     assert num_younger > 3 and len(list(disk.iterdir())) == 1
 
 
 def num_after(algo, iteration) -> int:
     """Return how many groups of later iterations are stored, orphans left out."""
-    rows = algo.memory._shards[0].buffer.store.groups
+    rows = algo.memory._actor.buffer.store.groups
     return int(((rows["size"] > 0) & (rows["born"] > iteration)).sum())
 
 
@@ -137,7 +137,7 @@ def test_a_state_in_memory_goes_into_the_running_algorithm(config):
     whole = go_on(algo, 3)
     algo.set_state(state)
     assert_same(go_on(algo, 3), whole)
-    check_shards(algo)
+    check_memory(algo)
     algo.stop()
 
 
@@ -163,12 +163,12 @@ def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_distur
     for at in (3, 4):  # in turns
         assert_same(go_on(algo, 1), [whole[at]])
         assert_same(go_on(other, 1), [whole[at]])
-    taken_over = [one.memory._shards[0].buffer.counts["num_orphans_taken_over"] for one in (algo, other)]
+    taken_over = [one.memory._actor.buffer.counts["num_orphans_taken_over"] for one in (algo, other)]
     assert taken_over[0] > 3 and taken_over[1] == 0
-    paths = [one.memory._shards[0].get_state()["path"] for one in (algo, other)]
-    assert paths == [str(tmp_path / name / "replay/shard_0/journal.db") for name in ("log", "other")]
+    paths = [one.memory._actor.get_state()["path"] for one in (algo, other)]
+    assert paths == [str(tmp_path / name / "replay/journal.db") for name in ("log", "other")]
     for one in (algo, other):
-        check_shards(one)
+        check_memory(one)
     other.stop()
 
 
@@ -187,9 +187,8 @@ def test_a_new_process_goes_on_exactly(straight, tmp_path):
 
 
 def facts_of(algo):
-    shards = algo.memory._shards if algo.memory.num_shards else []
-    positions = [shard.get_state()["position"] for shard in shards]
-    return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), positions
+    position = algo.memory._actor.get_state()["position"] if algo.memory.is_on else None
+    return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), position
 
 
 @pytest.mark.slow
@@ -215,13 +214,13 @@ def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight
 @pytest.mark.slow
 def test_a_checkpoint_with_a_damaged_memory_is_refused_and_nothing_changes(straight):
     algo, _, path = straight
-    file = path / "memory/shard_0.sqlite"
+    file = path / "memory/snapshot.db"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     weights, facts = weights_of(algo), facts_of(algo)
     for restore in (algo.restore_from_path, SRL.from_checkpoint):
-        with pytest.raises(CheckpointError, match=r"three is damaged: memory/shard_0.sqlite; use an earlier one"):
+        with pytest.raises(CheckpointError, match=r"three is damaged: memory/snapshot.db; use an earlier one"):
             restore(path)
     assert np.array_equal(weights_of(algo), weights) and facts_of(algo) == facts
-    check_shards(algo)
+    check_memory(algo)

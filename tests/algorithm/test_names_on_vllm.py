@@ -79,7 +79,7 @@ class Draw(NamedTuple):
 
 def watch_draws(algo):
     """Return a list that each draw from the pool is added to."""
-    draws, buffer = [], algo.memory._shards[0].buffer
+    draws, buffer = [], algo.memory._actor.buffer
     from_pool = buffer.from_pool
 
     def watched(*arguments):
@@ -121,7 +121,7 @@ def check_visits(algo, iterations, num=SLOTS):
         keys = [int(played.prompt.key, 16) for played in one.played]
         assert len(set(keys)) == len(keys) == num
         visits.update(keys)
-    buffer = algo.memory._shards[0].buffer
+    buffer = algo.memory._actor.buffer
     rows = buffer.store.items[buffer.store.slots()]
     assert {int(row["key"]): int(row["visits"]) for row in rows if row["visits"]} == visits
     last = {int(played.prompt.key, 16): float(played.rewards_G.mean()) for one in iterations for played in one.played}
@@ -300,4 +300,4 @@ def test_posterior_and_its_reuse(config, build):
     advantage = {"name": "posterior", "prior_weight": WEIGHT, "min_surprise": LEAST}
     algo = build(config, advantage=advantage, group_size=1, num_prompts_per_batch=8)
     iterations = train(algo, 4)
-    assert len(check_values(iterations, num_shards=1)) >= 4
+    assert len(check_values(iterations)) >= 4

@@ -61,7 +61,7 @@ def test_silent_prompts_are_visited_less_often(config, build, engine):
     mixed = [visits[f"even {n}"] for n in range(0, 12, 2)]
     assert sum(silent) + sum(mixed) == 96 and max(silent) < min(mixed)
     # The memory's own numbers give the next batch: the largest elapsed * S * L / cost, worked out here again.
-    buffer = algo.memory._shards[0].buffer
+    buffer = algo.memory._actor.buffer
     rows, now = buffer.store.items[buffer.store.slots()], algo.iteration + 1
 
     def priority(row) -> float:
@@ -83,7 +83,7 @@ def test_published_rules_draw_from_the_pool(config, build, rule):
     algo = build(config.replay(selection=rule).environment(env_config={"num_prompts": 10, "pay": 1.0}))
     batches = played(go(algo, 3))
     assert all(len(set(batch)) == 4 for batch in batches)
-    buffer = algo.memory._shards[0].buffer
+    buffer = algo.memory._actor.buffer
     candidates = buffer.draws.all_candidates(buffer.store.slots(), 4)
     visits = Counter(name for batch in batches for name in batch)
     if rule == "greso":
@@ -104,7 +104,7 @@ def test_with_the_posterior_baseline_the_chance_is_the_expected_squared_advantag
     config.replay(grade={"min_episodes": 1}, history={"by": "versions", "half_life": 1e9})
     algo = build(config)
     go(algo, 5)
-    buffer = algo.memory._shards[0].buffer
+    buffer = algo.memory._actor.buffer
     rows = {int(row["key"]): row.copy() for row in buffer.store.items[buffer.store.slots()]}
     mean = buffer.domain_statistics.expected_reward("even")
     go(algo, 1)
@@ -160,7 +160,6 @@ FAULTS = [
     ({"min_recall_interval": 3}, {}, "replay_min_recall_interval = 12, because each prompt is in play once"),
     ({"domains": ["even"]}, {}, r"replay_domains = \['even'\]; expected 'all'"),
     ({"task_growth": True}, {}, "replay_task_growth = True; expected False"),
-    ({"num_shards": 2}, {}, "replay_num_shards = 2 with a finite pool of prompts; expected 1"),
 ]
 
 

@@ -18,7 +18,7 @@ from rllib_srl.people.stored_answers import StoredAnswers
 from rllib_srl.types import Group
 from tests.algorithm.test_memory_resume import assert_same, go_on
 from tests.conftest import ROOT
-from tests.small_memory import check_shards, go, memory_config
+from tests.small_memory import check_memory, go, memory_config
 
 COUNTS = ("num_applied", "num_changed", "num_stale_groups", "num_unused")
 
@@ -49,9 +49,8 @@ def counts_of(result: dict) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, tmp_path, ray_here, num_shards):
-    config = memory_config(random_llama_dir, tmp_path / "log", num_shards=num_shards, reuse_fraction=0.5)
+def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path / "log", reuse_fraction=0.5)
     config.env_config = {"num_prompts": 400, "pay": 0.0}  # without ratings nothing is ever trained on
     algo = config.build_algo()
     (first,) = go(algo, 1)
@@ -70,7 +69,7 @@ def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, t
     ((_, group, advantage_G),) = third.trained
     assert group.rewards_G.tolist() == [0.0, 0.0, 0.75, 0.0]
     assert advantage_G == pytest.approx(relative(0.0, 0.0, 0.75, 0.0), rel=1e-3)
-    check_shards(algo)
+    check_memory(algo)
     algo.stop()
 
 
@@ -108,7 +107,7 @@ def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, 
     rate(tmp_path / "log", g1_1e1="none", g1_1e3="none")
     (third,) = go(algo, 1)
     assert third.trained == []
-    check_shards(algo)
+    check_memory(algo)
     algo.stop()
 
 
@@ -123,13 +122,13 @@ def test_a_resumed_run_applies_again_what_came_after_its_checkpoint(random_llama
     rate(tmp_path / "log", g1_0e0="good", g3_2e0="2", g3_2e1="5")
     whole = go_on(algo, 2)
     assert len(first[0]["ids"]) == 6
-    state = [shard.buffer.rated.get_state() for shard in algo.memory._shards]
+    state = algo.memory._actor.buffer.rated.get_state()
     algo.stop()
     again = SRL.from_checkpoint(tmp_path / "three")
-    assert again.memory._shards[0].buffer.rated.num_applied == 2
+    assert again.memory._actor.buffer.rated.num_applied == 2
     assert_same(go_on(again, 2), whole)
-    assert [shard.buffer.rated.get_state() for shard in again.memory._shards] == state
-    check_shards(again)
+    assert again.memory._actor.buffer.rated.get_state() == state
+    check_memory(again)
     again.stop()
 
 
@@ -163,12 +162,12 @@ def test_a_kill_between_acknowledgement_and_use_loses_nothing(random_llama_dir, 
     results = [one.result for one in go(algo, 2)]
     assert [counts_of(one) for one in results] == [[1, 0, 0, 1], [2, 0, 0, 0]]
     assert rewards_of(algo, "1.0")[0] == 0.25 and rewards_of(algo, "3.0")[1] == 0.75
-    check_shards(algo)
+    check_memory(algo)
     algo.stop()
 
 
 def rewards_of(algo: SRL, group_id: str) -> list[float]:
-    buffer = algo.memory._shards[0].buffer
+    buffer = algo.memory._actor.buffer
     seqs = buffer.store.groups["seq"][buffer.store.groups["size"] > 0].tolist()
     groups: list[Group] = [buffer.ledger.payloads.get(int(seq)) for seq in seqs]
     (found,) = [group for group in groups if group.group_id == group_id]

@@ -22,7 +22,7 @@ def config_of(directory, every):
 
 
 def buffer_of(algo):
-    return algo.memory._shards[0].buffer
+    return algo.memory._actor.buffer
 
 
 @pytest.mark.slow

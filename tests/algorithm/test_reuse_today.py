@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.small_memory import check_shards, go, memory_config, weights_of
+from tests.small_memory import check_memory, go, memory_config, weights_of
 
 HALF_LIFE, WEIGHT, LEAST = 2.0, 2.0, 0.3
 
@@ -20,14 +20,11 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 
 class Visits:
-    """All visits of a run, in order, as group -> shard."""
+    """All visits of a run, in order."""
 
-    def __init__(self, num_shards):
+    def __init__(self):
         """Start without any."""
-        self.num_shards, self.groups = num_shards, []
-
-    def shard_of(self, group):
-        return int(group.prompt.key, 16) % self.num_shards
+        self.groups = []
 
     def history(self, own, version):
         """Return s, n and m of a group as of `version`, without the group itself; of a new one, before its visit."""
@@ -36,10 +33,9 @@ class Visits:
         rho = [0.5 ** ((version - int(group.versions_G2.min())) / HALF_LIFE) for group in past]
         total = sum(r * float(group.rewards_G.sum()) for r, group in zip(rho, past, strict=True))
         num = sum(r * group.size for r, group in zip(rho, past, strict=True))
-        here = [group for group in self.groups if self.shard_of(group) == self.shard_of(own)]
         of = [
             (0.97**age, group.rewards_G.mean())
-            for age, group in enumerate(reversed(here))
+            for age, group in enumerate(reversed(self.groups))
             if group.group_id != own.group_id
         ]
         mean = np.average([r for _, r in of], weights=[w for w, _ in of]) if of else 0.5
@@ -53,9 +49,9 @@ def surprise_of(group, history):
     return rewards_G - baseline_G
 
 
-def check_values(iterations, num_shards, least=LEAST):
+def check_values(iterations, least=LEAST):
     """Check advantages of played and reused groups against a list of all visits; return the reused groups."""
-    visits, reused = Visits(num_shards), []
+    visits, reused = Visits(), []
     for one in iterations:
         version = int(one.played[0].versions_G2.min())
         surprises = {group.group_id: surprise_of(group, visits.history(group, version)) for group in one.played}
@@ -80,17 +76,16 @@ def check_values(iterations, num_shards, least=LEAST):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("size", [1, 3])
-def test_reused_groups_are_judged_by_the_history_of_today(config, build, size, num_shards):
-    algo = build(config.replay(num_shards=num_shards), group_size=size)
+def test_reused_groups_are_judged_by_the_history_of_today(config, build, size):
+    algo = build(config, group_size=size)
     before = weights_of(algo)
     iterations = go(algo, 6)
-    reused = check_values(iterations, num_shards)
+    reused = check_values(iterations)
     assert iterations[-1].replay["num_reuses"] == len(reused) >= 8
     assert any(np.ptp(group.rewards_G) == 0 for group in reused)  # silent groups were a surprise
     assert not np.array_equal(weights_of(algo), before)
-    check_shards(algo)
+    check_memory(algo)
 
 
 def decisions(iterations):
@@ -102,14 +97,13 @@ def decisions(iterations):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_surprises_of_silent_groups_are_the_same_after_a_checkpoint(config, build, tmp_path, num_shards):
+def test_surprises_of_silent_groups_are_the_same_after_a_checkpoint(config, build, tmp_path):
     config.training(advantage={"name": "posterior", "prior_weight": WEIGHT, "min_surprise": 0.8})
-    algo = build(config.replay(num_shards=num_shards))
+    algo = build(config)
     first = go(algo, 3)
     algo.save_to_path(tmp_path / "three")
     straight = go(algo, 4)
-    check_values(first + straight, num_shards, least=0.8)
+    check_values(first + straight, least=0.8)
     assert straight[-1].result["num_groups_unsurprising"] > first[-1].result["num_groups_unsurprising"] > 0
     again = build(config)
     again.restore_from_path(tmp_path / "three")

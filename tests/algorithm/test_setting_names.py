@@ -20,7 +20,6 @@ VALUES = {
     "engine_memory_utilization": 0.4,
     "lora_alpha": 8.0,
     "lora_targets": ("q_proj",),
-    "replay_diversity_gpu_share": 0.2,
     "cispo_bounds": (0.5, 4.0),
     "tis_clip_max": 3.0,
     "correction": "none",

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def journal(self) -> Path:
-        return self.directory / "replay/shard_0/journal.db"
+        return self.directory / "replay/journal.db"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     algo.memory.due = watched
     for _ in range(ITERATIONS):
         algo.train()
-    buffer = algo.memory._shards[0].buffer
+    buffer = algo.memory._actor.buffer
     slots = buffer.store.slots()
     for slot, recall in zip(slots.tolist(), buffer.recall.retrievability(slots, ITERATIONS).tolist(), strict=True):
         prompt = buffer.store.prompt_of(slot)
@@ -342,7 +342,7 @@ def test_plot_shows_what_the_log_says(run: Run, tmp_path: Path, capsys: pytest.C
     assert said(capsys, "plot", run.directory, "--out", tmp_path / "m.png") == f"{tmp_path / 'm.png'}\n"
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "m.png").stat().st_size > 20_000
     with reading(run.journal) as one:
-        log = script.whole_log([one])
+        log = script.whole_log(one)
         keys, nums = np.unique(log.key, return_counts=True)
         own = log[log.key == keys[nums.argmax()]]
         times, recalls = buffer_plots.expected_over_time(one.rule, own, 1.0, ITERATIONS + 5)

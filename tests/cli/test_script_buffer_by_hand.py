@@ -121,7 +121,7 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
 
 
 def test_import_into_a_stopped_run_changes_no_schedule(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    buffer = by_hand(tmp_path / "replay/shard_0", run="mine")
+    buffer = by_hand(tmp_path / "replay", run="mine")
     buffer.add([a_group(1, (1, 0), 1), a_group(2, (1, 1), 1)], 1, "1.add")
     before = buffer.store.items[buffer.store.slots()].copy()
     buffer.snapshot(tmp_path / "snapshot.sqlite")
@@ -132,12 +132,12 @@ def test_import_into_a_stopped_run_changes_no_schedule(tmp_path: Path, capsys: p
     said(capsys, "export", tmp_path / "other", tmp_path / "x.parquet")
     taken = said(capsys, "import", tmp_path, tmp_path / "x.parquet", "--now", 4)
     assert taken.startswith("2 of 2 groups stored, with iteration 4; 1 new items")
-    with reading(tmp_path / "replay/shard_0/journal.db") as one:
+    with reading(tmp_path / "replay/journal.db") as one:
         for name in ("due", "reps", "pass_rate", "last_review", "alpha", "novelty"):
             assert one.stored.items[name][:2].tolist() == before[name].tolist(), name
         assert one.stored.items["num_groups"].tolist() == [2, 1, 1]
         assert one.stored.state["run"] == "mine"
-    buffer = by_hand(tmp_path / "replay/shard_0", run="mine")  # resumed from its checkpoint, the run still has them
+    buffer = by_hand(tmp_path / "replay", run="mine")  # resumed from its checkpoint, the run still has them
     assert buffer.restore(tmp_path / "snapshot.sqlite") == 2 and len(buffer) == 2
     buffer.check_valid()
     buffer.close()
@@ -273,29 +273,6 @@ def test_a_journal_that_is_locked_for_long_is_one_error(tmp_path: Path, monkeypa
     with pytest.raises(JournalError, match="copying it failed: database is locked"), copied(tmp_path / "journal.db"):
         pass
     other.close()
-
-
-def test_shards_are_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Prompt n goes to the shard of its key; a shard that was not asked lately stands at the other's iteration."""
-    groups = [a_group(n, (1, 0), n + 1) for n in range(12)]
-    shards = [[g for g in groups if int(g.prompt.key, 16) % 2 == i] for i in range(2)]
-    for index, part in enumerate(shards):
-        buffer = by_hand(tmp_path / f"replay/shard_{index}", num_shards=2)
-        for group in part:
-            buffer.add([group], int(group.group_id.split(".")[0]))
-        buffer.close()
-    assert said(capsys, "ls", tmp_path).splitlines()[-1] == "12 of 12 items, iteration 12, sorted by due"
-    lines = said(capsys, "stats", tmp_path).splitlines()
-    found = {name: values for name, *values in map(cells, lines[2:])}
-    assert found["num_items"] == ["12", str(len(shards[0])), str(len(shards[1]))]
-    said(capsys, "export", tmp_path, tmp_path / "x.jsonl")
-    assert said(capsys, "import", tmp_path, tmp_path / "x.jsonl").startswith("0 of 12 groups stored")
-    (tmp_path / "y.jsonl").write_text((tmp_path / "x.jsonl").read_text().replace('"prompt_id":"p', '"prompt_id":"q'))
-    assert said(capsys, "import", tmp_path, tmp_path / "y.jsonl").startswith("12 of 12 groups stored")
-    assert said(capsys, "verify", tmp_path).count("ok  ") == 2
-    for index in range(2):
-        with reading(tmp_path / f"replay/shard_{index}/journal.db") as one:
-            assert {int(prompt.key, 16) % 2 for prompt in one.stored.prompts} == {index}
 
 
 def test_settings_travel_with_the_journal(tmp_path: Path) -> None:

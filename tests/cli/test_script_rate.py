@@ -22,7 +22,7 @@ from tests.small_memory import Journal
 def memory(tmp_path):
     """Return the memory of a run of two groups, which is open in this process."""
     (tmp_path / "run").mkdir()
-    buffer = by_hand(tmp_path / "run/replay/shard_0")
+    buffer = by_hand(tmp_path / "run/replay")
     buffer.add([a_group(0, (0, 0), 1, ids=[40, 41]), a_group(1, (0, 1), 1, ids=[42])], 1)
     yield buffer
     buffer.close()
@@ -129,5 +129,5 @@ def test_a_run_that_is_resumed_elsewhere_takes_its_ratings_along(trained, tmp_pa
     capsys.readouterr()
     assert script.main([str(resumed), "--list"]) == 0
     assert capsys.readouterr().out.count("applied, trained on 0 times") == 3
-    with Journal(resumed / "replay/shard_0/journal.db") as journal:
+    with Journal(resumed / "replay/journal.db") as journal:
         assert json.loads(journal.load().state["rated"])["num_applied"] == 3

@@ -147,7 +147,7 @@ def test_damaged_unfinished_and_missing_checkpoints_are_refused(run: Path, tmp_p
 def test_a_start_that_fails_leaves_no_directory_of_its_own(run: Path, tmp_path: Path, error: type) -> None:
     def fail(directory: Path) -> None:
         with gone_if_it_fails(directory):
-            (directory / "replay" / "shard_0").mkdir(parents=True)
+            (directory / "replay").mkdir(parents=True)
             (directory / "events").write_text("")
             raise error
 

@@ -29,8 +29,8 @@ def answer_of(group: Group, episode: int = 0) -> Answer:
 
 @pytest.fixture
 def memory(tmp_path):
-    """Return a memory of two shards with `GROUPS`."""
-    settings = ReplaySettings(capacity=50, min_buffer_size=1, on_secret="keep", num_shards=2, max_uses=9)
+    """Return a memory with `GROUPS`."""
+    settings = ReplaySettings(capacity=50, min_buffer_size=1, on_secret="keep", max_uses=9)
     where = {"directory": tmp_path / "replay", "seed": 1, "run": "run", "is_local": True, "timeout_s": 5.0}
     memory = ReplayClient.start(settings, **where)
     memory.add([GroupMeta.of(group, group) for group in GROUPS], 1)
@@ -46,13 +46,9 @@ def store(tmp_path):
 
 
 def rewards(memory: ReplayClient, group: Group) -> list[float]:
-    (found,) = [
-        memory._shards[i].buffer.ledger.payloads.get(int(row["seq"])).rewards_G.tolist()
-        for i in range(2)
-        for row in memory._shards[i].buffer.store.groups
-        if row["size"]
-        and memory._shards[i].buffer.ledger.payloads.get(int(row["seq"])).group_id == group.group_id
-    ]
+    buffer = memory._actor.buffer
+    stored = [buffer.ledger.payloads.get(int(row["seq"])) for row in buffer.store.groups if row["size"]]
+    (found,) = [one.rewards_G.tolist() for one in stored if one.group_id == group.group_id]
     return found
 
 

@@ -92,8 +92,6 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups():
         assert_same(replace(group, origin="fresh"), groups[int(meta.group_id.split(".")[1])])
     again = actor.sample(3, 2, "2.sample")  # the same request, the same answer
     assert [meta.ref.group_id for meta in again] == [meta.group_id for meta in metas]
-    others = actor.sample(3, 2, "2.more", without=[meta.group_id for meta in metas])
-    assert len(others) == 1 and others[0].group_id not in {meta.group_id for meta in metas}
     prompts = actor.due(2, 2, "2.due")
     rest = actor.due(4, 2, "2.due.more", without=[prompt.key for prompt in prompts])
     assert {p.key for p in prompts + rest} == {a_prompt(i).key for i in range(4)} and len(rest) == 2

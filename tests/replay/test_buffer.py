@@ -250,14 +250,15 @@ def test_reused_groups_grade_their_items_by_the_likelihood_of_their_successes():
 def test_dropped_groups_are_gone_and_only_those_of_the_last_draw():
     buffer = a_buffer()
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
-    first = [group.group_id for group in buffer.sample(2, 2)]
-    second = [group.group_id for group in buffer.sample(2, 2, without=first)]
-    assert len({*first, *second}) == 4
-    assert buffer.drop([first[0], second[0], "none"]) == 2  # `without` belongs to the same batch
+    first = [group.group_id for group in buffer.sample(4, 2)]
+    assert buffer.drop([*first[:2], "none"]) == 2
     assert buffer.store.num_groups == 2 and buffer.stats(2)["num_dropped_drifted"] == 2
-    assert buffer.drop([first[0], second[0]]) == 0
+    assert buffer.drop(first[:2]) == 0
+    last = [group.group_id for group in buffer.sample(1, 3)]
+    assert set(last) < set(first[2:])
+    assert buffer.drop([group_id for group_id in first[2:] if group_id not in last]) == 0  # of an earlier draw
     last = [group.group_id for group in buffer.sample(4, 3)]
-    assert sorted(last) == sorted([first[1], second[1]])
+    assert sorted(last) == sorted(first[2:])
     # A group that has been replaced since was not dropped.
     buffer.add([a_group(int(i.split(".")[1]), 4, salt=s) for s in (1, 2) for i in last], 4)
     assert buffer.drop(last) == 0 and buffer.stats(4)["num_dropped_drifted"] == 2

@@ -219,7 +219,6 @@ BAD = {
     "diversity_on": (("due",),),
     "diversity_bonus": ("max",),
     "diversity_device": ("cuda",),
-    "diversity_gpu_share": (0.2,),  # without the device
     "neighbours": (0,),
     "embedding": ("bert",),
     "eviction": ("random",),
@@ -232,7 +231,6 @@ BAD = {
     "growth_depth": (0,),
     "p_div": (-0.1, 2.0),
     "self_divergence": (-0.1, 2.0),
-    "num_shards": (0,),
     "local_directory": ("relative/path", 3),
     "timeout_s": (0.0,),
 }

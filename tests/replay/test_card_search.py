@@ -68,7 +68,7 @@ def test_faiss_for_cpus_is_refused_with_the_remedy():
         card.check_card()
 
 
-def test_only_a_memory_that_is_on_reserves_a_share():
-    assert ReplaySettings(diversity_device="gpu").gpu_share == 0.1
-    assert ReplaySettings(diversity_device="gpu", diversity_gpu_share=0.25).gpu_share == 0.25
-    assert ReplaySettings(diversity_device="gpu", capacity=0).gpu_share == ReplaySettings().gpu_share == 0
+def test_only_a_memory_that_is_on_searches_on_a_gpu():
+    assert ReplaySettings(diversity_device="gpu").searches_on_gpu
+    assert not ReplaySettings(diversity_device="gpu", capacity=0).searches_on_gpu
+    assert not ReplaySettings().searches_on_gpu

@@ -1,4 +1,4 @@
-"""The driver's end of the memory: exact shares over shards, requests never mixed up, failures that are named."""
+"""The driver's end of the memory: exact shares, requests never mixed up, failures that are named."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ def start(tmp_path):
     """Return a function that starts a memory in this process; all are stopped afterwards."""
     started = []
 
-    def of(num_shards: int = 1, **given) -> ReplayClient:
-        values = {"capacity": 200, "min_buffer_size": 2, "on_secret": "keep", "num_shards": num_shards, **HALF, **given}
+    def of(**given) -> ReplayClient:
+        values = {"capacity": 200, "min_buffer_size": 2, "on_secret": "keep", **HALF, **given}
         where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
         started.append(ReplayClient.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
         return started[-1]
 
     yield of
     for memory in started:
-        for shard in memory._shards:
-            shard.check_valid()
+        memory.check_valid()
         memory.stop()
 
 
@@ -55,46 +54,19 @@ def played(memory, indices, now, **fields):
     return visits
 
 
-def of_shard(memory, shard: int, num: int) -> list[int]:
-    """Return the numbers of prompts that belong to a shard."""
-    keys = ((index, int(a_prompt(index).key, 16)) for index in range(1000))
-    return [index for index, key in keys if key % memory.num_shards == shard][:num]
+# --- shares ---------------------------------------------------------------------------------------
 
 
-# --- shards ---------------------------------------------------------------------------------------
-
-
-def test_groups_go_to_the_shard_of_their_hash_and_visits_come_back_by_id(start):
-    memory = start(num_shards=3)
+def test_visits_come_back_by_id(start):
+    memory = start()
     visits = played(memory, range(20), 1)
     assert [visits[f"1.{place}"].key for place in range(20)] == [a_prompt(index).key for index in range(20)]
-    for at, shard in enumerate(memory._shards):
-        keys = shard.buffer.store.items["key"][shard.buffer.store.slots()]
-        want = [int(a_prompt(index).key, 16) for index in range(20) if int(a_prompt(index).key, 16) % 3 == at]
-        assert sorted(keys.tolist()) == sorted(want) != []
     assert memory.num_items == 20 and memory.stats(1)["num_items"] == 20
 
 
-def test_a_shard_that_has_too_few_is_filled_up_from_the_other_and_nothing_comes_twice(start):
-    """8 prompts at a half: 4 slots, 2 from each shard; but one of them has a single item."""
-    memory = start(num_shards=2, min_recall_interval=1)
-    few, many = of_shard(memory, 0, 1), of_shard(memory, 1, 9)
-    played(memory, few + many, 1)
-    prompts = memory.due(8, 2)
-    assert len({prompt.key for prompt in prompts}) == 4 and a_prompt(few[0]).key in {p.key for p in prompts}
-    played(memory, [int(prompt.prompt_id[1:]) for prompt in prompts], 2)
-    groups = memory.sample(8, 2)  # half of all: 8 beside 8
-    assert len({(group.group_id, group.prompt.key) for group in groups}) == 8
-    assert (memory.counts["num_revisits_short"], memory.counts["num_reuses_short"]) == (0, 0)
-    everything = {group.group_id: {"num_over_gap": 4.0, "success_change": 0.0} for group in groups}
-    memory.look_back(groups, everything, 2)  # both draws of a shard are known to it
-    assert memory.stats(2)["num_dropped_drifted"] == 8 and memory.stats(2)["num_stored_groups"] == 14 - 8
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_shares_are_exact_over_many_iterations(start, num_shards):
-    memory = start(num_shards, revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
+def test_shares_are_exact_over_many_iterations(start):
+    memory = start(revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
     num, fresh = Counter(), iter(range(1000))
     for now in range(1, 42):
         revisits = [int(prompt.prompt_id[1:]) for prompt in memory.due(7, now)]
@@ -102,11 +74,9 @@ def test_shares_are_exact_over_many_iterations(start, num_shards):
         reused = memory.sample(7, now)
         assert len(set(revisits)) == len(revisits) and len({g.group_id for g in reused}) == len(reused)
         num.update(revisits=len(revisits), reused=len(reused))
-    # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75, less the first draw
-    assert (
-        num["revisits"] == 84 and num["reused"] == memory.counts["num_reuses_owed"] - memory.counts["num_reuses_short"]
-    )
-    assert memory.counts["num_reuses_owed"] == 71 and memory.counts["num_reuses_short"] <= 1
+    # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75
+    assert num["revisits"] == 84 and num["reused"] == memory.counts["num_reuses_owed"] == 71
+    assert memory.counts["num_reuses_short"] == 0
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -155,9 +125,8 @@ def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
     assert quiet.stats(2)["num_rehearsed"] == quiet.stats(2)["num_dropped_drifted"] == 0  # 3 of 4 episodes are not all
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
-def test_people_rate_items_whatever_their_shard(start, num_shards):
-    memory = start(num_shards, rating_scale="ordinal", spacing="fsrs")
+def test_people_rate_items(start):
+    memory = start(rating_scale="ordinal", spacing="fsrs")
     played(memory, range(6), 1)
     keys = [a_prompt(index).key for index in range(3)]
     with pytest.raises(ValueError, match=r"rating = \[6\.0\]; expected 1 to 5 \(ordinal\)"):
@@ -167,7 +136,7 @@ def test_people_rate_items_whatever_their_shard(start, num_shards):
     assert (memory.stats(2)["num_rated"], memory.stats(2)["num_reviews_of_nothing"]) == (2, 1)
     rows = {}
     for key in keys:
-        buffer = memory._shards[int(key, 16) % num_shards].buffer
+        buffer = memory._actor.buffer
         rows[key] = buffer.store.items[buffer.store.slot_of(int(key, 16))]
     assert [int(rows[key]["reps"]) for key in keys] == [2, 2, 1]
     assert rows[keys[0]]["interval"] > rows[keys[2]]["interval"] > rows[keys[1]]["interval"]
@@ -179,15 +148,15 @@ def test_people_rate_items_whatever_their_shard(start, num_shards):
 
 
 def test_a_memory_goes_on_from_state_and_snapshots(start, tmp_path):
-    memory = start(2, revisit_fraction=0.3, reuse_fraction=0.3)
+    memory = start(revisit_fraction=0.3, reuse_fraction=0.3)
     for now in range(1, 5):
         memory.due(5, now)
         played(memory, range(5 * now, 5 * now + 5), now)
         memory.sample(5, now)
     state = memory.get_state()
     memory.snapshot(tmp_path / "copy")
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["shard_0.sqlite", "shard_1.sqlite"]
-    again = start(2, revisit_fraction=0.3, reuse_fraction=0.3)
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["snapshot.db"]
+    again = start(revisit_fraction=0.3, reuse_fraction=0.3)
     again.set_state(state)
     assert again.restore(tmp_path / "copy") == 0 and again.num_items == memory.num_items == 20
     for now in range(5, 9):
@@ -199,15 +168,13 @@ def test_a_memory_goes_on_from_state_and_snapshots(start, tmp_path):
     assert stats[0] == stats[1]
 
 
-def test_other_numbers_of_shards_are_refused(start):
-    start(2).check_fits(2)
-    with pytest.raises(
-        ValueError, match=r"^the checkpoint's memory has 3 shards \(0: none\), this run's has 2; expected"
-    ):
-        start(2).check_fits(3)
-    with pytest.raises(ValueError, match="has 2 shards, this run has none; expected replay_num_shards = 2 and"):
-        NoMemory().check_fits(2)
-    NoMemory().check_fits(0)
+def test_a_checkpoint_with_a_memory_needs_one_and_one_without_needs_none(start):
+    start().check_fits(True)
+    with pytest.raises(ValueError, match="^the checkpoint has no memory, this run has one; expected"):
+        start().check_fits(False)
+    with pytest.raises(ValueError, match="^the checkpoint has a memory, this run has none; expected"):
+        NoMemory().check_fits(True)
+    NoMemory().check_fits(False)
 
 
 def test_no_memory_keeps_and_draws_nothing(tmp_path):
@@ -223,7 +190,7 @@ def test_no_memory_keeps_and_draws_nothing(tmp_path):
 
 @pytest.fixture
 def stubs(ray_here, tmp_path):
-    """Return a function that makes a memory of such actors; all are ended afterwards."""
+    """Return a function that makes a memory of such an actor; all are ended afterwards."""
     made = []
 
     class Stub:  # here, or no other process could import it
@@ -245,51 +212,51 @@ def stubs(ray_here, tmp_path):
                 raise ValueError("size = -1; expected more")
             return 7
 
-    def of(*ways: str, timeout_s: float) -> ReplayClient:
+    def of(way: str, timeout_s: float) -> ReplayClient:
         cls = ray.remote(Stub).options(num_cpus=0, max_restarts=-1)
-        shards = [cls.remote({"size": way}, str(tmp_path / f"flag{len(made) + i}")) for i, way in enumerate(ways)]
-        made.extend(shards)
-        ray.get([shard.__ray_ready__.remote() for shard in shards])
-        return ReplayClient(replace(ReplaySettings(), timeout_s=timeout_s), shards, is_local=False)
+        made.append(cls.remote({"size": way}, str(tmp_path / f"flag{len(made)}")))
+        ray.get(made[-1].__ray_ready__.remote(), timeout=60)
+        settings = replace(ReplaySettings(), timeout_s=timeout_s)
+        return ReplayClient(settings, made[-1], is_local=False, journal=tmp_path / "journal.db")
 
     yield of
-    for shard in made:
-        ray.kill(shard)
+    for actor in made:
+        ray.kill(actor)
 
 
 @pytest.mark.slow
-def test_a_shard_that_died_is_asked_again_and_the_others_are_not(stubs):
-    memory = stubs("answers", "dies once", timeout_s=30.0)
-    assert memory.sizes() == [7, 7] and memory.num_restarts == 1
-    assert memory.sizes() == [7, 7] and memory.num_restarts == 1
+def test_a_buffer_that_died_is_asked_again(stubs):
+    memory = stubs("dies once", timeout_s=30.0)
+    assert memory.size() == 7 and memory.num_restarts == 1
+    assert memory.size() == 7 and memory.num_restarts == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("silent", r"^memory shard 1 gave no answer within 3 s while counting$"),
-        ("dies", r"^memory shard 1 (died \(.*\)|gave no answer within .* s) while counting$"),
+        ("silent", r"^the memory gave no answer within 3 s while counting$"),
+        ("dies", r"^the memory (died \(.*\)|gave no answer within .* s) while counting$"),
     ],
 )
-def test_a_shard_that_does_not_come_back_is_named_in_time(stubs, way, message):
-    memory = stubs("answers", way, timeout_s=3.0)
+def test_a_buffer_that_does_not_come_back_is_reported_in_time(stubs, way, message):
+    memory = stubs(way, timeout_s=3.0)
     start = time.monotonic()
     with pytest.raises(ActorFailure, match=message):
-        memory.sizes()
+        memory.size()
     assert time.monotonic() - start < 2 * 3.0 + 15
 
 
 @pytest.mark.slow
-def test_what_a_shard_raises_is_raised_as_it_is(stubs):
+def test_what_the_buffer_raises_is_raised_as_it_is(stubs):
     with pytest.raises(ValueError, match="^size = -1; expected more$"):
-        stubs("fails", timeout_s=30.0).sizes()
+        stubs("fails", timeout_s=30.0).size()
 
 
 def test_the_process_that_has_a_journal_is_found(start, tmp_path):
     """It is what ends a stopped process; asking must not take the journal from whoever has it."""
     memory = start()
-    path = memory._journals[0]
+    path = memory._journal
     assert path.exists() and holder_of(path) == os.getpid() == holder_of(path)
     elsewhere = tmp_path / "elsewhere/journal.db"
     assert holder_of(elsewhere) is None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal.reader import readings
+from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.schedule.calibration import log_loss
 from rllib_srl.replay.schedule.correction import LOWEST_SLOPE, RETENTIONS, Correction, Line
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
@@ -191,10 +191,10 @@ def test_a_restart_goes_on_with_the_corrections_and_a_reader_shows_them(tmp_path
     slots_N = again.store.slots()
     expected_N = again.recall.retrievability(slots_N, 16)
     again.close()
-    with readings(tmp_path) as (reading,):
-        known_N = ~np.isnan(reading.recall)
-        assert reading.now == 16 and reading.recall[known_N].tolist() == expected_N[known_N].tolist()
-        assert reading.rule == again.recall.rule
+    with reading(tmp_path) as read:
+        known_N = ~np.isnan(read.recall)
+        assert read.now == 16 and read.recall[known_N].tolist() == expected_N[known_N].tolist()
+        assert read.rule == again.recall.rule
     off = a_buffer(tmp_path)  # turned off: the rule as set
     assert off.recall.correction.line == Line() and off.recall.rule == make_spacing("fsrs")
     off.close()

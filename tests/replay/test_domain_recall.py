@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.journal.reader import readings
+from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.schedule.recall import DomainRecall
 from rllib_srl.replay.tools.explain import find, why
 from tests.replay.groups import a_buffer, a_group, a_prompt
@@ -99,7 +99,7 @@ def test_why_says_that_a_draw_was_for_the_domain(tmp_path):
     buffer.add([a_group(a_prompt(0, "a"), 3, rewards=WRONG), a_group(a_prompt(1, "b"), 3, 1, RIGHT)], 3)
     asked = buffer.due(6, 4, "4.due", without=[a_prompt(0, "a").key, a_prompt(1, "b").key])
     buffer.close()
-    with readings(tmp_path) as read:
+    with reading(tmp_path) as read:
         told = {prompt.domain: why(find(read, prompt.prompt_id), 9)[0] for prompt in asked}
     # One lapse against a prediction near 1, an iteration ago: 1 / (.84 + 1); every domain starts with the 1s.
     assert "due in 5 iterations (drawn for its domain's lapses), predicted recall 0." in told["a"]

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.selection.candidates import Candidates
 from rllib_srl.replay.selection.rules import importance, make_settings
 from rllib_srl.replay.selection.sampler import drawn_in
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.types import GroupMeta
-from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.groups import a_buffer, a_group
 
 # fresh_per with alpha 1 and equal ages: P is in proportion to the mean reward, .25 and .5 and .75: 1/6, 2/6 and 3/6.
 # Weights (N P) ** -beta by the largest: at beta 1 (1, 1/2, 1/3), at beta 1/2 their roots, at beta 0 all 1.
@@ -93,21 +91,6 @@ def test_a_restart_answers_with_the_same_weights(tmp_path):
     buffer = a_buffer(tmp_path, **given(1.0))
     assert [(one.group.group_id, one.meta.weight) for one in buffer.draw(2, 2, "2.sample")] == first
     buffer.close()
-
-
-def test_each_shard_weighs_its_own(tmp_path):
-    settings = ReplaySettings(capacity=50, on_secret="keep", num_shards=2, min_buffer_size=1, reuse_fraction=0.5,
-                              **given(1.0))  # fmt: skip
-    memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="r", is_local=True, timeout_s=5.0)
-    groups = [a_group(i, 1, i, REWARDS[i % 3]) for i in range(12)]
-    memory.add([GroupMeta.of(group, group) for group in groups], 1)
-    memory.stats(1)
-    rewards = {a_prompt(i).key: 0.25 * (i % 3 + 1) for i in range(12)}
-    for meta in memory.sample(12, 2):
-        shard = int(meta.prompt.key, 16) % 2
-        least = min(reward for key, reward in rewards.items() if int(key, 16) % 2 == shard)
-        assert meta.weight == pytest.approx(least / rewards[meta.prompt.key], rel=1e-4)
-    memory.stop()
 
 
 def test_an_exponent_that_nothing_reads_is_refused():

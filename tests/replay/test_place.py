@@ -25,8 +25,8 @@ def test_a_local_directory_is_private_and_found_again_by_the_link(run, tmp_path)
     first = journals_of(run, str(local))
     assert (first.parent, (run / JOURNALS).resolve()) == (local, first)
     assert first.stat().st_mode & 0o777 == 0o700
-    (first / "shard_0").mkdir()
-    assert journals_of(run, str(local)) == first and (run / "replay/shard_0").is_dir()
+    (first / "journal.db").touch()
+    assert journals_of(run, str(local)) == first and (run / "replay/journal.db").is_file()
     assert [path.name for path in run.iterdir()] == [JOURNALS]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.journal.reader import readings
+from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.selection import rules
 from rllib_srl.replay.selection.pool import SlotClock, Surprise, context_of, discounted, pool_candidates
 from rllib_srl.replay.selection.signal import factors
@@ -332,7 +332,7 @@ def test_costs_that_are_unknown_are_those_of_the_domain_or_of_all():
 
 
 def explained(buffer, name: str) -> list[str]:
-    with readings(buffer.ledger.journal.path) as read:
+    with reading(buffer.ledger.journal.path) as read:
         return why(find(read, name), 9)
 
 
@@ -392,7 +392,7 @@ def test_what_why_says_of_the_next_draw_is_what_that_draw_records(tmp_path, min_
     buffer.enrol(pool(12) + pool(5, "words", 12) + pool(3, "codes", 17), 0)
     ranks, num_left_out = set(), 0
     for now in range(1, 9):
-        with readings(buffer.ledger.journal.path) as read:
+        with reading(buffer.ledger.journal.path) as read:
             said = {f"p{number}": why(find(read, f"p{number}"), 0)[-1] for number in range(20)}
         for name, facts in facts_of_draw(buffer, 4, now).items():
             told = facts_in_words(facts).partition("; its domain, ")[2]

@@ -275,7 +275,7 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
     for name, rule in own.items():
         monkeypatch.setitem(RULES[name], "mine", rule)
     given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "on_secret": "keep", "load_control": "none"}
-    settings = ReplaySettings(num_shards=2, capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
+    settings = ReplaySettings(capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
     memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
     try:
         groups = [a_group(index, 1, index) for index in range(12)]
@@ -284,14 +284,13 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
         memory.stats(1)
 
         def expected(num):
-            shards = [[i for i in range(12) if int(a_prompt(i).key, 16) % 2 == shard and i != 7] for shard in (0, 1)]
-            return {f"p{i}" for shard in shards for i in shard[-num:]}
+            return {f"p{i}" for i in [i for i in range(12) if i != 7][-num:]}
 
-        assert {prompt.prompt_id for prompt in memory.due(8, 2)} == expected(2)
-        before = pid_of(memory._shards[0])
+        assert {prompt.prompt_id for prompt in memory.due(8, 2)} == expected(4)
+        before = pid_of(memory._actor)
         os.kill(before, signal.SIGKILL)  # at once, unlike ray.kill: the next answer comes from another process
-        assert {prompt.prompt_id for prompt in memory.due(8, 3)} == expected(2)
-        assert pid_of(memory._shards[0]) != before
+        assert {prompt.prompt_id for prompt in memory.due(8, 3)} == expected(4)
+        assert pid_of(memory._actor) != before
         assert memory.stats(3)["num_items"] == 12
     finally:
         memory.stop()

@@ -30,7 +30,7 @@ from rllib_srl.storage.event_file import EventFile
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
 from tests.replay.stored import GROUP, ITEM
-from tests.small_memory import check_shards, memory_config
+from tests.small_memory import check_memory, memory_config
 from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
@@ -67,8 +67,8 @@ def a_buffer(directory: Path) -> SRLReplayBuffer:
 
 
 def test_a_memory_without_room_does_not_start_and_later_does(disk):
-    place = disk.path / "replay" / "shard_0"
-    fails_on_a_full(disk, "journal.db(.lock)?|replay/shard_0", lambda: a_buffer(place))
+    place = disk.path / "replay"
+    fails_on_a_full(disk, "journal.db(.lock)?|replay", lambda: a_buffer(place))
     buffer = a_buffer(place)
     assert len(buffer.add([a_group(1)], 1, "1.add")) == 1
     buffer.close()
@@ -302,7 +302,7 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
             algo.train()
         assert time.monotonic() - start < 30 and algo.memory.num_restarts == 0
         tmpfs.free()
-        check_shards(algo)
+        check_memory(algo)
         result = algo.train()
         assert result["replay"]["num_restarts"] == 0 and result["replay"]["num_items"] > 4
         tmpfs.fill()
@@ -321,7 +321,7 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
 
 def num_groups_in(run: Path) -> int:
     """Return how many groups the memory of a run holds, once its actor has ended."""
-    path, deadline = run / "replay" / "shard_0" / "journal.db", time.monotonic() + 30
+    path, deadline = run / "replay" / "journal.db", time.monotonic() + 30
     while holder_of(path) is not None and time.monotonic() < deadline:
         time.sleep(0.1)
     with Journal(path) as journal:

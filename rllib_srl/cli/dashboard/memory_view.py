@@ -7,24 +7,23 @@ time goes into copying. The run does not wait for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rllib_srl.replay.journal.reader import PLACES, Reading, readings
+from rllib_srl.replay.journal.reader import PLACES, Reading, reading
 
 PAUSE_S = 3.0  # shortest time between two copies
 SHARE = 0.1  # of the time, at most, for copying
 
 
 class MemoryView:
-    """The newest copy of a memory. Invariant: `readings` are open until the next one; used by one thread."""
+    """The newest copy of a memory. Invariant: `reading` is open until the next one; used by one thread."""
 
     def __init__(self, directory: Path, trusts_rules: bool = False) -> None:
-        """Prepare the reading of a run's memory; `readings` reads."""
+        """Prepare the reading of a run's memory; `reading` reads."""
         self._directory, self._trusts_rules = directory, trusts_rules
         self._stack = ExitStack()
-        self._readings: Sequence[Reading] = ()
+        self._reading: Reading | None = None
         self._seen: tuple[tuple[int, int], ...] = ()
         self._next_at = 0.0
         self.version = 0  # of the copy
@@ -32,28 +31,28 @@ class MemoryView:
     @property
     def exists(self) -> bool:
         """Return whether the run has a memory."""
-        return any(self._directory.glob(PLACES[0]))
+        return (self._directory / PLACES[0]).is_file()
 
-    def readings(self) -> Sequence[Reading]:
+    def reading(self) -> Reading:
         """Return the content of the memory, as of a moment ago.
 
         Raises:
             JournalError, ValueError: it cannot be read.
         """
         now, seen = time.monotonic(), self._marks()
-        if self._readings and (seen == self._seen or now < self._next_at):
-            return self._readings
+        if self._reading and (seen == self._seen or now < self._next_at):
+            return self._reading
         with ExitStack() as stack:
-            found = stack.enter_context(readings(self._directory, self._trusts_rules))
+            found = stack.enter_context(reading(self._directory, self._trusts_rules))
             self._stack.close()
-            self._stack, self._readings, self._seen = stack.pop_all(), found, seen
+            self._stack, self._reading, self._seen = stack.pop_all(), found, seen
         self.version += 1
         spent = time.monotonic() - now
         self._next_at = time.monotonic() + max(PAUSE_S, spent / SHARE)
-        return self._readings
+        return self._reading
 
     def _marks(self) -> tuple[tuple[int, int], ...]:
-        """Return size and time of each file of the journals: another commit changes them."""
+        """Return size and time of each file of the journal: another commit changes them."""
         paths = sorted(self._directory.glob(PLACES[0] + "*"))
         stats = [path.stat() for path in paths if path.suffix in (".db", ".db-wal")]
         return tuple((one.st_size, one.st_mtime_ns) for one in stats)
@@ -61,4 +60,4 @@ class MemoryView:
     def close(self) -> None:
         """Close and delete the copy."""
         self._stack.close()
-        self._readings = ()
+        self._reading = None

@@ -129,9 +129,9 @@ class RatingDesk:
 
     def _opened(self) -> tuple[RatingStore, StoredAnswers]:
         """Return the ratings, and the answers of the newest copy of the memory, from which all sittings go on."""
-        readings = self._memory.readings()
+        reading = self._memory.reading()
         if self._answers is None or self._version != self._memory.version:
-            self._answers, self._version = StoredAnswers(readings, self._decode), self._memory.version
+            self._answers, self._version = StoredAnswers(reading, self._decode), self._memory.version
             for queue in self._sittings.values():
                 queue.restart(self._answers.newest_first)
         if self._store is None:

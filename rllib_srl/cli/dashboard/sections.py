@@ -105,24 +105,24 @@ def _memory_curves(facts: RunFacts) -> Blocks:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def _of_memory(blocks: Callable[[Sequence[Reading]], Blocks]) -> Callable[[Sources], Blocks]:
+def _of_memory(blocks: Callable[[Reading], Blocks]) -> Callable[[Sources], Blocks]:
     """Return a section's function of a run with a memory."""
 
     def found(sources: Sources) -> Blocks:
         if not sources.memory.exists:
             yield Text(NO_MEMORY)
         else:
-            yield from blocks(sources.memory.readings())
+            yield from blocks(sources.memory.reading())
 
     return found
 
 
-def _draws(readings: Sequence[Reading]) -> Blocks:
-    draws = newest_draws(readings, MOST_DRAWS)
+def _draws(reading: Reading) -> Blocks:
+    draws = newest_draws(reading, MOST_DRAWS)
     if not draws:
         yield Text("Nothing has come back yet: revisits begin with replay_min_buffer_size items.")
         return
-    settings = readings[0].settings
+    settings = reading.settings
     rules = f"Revisits by rule {settings.selection}, reuse by {settings.reuse_selection}."
     caption = f"The newest {len(draws)} draws. {rules}"
     yield Table(caption, ("prompt", "why it comes back"), tuple(map(_draw_row, draws)), is_text=True)
@@ -146,15 +146,15 @@ def shown_id(prompt_id: str) -> str:
     return name if len(name) <= WIDEST else f"{name[:half]}…{name[-half:]}"
 
 
-def _lapses(readings: Sequence[Reading]) -> Blocks:
+def _lapses(reading: Reading) -> Blocks:
     yield Heading("By domain", 3)
     by_domain: dict[str, list[Found]] = defaultdict(list)
-    items = all_items(readings)
+    items = all_items(reading)
     for item in items:
         by_domain[item.prompt.domain].append(item)
     header = ("domain", "items", "reviewed", "recall now", "lapses", "leeches")
     domains = tuple(_domain_row(name, by_domain[name]) for name in sorted(by_domain))
-    predicts = _predicts(readings)
+    predicts = reading.settings.has_due_dates
     how = "the mean of what the spacing rule predicts for reviewed items" if predicts else "none without a spacing rule"
     yield Table(f"Recall now: {how}.", header, domains)
     yield Heading("Most forgotten items", 3)
@@ -167,12 +167,7 @@ def _lapses(readings: Sequence[Reading]) -> Blocks:
     else:
         yield Text("No item that was reviewed has been solved yet.")
     yield Heading("Last lapses", 3)
-    yield from _newest_lapses(readings, {item.key: item for item in items})
-
-
-def _predicts(readings: Sequence[Reading]) -> bool:
-    """Return whether a spacing rule predicts recall."""
-    return any(one.settings.has_due_dates for one in readings)
+    yield from _newest_lapses(reading, {item.key: item for item in items})
 
 
 def _recall_row(item: Found) -> tuple[Cell, ...]:
@@ -189,13 +184,11 @@ def _domain_row(name: str, items: Sequence[Found]) -> tuple[Cell, ...]:
     return (Cell(printable(name) or "-"), *map(Cell, counts))
 
 
-def _newest_lapses(readings: Sequence[Reading], item_of: dict[str, Found]) -> Blocks:
+def _newest_lapses(reading: Reading, item_of: dict[str, Found]) -> Blocks:
     """Yield the newest failures of items that were recalled before."""
-    rows, predicts = [], _predicts(readings)
-    for reading in readings:
-        reviews = reading.reviews
-        failed = reviews[(reviews["grade"] == GRADE_NAMES.index("Again")) & ~np.isnan(reviews["predicted"])]
-        rows += [(row, item_of.get(f"{int(row['key']):016x}")) for row in failed[-MOST_LAPSES:]]
+    reviews, predicts = reading.reviews, reading.settings.has_due_dates
+    failed = reviews[(reviews["grade"] == GRADE_NAMES.index("Again")) & ~np.isnan(reviews["predicted"])]
+    rows = [(row, item_of.get(f"{int(row['key']):016x}")) for row in failed[-MOST_LAPSES:]]
     rows = sorted(rows, key=lambda pair: -int(pair[0]["now"]))[:MOST_LAPSES]
     if not rows:
         yield Text("No item failed a review after its first one.")

@@ -91,7 +91,7 @@ class Views(PageViews):
         try:
             if section.of_memory:
                 if memory.exists:
-                    memory.readings()
+                    memory.reading()
                 version = f"m{memory.version}"
             else:
                 run.refresh()
@@ -109,7 +109,7 @@ class Views(PageViews):
         """Return the name and the HTML of an item of the memory, in the memory's thread; None without such an item."""
         if not self.sources.memory.exists:
             return None
-        found = [item for item in all_items(self.sources.memory.readings()) if item.key == key]
+        found = [item for item in all_items(self.sources.memory.reading()) if item.key == key]
         if not found:
             return None
         prompt = found[0].prompt

@@ -33,12 +33,12 @@ POINTS = 200  # per curve
 NOTHING = "no item has been revisited yet"
 
 
-def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
+def plot_memory(path: Path, memory: Reading) -> Path:
     """Write the plots as PNG and return the path.
 
     Args:
         path: of the file.
-        shards: of one memory.
+        memory: an open reading.
 
     Raises:
         ValueError: the memory has no data to plot yet.
@@ -49,22 +49,22 @@ def plot_memory(path: Path, shards: Sequence[Reading]) -> Path:
     from matplotlib import pyplot
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    if not any(len(shard.stored.items) for shard in shards):
-        raise ValueError(f"{shards[0].path} has no items yet; expected a memory with at least one item")
-    log, scale = whole_log(shards), shards[0].settings.iterations_per_day
+    if not len(memory.stored.items):
+        raise ValueError(f"{memory.path} has no items yet; expected a memory with at least one item")
+    log, scale = whole_log(memory), memory.settings.iterations_per_day
     layout: Any = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    has_due_dates = shards[0].settings.has_due_dates
+    has_due_dates = memory.settings.has_due_dates
     num_rows = 3 if has_due_dates else 1
     figure = pyplot.figure(figsize=(WIDTH, ROW_HEIGHT * num_rows), layout=layout)
     parts: Any = figure.subfigures(num_rows, 2, squeeze=False)
-    rows = np.concatenate([shard.stored.items for shard in shards])
+    rows = memory.stored.items
     _history(parts[0, 0].subplots(), rows)
     _silence(parts[0, 1].subplots(), rows)
-    title = f"memory of {len(rows)} items after iteration {shards[0].now}: {len(log)} reviews"
+    title = f"memory of {len(rows)} items after iteration {memory.now}: {len(log)} reviews"
     if has_due_dates:
-        rule = shards[0].rule
+        rule = memory.rule
         _curves(parts[1, 0], rule, log, scale)
-        _items(parts[1, 1], shards, log, scale)
+        _items(parts[1, 1], memory, log, scale)
         axes, beside = parts[2, 0].subplots(1, 2, width_ratios=(3, 1.7))
         _calibration(axes, beside, log)
         _intervals(parts[2, 1].subplots(), rows)
@@ -205,8 +205,8 @@ def expected_over_time(
     return np.concatenate(times), np.array(recalls)
 
 
-def _items(figure: Any, shards: Sequence[Reading], log: ReviewLog, scale: float) -> None:
-    names = {int(item.row["key"]): item.prompt.prompt_id for item in all_items(shards)}
+def _items(figure: Any, memory: Reading, log: ReviewLog, scale: float) -> None:
+    names = {int(item.row["key"]): item.prompt.prompt_id for item in all_items(memory)}
     keys_K, num_K = np.unique(log.key, return_counts=True)
     most = [int(keys_K[at]) for at in np.argsort(-num_K, kind="stable")[:NUM_ITEMS] if num_K[at] > 1]
     all_axes = np.atleast_1d(figure.subplots(max(1, len(most)), 1, sharex=True))
@@ -214,7 +214,7 @@ def _items(figure: Any, shards: Sequence[Reading], log: ReviewLog, scale: float)
     figure.suptitle(title, fontsize="medium")
     for axes, key in zip(all_axes, most):
         own = log[log.key == np.uint64(key)]
-        if (expected := expected_over_time(shards[0].rule, own, scale, shards[0].now)) is not None:
+        if (expected := expected_over_time(memory.rule, own, scale, memory.now)) is not None:
             axes.plot(*expected, color="0.4", linewidth=1)
         axes.plot(own.now, own.num_success / own.n, "o", color="tab:blue", markersize=4)
         axes.set(ylim=(-0.08, 1.08), yticks=(0, 0.5, 1), ylabel="recall")

@@ -3,7 +3,7 @@
     results/compare-20261121-055301/
       settings.yaml        every setting of the run; `srl train --resume` and `srl evaluate` read it
       checkpoint_000010/   the newest few
-      replay/shard_0/journal.db    the memory; srl memory reads it
+      replay/journal.db            the memory; srl memory reads it
       transcripts.jsonl, metrics.jsonl, events.out.tfevents.*
 """
 

@@ -6,7 +6,7 @@ and they have a separate generator. An orphan is removed when the run generates 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,7 +44,6 @@ class Orphans:
         generator: np.random.Generator,
         change: Change,
         is_wanted: Callable[[Prompt, np.void], bool],
-        without: Collection[int] = (),
         has_signal: Callable[[Prompt, np.void], bool] | None = None,
     ) -> list[int]:
         """Draw up to `num` orphans uniformly and return their seqs.
@@ -57,7 +56,6 @@ class Orphans:
             generator: random generator of this draw.
             change: of the transaction; receives the updated rows.
             is_wanted: whether a group, given its prompt and record, may be drawn.
-            without: seqs of groups that the batch already has.
             has_signal: whether a group, given its prompt and record, has a learning signal; None: variance > 0.
         """
         settings = self._settings
@@ -67,7 +65,6 @@ class Orphans:
             if (row["variance"] > 0 if has_signal is None else has_signal(self._prompts[seq], row))
             and row["uses"] < settings.max_uses
             and abs(now - row["born"]) <= settings.max_age
-            and seq not in without
             and is_wanted(self._prompts[seq], row)
         ]
         if num < 1 or not fit:

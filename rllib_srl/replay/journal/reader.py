@@ -1,6 +1,6 @@
 """Read journals from outside the process that owns them, on a copy, without disturbing the run or writing to its files.
 
-    DIR --journals_in--> one path per shard --copied--> a temporary copy --reading--> Reading: rows, state, reviews
+    DIR --journal_in--> its path --copied--> a temporary copy --reading--> Reading: rows, state, reviews
 
 The copy is made by SQLite in one read transaction: it contains every commit that finished before the copy began, and
 the run's commits do not wait for it.
@@ -9,8 +9,8 @@ the run's commits do not wait for it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,29 +22,27 @@ from rllib_srl.replay.admission.secrets import DETECTORS, Detector
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.file import back_up_live
 from rllib_srl.replay.journal.journal import Journal, JournalError, Stored
-from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.journal.transaction import JOURNAL, SNAPSHOT
 from rllib_srl.replay.schedule.correction import Correction
 from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
 from rllib_srl.replay.settings import ReplaySettings, check_trusted
 from rllib_srl.replay.store.records import GROUP, ITEM, Header
 from rllib_srl.types import Group
 
-# In a run, in a checkpoint, in the memory directories inside these, and in the directory of a single buffer.
-PLACES = (f"replay/shard_*/{JOURNAL}", "memory/shard_*.sqlite", f"shard_*/{JOURNAL}", "shard_*.sqlite", JOURNAL)
+# In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
+PLACES = (f"replay/{JOURNAL}", f"memory/{SNAPSHOT}", JOURNAL, SNAPSHOT)
 RUN_BY_READERS = ("spacing", "embedding", "secret_detector")  # rules that reading a journal calls
 
 
-def journals_in(path: Path) -> list[Path]:
-    """Return the journals of a run, a checkpoint or a buffer, in order of shards; a file is returned as it is.
+def journal_in(path: Path) -> Path:
+    """Return the journal of a run, a checkpoint or a buffer; a file is returned as it is.
 
     Raises:
-        JournalError: there are none.
+        JournalError: there is none.
     """
-    if path.is_file():
-        return [path]
-    for place in PLACES:
-        if found := sorted(path.glob(place), key=lambda file: (len(str(file)), str(file))):
-            return found
+    for place in (path, *(path / name for name in PLACES)):
+        if place.is_file():
+            return place
     reason = "holds no memory" if path.is_dir() else "does not exist"
     raise JournalError(f"{path} {reason}; expected a run's directory, a checkpoint or a journal file")
 
@@ -75,7 +73,7 @@ class Reading:
     stored: Stored
     settings: ReplaySettings
     correction: Correction
-    now: int  # the newest iteration recorded in the journal, or in any shard; 0 if all are empty
+    now: int  # the newest iteration recorded in the journal; 0 if it is empty
 
     @cached_property
     def reviews(self) -> np.ndarray:
@@ -127,16 +125,17 @@ class Reading:
 
 @contextmanager
 def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
-    """Yield the content of a journal, live or closed.
+    """Yield the content of the journal of a run, a checkpoint or a buffer, live or closed.
 
     Args:
-        path: of the journal.
+        path: as in `journal_in`.
         trusts_rules: whether to import and call rules that its settings name by an import path.
 
     Raises:
         JournalError: it cannot be read, is damaged, or of another version.
         ValueError: its settings are not usable here, for example a user's own rule that is not trusted.
     """
+    path = journal_in(path)
     with copied(path) as directory, _renamed(path, directory), opened(directory / JOURNAL) as journal:
         stored = journal.load()
         if "settings" not in stored.state and stored.position:
@@ -160,25 +159,6 @@ def _newest(one: Reading) -> int:
 def opened(copy: Path) -> Journal:
     """Open a copy of a journal without durability."""
     return Journal(copy, ITEM, GROUP, is_durable=False)
-
-
-@contextmanager
-def readings(path: Path, trusts_rules: bool = False) -> Iterator[Sequence[Reading]]:
-    """Yield the content of all journals of a run, a checkpoint or a buffer, in order of shards.
-
-    All readings have the same `now`, the largest of all shards.
-
-    Args:
-        path: as in `journals_in`.
-        trusts_rules: as in `reading`.
-
-    Raises:
-        JournalError, ValueError: as in `journals_in` and `reading`.
-    """
-    with ExitStack() as stack:
-        found = [stack.enter_context(reading(journal, trusts_rules)) for journal in journals_in(path)]
-        now = max(one.now for one in found)
-        yield [replace(one, now=now) for one in found]
 
 
 @contextmanager

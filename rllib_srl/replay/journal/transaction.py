@@ -28,7 +28,7 @@ from rllib_srl.replay.store.records import FREE, GROUP, ITEM, bytes_at
 from rllib_srl.storage.disk import writing
 from rllib_srl.types import Group
 
-JOURNAL, EARLIER = "journal.db", "journal.earlier.db"
+JOURNAL, EARLIER, SNAPSHOT = "journal.db", "journal.earlier.db", "snapshot.db"
 
 
 @dataclass

@@ -8,7 +8,6 @@ The held-out report is a two-fold cross-validation over items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +33,10 @@ class Refit:
     held_out: Report | None  # two-fold cross-validation over items; None: too few reviews
 
 
-def whole_log(readings: Sequence[Reading]) -> ReviewLog:
-    """Return the reviews of all shards in chronological order.
-
-    Raises:
-        ValueError: the shards differ in `iterations_per_day`.
-    """
-    scales = {reading.settings.iterations_per_day for reading in readings}
-    if len(scales) > 1:
-        raise ValueError(f"iterations_per_day = {sorted(scales)} in different shards; expected one")
-    rows = np.concatenate([reading.reviews for reading in readings])
-    return as_log(rows[np.argsort(rows["now"], kind="stable")], scales.pop())
+def whole_log(reading: Reading) -> ReviewLog:
+    """Return the reviews of a memory in chronological order."""
+    rows = reading.reviews
+    return as_log(rows[np.argsort(rows["now"], kind="stable")], reading.settings.iterations_per_day)
 
 
 def refit(rule: SpacingRule, log: ReviewLog, min_reviews: int) -> Refit:

@@ -208,7 +208,6 @@ class Draws:
         num: int,
         now: int,
         generator: np.random.Generator,
-        without: Sequence[int] = (),
         shares: DomainShares | None = None,
         today: Today | None = None,
     ) -> DrawnGroups:
@@ -218,7 +217,6 @@ class Draws:
             num: groups wanted.
             now: the training iteration.
             generator: of this draw.
-            without: numbers (`seq`) of groups that are already in the batch.
             shares: domain shares in place of `domain_quotas`.
             today: baseline that decides which groups have a signal; None: those whose rewards differ.
         """
@@ -229,9 +227,9 @@ class Draws:
         def pooled(size: int) -> np.ndarray:
             limits = (settings.max_age, settings.max_uses)
             found = store.group_pool(now, size, generator, *limits, domains, has_signal)
-            return self._wanted_groups(found[~np.isin(store.groups["seq"][found], np.array(without, np.uint64))], now)
+            return self._wanted_groups(found, now)
 
-        pool = pooled(size := max(num + len(without), settings.candidate_pool))
+        pool = pooled(size := max(num, settings.candidate_pool))
         if self._sees_entries and len(pool) < num and size < store.num_groups:
             pool = pooled(store.num_groups)
         if not len(pool) or num < 1:

@@ -1,6 +1,6 @@
 """Export the groups of a memory to a file, and import groups from a file into a memory.
 
-journal --export_journals--> FILE     secrets are redacted if on_secret = "mask"
+journal --export_journal--> FILE     secrets are redacted if on_secret = "mask"
 FILE --import_into--> buffer          admitted by the same rules as a generated group; born now, log-probs as stored
 
 The group of a new item counts as the item's first visit. The group of a known item is kept for reuse only, because it
@@ -48,11 +48,11 @@ class Taken:
     faults: list[str]
 
 
-def export_journals(readings: Sequence[Reading], path: Path, decode: Decode | None, with_text: bool = True) -> int:
-    """Write all groups of all shards to a `.jsonl` or `.parquet` file; return their number.
+def export_journal(reading: Reading, path: Path, decode: Decode | None, with_text: bool = True) -> int:
+    """Write all groups of a memory to a `.jsonl` or `.parquet` file; return their number.
 
     Args:
-        readings: one per shard.
+        reading: of the memory.
         path: of the file.
         decode: token ids -> text, for the column `text` and for detecting secrets; None without a tokenizer.
         with_text: whether to write the column `text`.
@@ -60,11 +60,11 @@ def export_journals(readings: Sequence[Reading], path: Path, decode: Decode | No
     Raises:
         ValueError: another suffix; or secrets must be redacted and `decode` is None.
     """
-    detector = next((reading.detector for reading in readings if reading.detector), None)  # the same in all shards
+    detector = reading.detector
     if detector and decode is None:
         raise ValueError("on_secret = 'mask' and the tokenizer is not known; expected it, to redact what is exported")
     return export_groups(
-        _rows(readings),
+        _rows(reading),
         path,
         item=EXPORTED_ITEM,
         text=None if decode is None or not with_text else partial(_text, decode),
@@ -72,12 +72,11 @@ def export_journals(readings: Sequence[Reading], path: Path, decode: Decode | No
     )
 
 
-def _rows(readings: Sequence[Reading]) -> Iterator[Exported]:
-    for reading in readings:
-        at = {int(slot): n for n, slot in enumerate(reading.stored.slots)}
-        for seq, row in zip(reading.stored.seqs.tolist(), reading.stored.groups, strict=True):
-            item = None if row["is_orphan"] else reading.stored.items[[at[int(row["slot"])]]][COLUMNS][0]
-            yield Exported(reading.group(seq), item)
+def _rows(reading: Reading) -> Iterator[Exported]:
+    at = {int(slot): n for n, slot in enumerate(reading.stored.slots)}
+    for seq, row in zip(reading.stored.seqs.tolist(), reading.stored.groups, strict=True):
+        item = None if row["is_orphan"] else reading.stored.items[[at[int(row["slot"])]]][COLUMNS][0]
+        yield Exported(reading.group(seq), item)
 
 
 def _text(decode: Decode, token_ids_T: np.ndarray) -> str:
@@ -122,14 +121,14 @@ def _redacted_value(value: Any, detector: Detector) -> Any:
     return value
 
 
-def import_into(buffers: Sequence[SRLReplayBuffer], path: Path, now: int, on_fault: str = "refuse") -> Taken:
-    """Import the groups of a file into the shards of a memory.
+def import_into(buffer: SRLReplayBuffer, path: Path, now: int, on_fault: str = "refuse") -> Taken:
+    """Import the groups of a file into a memory.
 
-    Each shard is written in several commits. An interrupted import can be repeated: groups stored before are refused
+    It is written in several commits. An interrupted import can be repeated: groups stored before are refused
     as duplicates.
 
     Args:
-        buffers: all shards, in their order.
+        buffer: of the memory.
         path: of a file in the format of `export_groups`.
         now: the training iteration at which the groups are born.
         on_fault: "refuse" imports nothing from a file with invalid rows; "skip" leaves them out.
@@ -142,12 +141,10 @@ def import_into(buffers: Sequence[SRLReplayBuffer], path: Path, now: int, on_fau
     groups = [own(row.group) for row in imported.rows]
     counts: Counter[str] = Counter()
     num_new = 0
-    for index, buffer in enumerate(buffers):
-        part = [group for group in groups if int(group.prompt.key, 16) % len(buffers) == index]
-        for start in range(0, len(part), GROUPS_A_COMMIT):
-            visits = buffer.add(part[start : start + GROUPS_A_COMMIT], now, is_played=False)
-            counts.update(visit.refused for visit in visits)
-            num_new += sum(visit.is_new for visit in visits)
+    for start in range(0, len(groups), GROUPS_A_COMMIT):
+        visits = buffer.add(groups[start : start + GROUPS_A_COMMIT], now, is_played=False)
+        counts.update(visit.refused for visit in visits)
+        num_new += sum(visit.is_new for visit in visits)
     stored = counts.pop("", 0)
     return Taken(len(groups), num_new, stored, dict(counts), imported.faults)
 

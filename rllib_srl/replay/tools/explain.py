@@ -119,18 +119,18 @@ class Found:
         return reviews_N
 
 
-def all_items(readings: Sequence[Reading]) -> list[Found]:
-    """Return every item of every shard."""
-    return [Found(reading, at) for reading in readings for at in range(len(reading.stored.items))]
+def all_items(reading: Reading) -> list[Found]:
+    """Return every item."""
+    return [Found(reading, at) for at in range(len(reading.stored.items))]
 
 
-def find(readings: Sequence[Reading], name: str) -> Found:
+def find(reading: Reading, name: str) -> Found:
     """Return the item with the prompt id `name`, or else the one whose key begins with `name`.
 
     Raises:
         ValueError: no item or several match; the message names up to 5 candidates.
     """
-    items = all_items(readings)
+    items = all_items(reading)
     found = [item for item in items if item.prompt.prompt_id == name]
     found = found or [item for item in items if item.key.startswith(name.lower())]
     if len(found) == 1:
@@ -139,7 +139,7 @@ def find(readings: Sequence[Reading], name: str) -> Found:
         named = ", ".join(f"{item.key} ({item.prompt.env_id} [{item.prompt.prompt_id}])" for item in found[:MOST_NAMED])
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
         raise ValueError(f"{name!r} is {len(found)} items: {named}{more}; expected more digits of a key")
-    times = [int(row["now"]) for one in readings for row in one.reviews if f"{int(row['key']):016x}".startswith(name)]
+    times = [int(row["now"]) for row in reading.reviews if f"{int(row['key']):016x}".startswith(name)]
     gone = f"; one was evicted, reviewed {len(times)} times, last in iteration {max(times)}" if times else ""
     raise ValueError(f"none of {len(items)} items has the prompt id or key {name!r}{gone}; expected one that ls shows")
 
@@ -176,9 +176,9 @@ class Draw:
     reason: str
 
 
-def newest_draws(readings: Sequence[Reading], limit: int) -> list[Draw]:
-    """Return the newest draws whose answers the journals still have, the newest first; evicted items are left out."""
-    found = [draw for reading in readings for draw in _draws_of_all(reading)]
+def newest_draws(reading: Reading, limit: int) -> list[Draw]:
+    """Return the newest draws whose answers the journal still has, the newest first; evicted items are left out."""
+    found = _draws_of_all(reading)
     return sorted(found, key=lambda draw: draw.iteration, reverse=True)[:limit]  # stable: reuses after revisits
 
 
