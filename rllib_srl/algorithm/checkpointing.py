@@ -171,16 +171,16 @@ class SavedAlgorithm(Algorithm):
         super().set_state(state)
         if "srl" in state:
             self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
-            self.policy_kl = state["srl"].get("policy_kl", 0.0)  # earlier checkpoints have none
+            self.policy_kl = state["srl"]["policy_kl"]
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             self.advantage_estimator.set_state(state["srl"]["comparison"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
-            self.filler.set_state(state["srl"].get("filling", {}))  # earlier versions had none
+            self.filler.set_state(state["srl"]["filling"])
             if self.ahead is not None:
                 self.ahead.forget()
-            self._again = [(prompt_of(fields), again) for fields, again in state["srl"].get("in_play", [])]  # likewise
+            self._again = [(prompt_of(fields), again) for fields, again in state["srl"]["in_play"]]
             self._counted = 0, 0  # groups of an iteration that is repeated from a checkpoint have the same names again
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
@@ -238,7 +238,7 @@ class SavedAlgorithm(Algorithm):
         return saved
 
     def _restore_memory(self, directory: Path) -> None:
-        self.report.count("num_orphan_groups", self.memory.restore(directory))
+        self.report.count("num_groups_undone", self.memory.restore(directory))
         self.ratings.restart()
         self.filler.start()
 

@@ -12,7 +12,7 @@
 
 DIR is a run's directory, a checkpoint, a buffer's directory or a journal file. ID is a prompt id, or the beginning of a
 key. The run may still be running: the subcommands read a copy of its journal (in TMPDIR). Only `import` writes into
-DIR; a run that is resumed from a checkpoint keeps groups stored after it for reuse.
+DIR; a run that is resumed from a checkpoint goes on without groups stored after it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     with StoredAnswers.of_run(directory, decode) as answers:
         for answer in answers.newest_first(): ...
 
-Groups of the run itself count; orphans (kept for reuse after a resume) do not, because the run may play them again.
 """
 
 from __future__ import annotations
@@ -94,9 +93,7 @@ class StoredAnswers:
     def _groups(self) -> list[int]:
         """Return the position of every group of the run, the newest first."""
         stored = self._reading.stored
-        own_N = np.flatnonzero(~stored.groups["is_orphan"])
-        order_N = np.lexsort((own_N, stored.seqs[own_N], stored.groups["born"][own_N]))
-        positions: list[int] = own_N[order_N][::-1].tolist()
+        positions: list[int] = np.lexsort((stored.seqs, stored.groups["born"]))[::-1].tolist()
         return positions
 
     def _group(self, at: int) -> Group:

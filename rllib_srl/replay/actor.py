@@ -237,7 +237,7 @@ class ReplayBufferActor:
         return self.buffer.snapshot(path)
 
     def restore(self, path: Path) -> int:
-        """Restore a snapshot; return the number of orphans. See `SRLReplayBuffer.restore`."""
+        """Restore a snapshot; return the number of groups stored after it. See `SRLReplayBuffer.restore`."""
         return self.buffer.restore(path)
 
     def check_valid(self) -> None:
@@ -260,8 +260,6 @@ class ReplayBufferActor:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned, as `restore` does from a file.
-
-        Groups that were added since then are kept without their items and may still be reused.
 
         Raises:
             ValueError: `state` holds no snapshot; nothing has changed.

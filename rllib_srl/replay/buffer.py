@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.ingest import Ingestion
 from rllib_srl.replay.journal.codec import StoredGroup, prompt_fields, prompt_of
 from rllib_srl.replay.journal.journal import Stored
-from rllib_srl.replay.journal.orphans import Orphans, orphan_id
-from rllib_srl.replay.journal.schema import FIRST_ORPHAN
 from rllib_srl.replay.journal.transaction import Change, Ledger
 from rllib_srl.replay.rated import RatedGroup, RatedGroups, apply
 from rllib_srl.replay.revisits import draw_revisits
@@ -46,16 +43,16 @@ from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.selection.rules import WHOLE_POOL
 from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
 from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.selection.today import Today, judged, trains_again
+from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import GROUP, ITEM, Header, key_of, rows_at, with_fields
+from rllib_srl.replay.store.records import Header, key_of, rows_at
 from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, History, Prompt
 
 OVERFLOW = 256  # items above capacity held until the end of a call, so that new items are candidates of eviction too
-STREAMS = ("revisit", "reuse", "orphan", "grow", "evict")
+STREAMS = ("revisit", "reuse", "grow", "evict")
 
 
 class SRLReplayBuffer:
@@ -120,14 +117,13 @@ class SRLReplayBuffer:
     def _load(self, stored: Stored) -> None:
         settings = self.settings
         self._seed = stored.state.get("seed", self._seed)  # a restored run keeps its seed
-        own = np.array([seq not in stored.orphans for seq in stored.seqs.tolist()], bool)
         self.store = (
             ItemStore.load(
                 max(settings.capacity, len(stored.slots)) + OVERFLOW,
                 int(stored.items["num_groups"].max(initial=settings.groups_per_item)),
                 Header.from_json(stored.state["store"]),
                 items=(stored.slots, stored.items, stored.prompts),
-                groups=stored.groups[own],
+                groups=stored.groups,
             )
             if "store" in stored.state
             else ItemStore(settings.capacity + OVERFLOW, settings.groups_per_item)
@@ -136,7 +132,6 @@ class SRLReplayBuffer:
         self.recall.rebuild()
         self.domain_statistics = DomainStatistics()
         self.draws = Draws(settings, self.store, self.recall, self.domain_statistics, self._surprise)
-        self.orphans = Orphans(settings, stored)
         self.tracker = DiversityTracker(settings, self._model_dir, self._seed)
         self.tracker.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
         newest = self.ledger.journal.reviews(last=RECENT)
@@ -339,10 +334,8 @@ class SRLReplayBuffer:
             drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], shares, today)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
-            seqs += self._drawn_orphans(num - len(seqs), now, change, shares, today)
-            weights = weight_N.tolist() + [1.0] * (len(seqs) - len(weight_N))
             found = list(map(self.ledger.payloads.open, seqs))
-            drawing = DrawnAnswer(seqs, weights, self._todays_histories(found, seqs, drawn, today))
+            drawing = DrawnAnswer(seqs, weight_N.tolist(), self._todays_histories(found, drawn, today))
             groups = self._drawn(found, drawing)
             self.drawn = {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.rated.note_trained(one.group.group_id for one in groups)
@@ -495,59 +488,29 @@ class SRLReplayBuffer:
     def _drawn(found: Sequence[StoredGroup], answer: DrawnAnswer) -> list[StoredGroup]:
         """Return stored groups, which are cached, with what belongs to a draw."""
         groups = []
-        for one, seq, weight, history in zip(found, *answer, strict=True):
+        for one, _, weight, history in zip(found, *answer, strict=True):
             if weight != one.weight or history != one.history:
                 one = replace(one, weight=weight, history=history)
-            groups.append(one.renamed(orphan_id(one.group.group_id, seq)) if seq >= FIRST_ORPHAN else one)
+            groups.append(one)
         return groups
 
-    def _drawn_orphans(
-        self,
-        num: int,
-        now: int,
-        change: Change,
-        shares: DomainShares | None,
-        today: Today | None,
-    ) -> list[int]:
-        is_wanted = partial(self.draws.is_orphan_wanted, now=now, shares=shares)
-        has_signal = None if today is None else partial(self._orphan_trains, today=today)
-        return self.orphans.draw(num, now, self.generators["orphan"], change, is_wanted, has_signal)
-
-    def _orphan_trains(self, prompt: Prompt, row: np.void, today: Today) -> bool:
-        rows_1 = np.array([row], GROUP)
-        past = self.draws.histories(today, rows_1, self._item_rows([prompt]), [prompt.domain])
-        return bool(trains_again(today, judged(today, past, rows_1))[0])
-
-    def _item_rows(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """Return the rows of prompts' items; of a prompt without one, only its history."""
-        keys = list(map(key_of, prompts))
-        rows_P = with_fields(self.unstored.rows(keys), ITEM)
-        for p, key in enumerate(keys):
-            if (slot := self.store.slot_of(key)) is not None:
-                rows_P[p] = self.store.items[slot]
-        return rows_P
-
     def _todays_histories(
-        self, found: Sequence[StoredGroup], seqs: Sequence[int], drawn: np.ndarray, today: Today | None
+        self, found: Sequence[StoredGroup], drawn: np.ndarray, today: Today | None
     ) -> list[History | None]:
         """Return the histories of drawn groups without the groups themselves; None each without `today`.
 
         Args:
-            found: all drawn groups: those of items, then orphans.
-            seqs: their numbers.
-            drawn: group slots of the first ones.
+            found: the drawn groups.
+            drawn: their slots.
             today: as in `draw`.
         """
-        if today is None or not seqs:
-            return [None] * len(seqs)
+        if today is None or not found:
+            return [None] * len(found)
         groups = [one.group for one in found]
-        rows_N = np.concatenate([
-            rows_at(self.store.groups, drawn), np.array([self.orphans.rows[seq] for seq in seqs[len(drawn) :]], GROUP)
-        ])  # fmt: skip
-        prompts = [group.prompt for group in groups]
+        rows_N = rows_at(self.store.groups, drawn)
+        items_N = rows_at(self.store.items, rows_N["slot"])
         sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
-        domains = [prompt.domain for prompt in prompts]
-        past = self.draws.histories(today, rows_N, self._item_rows(prompts), domains, sums_N)
+        past = self.draws.histories(today, rows_N, items_N, [group.prompt.domain for group in groups], sums_N)
         return [History(*row) for row in zip(*(column_N.tolist() for column_N in past), strict=True)]
 
     def _surplus_groups(self) -> list[int]:
@@ -576,7 +539,7 @@ class SRLReplayBuffer:
         rows = self.store.groups
         found = np.flatnonzero((rows["seq"] == seq) & (rows["size"] > 0)).tolist()
         change.removed_groups += [self.store.remove_group(group) for group in found]
-        return bool(found) or self.orphans.forget(seq, change)
+        return bool(found)
 
     # --- transactions ----------------------------------------------------------------------------------
 
@@ -590,12 +553,10 @@ class SRLReplayBuffer:
         before = self.ledger.agreed or self._state()
         with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
             yield change
-        self.orphans.commit()
         self.reviews.commit(change)
         self.tracker.commit()
 
     def _undo(self, before: dict[str, Any]) -> None:
-        self.orphans.rollback()
         self.tracker.rollback()
         self._set_state(before)
         self.recall.rebuild()
@@ -628,7 +589,7 @@ class SRLReplayBuffer:
         self.recall.slots = state["slots"]
         self.recall.domains.set_state(state["domain_recall"])
         self.recall.correction.set_state(state.get("correction", {}))
-        self.domain_statistics.set_state(state.get("domain_statistics", {}))  # earlier versions had none
+        self.domain_statistics.set_state(state["domain_statistics"])
         self.rated.set_state(state.get("rated", ""))
         self.unstored.set_state(state.get("unstored"))
         self.tracker.set_state(state)
@@ -645,16 +606,16 @@ class SRLReplayBuffer:
         return {"position": position, "num_items": len(self.store), "num_groups": self.store.num_groups}
 
     def restore(self, path: Path) -> int:
-        """Restore a snapshot; return the number of groups committed after it, which are kept as orphans.
+        """Restore a snapshot; return the number of groups that were stored after it, which are dropped.
 
         Raises:
             JournalError: the snapshot cannot be read; nothing has changed.
         """
-        restored = self.ledger.restore(path)
+        num_dropped = self.ledger.restore(path)
         self._load(self.ledger.stored())
         with self._transaction(""):  # writes this run's name into the journal
-            self.counts["num_orphans_taken_over"] += restored.num_orphans
-        return restored.num_orphans
+            pass
+        return num_dropped
 
     def describe(self) -> dict[str, Any]:
         """Return the path, position and lineage of the journal."""
@@ -695,9 +656,8 @@ class SRLReplayBuffer:
             yield "the journal has exactly the items of the table"
         held = self.store.groups[self.store.groups["size"] > 0]  # size 0 marks a free row
         rows = {int(row["seq"]): row.tobytes() for row in held}
-        rows |= {seq: row.tobytes() for seq, row in self.orphans.rows.items()}
         if {int(seq): row.tobytes() for seq, row in zip(stored.seqs, stored.groups, strict=True)} != rows:
-            yield "the journal has exactly the groups of the table and the orphans"
+            yield "the journal has exactly the groups of the table"
         if missing := [seq for seq in rows if not journal.has_group(seq)]:
             yield f"every group can be read: not so for {missing[:5]}"
         if [slot for slot, _ in journal.vectors()] != slots_N[self.store.items[slots_N]["has_vector"]].tolist():

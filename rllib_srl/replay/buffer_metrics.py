@@ -22,7 +22,7 @@ COUNTS = (
     *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
     *("num_enrolled", "num_diverged", "num_diverged_unanswered", "num_refits", "num_recalibrations"),
     *("num_histories_dropped",),
-    *("num_rated", "num_rehearsed", "num_reviews_of_nothing", "num_orphans_taken_over", "num_orphans_played"),
+    *("num_rated", "num_rehearsed", "num_reviews_of_nothing"),
 )
 
 
@@ -39,7 +39,6 @@ def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
         "num_due": num_due,
         "num_stored_groups": store.num_groups,
         "num_histories_without_item": len(buffer.unstored),
-        "num_orphan_groups": len(buffer.orphans),
         "num_bytes_in_memory": payloads.num_bytes,
         "num_bytes_stored": store.num_bytes,
         "num_spilled": payloads.num_spilled,

@@ -313,11 +313,11 @@ class ReplayClient:
         self._call_long(Call.of(ReplayBufferActor.snapshot, directory / SNAPSHOT), "writing a snapshot")
 
     def restore(self, directory: Path) -> int:
-        """Restore the snapshot in `directory`; return the number of orphans."""
-        num_orphans = self._call_long(Call.of(ReplayBufferActor.restore, directory / SNAPSHOT), "restoring a snapshot")
+        """Restore the snapshot in `directory`; return the number of groups stored after it, which are dropped."""
+        num_dropped = self._call_long(Call.of(ReplayBufferActor.restore, directory / SNAPSHOT), "restoring a snapshot")
         self.num_items = self.size()
         self._asked.clear()
-        return num_orphans
+        return num_dropped
 
     def size(self) -> int:
         """Return the number of items."""

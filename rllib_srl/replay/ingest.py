@@ -341,7 +341,6 @@ class Ingestion:
         )
         change.removed_groups += evicted
         buffer.counts["num_groups_replaced"] += len(evicted)
-        buffer.counts["num_orphans_played"] += buffer.orphans.forget_twins(group, facts, buffer.ledger.payloads, change)
 
     def _bonus(self, measured: Measured, group: Group) -> tuple[float, ...]:
         mode = self._settings.diversity_bonus

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllib_srl.replay.history import TOLD_BY, discount
-from rllib_srl.replay.journal.codec import decode, read_header
+from rllib_srl.replay.journal.codec import decode, opened_payload
 from rllib_srl.replay.journal.transaction import Change
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.visits import OF_GROUP, GroupFacts, facts_of
@@ -219,7 +219,7 @@ def _find(buffer: SRLReplayBuffer, one: RatedGroup, change: Change) -> _Stored |
     for at in reversed(buffer.store.groups_of(slot)):
         seq = int(buffer.store.groups["seq"][at])
         payload = change.payloads.get(seq) or buffer.ledger.payloads.read(seq)
-        if read_header(payload, str(seq))["group_id"] == one.group_id:
+        if opened_payload(payload, str(seq))[0]["group_id"] == one.group_id:
             return _Stored(slot, at, decode(payload, str(seq)))  # with its own origin
     return None
 
@@ -245,8 +245,6 @@ def _apply_to(buffer: SRLReplayBuffer, stored: _Stored, one: RatedGroup, change:
     entry = buffer.rated.applied.get(one.group_id, Applied({}))
     buffer.rated.note(one.group_id, entry.changed_to(rewards) if rewards or entry.rewards else None, num_unused)
     facts = facts_of(group, buffer.settings.pass_reward)
-    # A restored run may hold a copy of the group that was rated after the checkpoint.
-    buffer.counts["num_orphans_played"] += buffer.orphans.forget_twins(group, facts, buffer.ledger.payloads, change)
     if rewards == earlier:
         return []
     num_changed = sum(rewards.get(episode) != reward for episode, reward in earlier.items())

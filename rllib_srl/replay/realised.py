@@ -63,11 +63,8 @@ def visit_counts(visits: Iterable[Visit]) -> Counter[str]:
 
 
 def age_counts(reused: Sequence[GroupMeta], now: int) -> dict[str, int]:
-    """Count reused groups by age in iterations, in bins up to 1, 2, 4, ..., 32, and above.
-
-    An orphan may come from an iteration after `now`, which a restored run has not reached again; its age counts as 1.
-    """
-    ages = [max(1, now - born_of(group)) for group in reused]
+    """Count reused groups by age in iterations, in bins up to 1, 2, 4, ..., 32, and above."""
+    ages = [now - born_of(group) for group in reused]
     counts, low = {}, 0
     for high in AGES:
         counts[f"reuse_age_to_{high}"] = sum(low < age <= high for age in ages)

@@ -17,7 +17,6 @@ import pytest
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.journal import Journal
-from rllib_srl.replay.journal.schema import FIRST_ORPHAN
 from tests.conftest import ROOT
 from tests.small_worlds import Even
 
@@ -68,15 +67,14 @@ def lived(directory, model, death="") -> int:
                 continue
 
 
-def stored_in(directory) -> tuple[Counter, Counter]:
-    """Return how often the journal holds each (group, prompt): those of the run, and orphans of lost iterations."""
+def stored_in(directory) -> Counter:
+    """Return how often the journal holds each (group, prompt)."""
     own: Counter = Counter()
-    orphans: Counter = Counter()
     with Journal(directory / "run" / "replay" / "journal.db") as journal:
         for seq in journal.load().seqs.tolist():
             group = decode(journal.read_group(seq))
-            (orphans if seq >= FIRST_ORPHAN else own)[group.group_id, group.prompt.key] += 1
-    return own, orphans
+            own[group.group_id, group.prompt.key] += 1
+    return own
 
 
 def first_prompts(num) -> list[str]:
@@ -97,11 +95,10 @@ def test_a_driver_killed_in_mid_flight_loses_nothing_acknowledged_and_plays_noth
     stored = [one for one in log if one["what"] == "add"]
     assert [one["iteration"] for one in stored] == [1, 2, 3, 3, 4, 5, 6]
 
-    # Nothing that the memory has acknowledged is lost: the first try of iteration 3 is kept as orphans.
+    # The memory has what it acknowledged in each iteration that stands, once; the first try of iteration 3 is undone.
     final = {one["iteration"]: one["groups"] for one in stored}
-    own, orphans = stored_in(tmp_path)
-    assert own == Counter((group, prompt) for groups in final.values() for group, prompt in groups.items())
-    assert orphans == Counter(stored[2]["groups"].items()) and len(orphans) == P
+    kept = Counter((group, prompt) for groups in final.values() for group, prompt in groups.items())
+    assert stored_in(tmp_path) == kept
 
     # Nothing is played twice or left out: what was trained on and what is in play are the first prompts of the seed.
     taken = [prompt for groups in final.values() for prompt in groups.values()]
@@ -116,4 +113,4 @@ def test_a_driver_killed_in_mid_flight_loses_nothing_acknowledged_and_plays_noth
         kinds = ("with_signal", "without_signal", "dropped")
         assert sum(line[f"env_runners/num_groups_{kind}"] for kind in kinds) == P
         assert line["replay/num_groups_lost"] == 0
-    assert lines[-1]["num_orphan_groups"] == P
+    assert lines[-1]["num_groups_undone"] == P

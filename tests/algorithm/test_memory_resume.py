@@ -78,13 +78,14 @@ def straight(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_algorithm_goes_on_exactly_beside_the_orphans(straight):
+def test_a_new_algorithm_goes_on_exactly(straight):
     algo, whole, path = straight
     num_younger = num_after(algo, 3)
     algo.stop()
     again = SRL.from_checkpoint(path)
-    assert again.iteration == 3 and len(again.memory._actor.buffer.orphans) == num_younger > 3
+    assert again.iteration == 3 and num_after(again, 3) == 0
     assert_same(go_on(again, 2), whole[3:])
+    assert go(again, 1)[0].result["num_groups_undone"] == num_younger > 3
     check_memory(again)
     again.stop()
 
@@ -96,12 +97,12 @@ def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
         num_younger = num_after(algo, 3)
         algo.restore_from_path(path)
         assert_same(go_on(algo, 2), whole[3:])
-        assert go(algo, 1)[0].result["num_orphan_groups"] == num_younger > 3
+        assert go(algo, 1)[0].result["num_groups_undone"] == num_younger > 3
         check_memory(algo)
 
 
 @pytest.mark.slow
-def test_a_journal_on_a_local_disk_goes_on_here_with_its_orphans_and_elsewhere_from_the_snapshot(config, tmp_path):
+def test_a_journal_on_a_local_disk_goes_on_here_and_elsewhere_from_the_snapshot(config, tmp_path):
     disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
     algo = config.replay(local_directory=str(disk)).build_algo()
     go_on(algo, 2)
@@ -111,19 +112,19 @@ def test_a_journal_on_a_local_disk_goes_on_here_with_its_orphans_and_elsewhere_f
     algo.stop()
     (journals,) = disk.iterdir()
     assert (tmp_path / "log/replay").resolve() == journals and (journals / "journal.db").is_file()
-    for place, num_orphans in ((None, num_younger), (elsewhere, 0)):
+    for place, num_undone in ((None, num_younger), (elsewhere, 0)):
         if place is not None:
             disk.rename(place)  # another machine does not have it
         again = SRL.from_checkpoint(tmp_path / "two")
-        assert len(again.memory._actor.buffer.orphans) == num_orphans
         assert_same(go_on(again, 2), whole)
+        assert go(again, 1)[0].result["num_groups_undone"] == num_undone
         check_memory(again)
         again.stop()
     assert num_younger > 3 and len(list(disk.iterdir())) == 1
 
 
 def num_after(algo, iteration) -> int:
-    """Return how many groups of later iterations are stored, orphans left out."""
+    """Return how many groups of later iterations are stored."""
     rows = algo.memory._actor.buffer.store.groups
     return int(((rows["size"] > 0) & (rows["born"] > iteration)).sum())
 
@@ -163,8 +164,6 @@ def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_distur
     for at in (3, 4):  # in turns
         assert_same(go_on(algo, 1), [whole[at]])
         assert_same(go_on(other, 1), [whole[at]])
-    taken_over = [one.memory._actor.buffer.counts["num_orphans_taken_over"] for one in (algo, other)]
-    assert taken_over[0] > 3 and taken_over[1] == 0
     paths = [one.memory._actor.get_state()["path"] for one in (algo, other)]
     assert paths == [str(tmp_path / name / "replay/journal.db") for name in ("log", "other")]
     for one in (algo, other):

@@ -124,14 +124,14 @@ def hidden_of(group: Group, dim: int = 6) -> np.ndarray:
     return (generator.normal(size=dim) + 0.1 * generator.normal(size=(group.size, dim))).astype(np.float32)
 
 
-# Bytes in memory depend on when a buffer was opened, orphans on what was abandoned; nothing else does.
-OF_ITS_OWN = ("num_spilled", "num_read_back", "num_bytes_in_memory", "num_orphan_groups")
+# Bytes in memory depend on when a buffer was opened; nothing else does.
+OF_ITS_OWN = ("num_spilled", "num_read_back", "num_bytes_in_memory")
 
 
 def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
     """Return the stats that a buffer restored from a copy shares with the first, nan as None."""
     stats = {name: None if np.isnan(value) else value for name, value in buffer.stats(now).items()}
-    return {name: value for name, value in stats.items() if name not in OF_ITS_OWN and "orphan" not in name}
+    return {name: value for name, value in stats.items() if name not in OF_ITS_OWN}
 
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
@@ -147,7 +147,6 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "state": {**buffer._state(), "counts": dict(+buffer.counts)},
         "load": buffer.recall.load.get_state(),
         "reviews": buffer.reviews.rows.tobytes(),
-        "orphans": {seq: row.tobytes() for seq, row in buffer.orphans.rows.items()},
         "to_come": (sorted(buffer.tracker._set), sorted(buffer.tracker._removed)),
         "vectors": {} if index is None else {int(i): index.vectors([i]).tobytes() for i in index.ids()},
         "centroid": None if index is None else index.centroid().tolist(),

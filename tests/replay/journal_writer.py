@@ -18,7 +18,7 @@ from rllib_srl.replay.journal import snapshots
 from rllib_srl.replay.journal.journal import Journal, JournalError
 from tests.replay.stored import GROUP, ITEM, a_visit
 
-STEPS = ("os.replace", "os.link", "os.fsync", "os.unlink", "shutil.copyfile", "transaction", "to_one_file")
+STEPS = ("os.replace", "os.fsync", "shutil.copyfile", "to_one_file")
 
 
 def hold(path: Path) -> None:
@@ -62,8 +62,7 @@ def restore(snapshot: Path, live: Path, step: int) -> None:
         owner, _, attribute = name.rpartition(".")
         place = getattr(snapshots, owner) if owner else snapshots
         setattr(place, attribute, dying(getattr(place, attribute)))
-    restored = snapshots.restore(snapshot, live)
-    print(restored.num_orphans, flush=True)
+    snapshots.restore(snapshot, live)
 
 
 if __name__ == "__main__":

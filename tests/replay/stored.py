@@ -9,7 +9,7 @@ from rllib_srl.replay.journal.journal import REVIEW, Commit
 from rllib_srl.types import Group, Prompt, StopReason
 
 ITEM = np.dtype([("key", "u8"), ("due", "f8"), ("status", "i1"), ("domain", "i4")], align=True)
-GROUP = np.dtype([("seq", "u8"), ("slot", "i4"), ("uses", "i4"), ("is_orphan", "?")], align=True)
+GROUP = np.dtype([("seq", "u8"), ("slot", "i4"), ("uses", "i4")], align=True)
 
 
 def a_group(index: int = 0, num_tokens: int = 6, **fields) -> Group:
@@ -51,7 +51,7 @@ def an_item(key: int, due: float = 0.0) -> np.void:
 
 def a_row(seq: int, slot: int = 0, uses: int = 0) -> np.void:
     """Return the row of a group."""
-    return np.array((seq, slot, uses, False), GROUP)[()]
+    return np.array((seq, slot, uses), GROUP)[()]
 
 
 def a_visit(index: int, **parts) -> Commit:

@@ -50,8 +50,8 @@ def test_its_state_makes_another_actor_draw_the_same():
         assert drawn[0] == drawn[1] and len(drawn[0]) == 2
         assert reused[0] == reused[1] and len(reused[0]) == 2
     actor.add([a_group(9, 5, 9)], 5, "5.add")
-    actor.set_state(state)  # back to before: the added item is gone, its group is kept as an orphan
-    assert len(actor) == 6 and actor.stats(5)["num_orphan_groups"] == 1.0
+    actor.set_state(state)  # back to before: the added item and its group are gone
+    assert len(actor) == 6 and actor.stats(5)["num_stored_groups"] == 6
     actor.check_valid()
     with pytest.raises(ValueError, match="expected what get_state returned"):
         actor.set_state({"position": 3})

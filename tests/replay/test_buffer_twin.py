@@ -54,7 +54,6 @@ FAULTS = {
     "place": ("recall", "change"),
     "note": ("reviews", "note"),
     "draw": ("draws", "_select"),
-    "orphans": ("orphans", "draw"),
     "payload": ("ledger.payloads", "get"),
 }
 
@@ -211,13 +210,11 @@ class BufferMachine(RuleBasedStateMachine):
             and 0 < self.now - group["born"] <= self.given.get("max_age", 32)
             and group["uses"] < self.given.get("max_uses", 4)
         }
-        num_orphans = len(self.buffer.orphans)
         self.drawn = self.call("sample", num, self.now)
-        own = [group for group in self.drawn if "orphan" not in group.group_id]
-        assert len(own) == min(num, len(free)) and len(self.drawn) - len(own) <= num_orphans
+        assert len(self.drawn) == min(num, len(free))
         assert len({group.group_id for group in self.drawn}) == len(self.drawn)
         assert all(group.origin == "reuse" for group in self.drawn)
-        for group in own:
+        for group in self.drawn:
             free.pop(group.token_ids_N.tobytes())["uses"] += 1
 
     @rule(data=st.data())
@@ -227,8 +224,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.call("drop", ids)
         for group in dropped:
             for item in self.items.values():
-                if "orphan" not in group.group_id:
-                    item["groups"].pop(group.token_ids_N.tobytes(), None)
+                item["groups"].pop(group.token_ids_N.tobytes(), None)
         self.drawn = [g for g in self.drawn if g.group_id not in ids]
 
     @rule(index=st.integers(0, 20), value=st.sampled_from([0.0, 0.5, 1.0]), by=st.sampled_from(["rate", "rehearse"]))

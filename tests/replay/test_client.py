@@ -74,9 +74,9 @@ def test_shares_are_exact_over_many_iterations(start):
         reused = memory.sample(7, now)
         assert len(set(revisits)) == len(revisits) and len({g.group_id for g in reused}) == len(reused)
         num.update(revisits=len(revisits), reused=len(reused))
-    # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75
-    assert num["revisits"] == 84 and num["reused"] == memory.counts["num_reuses_owed"] == 71
-    assert memory.counts["num_reuses_short"] == 0
+    # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75, less the first draw
+    owed, short = memory.counts["num_reuses_owed"], memory.counts["num_reuses_short"]
+    assert num["revisits"] == 84 and num["reused"] == owed - short and owed == 71 and short <= 1
 
 
 # --- slots ----------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -21,8 +20,6 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.history import chance_of_silence, discounts, varies
 from rllib_srl.replay.journal.file import JournalError
-from rllib_srl.replay.journal.schema import PADDING, dtype_text
-from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.store.records import ITEM, key_of
 from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit, facts_of
@@ -445,29 +442,3 @@ def test_a_repeated_request_answers_with_the_same_history():
     assert buffer.add([played(0, 2, (1, 0))], 2, request="2.add") == first
     old = {name: value for name, value in first[0].as_dict().items() if name != "history"}
     assert Visit.from_dict(json.loads(json.dumps(old))) == replace(first[0], history=NO_HISTORY)
-
-
-def test_a_journal_of_an_earlier_version_opens_with_empty_histories(tmp_path):
-    with closing(a_buffer(tmp_path, run="r")) as buffer:
-        add(buffer, 1, *(played(i, 1, (1, 0)) for i in range(5)))
-        rows = buffer.store.items[buffer.store.slots()].copy()
-    names = [name for name in ITEM.names if name not in (*NEW_FIELDS, PADDING)]
-    earlier = np.dtype([(name, ITEM[name]) for name in names] + [(PADDING, "V2")], align=True)
-    old_N = np.zeros(len(rows), earlier)
-    for name in names:
-        old_N[name] = rows[name]
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as db:
-        db.executemany("UPDATE items SET row = ? WHERE slot = ?", [(row.tobytes(), at) for at, row in enumerate(old_N)])
-        db.execute("UPDATE meta SET value = ? WHERE name = 'item'", (dtype_text(earlier),))
-        (header,) = db.execute("SELECT value FROM state WHERE name = 'store'").fetchone()
-        header = json.dumps(json.dumps({"layout": "of then", **json.loads(json.loads(header))}))
-        db.execute("UPDATE state SET value = ? WHERE name = 'store'", (header,))
-        db.execute("DELETE FROM state WHERE name = 'domain_statistics'")
-        db.commit()
-    with closing(a_buffer(tmp_path, run="r")) as buffer:
-        again = buffer.store.items[buffer.store.slots()]
-        for name in names:
-            assert again[name].tolist() == rows[name].tolist(), name
-        assert not any(again[name].any() for name in NEW_FIELDS)
-        assert add(buffer, 2, played(0, 2, (1, 1))) == [NO_HISTORY]
-        buffer.check_valid()

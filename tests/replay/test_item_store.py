@@ -405,8 +405,6 @@ def test_every_fault_of_an_item_is_named_and_nothing_changes():
     for call in (store.remove_item, store.groups_of, store.prompt_of, store.remove_group, store.add_group):
         with pytest.raises(ValueError, match="slots = "):
             call(3)
-    with pytest.raises(ValueError, match="is_orphan = True"):  # orphans lie outside the store
-        store.add_group(0, is_orphan=True)
     assert content(store) == before and store.changed().items == []
     with pytest.raises(ValueError, match="read-only"):
         store.items["due"][0] = 3

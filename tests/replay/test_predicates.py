@@ -101,24 +101,6 @@ def test_waiting_items_that_nobody_wants_do_not_fill_the_schedule():
     assert (buffer.store.items[buffer.store.slots()]["reward"][scheduled] < 0.5).all()
 
 
-def test_orphans_are_asked_as_groups(tmp_path):
-    SEEN.clear()
-
-    def easy(domain, entry):
-        SEEN.append(entry)
-        return entry.reward > 0.5
-
-    buffer = a_buffer(tmp_path / "live", load_control="none", domains=easy)
-    buffer.add([a_group(0, 1, 0)], 1)
-    buffer.snapshot(tmp_path / "copy")
-    groups = [a_group(1, 2, 1, (1.0, 1.0, 1.0, 0.0)), a_group(2, 2, 2, (1.0, 0.0, 0.0, 0.0))]
-    buffer.add(groups, 2)
-    assert buffer.restore(tmp_path / "copy") == 2
-    SEEN.clear()
-    assert [group.prompt.prompt_id for group in buffer.sample(4, 3)] == ["p1"]
-    assert {(entry.prompt.prompt_id, entry.visits) for entry in SEEN} == {("p0", 1), ("p1", 0), ("p2", 0)}
-
-
 def test_a_registered_predicate_has_a_name(monkeypatch):
     monkeypatch.setitem(PREDICATES, "failed", failed)
     assert ReplaySettings(domains="failed").faults() == []

@@ -1,10 +1,8 @@
-"""Stored groups under today's baseline: by hand, beside a naive twin, in draws, in earlier journals, and as orphans."""
+"""Stored groups under today's baseline: by hand, beside a naive twin, in draws, and after a restore."""
 
 from __future__ import annotations
 
-import json
 import pickle
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,12 +13,10 @@ from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import baseline
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.journal.schema import PADDING, dtype_text
-from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.rated import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.records import GROUP, ITEM, with_fields
+from rllib_srl.replay.store.records import GROUP, ITEM
 from rllib_srl.types import History
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
@@ -245,7 +241,7 @@ def test_metadata_carry_the_history_out_of_the_process(tmp_path):
 # Durability
 
 
-def test_a_restored_buffer_judges_as_before_and_orphans_are_no_part_of_its_histories(tmp_path):
+def test_a_restored_buffer_judges_as_before(tmp_path):
     given = {"run": "r", "seed": 3}
     with closing(a_memory(tmp_path / "a", **given)) as buffer:
         played_calls(buffer, [[(0, (1,), 0), (1, (0,), 0)], [(0, (0,), 0), (1, (1,), 0)]])
@@ -253,53 +249,14 @@ def test_a_restored_buffer_judges_as_before_and_orphans_are_no_part_of_its_histo
         before = drawn(buffer, 3, today(3))
         assert len(before) == 4
         buffer.add([played(0, 3, (1,), salt=7)], 3)
-        buffer.restore(tmp_path / "copy")
-        assert len(buffer.orphans) == 1
+        assert buffer.restore(tmp_path / "copy") == 1
         after = drawn(buffer, 4, today(3))
-        (orphan,) = after.keys() - before.keys()
-        assert {name: after[name] for name in before} == before
-        # The orphan's prompt: 1 at version 1, halved by one version in two, 0 at version 2, and one more version.
-        rho = 0.5**0.5
-        assert after[orphan] == History(
-            pytest.approx(rho * rho), pytest.approx(rho * (1 + rho)), pytest.approx(before_mean())
-        )
+        assert after == before
         buffer.check_valid()
         state = everything(buffer)
     with closing(a_memory(tmp_path / "a", **given)) as again:
         assert everything(again) == state
         assert drawn(again, 4, today(3)) == after
-
-
-def before_mean():
-    """Return the mean of a domain that has had the rewards 1, 0, 0, 1."""
-    return (0.97**3 + 1) / (1 + 0.97 + 0.97**2 + 0.97**3)
-
-
-def test_groups_of_an_earlier_journal_are_stored_but_not_judged(tmp_path):
-    with closing(a_memory(tmp_path, run="r")) as buffer:
-        buffer.add([played(0, 1, (1, 0)), played(1, 1, (0, 0), place=1)], 1)
-        rows = buffer.store.groups[buffer.store.groups["size"] > 0].copy()
-    names = [name for name in GROUP.names if name not in (*NEW_FIELDS, PADDING)]
-    earlier = np.dtype([(name, GROUP[name]) for name in names] + [(PADDING, "V7")], align=True)
-    old_N = with_fields(rows, earlier)
-    assert earlier.itemsize == 72
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as db:
-        db.executemany("UPDATE groups SET row = ? WHERE seq = ?", [(row.tobytes(), int(row["seq"])) for row in old_N])
-        db.execute("UPDATE meta SET value = ? WHERE name = 'group'", (dtype_text(earlier),))
-        (text,) = db.execute("SELECT value FROM meta WHERE name = 'item'").fetchone()
-        db.execute("UPDATE meta SET value = ? WHERE name = 'item'", (text.replace("history_clock", "history_kl"),))
-        (state,) = db.execute("SELECT value FROM state WHERE name = 'domain_statistics'").fetchone()
-        sums = {name: {k: v for k, v in one.items() if k != "num_noted"} for name, one in json.loads(state).items()}
-        db.execute("UPDATE state SET value = ? WHERE name = 'domain_statistics'", (json.dumps(sums),))
-        db.commit()
-    with closing(a_memory(tmp_path, run="r")) as buffer:
-        again = buffer.store.groups[buffer.store.groups["size"] > 0]
-        for name in names:
-            assert again[name].tolist() == rows[name].tolist(), name
-        assert drawn(buffer, 2, today(2)) == {} and drawn(buffer, 2, None).keys() == {"1.0"}
-        buffer.add([played(0, 2, (1, 1))], 2)
-        assert drawn(buffer, 3, today(3)).keys() == {"2.0"}
-        buffer.check_valid()
 
 
 # What is no part of a history

@@ -1,14 +1,8 @@
 """Encode groups as bytes for the journal, and as columns for transfer between processes.
 
-1. Bytes of a `Group`, without pickle (`encode`, `decode`). The journal stores this payload:
-
-    "SRLG"  version u16  0 u16  header length u32  0 u32      16 bytes, little-endian as everything here
-    header  JSON in ASCII, spaces up to a multiple of 8       all but the arrays; dtype and shape of these
-    arrays  one after another, each up to a multiple of 8     the loss mask as packed bits, the others as they are
-    xxh3    u64 over everything before
-
-Decoded arrays, except the mask, are read-only views of the bytes, so decoding costs a checksum and no copy. Their
-places (`places_in`) also locate them in a copy of the bytes.
+1. Bytes of a `Group`, without pickle (`encode`, `decode`). The journal stores this payload, in the format of
+safetensors: the arrays, and all other fields as JSON in the metadata. Decoded arrays are read-only views of the bytes.
+Their places (`opened_payload`) also locate them in a copy of the bytes.
 
 2. Lists of records (`ColumnarList`), pickled as a few long columns instead of many short values:
 
@@ -23,37 +17,32 @@ other fields:
 
     StoredGroupBatch --pickled--> one buffer per group (payload), columns --unpickled--> Groups, views of both
 
-Token ids and log-probs are nine tenths of a payload. Concatenating them first would copy them twice, and the first copy
-goes into fresh memory, which costs more than the copy itself.
+Token ids, log-probs and masks are nearly all of a payload. Concatenating them first would copy them twice, and the
+first copy goes into fresh memory, which costs more than the copy itself.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pickle import PickleBuffer
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-import xxhash
+from safetensors.numpy import save
 
 from rllib_srl.types import Group, GroupMeta, History, Prompt, StopReason
 
-MAGIC = b"SRLG"
-VERSION = 1
-_PREAMBLE = struct.Struct("<4sHHII")
-_CHECKSUM = struct.Struct("<Q")
-_ALIGNMENT = 8
 _ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
-LONG = ("token_ids_N", "behaviour_logp_N")  # one number per token, stored unpacked
+LONG = ("token_ids_N", "loss_mask_N", "behaviour_logp_N")  # one value per token
+_FIELDS_OF_METADATA = "group"
+_DTYPES = {f"{kind}{8 * size}": np.dtype(f"<{code}{size}") for kind, code in zip("IUF", "iuf") for size in (1, 2, 4, 8)
+           if (kind, size) != ("F", 1)} | {"BOOL": np.dtype(bool)}  # fmt: skip
 _COMPACT = json.JSONEncoder(separators=(",", ":"))  # created once: construction costs more than a small value
-_BITS = "bits"  # the dtype name of a packed mask
-Place = tuple[str, tuple[int, ...], int]  # of an array in a payload: dtype, shape, first byte
+Place = tuple[np.dtype, tuple[int, ...], int]  # of an array in a payload: dtype, shape, first byte
 
 
 def encode(group: Group) -> bytes:
@@ -63,17 +52,12 @@ def encode(group: Group) -> bytes:
         ValueError: an array is not numeric, the mask is not boolean, or `extra` does not survive a round trip through
             JSON; the message lists all errors.
     """
-    faults = json_faults(group.extra, "extra")
-    arrays, described = [], []
+    faults, arrays = json_faults(group.extra, "extra"), {}
     for name in _ARRAYS:
-        array = np.asarray(getattr(group, name))
+        array = arrays[name] = np.ascontiguousarray(getattr(group, name))
         is_mask = name == "loss_mask_N"
         if array.dtype.kind not in ("b" if is_mask else "iuf"):
             faults.append(f"{name} is of {array.dtype}; expected {'bool' if is_mask else 'integers or floats'}")
-            continue
-        stored = np.packbits(array) if is_mask else np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        described.append([name, _BITS if is_mask else stored.dtype.str, list(array.shape)])
-        arrays.append(stored.tobytes())
     if faults:
         raise ValueError(f"group {group.group_id} cannot be stored: " + "; ".join(faults))
     header = {
@@ -83,29 +67,25 @@ def encode(group: Group) -> bytes:
         "num_dropped": int(group.num_dropped),
         "origin": group.origin,
         "extra": group.extra,
-        "arrays": described,
     }
-    text = _padded(compact_json(header).encode(), b" ")
-    body = [_PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0), text, *(_padded(array, b"\0") for array in arrays)]
-    data = b"".join(body)
-    return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
+    payload: bytes = save(arrays, {_FIELDS_OF_METADATA: compact_json(header)})
+    return payload
 
 
 def decode(payload: bytes, name: str = "") -> Group:
-    """Return the group of a payload; its arrays, except the mask, are read-only views of `payload`.
+    """Return the group of a payload; its arrays are read-only views of `payload`.
 
     Args:
         payload: the output of `encode`.
-        name: the group's name in error messages; "" uses the group id if it is readable.
+        name: the group's name in error messages.
 
     Raises:
-        ValueError: the payload is damaged or of another format; the message names the group and the error.
+        ValueError: the payload cannot be read; the message names the group.
     """
-    header = read_header(payload, name)
-    return group_of(header, payload, places_in(payload, header, name or header["group_id"]))
+    return group_of(*opened_payload(payload, name), payload)
 
 
-def group_of(header: Mapping[str, Any], payload: bytes, places: Mapping[str, Place]) -> Group:
+def group_of(header: Mapping[str, Any], places: Mapping[str, Place], payload: bytes) -> Group:
     """Return the group of a payload, given its header and places."""
     return Group(
         group_id=header["group_id"],
@@ -118,50 +98,32 @@ def group_of(header: Mapping[str, Any], payload: bytes, places: Mapping[str, Pla
     )
 
 
-def read_header(payload: bytes, name: str = "") -> dict[str, Any]:
-    """Verify the checksum and format of a payload and return its header: all fields except the arrays.
+def opened_payload(payload: bytes, name: str = "") -> tuple[dict[str, Any], dict[str, Place]]:
+    """Return the fields of a payload's group except the arrays, and the places of its arrays.
 
     Raises:
-        ValueError: the payload is damaged or of another format; the message names the group and the error.
+        ValueError: the payload cannot be read; the message names the group.
     """
-    if len(payload) < _PREAMBLE.size + _CHECKSUM.size:
-        raise ValueError(f"{_called(payload, name)} is damaged: {len(payload)} bytes are too few")
-    (stored,) = _CHECKSUM.unpack_from(payload, len(payload) - _CHECKSUM.size)
-    computed = xxhash.xxh3_64_intdigest(memoryview(payload)[: -_CHECKSUM.size])
-    if stored != computed:
-        raise ValueError(f"{_called(payload, name)} is damaged: its checksum is {computed:016x}, not {stored:016x}")
-    magic, version, _, length, _ = _PREAMBLE.unpack_from(payload)
-    if (magic, version) != (MAGIC, VERSION):
-        found = f"{magic!r} version {version}"
-        raise ValueError(f"{_called(payload, name)} is of format {found}; expected {MAGIC!r} version {VERSION}")
-    header: dict[str, Any] = json.loads(payload[_PREAMBLE.size : _PREAMBLE.size + length])
-    return header
-
-
-def places_in(payload: bytes, header: dict[str, Any], name: str) -> dict[str, Place]:
-    """Return the places of a group's arrays in its payload, by name.
-
-    Raises:
-        ValueError: the length of the payload does not match its header.
-    """
-    places, at = {}, _PREAMBLE.size + _PREAMBLE.unpack_from(payload)[3]
-    for field, dtype, shape in header["arrays"]:
-        places[field] = dtype, tuple(shape), at
-        count = math.prod(shape)
-        at += _up(-(-count // 8) if dtype == _BITS else count * _dtype(dtype).itemsize)
-    if at + _CHECKSUM.size != len(payload):
-        raise ValueError(f"group {name} is damaged: {len(payload)} bytes; expected {at + _CHECKSUM.size}")
-    return places
+    try:
+        start = 8 + int.from_bytes(payload[:8], "little")
+        described = json.loads(payload[8:start])
+        header: dict[str, Any] = json.loads(described.pop("__metadata__")[_FIELDS_OF_METADATA])
+        places = {
+            field: (_DTYPES[one["dtype"]], tuple(one["shape"]), start + one["data_offsets"][0])
+            for field, one in described.items()
+        }
+        end = start + max(one["data_offsets"][1] for one in described.values())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"group {name} is damaged: its header cannot be read: {error}") from error
+    if end != len(payload):
+        raise ValueError(f"group {name} is damaged: {len(payload)} bytes; expected {end}")
+    return header, places
 
 
 def array_at(payload: bytes | memoryview, place: Place) -> np.ndarray:
-    """Return the array at a place of a payload: a read-only view, or a copy if it is packed bits."""
+    """Return the array at a place of a payload, a read-only view."""
     dtype, shape, at = place
-    if dtype != _BITS:
-        return np.ndarray(shape, _dtype(dtype), payload, at)
-    count = math.prod(shape)
-    packed = np.ndarray((-(-count // 8),), np.uint8, payload, at)
-    return np.unpackbits(packed, count=count).view(bool).reshape(shape)
+    return np.ndarray(shape, dtype, payload, at)
 
 
 def compact_json(value: Any) -> str:
@@ -175,7 +137,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
 
 
 def prompt_of(fields: dict[str, Any]) -> Prompt:
-    """Return the prompt of `prompt_fields`; a field that older data lacks has its default."""
+    """Return the prompt of `prompt_fields`."""
     return Prompt(**{**fields, "history": tuple(fields["history"])})
 
 
@@ -199,28 +161,6 @@ def json_faults(value: Any, name: str) -> list[str]:
         keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]
         return keys + [fault for key, part in value.items() for fault in json_faults(part, f"{name}[{key!r}]")]
     return [f"{name} is a {type(value).__name__}; expected None, bool, int, float, str, list or dict"]
-
-
-@lru_cache(maxsize=64)  # parsing a dtype name costs more than creating an array
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(name)
-
-
-def _called(payload: bytes, name: str) -> str:
-    """Return the name of a payload for error messages; without `name`, guess the id, as the header may be damaged."""
-    if name:
-        return f"group {name}"
-    start = payload.find(b'"group_id":"')
-    guess = payload[start + 12 :].split(b'"', 1)[0][:80] if start >= 0 else b"of unreadable id"
-    return f"group {guess.decode('ascii', 'replace')}"
-
-
-def _padded(data: bytes, filler: bytes) -> bytes:
-    return data + filler * (_up(len(data)) - len(data))
-
-
-def _up(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 Record = TypeVar("Record")
@@ -284,18 +224,13 @@ class StoredGroup:
     @classmethod
     def of(cls, payload: bytes, name: str, origin: str) -> StoredGroup:
         """Decode a group and set its origin; arguments and errors as in `decode`."""
-        header = read_header(payload, name)
-        places = places_in(payload, header, name)
-        return cls(group_of({**header, "origin": origin}, payload, places), payload, places)
+        header, places = opened_payload(payload, name)
+        return cls(group_of({**header, "origin": origin}, places, payload), payload, places)
 
     @cached_property
     def meta(self) -> GroupMeta:
         """Return the metadata of the group, without a reference to it; cached, as counting the mask is slow."""
         return replace(GroupMeta.of(self.group, None, self.weight), history=self.history)
-
-    def renamed(self, group_id: str) -> StoredGroup:
-        """Return a copy with another group id."""
-        return replace(self, group=replace(self.group, group_id=group_id))
 
 
 class StoredGroupBatch(list[Group]):

@@ -92,7 +92,7 @@ class Journal:
         # The dtypes are equal, but rows carry the caller's object, and commits compare identities because it is fast.
         self.item = meta.item if item is None else item
         self.group = meta.group if group is None else group
-        self.branches, self.position = meta.branches, meta.position
+        self.lineage, self.position = meta.lineage, meta.position
 
     @property
     def db(self) -> Connection:
@@ -109,11 +109,6 @@ class Journal:
     def is_open(self) -> bool:
         """Return whether the journal is open."""
         return self._db is not None
-
-    @property
-    def lineage(self) -> str:
-        """Return the id made at creation, shared by all snapshots and journals restored from them."""
-        return self.branches[0][0]
 
     # ------------------------------------------------------------------ writing
 
@@ -178,7 +173,7 @@ class Journal:
             return [(name, json.loads(answer)) for name, answer in self.db.execute(query, (self._oldest_answer,))]
 
     def read_group(self, seq: int) -> bytes:
-        """Return the payload of a group; `codec.decode` verifies it.
+        """Return the payload of a group.
 
         Raises:
             JournalError: there is no such group, or its payload is missing.

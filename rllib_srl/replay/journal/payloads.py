@@ -3,8 +3,8 @@
     put ─> memory (bytes, at most max_bytes) ──least recently used──> evicted here, still in the journal
     get <─ memory <──────────────────────────── read back ─────────────────────┘
 
-The cache holds encoded bytes, because their size is exact. A decoded group consists of views of these bytes, plus a
-mask of one byte per token, so a group in memory stays decoded after its first use.
+The cache holds encoded bytes, because their size is exact. A decoded group consists of views of these bytes,
+so a group in memory stays decoded after its first use.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Reading:
     def groups_at(self, slot: int) -> np.ndarray:
         """Return the positions of an item's groups in the arrays of groups, oldest first."""
         groups = self.stored.groups
-        return np.flatnonzero((groups["slot"] == slot) & ~groups["is_orphan"])
+        return np.flatnonzero(groups["slot"] == slot)
 
     def group(self, seq: int) -> Group:
         """Return a stored group.
@@ -151,7 +151,7 @@ def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
 
 def _newest(one: Reading) -> int:
     items, groups = one.stored.items, one.stored.groups
-    times = [items["last_review"], items["created"], groups["born"][~groups["is_orphan"]], one.reviews["now"]]
+    times = [items["last_review"], items["created"], groups["born"], one.reviews["now"]]
     asked = [int(first) for name, _ in one.answers if (first := name.split(".")[0]).isdigit()]
     return max([0, *asked, *(int(column.max()) for column in times if len(column))])
 

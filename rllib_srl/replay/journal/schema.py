@@ -1,15 +1,15 @@
 """Define the journal's tables, the content of a commit (`Commit`), and the loaded state (`Stored`).
 
-    meta      schema version, dtypes of the rows, branches, position of the last commit
+    meta      schema version, dtypes of the rows, lineage, position of the last commit
     items     slot -> row, prompt
     vectors   slot -> float32 vector
-    groups    seq -> row, position of its commit, and of orphans the prompt     mutable rows, stored apart from
-    payloads  seq -> bytes of the group                                         immutable payloads
+    groups    seq -> row                   mutable rows, stored apart from
+    payloads  seq -> bytes of the group    immutable payloads
     reviews   one row per review, append-only
     requests  position -> name, answer                                          the last few thousand
     state     name -> JSON, or bytes
 
-SQLite detects damaged pages. A payload contains its own checksum; rows have none.
+SQLite detects damaged pages; there are no other checksums.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ import numpy as np
 
 from rllib_srl.replay.journal.codec import compact_json, json_faults, prompt_fields, prompt_of
 from rllib_srl.replay.journal.file import JournalError, transaction
-from rllib_srl.replay.store.records import with_fields
 from rllib_srl.types import Prompt
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-SCHEMA_VERSION = 2
-FIRST_ORPHAN = 1 << 62  # first seq of groups imported by `restore`; a run never reaches it
+SCHEMA_VERSION = 3
 
 REVIEW = np.dtype(
     [
@@ -55,14 +53,13 @@ TABLES = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL, position INTEGER NOT NULL, prompt TEXT);
+CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS reviews (position INTEGER NOT NULL, {REVIEW_COLUMNS});
+CREATE TABLE IF NOT EXISTS reviews ({REVIEW_COLUMNS});
 CREATE TABLE IF NOT EXISTS requests (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, answer TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
 
-PADDING = "spare"  # name of the field without a meaning that fills a row
 Row = np.void | bytes  # a record, or its `tobytes`
 
 
@@ -98,12 +95,8 @@ class Stored:
     items: np.ndarray  # rows
     prompts: list[Prompt]
     seqs: np.ndarray  # int64
-    groups: np.ndarray  # rows; of orphans, seq is new, slot is -1 and is_orphan True if the dtype has these fields
-    orphans: dict[int, Prompt]  # seq -> prompt of the group
+    groups: np.ndarray  # rows
     state: dict[str, Any]
-
-
-Branches = list[tuple[str, int]]  # id and start position of each branch, from the root to the last; see snapshots.py
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class Meta:
 
     item: np.dtype  # of the item rows
     group: np.dtype  # of the group rows
-    branches: Branches
+    lineage: str  # id made at creation, shared with all snapshots
     position: int  # of the last commit
 
 
@@ -147,14 +140,14 @@ def write_commit(db: Connection, commit: Commit, position: int, item: np.dtype, 
     db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", texts)
     vectors = [(int(slot), np.ascontiguousarray(vector, "<f4").tobytes()) for slot, vector in commit.vectors.items()]
     db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", vectors)
-    new = [(int(seq), bytes(commit.groups[seq]), position) for seq in commit.payloads]
-    db.executemany("INSERT INTO groups (seq, row, position) VALUES (?, ?, ?)", new)
+    new = [(int(seq), bytes(commit.groups[seq])) for seq in commit.payloads]
+    db.executemany("INSERT INTO groups VALUES (?, ?)", new)
     payloads = [(int(seq), payload) for seq, payload in commit.payloads.items()]
     db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
     _update_rows(db, "items", "slot", commit.items, commit.prompts)
     _update_rows(db, "groups", "seq", commit.groups, commit.payloads)
-    marks = ", ".join("?" * (1 + len(REVIEW.names or ())))
-    db.executemany(f"INSERT INTO reviews VALUES ({marks})", _review_rows(commit.reviews, position))
+    marks = ", ".join("?" * len(REVIEW.names or ()))
+    db.executemany(f"INSERT INTO reviews VALUES ({marks})", _review_rows(commit.reviews))
     if commit.request is not None:
         answer = (position, commit.request, compact_json(commit.answer))
         db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?)", answer)
@@ -196,9 +189,9 @@ def is_of(row: Row, dtype: np.dtype) -> bool:
     return row.dtype is dtype or row.dtype == dtype  # identity first: comparing all fields dominates the cost
 
 
-def _review_rows(reviews: np.ndarray, position: int) -> Iterator[tuple[Any, ...]]:
+def _review_rows(reviews: np.ndarray) -> Iterator[tuple[Any, ...]]:
     for key, *rest in reviews.tolist():
-        yield position, key - (key >> 63 << 64), *rest  # SQLite's integers are signed
+        yield key - (key >> 63 << 64), *rest  # SQLite's integers are signed
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -212,16 +205,15 @@ def prompt_text(prompt: Prompt) -> str:
 def stored_in(db: Connection, position: int, item: np.dtype, group: np.dtype) -> Stored:
     """Read the state of an open journal at its last position; `item` and `group` are the dtypes of its rows."""
     items = db.execute("SELECT slot, row, prompt FROM items ORDER BY slot").fetchall()
-    groups = db.execute("SELECT seq, row, prompt FROM groups ORDER BY seq").fetchall()
+    groups = db.execute("SELECT seq, row FROM groups ORDER BY seq").fetchall()
     state = db.execute("SELECT name, value FROM state").fetchall()
     return Stored(
         position=position,
         slots=np.array([slot for slot, _, _ in items], np.int64),
         items=np.frombuffer(b"".join(row for _, row, _ in items), item),
         prompts=[prompt_of(json.loads(prompt)) for _, _, prompt in items],
-        seqs=np.array([seq for seq, _, _ in groups], np.int64),
-        groups=np.frombuffer(b"".join(row for _, row, _ in groups), group),
-        orphans={seq: prompt_of(json.loads(prompt)) for seq, _, prompt in groups if prompt is not None},
+        seqs=np.array([seq for seq, _ in groups], np.int64),
+        groups=np.frombuffer(b"".join(row for _, row in groups), group),
         state={name: value if isinstance(value, bytes) else json.loads(value) for name, value in state},
     )
 
@@ -241,7 +233,7 @@ def reviews_in(db: Connection, last: int | None) -> np.ndarray:
 def create_tables(db: Connection, item: np.dtype, group: np.dtype) -> None:
     """Create the tables of a journal in an empty database and start a new lineage."""
     meta = {"schema": str(SCHEMA_VERSION), "item": dtype_text(item), "group": dtype_text(group), "position": "0"}
-    meta["branches"] = json.dumps([(uuid.uuid4().hex, 0)])
+    meta["lineage"] = uuid.uuid4().hex
     with transaction(db):
         for statement in TABLES.split(";")[:-1]:
             db.execute(statement)
@@ -261,9 +253,7 @@ def is_empty(db: Connection) -> bool:
 
 
 def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: np.dtype | None = None) -> Meta:
-    """Return the journal's `meta`; rewrite a journal of an earlier version first.
-
-    A journal of schema version 1 is rewritten. Rows that lack fields of `item` or `group` get them with the value 0.
+    """Return the journal's `meta`.
 
     Args:
         db: an open journal.
@@ -278,19 +268,11 @@ def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: n
         raise JournalError(f"{path} is an SQLite database but no journal; expected a table 'meta'")
     query = "SELECT name, value FROM meta"
     meta = dict(db.execute(query).fetchall())
-    if meta["schema"] == "1":
-        _rewrite_version_1(db, path)
-        meta = dict(db.execute(query).fetchall())
     if meta["schema"] != str(SCHEMA_VERSION):
-        raise JournalError(f"journal {path} is of schema {meta['schema']}; expected {SCHEMA_VERSION}")
-    if item is not None and (renamed := _with_new_names(meta["item"])) != meta["item"]:
-        with transaction(db):
-            set_meta(db, "item", renamed)
-        meta["item"] = renamed
-    for kind, dtype in (("item", item), ("group", group)):
-        if dtype is not None and _lacks_fields(dtype_from(meta[kind]), dtype):
-            _add_fields(db, kind, dtype_from(meta[kind]), dtype)
-            meta[kind] = dtype_text(dtype)
+        raise JournalError(
+            f"journal {path} was written by another version of this program (schema {meta['schema']}), which is not "
+            f"supported; expected schema {SCHEMA_VERSION}: remove it and begin a new run"
+        )
     stored = dtype_from(meta["item"]), dtype_from(meta["group"])
     faults = []
     for name, found, wanted in zip(("item", "group"), stored, (item, group), strict=True):
@@ -298,75 +280,7 @@ def read_meta(db: Connection, path: Path, item: np.dtype | None = None, group: n
             faults.append(f"{name} rows differ: {difference}")
     if faults:
         raise JournalError(f"journal {path} was written by another version of this program: {'; '.join(faults)}")
-    branches = [(branch, start) for branch, start in json.loads(meta["branches"])]
-    return Meta(*stored, branches, int(meta["position"]))
-
-
-# Version 1 had a checksum in every row, orphans in their own table, the position in `state`, and commits in `log`
-# until they were folded into the other tables, at the latest when the journal was closed.
-_FROM_VERSION_1 = """
-INSERT INTO items SELECT slot, row, prompt FROM old_items;
-INSERT INTO vectors SELECT slot, vector FROM old_vectors;
-INSERT INTO groups SELECT g.seq, g.row, g.position, o.prompt FROM old_groups g LEFT JOIN orphans o USING (seq);
-INSERT OR REPLACE INTO requests SELECT position, name, answer FROM old_requests ORDER BY position;
-INSERT INTO state SELECT name, value FROM old_state WHERE name <> 'position';
-INSERT INTO meta SELECT name, value FROM old_state WHERE name = 'position';
-"""
-_REWRITTEN = ("items", "vectors", "groups", "requests", "state")
-
-
-def _rewrite_version_1(db: Connection, path: Path) -> None:
-    """Rewrite a journal of schema version 1 in one transaction; the payloads stay where they are.
-
-    Raises:
-        JournalError: the process that wrote it was killed and its last commits are still in the log.
-    """
-    if db.execute("SELECT count(*) FROM log").fetchone()[0]:
-        raise JournalError(
-            f"journal {path} was written by an earlier version of this program (schema 1), which did not close it; "
-            "expected a closed one: resume the run once with that version, or remove the file and use a checkpoint"
-        )
-    rename = [f"ALTER TABLE {table} RENAME TO old_{table}" for table in _REWRITTEN]
-    drop = [f"DROP TABLE {table}" for table in ("log", "orphans", *(f"old_{table}" for table in _REWRITTEN))]
-    with transaction(db):
-        for statement in [*rename, *TABLES.split(";")[:-1], *_FROM_VERSION_1.split(";")[:-1], *drop]:
-            db.execute(statement)
-        set_meta(db, "schema", str(SCHEMA_VERSION))
-
-
-def _shared(stored: np.dtype, wanted: np.dtype) -> list[str]:
-    """Return the fields that rows of both dtypes have, padding left out."""
-    ours, theirs = ({name: part[0] for name, part in (dtype.fields or {}).items()} for dtype in (wanted, stored))
-    return [name for name in theirs if name != PADDING and theirs[name] == ours.get(name)]
-
-
-def _lacks_fields(stored: np.dtype, wanted: np.dtype) -> bool:
-    """Return whether `wanted` has all fields of `stored`, with the same types, and more."""
-    num_kept = len(_shared(stored, wanted))
-    names = [[name for name in dtype.names or () if name != PADDING] for dtype in (stored, wanted)]
-    return num_kept == len(names[0]) < len(names[1])
-
-
-_RENAMED = {"history_kl": "history_clock"}  # former name of a field -> name; the rows stay as they are
-
-
-def _with_new_names(dtype: str) -> str:
-    """Return the text of a dtype (`dtype_text`) with the names that its fields have now."""
-    return json.dumps([[_RENAMED.get(name, name), *rest] for name, *rest in json.loads(dtype)])
-
-
-_COLUMN = {"item": "slot", "group": "seq"}  # that names a row, in the tables "items" and "groups"
-
-
-def _add_fields(db: Connection, kind: str, stored: np.dtype, wanted: np.dtype) -> None:
-    """Rewrite the rows of a table with the fields that they lack, in one transaction; the new fields are 0."""
-    column = _COLUMN[kind]
-    with transaction(db):
-        found = db.execute(f"SELECT {column}, row FROM {kind}s").fetchall()
-        rows_N = with_fields(np.frombuffer(b"".join(row for _, row in found), stored), wanted)
-        new = [(row.tobytes(), number) for row, (number, _) in zip(rows_N, found, strict=True)]
-        db.executemany(f"UPDATE {kind}s SET row = ? WHERE {column} = ?", new)
-        set_meta(db, kind, dtype_text(wanted))
+    return Meta(*stored, meta["lineage"], int(meta["position"]))
 
 
 def dtype_text(dtype: np.dtype) -> str:

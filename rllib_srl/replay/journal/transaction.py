@@ -4,11 +4,12 @@
     on exit: one durable commit, then store.commit() and the payload cache; on an error: everything is undone
 
 A journal belongs to one run. Another run's journal is renamed `journal.earlier.db`; restoring a checkpoint of that run
-imports from it the groups that were committed after the checkpoint.
+counts the groups that it had stored after the checkpoint, and removes it.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,14 +21,15 @@ import numpy as np
 
 from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.file import move, remove
-from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, Stored
+from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, JournalError, Stored
 from rllib_srl.replay.journal.payloads import Payloads
-from rllib_srl.replay.journal.snapshots import Restored, restore
+from rllib_srl.replay.journal.snapshots import restore
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import FREE, GROUP, ITEM, bytes_at
+from rllib_srl.replay.store.records import FREE, GROUP, ITEM, Header, bytes_at
 from rllib_srl.storage.disk import writing
 from rllib_srl.types import Group
 
+logger = logging.getLogger(__name__)
 JOURNAL, EARLIER, SNAPSHOT = "journal.db", "journal.earlier.db", "snapshot.db"
 
 
@@ -41,7 +43,6 @@ class Change:
     removed_groups: list[int] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> vector
     reviews: list[tuple[Any, ...]] = field(default_factory=list)
-    groups: dict[int, np.void] = field(default_factory=dict)  # rows outside the store: orphans
     answer: Any = None
 
     def keep(self, seq: int, group: Group) -> int:
@@ -145,7 +146,7 @@ class Ledger:
             prompts={slot: store.prompt_of(slot) for slot in items if slot in change.new_slots},
             vectors={slot: vector for slot, vector in change.vectors.items() if slot in items},
             removed_slots=sorted(change.removed_slots),
-            groups={**groups, **{seq: row for seq, row in change.groups.items() if seq not in gone}},
+            groups=groups,
             payloads={seq: payload for seq, payload in change.payloads.items() if seq not in gone},
             removed_groups=sorted(gone),
             reviews=np.array(change.reviews, REVIEW),
@@ -154,25 +155,43 @@ class Ledger:
             state={name: value for name, value in written.items() if self._written.get(name) != value},
         )
 
-    def restore(self, snapshot: Path) -> Restored:
-        """Replace the journal by a snapshot and import the groups committed after it as orphans.
+    def restore(self, snapshot: Path) -> int:
+        """Replace the journal by a snapshot; return the number of groups stored after it, which are dropped.
 
-        If nothing was committed yet and there is an earlier run's journal, that one is replaced and searched.
+        If nothing was committed yet, they are those of the earlier run's journal, which is removed if it continued the
+        snapshot's run.
 
         Raises:
             JournalError: the snapshot cannot be read; nothing has changed.
         """
         path = self.journal.path
         earlier = path.parent / EARLIER
-        is_new = self.journal.position == self._start == 0 and earlier.exists()
+        is_resumed = self.journal.position == self._start == 0 and earlier.exists()
         try:
-            return restore(snapshot, path, earlier if is_new else path, self.journal.close)
+            lineage, seqs_N = _groups_in(earlier) if is_resumed else (self.journal.lineage, self.journal.load().seqs)
+            restore(snapshot, path, self.journal.close)
         finally:
             if not self.journal.is_open:
                 self._use(self._journal(path))
+        if lineage != self.journal.lineage:
+            return 0
+        if is_resumed:
+            remove(earlier)
+        header = self.journal.load().state.get("store")
+        return int(np.count_nonzero(seqs_N >= (Header.from_json(header) if header else Header()).next_group_seq))
 
     def close(self) -> None:
         """Close the journal."""
         self.journal.close()
         if self._scratch is not None:
             self._scratch.cleanup()
+
+
+def _groups_in(path: Path) -> tuple[str, np.ndarray]:
+    """Return lineage and group numbers of a journal; "" and none if it cannot be read."""
+    try:
+        with Journal(path, ITEM, GROUP) as journal:
+            return journal.lineage, journal.load().seqs
+    except JournalError as error:
+        logger.warning("groups stored after the checkpoint are not counted: %s", error)
+        return "", np.empty(0, np.int64)

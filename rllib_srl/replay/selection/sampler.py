@@ -47,7 +47,7 @@ from rllib_srl.replay.selection.today import Judged, Past, Today, judged, past_o
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import LEECH, WAITING, rows_at
-from rllib_srl.types import History, Prompt
+from rllib_srl.types import History
 
 RESERVE = 0.125  # share of the capacity reserved for items that wait to be scheduled
 
@@ -381,12 +381,6 @@ class Draws:
             for row, slot in zip(rows_N, slots, strict=True)
         )
         return groups_N[[self._is_entry_wanted(entry) for entry in entries]]
-
-    def is_orphan_wanted(self, prompt: Prompt, row: np.void, now: int, shares: DomainShares | None = None) -> bool:
-        """Return whether a group without an item may be drawn."""
-        if not self.is_wanted(prompt.domain, shares, are_groups=True):
-            return False
-        return not self._sees_entries or self._is_entry_wanted(Entry.of_group(row, prompt, now))
 
     def _is_entry_wanted(self, entry: Entry) -> bool:
         return bool(self._filter(entry.prompt.domain, entry))

@@ -66,21 +66,20 @@ def past_of(
         half_life: setting `history_half_life`.
         statistics: of the domains.
         domains: their names, by number.
-        items_N: row of each group's item; zeros without one.
+        items_N: row of each group's item.
         groups_N: row of each group.
         domain_N: number of each group's domain.
         reward_sum_N: exact sum of each group's rewards; None takes it from the rows, in single precision.
     """
     num_N = groups_N["num_rewarded"].astype(np.float64)
     own_N = groups_N["reward"] * num_N if reward_sum_N is None else reward_sum_N
-    is_part_N = (groups_N["history_clock"] >= 0) & ~groups_N["is_orphan"]  # an orphan is of a past that was undone
+    is_part_N = groups_N["history_clock"] >= 0
     rho_N = discounts(by, half_life, items_N, np.full(len(items_N), today.version), today.policy_kl)
     weight_N = is_part_N * discount(by, half_life, items_N["history_clock"] - groups_N["history_clock"])
     count_N = items_N["history_count"] - weight_N * num_N
     is_left_N = count_N > _ROUNDING
     sum_N = np.where(is_left_N, items_N["history_sum"] - weight_N * own_N, 0.0)
-    place_N = np.where(groups_N["is_orphan"], 0, groups_N["domain_place"])
-    mean_N = statistics.means_without(domains, domain_N, place_N, own_N / np.maximum(1.0, num_N))
+    mean_N = statistics.means_without(domains, domain_N, groups_N["domain_place"], own_N / np.maximum(1.0, num_N))
     return Past(rho_N * sum_N, rho_N * np.where(is_left_N, count_N, 0.0), mean_N)
 
 

@@ -42,7 +42,7 @@ GROUP = np.dtype(
     + [("lowest", "f4"), ("highest", "f4")]  # reward
     + [("num_rewarded", "i4")]  # episodes with a reward
     + [("domain_place", "i4")]  # number of the group among those of its domain, from 1; 0: it is not among them
-    + [("is_orphan", "?"), ("spare", "V7")],
+    + [("spare", "V8")],
     align=True,
 )
 _NEVER_NEGATIVE = (
@@ -52,7 +52,7 @@ _NEVER_NEGATIVE = (
 )
 _SETTABLE = {  # by a caller; the store sets the rest
     ITEM: frozenset(ITEM.names or ()) - {"key", "seq", "num_groups", "spare"},
-    GROUP: frozenset(GROUP.names or ()) - {"seq", "slot", "is_orphan", "spare"},  # orphans lie outside the store
+    GROUP: frozenset(GROUP.names or ()) - {"seq", "slot", "spare"},
 }
 
 assert ITEM.itemsize <= 256
@@ -85,9 +85,8 @@ class Header:
 
     @classmethod
     def from_json(cls, text: str) -> Header:
-        """Return the header that `to_json` wrote; earlier versions also wrote the layout of the rows."""
+        """Return the header that `to_json` wrote."""
         values = json.loads(text)
-        values.pop("layout", None)
         return cls(**values | {"domains": tuple(values["domains"])})
 
 
@@ -131,16 +130,6 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     if "status" in fields and not ((rows["status"] > FREE) & (rows["status"] <= LEECH)).all():
         raise ValueError(f"status = {fields['status']!r}; expected 1 (waiting), 2 (scheduled) or 3 (leech)")
     return rows
-
-
-def with_fields(rows_N: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return rows of an earlier version as rows of `dtype`: the fields that they lack are 0."""
-    if rows_N.dtype == dtype:
-        return rows_N
-    found_N = np.zeros(len(rows_N), dtype)
-    for name in set(rows_N.dtype.names or ()) & set(dtype.names or ()) - {"spare"}:
-        found_N[name] = rows_N[name]
-    return found_N
 
 
 def faults_of_items(rows_N: np.ndarray, num_domains: int) -> Iterator[str]:

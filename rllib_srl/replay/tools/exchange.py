@@ -75,7 +75,7 @@ def export_journal(reading: Reading, path: Path, decode: Decode | None, with_tex
 def _rows(reading: Reading) -> Iterator[Exported]:
     at = {int(slot): n for n, slot in enumerate(reading.stored.slots)}
     for seq, row in zip(reading.stored.seqs.tolist(), reading.stored.groups, strict=True):
-        item = None if row["is_orphan"] else reading.stored.items[[at[int(row["slot"])]]][COLUMNS][0]
+        item = reading.stored.items[[at[int(row["slot"])]]][COLUMNS][0]
         yield Exported(reading.group(seq), item)
 
 

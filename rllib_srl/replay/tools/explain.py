@@ -187,7 +187,7 @@ def _draws_of_all(reading: Reading) -> Iterator[Draw]:
     at_of = {f"{key:016x}": at for at, key in enumerate(reading.stored.items["key"].tolist())}
     at_of_slot = {slot: at for at, slot in enumerate(reading.stored.slots.tolist())}
     groups = reading.stored.groups
-    group_of = {seq: at for at, seq in enumerate(groups["seq"].tolist()) if not groups["is_orphan"][at]}
+    group_of = {seq: at for at, seq in enumerate(groups["seq"].tolist())}
     for name, answer in reading.answers:
         first, _, method = name.partition(".")
         if not first.isdigit():

@@ -1,6 +1,6 @@
 """Verify a journal: its pages, payloads, groups, and the invariants of a buffer built from it.
 
-    copy -> pages (SQLite's integrity check) -> payloads, by their checksums
+    copy -> pages (SQLite's integrity check) -> payloads, decoded
          -> groups against their items and rows -> a buffer opened on the copy: check_valid
 
 Every error is one line. Damaged pages end the verification, and so do damaged payloads, because later steps would
@@ -92,7 +92,7 @@ def _faults_of_groups(one: Reading) -> Iterator[str]:
         except JournalError as error:
             yield str(error)
             continue
-        if seq not in one.stored.orphans and key_of(group.prompt) != keys.get(int(row["slot"])):
+        if key_of(group.prompt) != keys.get(int(row["slot"])):
             yield f"group {seq} is of {group.prompt.env_id} [{group.prompt.prompt_id}], which is not its item"
         if (len(group.token_ids_N), group.size) != (row["num_tokens"], row["size"]):
             yield f"group {seq} has {len(group.token_ids_N)} tokens in {group.size} episodes; its row says otherwise"
