@@ -50,7 +50,7 @@ def go_on(algo, num_iterations: int) -> list[dict]:
                 "logps": np.concatenate([group.behaviour_logp_N for group in groups]),
                 "visits": [str(visit) for visit in one.visits.values()],
                 # But for groups that the run which is continued never had.
-                "metrics": {k: repr(v) for k, v in one.replay.items() if not (k in OF_THE_PROCESS or "orphan" in k)},
+                "metrics": {k: repr(v) for k, v in one.replay.items() if k not in OF_THE_PROCESS},
                 "weights": weights_of(algo),
             }
         )
