@@ -197,8 +197,8 @@ def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight
     other = without.training(log_directory=str(tmp_path / "without")).build_algo()
     other.save_to_path(tmp_path / "bare")
     cases = [
-        (other, path, algo.get_state(), "^the checkpoint has a memory, this run has none; expected replay_capacity above 0$"),
-        (algo, tmp_path / "bare", other.get_state(), "^the checkpoint has no memory, this run has one; expected replay_capacity = 0$"),
+        (other, path, algo.get_state(), "^the checkpoint has a memory, this run has none; expected "),
+        (algo, tmp_path / "bare", other.get_state(), "^the checkpoint has no memory, this run has one; expected "),
     ]
     for one, checkpoint, state, message in cases:
         weights, facts = weights_of(one), facts_of(one)
