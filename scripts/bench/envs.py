@@ -337,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures |= {"crowd": asdict(crowd), "single": asdict(single)}
         say("\n".join(crowd_lines(crowd, single)))
     say(bench.conditions("no model"))
-    bench.write(arguments, "envs", figures)
+    bench.write(arguments, figures)
     return 0 if is_met else 1
 
 

@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.append(figures)
     print(bench.conditions(arguments.dtype))
     print("GPU: not measured by this script")
-    bench.write(arguments, "learner", {one.shape: {**vars(one), "gains": one.gains} for one in found})
+    bench.write(arguments, {one.shape: {**vars(one), "gains": one.gains} for one in found})
     return 0 if all(one.is_met for one in found) else 1
 
 

@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(lines(result, arguments.least)))
         print(bench.conditions(bench.quickstart_config(compute_dtype=arguments.dtype).compute_dtype), flush=True)
     figures = [{**asdict(one), "ratios": one.ratios, "cpu_ratios": one.cpu_ratios} for one in results]
-    bench.write(arguments, "rollout", figures)
+    bench.write(arguments, figures)
     return 0 if all(median(result.ratios) >= arguments.least for result in results) else 1
 
 

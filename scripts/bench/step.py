@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not steps.parts:
         raise ValueError("no iteration updated the weights (no group had signal); expected some: more --num-iterations")
     print("\n".join(lines(steps, arguments.most)))
-    bench.write(arguments, "step", {**vars(steps), "sync_ratios": steps.sync_ratios})
+    bench.write(arguments, {**vars(steps), "sync_ratios": steps.sync_ratios})
     return 0 if median(steps.sync_ratios) <= arguments.most else 1
 
 

@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_met = gain >= arguments.least
     print(f"TRL's step over our iteration: {gain:.1f}; at least {arguments.least:g}: {bench.verdict(is_met)}")
     print(f"{bench.conditions(config.compute_dtype)}; {time.perf_counter() - begin:.0f} s in all")
-    bench.write(arguments, "trl", {"ours": mine, "trl": other, "gain": gain})
+    bench.write(arguments, {"ours": mine, "trl": other, "gain": gain})
     return 0 if is_met else 1
 
 

@@ -79,7 +79,6 @@ STEPS = (
         ("--random", "1.5B", "--iterations", "3", "--optimizer", "paged_adamw_8bit"),
         has_short=False,
     ),
-    Step("memory_search", "scripts.gpu.card_search"),
     Step("quickstart", "rllib_srl.cli", ("quickstart",), has_short=False),
 )
 

@@ -21,6 +21,7 @@ SPO = {
     "advantage": {"name": "posterior", "scale": "centred", "min_surprise": 0.0},
     "group_size": 1,
     "replay_revisit_fraction": "auto",
+    "replay_reuse_fraction": 0.0,
     "replay_history": {"by": "kl"},
     "replay_selection": "spo",
 }

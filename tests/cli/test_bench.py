@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rllib_srl.engine.models import local_model
+from scripts.bench import buffer as bench_buffer
 from scripts.bench import common as bench
 from tests.conftest import ROOT
 from tests.quick_workers import IMPORTS, VLLM
@@ -79,20 +80,16 @@ def test_the_parts_of_a_step_add_up_and_the_plain_move_has_the_bytes_of_the_sync
     assert "sync over move" in done.stdout
 
 
-def test_two_commits_sync_the_same_model_in_turns(tmp_path):
-    rows, done = figures_of("sync_sides", tmp_path, "--num-rounds", "1", "--num-iterations", "2")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert rows.keys() == {"before", "after"}
-    for side in rows.values():
-        assert 1 <= len(side) <= 2
-        for row in side:
-            assert 0 < row["sync_wall"] < row["wall"] and 0 < row["sync_cpu"] < row["cpu"]
-            assert 0 <= row["pack_s"] + row["put_s"] + row["load_s"] + row["engine_canary_s"] < row["sync_wall"]
-            assert row["tokens"] > 0 and row["canary_mean"] < 0.2
-    assert "sync, share of processor time" in done.stdout
-
-
 def test_spread_is_the_median_and_the_range():
     assert bench.spread([3.0, 1.0, 2.5], 1) == "2.5 (1.0 to 3.0)"
     assert bench.verdict(True) == "met"
     assert bench.verdict(False) == "MISSED"
+
+
+def test_the_memory_is_timed_with_items_stored(tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    words = ["--items", "300", "--iterations", "2", "--iteration-s", "1e9", "--model", "tiny", "--json", str(path)]
+    assert bench_buffer.main(words) == 0
+    figures = json.loads(path.read_text())
+    assert all(len(figures[name]) == 2 and figures[name][0][0] > 0 for name in bench_buffer.CALLS)
+    assert "300 items" in capsys.readouterr().out

@@ -1,1 +1,0 @@
-"""Benchmarks of adapters between learner and engine."""
