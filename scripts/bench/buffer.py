@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         found = measure(local_model(arguments.model), Path(directory), arguments.items, arguments.iterations)
-    rows = [("call", "ms", "ms of processor time")]
+    rows: list[tuple[str, ...]] = [("call", "ms", "ms of processor time")]
     rows += [(name, *(bench.spread([1e3 * times[at] for times in found[name]]) for at in (0, 1))) for name in CALLS]
     share = sum(median(wall for wall, _ in found[name]) for name in CALLS if name != "sample") / arguments.iteration_s
     print(table(rows, indent=""))
