@@ -15,7 +15,7 @@ that come back every 2.6 updates, are both .94 an update, a half-life of 11. SPO
 
 Pure NumPy over rows of `store.records.ITEM`.
 
-Sources: `docs/design/0012-history.md`; SPO, arXiv 2509.13232 (tracker of a prompt, discounted by the policy's KL).
+Sources: `docs/design/0003-memory.md`; SPO, arXiv 2509.13232 (tracker of a prompt, discounted by the policy's KL).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A group may be trained on again if its largest |r - b - middle| is at least `lea
 had it been played today. So groups of one may be trained on again as well, and a silent group that has become a
 surprise. No reward of a group is part of its own baseline.
 
-Pure NumPy over rows of `store.records`. Sources: those of `batch/posterior.py`; `docs/design/0012-history.md`.
+Pure NumPy over rows of `store.records`. Sources: those of `batch/posterior.py`; `docs/design/0003-memory.md`.
 """
 
 from __future__ import annotations
