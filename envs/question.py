@@ -281,8 +281,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
         self._num_tries += 1
         succeeded = grade is not None and grade >= _DONE_GRADE
         if not succeeded and self._num_tries <= self.settings.feedback_turns:
-            fault = "error" if grade is None else "wrong"
-            return text.reply(action, self.again), 0.0, False, False, {"turn_fault": fault}
+            return text.reply(action, self.again), 0.0, False, False, {}
         self._question = None
         info = {"stop_reason": "unparsable"} if grade is None else {}
         return "", share * (grade or 0.0), True, False, info

@@ -54,7 +54,6 @@ class Answer:
     reward: float = 0.0
     is_over: bool = False
     is_read: bool = True  # False: the turn is not a valid action
-    has_failed: bool = False  # True: the action is valid and failed
     info: dict[str, Any] = field(default_factory=dict)
 
 
@@ -172,8 +171,7 @@ class TurnWorld(gymnasium.Env[str, str]):
         if answer.is_over:
             return "", answer.reward, True, False, answer.info
         if self._num_left:
-            fault = {"turn_fault": "error"} if answer.has_failed or not answer.is_read else {}
-            return text.reply(action, self._told(answer.said)), 0.0, False, False, {**answer.info, **fault}
+            return text.reply(action, self._told(answer.said)), 0.0, False, False, answer.info
         reward, info = self.at_the_end()
         unread = {} if answer.is_read else {"stop_reason": "unparsable"}
         return "", reward, False, True, {**answer.info, **info, **unread}

@@ -81,7 +81,6 @@ def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
 
 
 _CONVERSATIONS = "conversations"  # in `Group.extra`
-_WRONG_TURNS = "wrong_turns"  # in `Group.extra`
 
 
 @dataclass(frozen=True)
@@ -135,13 +134,6 @@ class Group:
         """
         return tuple(self.extra.get(_CONVERSATIONS, {}).get(str(g), (0,)))
 
-    def wrong_turns(self, g: int) -> tuple[tuple[int, int], ...]:
-        """Return where the wrong turns of episode `g` are in its stream: first token, and the one after the last.
-
-        A wrong turn is one that failed, or a wrong answer that a later turn corrected; the last turn is never one.
-        """
-        return tuple((start, end) for start, end in self.extra.get(_WRONG_TURNS, {}).get(str(g), ()))
-
     @property
     def size(self) -> int:
         """Return G, the number of valid episodes."""
@@ -193,25 +185,12 @@ class Group:
         if not np.isfinite(written).all() or (written > 1e-4).any():
             faults.append("behaviour_logp_N is not finite and <= 0 on every policy-written token")
         faults += self._faults_of_conversations() if not faults and _CONVERSATIONS in self.extra else []
-        faults += self._faults_of_wrong_turns() if not faults and _WRONG_TURNS in self.extra else []
         if self.behaviour_logp_N[~self.loss_mask_N].any():
             faults.append("behaviour_logp_N is not 0 outside loss_mask_N")
         if not np.isfinite(self.rewards_G).all():
             faults.append("rewards_G is not finite")
         if any(reason.is_infrastructure for reason in self.stop_reasons):
             faults.append("an episode that infrastructure ended is in the group")
-        return faults
-
-    def _faults_of_wrong_turns(self) -> list[str]:
-        faults, listed_G = [], self.extra[_WRONG_TURNS]
-        if not isinstance(listed_G, dict) or not set(listed_G) <= set(map(str, range(self.size))):
-            return [f"wrong_turns {str(listed_G)[:60]} are not those of {self.size} episodes"]
-        for g, spans in listed_G.items():
-            length = int(self.offsets[int(g) + 1] - self.offsets[int(g)])
-            given = spans if isinstance(spans, list) else []
-            pairs = [pair for pair in given if isinstance(pair, list) and [*map(type, pair)] == [int, int]]
-            if not pairs or len(pairs) < len(given) or not all(0 < start < end <= length for start, end in pairs):
-                faults.append(f"wrong_turns {str(spans)[:60]} of episode {g} are no parts of its {length} tokens")
         return faults
 
     def _faults_of_conversations(self) -> list[str]:
@@ -229,26 +208,18 @@ class Group:
         return faults
 
 
-def with_marks(
-    extra: Mapping[str, Any], starts_G: Sequence[Sequence[int]], wrong_G: Sequence[Sequence[tuple[int, int]]]
-) -> dict[str, Any]:
-    """Return a `Group.extra` that also holds where conversations begin and which turns are wrong.
+def with_starts(extra: Mapping[str, Any], starts_G: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return a `Group.extra` that also holds where conversations begin: {"conversations": {"<g>": starts}}.
 
-        {"conversations": {"<g>": starts}, "wrong_turns": {"<g>": [[start, end], ...]}}
-
-    Episodes of one conversation, or without wrong turns, are left out; so is an entry without episodes.
+    Episodes of one conversation are left out; so is an entry without episodes.
 
     Args:
         extra: the rest of it.
         starts_G: `Group.starts` of each episode.
-        wrong_G: `Group.wrong_turns` of each episode.
     """
-    marks = {
-        _CONVERSATIONS: {str(g): [int(at) for at in starts] for g, starts in enumerate(starts_G) if len(starts) > 1},
-        _WRONG_TURNS: {str(g): [[int(at) for at in one] for one in wrong] for g, wrong in enumerate(wrong_G) if wrong},
-    }
-    rest = {name: value for name, value in extra.items() if name not in marks}
-    return rest | {name: listed for name, listed in marks.items() if listed}
+    several = {str(g): [int(at) for at in starts] for g, starts in enumerate(starts_G) if len(starts) > 1}
+    rest = {name: value for name, value in extra.items() if name != _CONVERSATIONS}
+    return rest | ({_CONVERSATIONS: several} if several else {})
 
 
 class History(NamedTuple):

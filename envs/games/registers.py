@@ -182,7 +182,7 @@ class Registers(TurnWorld):
             name = rest.strip()
             if name in self._held:
                 return Answer(f"{name} = {self._held[name]}")
-            return Answer(f"No such register. There are {', '.join(self._held)}.", has_failed=True)
+            return Answer(f"No such register. There are {', '.join(self._held)}.")
         value = integer_in(rest.strip()) if verb == "answer" else None
         if value is None:
             return Answer(_UNKNOWN, is_read=False)

@@ -161,7 +161,6 @@ class ToolWorld(QuestionWorld):
     def _begin_episode(self) -> None:
         self._tools = self._made(self._asked_id)
         self._num_calls = self._num_faults = self._num_unreadable = 0
-        self._has_failed = False  # one of the calls of the present turn
 
     def _made(self, prompt_id: str) -> dict[str, Tool]:
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in self.tools(prompt_id)]
@@ -200,7 +199,7 @@ class ToolWorld(QuestionWorld):
     def _called(self, action: str, calls: Sequence[ToolCall]) -> Reply:
         if self._num_calls + len(calls) > self.settings.max_calls:
             return self._ended("out_of_turns")
-        results, num_before = [], self._num_faults
+        results = []
         for call in calls:
             self._num_calls += 1
             try:
@@ -209,13 +208,11 @@ class ToolWorld(QuestionWorld):
                 return self._ended("tool_timeout")
             self._num_faults += is_fault
             results.append(result)
-        self._has_failed = self._num_faults > num_before
         return self._told(action, results)
 
     def _told(self, action: str, results: Sequence[str]) -> Reply:
         """Show the results of a turn's calls, and count the calls."""
         info: dict[str, Any] = {"num_calls": self._num_calls, "num_call_faults": self._num_faults}
-        info |= {"turn_fault": "error"} if self._has_failed else {}
         if self.settings.tools_in == "template":  # the template formats results itself
             return "\n".join(results), 0.0, False, False, {**info, "role": "tool"}
         return text.reply(action, self.format.results(results)), 0.0, False, False, info
@@ -225,7 +222,7 @@ class ToolWorld(QuestionWorld):
         if self._num_unreadable > self.settings.forgiven_turns:
             return self._ended("unparsable")
         said = self.format.notice(f"Cannot be read: {presentable(fault, 500)}")
-        return text.reply(action, said), 0.0, False, False, {"turn_fault": "error"}
+        return text.reply(action, said), 0.0, False, False, {}
 
     def _ended(self, stop_reason: str) -> Reply:
         """End the episode without a reward."""

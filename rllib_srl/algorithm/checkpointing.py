@@ -31,7 +31,6 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
-from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
 from rllib_srl.curriculum.controller import Controller
@@ -70,7 +69,6 @@ class SavedAlgorithm(Algorithm):
 
     source: PromptSource
     memory: ReplayClient | NoMemory
-    advantage_estimator: AdvantageEstimator
     reference_clock: ReferenceClock
     controller: Controller
     filler: Filler
@@ -143,9 +141,9 @@ class SavedAlgorithm(Algorithm):
         return bool(new)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and SRL's: version, seed, prompt source, memory, estimator, reference and planner."""
+        """Return RLlib's state and SRL's: version, seed, prompt source, memory, reference and planner."""
         own: dict[str, Any] = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
-        own["memory"], own["comparison"] = self.memory.get_state(), self.advantage_estimator.get_state()
+        own["memory"] = self.memory.get_state()
         own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
@@ -174,7 +172,6 @@ class SavedAlgorithm(Algorithm):
             self.policy_kl = state["srl"]["policy_kl"]
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
-            self.advantage_estimator.set_state(state["srl"]["comparison"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
             self.filler.set_state(state["srl"]["filling"])

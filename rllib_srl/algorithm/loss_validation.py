@@ -8,10 +8,8 @@ from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
 from rllib_srl.batch.posterior import SCALES
-from rllib_srl.common.environments import NAMED
-from rllib_srl.common.import_paths import AGENT
+from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_checks import are_numbers, is_integer, is_number
-from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.corrections import CORRECTIONS
@@ -23,9 +21,7 @@ from rllib_srl.losses.settings import LossSettings
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 OLD_POLICIES = ("decoupled", "bypass")
 REFERENCES = ("base", "last_good", "ema")
-RESCUES = ("none", "arpo", "rlep")
-UNMARKED = (AGENT, "verifiers")  # environments whose turns carry no `turn_fault`
-TURN_MASKS = ("all", "first", "last", "right")
+TURN_MASKS = ("all", "first", "last")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 _USES_CLIP_HIGH = ("higher", "dual", "two_sided")
 
@@ -36,7 +32,6 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "dual_clip": (lambda x: x > 1, "a number above 1"),
     "clip_delta": (lambda x: x > 1, "a number above 1"),
     "bapo_target": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-    "cov_clip_ratio": (lambda x: 0 <= x <= 1, "a number in [0, 1]"),
     "entropy_coeff": (lambda x: x >= 0, "a number of at least 0"),
     "kl_coeff": (lambda x: x >= 0, "a number of at least 0"),
     "reference_rate": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
@@ -46,17 +41,11 @@ _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the me
     "critic_lr": (lambda x: x > 0, "a number above 0"),
     "overlong_penalty": (lambda x: x >= 0, "a number of at least 0"),
     "overlong_share": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-    "tool_reward": (lambda x: x >= 0, "a number of at least 0"),
-    "reuse_shaping": (lambda x: x > 0, "a number above 0"),
 }
 _OR_NONE = ("tis_clip_max", "off_policy_mask")
 _INTEGERS = {
     "reference_every": 1,
-    "recalibration_window": 1,
-    "tool_reward_iterations": 1,
     "dynamic_sampling_tries": 0,
-    "reuse_ramp": 0,
-    "rescue_episodes": 1,
 }
 _PAIRS = {"cispo_bounds": 0.0, "sapo_taus": None, "correction_window": 0.0, "sequence_window": 0.0}
 
@@ -83,30 +72,33 @@ def _is_preset(value: Any) -> bool:
 def _choices(config: Any) -> Iterator[str]:
     choices: dict[str, tuple[Any, ...]] = {
         "loss": (None, *PRESETS),
-        "advantage": tuple(ADVANTAGES),
-        "reuse_advantage": (None, *ADVANTAGES),
         "ratio_level": tuple(RATIO_LEVELS),
-        "clip_rule": tuple(CLIP_RULES),
         "bapo_mode": BAPO_MODES,
         "aggregation": AGGREGATIONS,
         "surprise_scale": SCALES,
         "turn_mask": TURN_MASKS,
         "ratio_anchor": OLD_POLICIES,
-        "correction": tuple(CORRECTIONS),
         "kl_estimator": tuple(KL_ESTIMATORS),
         "kl_in_reward": (None, False, True),
         "kl_reference": REFERENCES,
         "kl_on_reused": ("off", "weighted"),
-        "reuse_normalisation": ("split", "joint"),
-        "rescue": RESCUES,
         "use_critic": (False, True),
-        "reuse_positive_only": (False, True),
     }
     for name, allowed in choices.items():
         value = _given(config, name)
         is_allowed = any(value == one and type(value) is type(one) for one in allowed)
         if not is_allowed:
             yield f"{name} = {value!r}; expected one of {', '.join(map(repr, allowed))}"
+    tables: dict[str, Rules[Any]] = {"advantage": ADVANTAGES, "clip_rule": CLIP_RULES, "correction": CORRECTIONS}
+    for name, rules in tables.items():
+        value = _given(config, name)
+        if fault := rules.fault(value):
+            yield f"{name} = {value!r}; {fault}"
+        elif name != "advantage" and rules.is_users(value) and config.num_learners:
+            yield (
+                f"{name} = {value!r}, registered in this process, with num_learners = {config.num_learners}; expected "
+                "its import path 'module:rule': the learners are other processes"
+            )
 
 
 def _numbers(config: Any) -> Iterator[str]:
@@ -128,11 +120,10 @@ def _numbers(config: Any) -> Iterator[str]:
 
 
 def _bounds(config: Any) -> Iterator[str]:
-    for name in ("cispo_bounds", "correction_window", "sequence_window", "cov_clip_window"):
+    for name in ("cispo_bounds", "correction_window", "sequence_window"):
         value = _given(config, name)
-        if not are_numbers(value, 2) or not value[0] < value[1] or (name != "cov_clip_window" and value[0] < 0):
-            least = "" if name == "cov_clip_window" else "0 <= "
-            yield f"{name} = {value!r}; expected two numbers, {least}lower < upper"
+        if not are_numbers(value, 2) or not 0 <= value[0] < value[1]:
+            yield f"{name} = {value!r}; expected two numbers, 0 <= lower < upper"
     if not are_numbers(config.sapo_taus, 2) or min(config.sapo_taus) <= 0:
         yield f"sapo_taus = {config.sapo_taus!r}; expected two numbers above 0"
     for name, (low, high) in {"bapo_low": (0, 1), "bapo_high": (1, math.inf)}.items():
@@ -187,21 +178,12 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         )
     elif settings.use_critic and settings.advantage != "gae":
         yield f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae'"
-    if settings.advantage == "gae" and settings.reuse_advantage not in (None, "gae"):
-        yield f"reuse_advantage = {settings.reuse_advantage!r} with advantage = 'gae'; expected None"
-    if settings.reuse_advantage == "gae" and settings.advantage != "gae":
-        yield "reuse_advantage = 'gae'; expected it with advantage = 'gae' only"
-    if settings.advantage == "gae" and (settings.rescue != "none" or settings.reuse_positive_only):
-        yield "advantage = 'gae' with rescue or reuse_positive_only; expected an advantage relative to a group"
     if settings.advantage == "gae" and settings.dynamic_sampling_tries:
         yield (
             f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: with "
             "it, groups of equal rewards have a signal"
         )
     yield from _posterior(settings, config)
-    unmarked = [name for name in _environments(config) if name in UNMARKED]
-    if settings.turn_mask == "right" and unmarked:
-        yield f"turn_mask = 'right' with environment {unmarked[0]!r}; expected one that marks its turns, not agents"
     if settings.kl_reference != "base" and config.lora_rank:
         yield (
             f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
@@ -209,44 +191,17 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         )
     if settings.kl_reference != "base" and not settings.kl_coeff:
         yield f"kl_reference = {settings.kl_reference!r} with kl_coeff = 0; expected kl_coeff above 0"
-    if settings.rescue == "arpo" and config.replay_embedding == "policy":
-        yield (
-            "rescue = 'arpo' with replay_embedding = 'policy'; expected another embedding, or rescue = 'rlep': the "
-            "replaced episode has no hidden states"
-        )
-    if settings.rescue != "none" and not config.replay_capacity:
-        yield f"rescue = {settings.rescue!r} with replay_capacity = 0; expected a memory, which stores the successes"
     if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
         yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"
 
 
-def _environments(config: Any) -> list[str]:
-    """Return the names of the environments, without their domains; of a stream with faults, none."""
-    given = config.worlds or [config.env]
-    if config.stream is not None:
-        given = [] if stream_faults(config.stream) else config.task_stream().entries
-    return [str(name).partition(NAMED)[0] for name in given]
-
-
 def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:
     if settings.advantage != "posterior":
-        if settings.reuse_advantage == "posterior":
-            yield "reuse_advantage = 'posterior'; expected it with advantage = 'posterior' only"
         return
     if not config.replay_capacity:
         yield "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
     if settings.prior_weight == 0 and config.group_size == 1:
         yield "prior_weight = 0 with group_size = 1; expected more than 0: a first visit has no other baseline"
-    if config.group_size == 1 and config.replay_reuse_fraction and settings.reuse_advantage not in (None, "posterior"):
-        yield (
-            f"reuse_advantage = {settings.reuse_advantage!r} with group_size = 1 and replay_reuse_fraction = "
-            f"{config.replay_reuse_fraction!r}; expected None: only the baseline from history judges groups of one"
-        )
-    if settings.rescue != "none":
-        yield (
-            f"rescue = {settings.rescue!r} with advantage = 'posterior'; expected 'none': the history has counted the "
-            "stored successes already"
-        )
     if settings.dynamic_sampling_tries:
         yield (
             f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'posterior'; expected 0: "

@@ -175,9 +175,7 @@ class Report:
             if group.group_id in visits and group.has_reward_G is None
         ]
         mean = float(np.concatenate(surprises).mean()) if surprises else float("nan")
-        values = {"surprise_mean": mean, **estimator.calibration.metrics()}
-        for name, value in values.items():
-            self._metrics.log_value((REPLAY_RESULTS, name), value, reduce="mean", window=1)
+        self._metrics.log_value((REPLAY_RESULTS, "surprise_mean"), mean, reduce="mean", window=1)
 
     def pool(self, groups: Sequence[GroupMeta], pass_reward: float, is_chosen: bool, rule: str) -> None:
         """Warn once if choosing among the run's prompts can gain little; see `silent_groups.py`.

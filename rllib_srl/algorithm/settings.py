@@ -108,7 +108,7 @@ TRAINING = {
     "group_size": Setting(8, "episodes per prompt (G), at least 2 (posterior: 1)"),
     "advantage": Setting(
         PRESET,
-        "group mean_only batch leave_one_out recalibrated posterior gae, docs/losses.md (group if no preset)",
+        "group mean_only batch leave_one_out posterior gae, docs/losses.md (group if no preset)",
         "advantage.name", is_head=True,
     ),
     **LOSS_TABLE,

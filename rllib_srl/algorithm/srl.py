@@ -44,7 +44,6 @@ from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimat
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.posterior import NO_HISTORY
-from rllib_srl.batch.shaping import ramp
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
@@ -148,7 +147,7 @@ class SRL(SavedAlgorithm):
             self.config.planner_settings(), self.seed, fractions, self.source, self.metrics
         )
         loss = self.config.loss_settings()
-        self.advantage_estimator = AdvantageEstimator(loss, self.config.replay_pass_reward, self.seed)
+        self.advantage_estimator = AdvantageEstimator(loss)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         flat = self.config.flat()
         self.report = Report(self.metrics, Path(self.logdir), flat.replay_on_secret, flat.replay_secret_detector)
@@ -242,11 +241,11 @@ class SRL(SavedAlgorithm):
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
             left_out = _unpaid(groups) | late | self._gone(groups, visits)
-            today = self._today([group for group in groups if group.group_id not in left_out], visits, now)
+            today = self._today([group for group in groups if group.group_id not in left_out], visits)
             reused = self.memory.sample(num_played, now, plan.stored, today)
         with self._timed("batch"):
-            batch = weighted(self._estimate_advantages(groups, visits, reused, left_out, now), plan.weights)
-            shards = self._shards(batch, now)
+            batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
+            shards = self._shards(batch)
         with self._timed("learn"):
             is_updated = self._learn(shards)
         with self._timed("sync"):
@@ -522,23 +521,18 @@ class SRL(SavedAlgorithm):
         visits: Mapping[str, Visit],
         reused: Sequence[GroupMeta],
         left_out: Collection[str],
-        now: int,
     ) -> AdvantageBatch:
         """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
 
         Groups that are left out (late, or without rewards) are not trained on; their advantages are 0.
         """
-        if judged := [g for g in played if g.group_id in visits and g.has_reward_G is None]:
-            self.advantage_estimator.note_predictions(judged, _histories(judged, visits))
         groups = [group for group in played if group.group_id not in left_out]
-        is_rescue = self.advantage_estimator.settings.rescue != "none"
         batch = self.advantage_estimator.estimate(
             groups,
-            self.advantage_estimator.shaped_rewards(groups, now),
+            self.advantage_estimator.shaped_rewards(groups),
             self._kl_in_reward(groups),
             [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
             reused,
-            self.memory.successes(groups, now) if is_rescue else {},
             _histories(groups, visits),
         )
         for name, number in batch.counts.items():
@@ -546,32 +540,30 @@ class SRL(SavedAlgorithm):
         found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
         return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
 
-    def _today(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], now: int) -> Today | None:
+    def _today(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> Today | None:
         """Return the baseline by which stored groups are judged, None if their own rewards alone judge them.
 
         Args:
             groups: played groups that are trained on; stored groups are measured by their surprises.
             visits: of the played groups, by group id.
-            now: the training iteration.
         """
         estimator, settings = self.advantage_estimator, self.advantage_estimator.settings
-        if not estimator.judges_reused_by_history:
+        if not estimator.uses_history:
             return None
-        scale = estimator.scale(estimator.shaped_rewards(groups, now), _histories(groups, visits))
+        scale = estimator.scale(estimator.shaped_rewards(groups), _histories(groups, visits))
         least = settings.min_surprise * scale.spread
         return Today(self.version, self.policy_kl, settings.prior_weight, scale.middle, least)
 
-    def _shards(self, batch: AdvantageBatch, now: int) -> list[TrainingShard]:
+    def _shards(self, batch: AdvantageBatch) -> list[TrainingShard]:
         settings = self.advantage_estimator.settings
         return build_shards(
             batch.groups,
             batch.advantages,
             self.learners.num_shards,
             self.config.sync_timeout_s,
-            self.config.flat().replay_reuse_coeff * ramp(now, settings.reuse_ramp),
+            self.config.replay_reuse_coeff,
             settings.aggregation,
             settings.longest_answer,
-            settings.reuse_normalisation,
         )
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:

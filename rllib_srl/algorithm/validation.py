@@ -145,9 +145,7 @@ def _parameters(config: Any) -> Iterator[tuple[str, str]]:
     for name, group in GROUPS.items():
         aliased, rule = config._aliases.get(name, {}), config.rule_of(name)
         rules: tuple[Any, ...] = (rule,)
-        if name == "advantage":
-            rules = (rule, config.reuse_advantage)  # both share these parameters
-        elif name == "tracker":
+        if name == "tracker":
             rules = names_in(rule)  # there may be several
         others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
         for key, value in group.given(getattr(config, name)).items():
@@ -356,7 +354,7 @@ def _sharded(config: Any) -> Iterator[str]:
     if config.optimizer_name not in TORCH:
         yield f"fsdp = True with optimizer_name = {config.optimizer_name!r}; expected one of {', '.join(TORCH)}"
     if config.loss_settings().needs_batch_statistics:
-        yield "fsdp = True with a loss that needs statistics of the whole batch (bapo, cov_clip); expected another loss"
+        yield "fsdp = True with a loss that needs statistics of the whole batch (bapo); expected another loss"
 
 
 def _splitting_tokens(config: Any) -> Iterator[str]:

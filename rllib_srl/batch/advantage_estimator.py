@@ -1,8 +1,7 @@
 """Estimate advantages from the rewards of a batch and select the groups to train on.
 
-    played groups   shaped rewards ─┬─ rule ──> advantages, times the diversity bonus
-    stored success  its reward ─────┘           (rescue: one baseline for the composed group)
-    reused groups   their rewards ──── rule ──> advantages; only positive ones with `reuse_positive_only`
+    played groups   shaped rewards ── rule ──> advantages, times the diversity bonus
+    reused groups   their rewards  ── rule ──> advantages
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
 its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged by today's history without
@@ -10,39 +9,22 @@ themselves, in units of the groups played today (`replay/selection/today.py`).
 
 Pure NumPy on the driver, before any sharding. It uses metadata only, never tokens.
 
-Sources: SPEAR, arXiv 2509.22601 (recalibration by the median of recent group means, positivity filter);
-Li et al. 2025 (RePO), arXiv 2506.09340 (separate advantages for played and reused groups);
-those of `batch/mixing.py`.
+Source: Li et al. 2025 (RePO), arXiv 2506.09340 (separate advantages for played and reused groups).
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from rllib_srl.batch.calibration import RewardCalibration
 from rllib_srl.batch.estimators import group_relative, trains
-from rllib_srl.batch.mixing import (
-    composed_advantages,
-    composed_rewards,
-    part_meta,
-    positive_part,
-    rescues,
-    rewarded_part,
-)
-from rllib_srl.batch.posterior import NO_HISTORY, Scale, posterior, predicted, scale_of, scaled, surprises
-from rllib_srl.batch.shaping import overlong, tool_reward
+from rllib_srl.batch.parts import rewarded_part
+from rllib_srl.batch.posterior import NO_HISTORY, Scale, posterior, scale_of, scaled, surprises
+from rllib_srl.batch.shaping import overlong
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, History
-
-COUNTS = (
-    "num_groups_unsurprising",
-    *("num_groups_rescued", "num_episodes_rescued", "num_episodes_not_positive"),
-)
 
 
 @dataclass(frozen=True)
@@ -50,7 +32,7 @@ class AdvantageBatch:
     """Groups to train on, with their advantages.
 
     Invariant: `advantages[i]` has one entry per episode of `groups[i]`. `played` has one array per played group, even
-    if it is not trained on, with one entry per episode; 0 for an episode that a stored success replaced.
+    if it is not trained on, with one entry per episode.
     """
 
     groups: list[GroupMeta]
@@ -60,54 +42,31 @@ class AdvantageBatch:
 
 
 class AdvantageEstimator:
-    """Advantage estimator of a run. Invariant: `get_state` holds its whole state and can be stored as JSON."""
+    """Advantage estimator of a run. Invariant: it has no state."""
 
-    def __init__(self, settings: LossSettings, pass_reward: float, seed: int) -> None:
-        """Set loss settings, the reward from which a stored episode is a success, and the random seed."""
-        self.settings, self._pass_reward = settings, pass_reward
-        self._means: deque[float] = deque(maxlen=settings.recalibration_window)
-        self._generator = np.random.default_rng(seed)
-        self.calibration = RewardCalibration()
+    def __init__(self, settings: LossSettings) -> None:
+        """Set the loss settings."""
+        self.settings = settings
+
+    @property
+    def uses_history(self) -> bool:
+        """Return whether the baseline is that of `posterior.py`."""
+        return self.settings.advantage == "posterior"
 
     @property
     def min_episodes(self) -> int:
         """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history."""
-        return 1 if self.settings.advantage == "posterior" and self.settings.prior_weight > 0 else 2
+        return 1 if self.uses_history and self.settings.prior_weight > 0 else 2
 
-    def shaped_rewards(self, groups: Sequence[GroupMeta], now: int) -> list[np.ndarray]:
-        """Return the rewards of played groups plus length penalty and tool reward, float64 [G] per group.
-
-        Args:
-            groups: played groups.
-            now: training iteration, from 1.
-        """
-        settings, shaped = self.settings, []
-        for group in groups:
-            rewards_G = group.rewards_G.astype(np.float64)
-            if settings.overlong_penalty:
-                limits = (settings.longest_answer, settings.overlong_share, settings.overlong_penalty)
-                rewards_G = rewards_G + overlong(group.num_loss_tokens_G, *limits)
-            if settings.tool_reward:
-                calls_G = group.num_turns_G - 1
-                rewards_G = rewards_G + tool_reward(calls_G, settings.tool_reward, now, settings.tool_reward_iterations)
-            shaped.append(rewards_G)
-        return shaped
-
-    def note_predictions(self, groups: Sequence[GroupMeta], histories: Sequence[History]) -> None:
-        """Add played groups, trained on or not, to the calibration: predicted and observed mean reward.
-
-        Args:
-            groups: whose rewards are known; screened out and late ones are among them.
-            histories: of their prompts before this batch.
-        """
-        weight = self.settings.prior_weight
-        observed = [float(group.rewards_G.mean()) for group in groups]
-        self.calibration.note([predicted(history, weight) for history in histories], observed)
-
-    @property
-    def judges_reused_by_history(self) -> bool:
-        """Return whether today's baseline judges reused groups."""
-        return (self.settings.reuse_advantage or self.settings.advantage) == "posterior"
+    def shaped_rewards(self, groups: Sequence[GroupMeta]) -> list[np.ndarray]:
+        """Return the rewards of played groups plus the length penalty, float64 [G] per group."""
+        settings = self.settings
+        rewards = [group.rewards_G.astype(np.float64) for group in groups]
+        if not settings.overlong_penalty:
+            return rewards
+        limits = (settings.longest_answer, settings.overlong_share, settings.overlong_penalty)
+        pairs = zip(groups, rewards, strict=True)
+        return [rewards_G + overlong(group.num_loss_tokens_G, *limits) for group, rewards_G in pairs]
 
     def scale(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> Scale:
         """Return the scale of played groups' advantages by "posterior", which reused groups share.
@@ -126,7 +85,6 @@ class AdvantageEstimator:
         kl: Sequence[np.ndarray] | None,
         bonuses: Sequence[Sequence[float]],
         reused: Sequence[GroupMeta],
-        stored: Mapping[str, GroupMeta],
         histories: Sequence[History] = (),
     ) -> AdvantageBatch:
         """Return the groups to train on, with their advantages.
@@ -139,88 +97,42 @@ class AdvantageEstimator:
             bonuses: factors of each group's advantages; () means 1.
             reused: stored groups to train on again; their episodes without a reward are left out. For "posterior" each
                 has its `history`.
-            stored: stored groups with a success, by prompt key.
             histories: of the played groups' prompts before this batch, for "posterior"; () means none.
         """
         histories = histories or [NO_HISTORY] * len(groups)
-        found = rescues(
-            groups, stored, self.settings.rescue, self.settings.rescue_episodes, self._pass_reward, self._generator
-        )
-        self._means.extend(float(group.rewards_G.mean()) for group in groups)
-        less_kl = [r - k for r, k in zip(rewards, kl, strict=True)] if kl is not None else list(rewards)
-        kept, joined = composed_advantages(less_kl, found, lambda composed: self._played(composed, histories))
-        bare = composed_rewards(rewards, found)
-        is_live_P = self._live(bare, histories)
-        trained: list[tuple[GroupMeta, np.ndarray]] = []
-        played: list[np.ndarray] = []
-        for p, (group, bonus) in enumerate(zip(groups, bonuses, strict=True)):
-            stays = list(found[p].stays) if p in found else list(range(len(group.rewards_G)))
-            advantage_G = np.zeros(len(group.rewards_G))
-            advantage_G[stays] = kept[p] * (np.array(bonus)[stays] if len(bonus) else 1.0)
-            played.append(advantage_G)
-            if is_live_P[p]:
-                is_whole = len(stays) == len(advantage_G)
-                trained.append((group if is_whole else part_meta(group, stays), advantage_G[stays]))
-                trained += [(found[p].meta, joined[p])] if p in found else []
-        counts = Counter(dict.fromkeys(COUNTS, 0))
-        if self.settings.advantage == "posterior":
-            counts.update(num_groups_unsurprising=is_live_P.count(False))
-        counts.update(num_groups_rescued=len(found))
-        counts.update(num_episodes_rescued=sum(len(one.meta.rewards_G) for one in found.values()))
-        scale = self.scale(bare, histories) if self.judges_reused_by_history and groups else None
-        trained += self._reused(reused, scale, counts)
+        less_kl = [r - k for r, k in zip(rewards, kl, strict=True)] if kl is not None else rewards
+        plain = self._played(less_kl, histories)
+        played = [a * np.array(bonus) if len(bonus) else a for a, bonus in zip(plain, bonuses, strict=True)]
+        is_live_P = self._live(rewards, histories)
+        trained = [(group, a) for group, a, is_live in zip(groups, played, is_live_P, strict=True) if is_live]
+        scale = self.scale(rewards, histories) if self.uses_history and groups else None
+        trained += self._reused(reused, scale)
+        counts = {"num_groups_unsurprising": is_live_P.count(False) if self.uses_history else 0}
         return AdvantageBatch([group for group, _ in trained], [a for _, a in trained], played, counts)
 
-    def _reused(
-        self, reused: Sequence[GroupMeta], scale: Scale | None, counts: Counter[str]
-    ) -> list[tuple[GroupMeta, np.ndarray]]:
+    def _reused(self, reused: Sequence[GroupMeta], scale: Scale | None) -> list[tuple[GroupMeta, np.ndarray]]:
         """Return the stored groups to train on, with their advantages; `scale` is None if nothing was played."""
-        rule = self.settings.reuse_advantage or self.settings.advantage
+        settings = self.settings
         reused = [whole for group in reused if (whole := rewarded_part(group)) is not None]
         rewards = [group.rewards_G.astype(np.float64) for group in reused]
-        if rule == "posterior":  # the draw has left out what is no surprise today
+        if self.uses_history:  # the draw filtered out unsurprising groups
             histories = [group.history or NO_HISTORY for group in reused]
-            found = surprises(rewards, histories, self.settings.prior_weight)
-            pairs = list(zip(reused, scaled(found, scale or scale_of(found, self.settings.surprise_scale))))
-        else:
-            advantages = self._rule(rewards, rule)
-            pairs = [(g, a) for g, a in zip(reused, advantages, strict=True) if trains(g.rewards_G, rule)]
-        if not self.settings.reuse_positive_only:
-            return pairs
-        parts = [part for group, a in pairs if (part := positive_part(group, a)) is not None]
-        num_before, num_after = (sum(len(a) for _, a in some) for some in (pairs, parts))
-        counts["num_episodes_not_positive"] += num_before - num_after
-        return parts
+            found = surprises(rewards, histories, settings.prior_weight)
+            return list(zip(reused, scaled(found, scale or scale_of(found, settings.surprise_scale)), strict=True))
+        rule = settings.advantage
+        pairs = zip(reused, group_relative(rewards, rule), strict=True)
+        return [(group, a) for group, a in pairs if trains(group.rewards_G, rule)]
 
     def _played(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[np.ndarray]:
         """Return the advantages of played groups from their rewards."""
         settings = self.settings
-        if settings.advantage == "posterior":
+        if self.uses_history:
             return posterior(rewards, histories, settings.prior_weight, settings.surprise_scale)
-        return self._rule(rewards, settings.advantage)
+        return group_relative(rewards, settings.advantage)
 
     def _live(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[bool]:
         """Return which played groups are trained on."""
-        if self.settings.advantage != "posterior":
+        if not self.uses_history:
             return [trains(rewards_G, self.settings.advantage) for rewards_G in rewards]
         least = self.settings.min_surprise
         return [bool(np.abs(a).max() >= least and np.any(a)) for a in self._played(rewards, histories)]
-
-    def _rule(self, rewards: Sequence[np.ndarray], rule: str) -> list[np.ndarray]:
-        baseline = float(np.median(self._means)) if self._means else None
-        return group_relative(rewards, rule, baseline=baseline)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the recent group means, the state of the random generator and the calibration."""
-        return {
-            "means": list(self._means),
-            "generator": self._generator.bit_generator.state,
-            "calibration": self.calibration.get_state(),
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `get_state` was called."""
-        self._means = deque(state["means"], maxlen=self.settings.recalibration_window)
-        self._generator.bit_generator.state = state["generator"]
-        if "calibration" in state:  # earlier checkpoints have none
-            self.calibration.set_state(state["calibration"])

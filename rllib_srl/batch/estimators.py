@@ -5,17 +5,16 @@
     mean_only        r - mean                                        yes
     batch            (r - mean) / (std of the whole batch + 1e-4)    yes
     leave_one_out    r - mean of the others                          yes
-    recalibrated     r - median of recent groups' means              no: a whole group may be above or below it
     posterior        r - mean of history, domain and the others      no: see `posterior.py`
     gae              r; the learner computes token advantages        no, see `learner/critic.py`
 
-To add a rule that needs one group only, register a function: `ADVANTAGES["mine"] = rule`.
+To add a rule that needs one group only, register a function, `ADVANTAGES["mine"] = rule`, or name its import path,
+`advantage="module:rule"`; it is called with the rewards of a group, float64 [G], and returns as many advantages.
 
 Sources: Shao et al. 2024, arXiv 2402.03300 section 4.1 (group);
 Liu et al. 2025, arXiv 2503.20783 section 3.2 (mean_only);
 Liu et al. 2025 (Lite-PPO), arXiv 2508.08221 (batch);
-Ahmadian et al. 2024, arXiv 2402.14740 section 3 (leave_one_out);
-SPEAR, arXiv 2509.22601 (recalibrated).
+Ahmadian et al. 2024, arXiv 2402.14740 section 3 (leave_one_out).
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from rllib_srl.common.rules import Rules
 
 EPSILON = 1e-4  # TRL's value; verl uses 1e-6
 
@@ -58,17 +59,19 @@ def as_it_is(rewards_G: np.ndarray) -> np.ndarray:
     return rewards_G
 
 
-# "batch" and "recalibrated" need more than the group; `group_relative` adds that part. So does "posterior", which
-# `posterior.py` computes; without history and scale it is "leave_one_out".
-ADVANTAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "group": group,
-    "mean_only": mean_only,
-    "batch": mean_only,
-    "leave_one_out": leave_one_out,
-    "recalibrated": as_it_is,
-    "posterior": leave_one_out,
-    "gae": as_it_is,
-}
+# "batch" needs more than the group; `group_relative` adds that part. So does "posterior", which `posterior.py`
+# computes; without history and scale it is "leave_one_out".
+ADVANTAGES: Rules[Callable[[np.ndarray], np.ndarray]] = Rules(
+    "advantage",
+    {
+        "group": group,
+        "mean_only": mean_only,
+        "batch": mean_only,
+        "leave_one_out": leave_one_out,
+        "posterior": leave_one_out,
+        "gae": as_it_is,
+    },
+)
 GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")
 
 
@@ -78,41 +81,35 @@ def has_signal(rewards_G: np.ndarray) -> bool:
 
 
 def trains(rewards_G: np.ndarray, rule: str) -> bool:
-    """Return whether a group is trained on; with "recalibrated" and "gae" equal rewards are a signal too."""
-    return rule in ("recalibrated", "gae") or has_signal(rewards_G)
+    """Return whether a group is trained on; with "gae" equal rewards are a signal too."""
+    return rule == "gae" or has_signal(rewards_G)
 
 
 def group_relative(
     rewards_PG: Sequence[np.ndarray],
     rule: str = "group",
     *,
-    baseline: float | None = None,
     batch_rewards: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Return the advantages of each group.
 
     Args:
         rewards_PG: rewards of each group; groups may differ in size, each has at least 2 episodes.
-        rule: a key of `ADVANTAGES`.
-        baseline: median of recent group means, which "recalibrated" subtracts; None: that of these groups.
+        rule: a name of `ADVANTAGES`.
         batch_rewards: rewards whose standard deviation "batch" divides by; None: `rewards_PG`.
 
     Raises:
         ValueError: an unknown rule, or a group of fewer than two episodes.
     """
-    if rule not in ADVANTAGES:
-        raise ValueError(f"advantage = {rule!r}; expected one of {sorted(ADVANTAGES)}")
+    of_group = ADVANTAGES.named(rule)
     for rewards_G in rewards_PG:
         if len(rewards_G) < 2:
             raise ValueError(f"a group of {len(rewards_G)} episode has no baseline; expected at least 2")
     rewards_PG = [np.asarray(rewards_G, np.float64) for rewards_G in rewards_PG]
-    advantages = [ADVANTAGES[rule](rewards_G) for rewards_G in rewards_PG]
+    advantages = [of_group(rewards_G) for rewards_G in rewards_PG]
     if not rewards_PG:
         return []
     if rule == "batch":
         spread = np.concatenate([np.asarray(one, np.float64) for one in batch_rewards or rewards_PG]).std(ddof=1)
         return [advantage_G / (spread + EPSILON) for advantage_G in advantages]
-    if rule == "recalibrated":
-        middle = float(np.median([one.mean() for one in rewards_PG])) if baseline is None else baseline
-        return [advantage_G - middle for advantage_G in advantages]
     return advantages

@@ -43,7 +43,6 @@ class Episode:
     index: int  # position in the shard
     scale: float = 1.0  # factor of the loss of each token
     starts: tuple[int, ...] = (0,)  # where its conversations begin; see `Group.starts`
-    wrong_turns: tuple[tuple[int, int], ...] = ()  # see `Group.wrong_turns`
 
     def __post_init__(self) -> None:
         """Check that the three arrays have the same length.
@@ -100,8 +99,7 @@ def episodes_of(
         for g, (advantage, weight) in enumerate(zip(advantage_G, np.broadcast_to(scale, group.size), strict=True)):
             cut = slice(group.offsets[g], group.offsets[g + 1])
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])
-            places = (group.starts(g), group.wrong_turns(g))
-            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight), *places))
+            episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight), group.starts(g)))
     return episodes
 
 
@@ -110,17 +108,10 @@ def turns_of(episode: Episode, which: str) -> Episode:
 
     Args:
         episode: episode with any number of turns; a turn is a run of tokens the policy wrote.
-        which: "all", "first", "last" or "right": all but the wrong turns, see `Group.wrong_turns`.
-
-    Source of "right": Chen et al. 2025 (STeP), arXiv 2505.20023, partial masking.
+        which: "all", "first" or "last".
     """
     if which == "all" or not episode.loss_mask_T.any():
         return episode
-    if which == "right":
-        mask_T = episode.loss_mask_T.copy()
-        for start, end in episode.wrong_turns:
-            mask_T[start:end] = False
-        return replace(episode, loss_mask_T=mask_T)
     turn_T = np.cumsum(np.diff(episode.loss_mask_T, prepend=False) & episode.loss_mask_T)
     wanted = 1 if which == "first" else turn_T[-1]
     return replace(episode, loss_mask_T=episode.loss_mask_T & (turn_T == wanted))
@@ -231,7 +222,6 @@ class MicroBatch(TypedDict, Generic[Array]):
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
     value_target: NotRequired[Array]  # [N]; with "gae"
     bapo_bounds: NotRequired[tuple[float, float]]
-    is_cov_clipped: NotRequired[Array]  # bool [N]
     stats: NotRequired[dict[str, Any]]  # sums for the metrics, between loss and backward pass
 
 

@@ -5,11 +5,9 @@
     sequence_mean    1 / (B n)                                           B: its episodes with a loss token
     constant         1 / (B longest)                                     Dr.GRPO: no length bias
 
-    loss = L_played + reuse_coeff * L_reused      "split": each side by its own N or B (RePO)
-                                                  "joint": both by the N or B of all
+    loss = L_played + reuse_coeff * L_reused      each side by its own N or B (RePO)
 
-With "split", more reused groups do not lower the weight of played groups; with "joint" they do. Rescued episodes belong
-to a played group and weigh as played ones.
+So more reused groups do not lower the weight of played groups.
 
 Sources: Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.3; Shao et al. 2024 (GRPO), arXiv 2402.03300 eq. 3;
 Liu et al. 2025 (Dr.GRPO), arXiv 2503.20783 section 3.2; Li et al. 2025 (RePO), arXiv 2506.09340.
@@ -30,7 +28,6 @@ def token_scales(
     rule: str = "token_mean",
     longest: int = 1,
     reuse_coeff: float = 1.0,
-    normalisation: str = "split",
 ) -> list[Scale]:
     """Return the scale of each group.
 
@@ -40,11 +37,9 @@ def token_scales(
         rule: "token_mean", "sequence_mean" or "constant".
         longest: maximum tokens an episode may write, for "constant".
         reuse_coeff: weight of the reused side, at least 0.
-        normalisation: "split" or "joint".
     """
-    is_joint = normalisation == "joint"
     sides = {
-        side: [n for n, is_reused in zip(num_tokens_PG, is_reused_P, strict=True) if is_joint or is_reused == side]
+        side: [n for n, is_reused in zip(num_tokens_PG, is_reused_P, strict=True) if is_reused == side]
         for side in (False, True)
     }
     num_tokens, num_episodes = (

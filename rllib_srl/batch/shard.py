@@ -18,11 +18,10 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.loss_weights import Scale, token_scales
-from rllib_srl.batch.mixing import PartRef, part_of
+from rllib_srl.batch.parts import PartRef, part_of
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
-REUSE = "reuse"  # origin of a stored group that is trained on again
-RESCUE = "rescue"  # origin of stored episodes that joined a played group; all other origins: played this iteration
+REUSE = "reuse"  # origin of a stored group that is trained on again; all other origins: played this iteration
 
 
 class TrainingShard(MultiAgentBatch):
@@ -52,7 +51,7 @@ class TrainingShard(MultiAgentBatch):
             num_tokens: policy-written tokens of the played groups of all shards together.
             num_episodes: episodes of all shards together, including reused ones.
             fetch_timeout_s: timeout of `groups`, seconds.
-            origins: "fresh", "revisit", "reuse" or "rescue" per group. They are passed separately because the `origin`
+            origins: "fresh", "revisit" or "reuse" per group. They are passed separately because the `origin`
                 inside a stored group is the one it had when it was played.
             scales: factor of the token loss for each group, either one number or one per episode [G].
             num_reused_tokens: policy-written tokens of the stored groups of all shards together.
@@ -71,7 +70,7 @@ class TrainingShard(MultiAgentBatch):
     @property
     def is_reused_P(self) -> np.ndarray:
         """Return which groups come from the replay memory, bool [P]."""
-        return np.array([origin in (REUSE, RESCUE) for origin in self.origins], bool)
+        return np.array([origin == REUSE for origin in self.origins], bool)
 
     def groups(self) -> list[Group]:
         """Fetch the groups.
@@ -105,7 +104,6 @@ def build_shards(
     reuse_coeff: float = 1.0,
     aggregation: str = "token_mean",
     longest: int = 1,
-    normalisation: str = "split",
 ) -> list[TrainingShard]:
     """Split whole groups into one shard per learner, balanced by tokens.
 
@@ -123,11 +121,10 @@ def build_shards(
         reuse_coeff: weight of the reused groups' mean loss relative to the played groups', at least 0.
         aggregation: rule of `loss_weights.token_scales`.
         longest: see `loss_weights.token_scales`.
-        normalisation: see `loss_weights.token_scales`.
     """
     sides: dict[bool, list[int]] = {False: [], True: []}  # key: whether the group comes from the replay memory
     for p, group in enumerate(groups):
-        sides[group.origin in (REUSE, RESCUE)].append(p)
+        sides[group.origin == REUSE].append(p)
     num_tokens, num_reused_tokens = (_num_loss_tokens([groups[p] for p in sides[is_reused]]) for is_reused in sides)
     scales = token_scales(
         [group.num_loss_tokens_G for group in groups],
@@ -135,7 +132,6 @@ def build_shards(
         aggregation,
         longest,
         reuse_coeff,
-        normalisation,
     )
     parts: list[list[int]] = [[] for _ in range(num_shards)]
     for side in sides.values():

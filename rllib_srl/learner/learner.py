@@ -31,7 +31,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
 from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.learner.batch_statistics import keys_of_episodes, set_batch_statistics
+from rllib_srl.learner.batch_statistics import set_batch_statistics
 from rllib_srl.learner.critic import Critic, set_token_advantages
 from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.learner.fsdp.sharding import clipped_shards, mesh_of, most, norm_of_shards, summed_shards
@@ -152,7 +152,6 @@ class GRPOTorchLearner(TorchLearner):
         with self._timed("layout_s"):
             groups = shard.groups()
             self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
-            self._episode_keys = keys_of_episodes(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = self._of_some_turns(episodes)
             self.regularisers.begin(groups, shard.origins)
@@ -233,7 +232,7 @@ class GRPOTorchLearner(TorchLearner):
         with torch.no_grad():
             both = (*self._micro_batches[True], *self._micro_batches[False])
             scored = [(one, self._forward(one)["logp"]) for one in both]
-        return set_batch_statistics(scored, settings, self._episode_keys, self.config.num_learners, self._device)
+        return set_batch_statistics(scored, settings, self.config.num_learners, self._device)
 
     def _accumulate_gradients(self) -> Sums:
         """Run all micro-batches, reused ones first; return the sums for the metrics."""

@@ -34,7 +34,6 @@ from rllib_srl.losses import (
     episode_mean,
     is_on_policy,
     ratio_of,
-    shaped,
 )
 from rllib_srl.losses.clip import Surrogate
 
@@ -92,9 +91,7 @@ def surrogate_of(
     """
     ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
     tokens = Tokens(ratio_N, batch["advantage"], logp_N, batch.get("bapo_bounds"))
-    if batch.get("is_reused") and settings.reuse_correction == "shape":
-        return shaped(tokens, settings)
-    return CLIP_RULES[settings.clip_rule](tokens, settings)
+    return CLIP_RULES.named(settings.clip_rule)(tokens, settings)
 
 
 def anchor_of(batch: MicroBatch[torch.Tensor], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,8 +111,7 @@ def anchor_of(batch: MicroBatch[torch.Tensor], settings: LossSettings) -> tuple[
 def _is_left(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
     """Return which tokens pass every mask, bool [N]."""
     inputs = (logp_N.detach(), batch["behaviour_logp"], batch["advantage"], batch["episode"])
-    is_left_N = is_on_policy(settings.off_policy_mask, *inputs)
-    return is_left_N & ~batch["is_cov_clipped"] if "is_cov_clipped" in batch else is_left_N
+    return is_on_policy(settings.off_policy_mask, *inputs)
 
 
 def _spoilt(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ Source: Schulman et al. 2017, arXiv 1707.06347 eq. 7; each module lists the sour
 
 from __future__ import annotations
 
-from rllib_srl.losses.clip import CLIP_RULES, Tokens, shaped
+from rllib_srl.losses.clip import CLIP_RULES, Tokens
 from rllib_srl.losses.corrections import (
     CORRECTIONS,
     REUSE_CORRECTIONS,
@@ -56,5 +56,4 @@ __all__ = [
     "k3",
     "k3_k2",
     "ratio_of",
-    "shaped",
 ]

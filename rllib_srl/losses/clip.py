@@ -11,7 +11,7 @@
     none         -r A
 
 The gradient weight is the factor of -A grad(logp); it is 0 where the rule removes the gradient. sg = stop gradient.
-To add a rule, register a function: `CLIP_RULES["mine"] = rule`.
+To add a rule, register a function, `CLIP_RULES["mine"] = rule`, or name its import path, `clip_rule="module:rule"`.
 
 Sources: Schulman et al. 2017, arXiv 1707.06347 eq. 7 (symmetric);
 Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.1 (higher);
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rllib_srl.common.rules import Rules
 from rllib_srl.losses.settings import LossSettings
 
 
@@ -92,25 +93,16 @@ def _none(tokens: Tokens, settings: LossSettings) -> Surrogate:
     return -tokens.ratio_N * tokens.advantage_N, tokens.ratio_N.detach()
 
 
-CLIP_RULES: dict[str, Callable[[Tokens, LossSettings], Surrogate]] = {
-    "symmetric": _symmetric,
-    "higher": _higher,
-    "dual": _dual,
-    "two_sided": _two_sided,
-    "cispo": _cispo,
-    "sapo": _sapo,
-    "bapo": _bapo,
-    "none": _none,
-}
-
-
-def shaped(tokens: Tokens, settings: LossSettings) -> Surrogate:
-    """Return the loss -f(r) A with f(r) = r / (r + reuse_shaping), and its gradient weight; nothing is clipped.
-
-    The weight is r f'(r) = reuse_shaping r / (r + reuse_shaping)^2, which favours rare tokens of stored successes.
-
-    Source: Zhan et al. 2025 (ExGRPO), arXiv 2510.02245 (policy shaping with 0.1).
-    """
-    beta, ratio_N = settings.reuse_shaping, tokens.ratio_N
-    weight_N = (beta * ratio_N / (ratio_N + beta).square()).detach()
-    return -ratio_N / (ratio_N + beta) * tokens.advantage_N, weight_N
+CLIP_RULES: Rules[Callable[[Tokens, LossSettings], Surrogate]] = Rules(
+    "clip_rule",
+    {
+        "symmetric": _symmetric,
+        "higher": _higher,
+        "dual": _dual,
+        "two_sided": _two_sided,
+        "cispo": _cispo,
+        "sapo": _sapo,
+        "bapo": _bapo,
+        "none": _none,
+    },
+)

@@ -15,10 +15,10 @@
     clip             behaviour_logp            1
     truncate         prox_logp                 min(rho_t, upper end of the window)
     mask             prox_logp                 rho_t inside the window, else 0
-    shape            behaviour_logp            1, with ExGRPO's loss (`clip.shaped`)
 
 prox = the learner at the start of the update, behaviour = the engine that wrote the token.
-To add a correction, register a function: `CORRECTIONS["mine"] = rule`.
+To add a correction, register a function, `CORRECTIONS["mine"] = rule`, or name its import path,
+`rollout_is_correction="module:rule"`.
 
 Sources: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (tis);
 Ling Team 2025 (IcePop), arXiv 2510.18855 (mis); TRL's `vllm_importance_sampling_mode` (sequence_mask);
@@ -34,6 +34,7 @@ from collections.abc import Callable
 
 import torch
 
+from rllib_srl.common.rules import Rules
 from rllib_srl.losses.episodes import episode_mean, inside
 from rllib_srl.losses.ratio import MAX_LOG_RATIO, ratio_of
 from rllib_srl.losses.settings import LossSettings
@@ -75,15 +76,18 @@ def _mis_po(rho: Ratio, settings: LossSettings) -> torch.Tensor:
     return (is_kept_N & inside(rho("geometric"), settings.sequence_window)).float()
 
 
-CORRECTIONS: dict[str, Callable[[Ratio, LossSettings], torch.Tensor]] = {
-    "none": lambda rho, settings: torch.ones_like(rho("token")),
-    "tis": lambda rho, settings: rho("token").clamp(max=settings.truncation),
-    "sequence_tis": lambda rho, settings: rho("sequence").clamp(max=settings.truncation),
-    "mis": _mis,
-    "sequence_mask": _sequence_mask,
-    "geometric_mask": _geometric_mask,
-    "mis_po": _mis_po,
-}
+CORRECTIONS: Rules[Callable[[Ratio, LossSettings], torch.Tensor]] = Rules(
+    "rollout_is_correction",
+    {
+        "none": lambda rho, settings: torch.ones_like(rho("token")),
+        "tis": lambda rho, settings: rho("token").clamp(max=settings.truncation),
+        "sequence_tis": lambda rho, settings: rho("sequence").clamp(max=settings.truncation),
+        "mis": _mis,
+        "sequence_mask": _sequence_mask,
+        "geometric_mask": _geometric_mask,
+        "mis_po": _mis_po,
+    },
+)
 
 
 def correction_of(
@@ -98,7 +102,7 @@ def correction_of(
         episode_N: episode of each token; episodes must be whole.
     """
     prox_logp_N = prox_logp_N.detach()
-    return CORRECTIONS[settings.correction](
+    return CORRECTIONS.named(settings.correction)(
         lambda level: ratio_of(level, prox_logp_N, behaviour_logp_N, episode_N), settings
     )
 
@@ -111,7 +115,7 @@ Anchored = tuple[torch.Tensor, torch.Tensor]  # anchor_logp_N, weight_N
 def clip_around_behaviour(
     prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]
 ) -> Anchored:
-    """Return behaviour_logp as anchor and weight 1; only the clip (or "shape") limits the drift of a reused token.
+    """Return behaviour_logp as anchor and weight 1; only the clip limits the drift of a reused token.
 
     Args:
         prox_logp_N: log-probs under the learner at the start of the update, nats.
@@ -152,7 +156,6 @@ REUSE_CORRECTIONS: dict[str, Callable[..., Anchored]] = {
     "clip": clip_around_behaviour,
     "truncate": truncated_weight,
     "mask": masked_weight,
-    "shape": clip_around_behaviour,
 }
 
 

@@ -2,7 +2,7 @@
 
     TABLE                               name -> (default, unit and meaning); "preset" leaves the value to `loss`
     LossSettings.of(config)             every setting with its final value
-    LossSettings.of(config).reuse_ramp  one of them
+    LossSettings.of(config).clip_low    one of them
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ TABLE: dict[str, Setting] = {
     "longest_answer": Setting(
         None, "tokens an episode may write, for constant and overlong; None: max_turns*max_turn_tokens"
     ),
-    "turn_mask": Setting(
-        "all", 'turns of an episode that are trained on: "all", "first", "last", "right" (no error, no corrected turn)'
-    ),
+    "turn_mask": Setting("all", 'turns of an episode that are trained on: "all", "first" or "last"'),
     # off-policy correction and masks
     "ratio_anchor": Setting(
         PRESET, 'ratio to "decoupled" (learner at the start) or "bypass" (engine) (decoupled if no preset)'
@@ -96,14 +94,6 @@ TABLE: dict[str, Setting] = {
     "off_policy_mask": Setting(
         None, "maximum mean log-ratio of episodes with advantage < 0, nats per token; None: no mask"
     ),
-    "cov_clip_ratio": Setting(
-        0.0,
-        "share of tokens, drawn at random from window, that lose their gradient; 0: none",
-        "cov_clip.share", is_head=True,
-    ),
-    "cov_clip_window": Setting(
-        (1.0, 40.0), "range of the covariance of advantage and log-prob from which they are drawn", "cov_clip.window"
-    ),
     # entropy and KL terms
     "entropy_coeff": Setting(0.0, "weight of the entropy bonus; 0: none"),
     "kl_coeff": Setting(
@@ -129,11 +119,6 @@ TABLE: dict[str, Setting] = {
         1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy", "kl.reference_rate"
     ),
     # advantage estimation and reward shaping
-    "recalibration_window": Setting(
-        10_240,
-        "number of recent group means whose median is the baseline of recalibrated",
-        "advantage.window", ("recalibrated",),
-    ),
     "prior_weight": Setting(
         2.0, "episodes that the mean reward of the domain counts as in the baseline", "advantage.prior_weight",
         ("posterior",),
@@ -157,31 +142,9 @@ TABLE: dict[str, Setting] = {
     "overlong_share": Setting(
         0.2, "share of longest_answer over which the length penalty rises, in (0, 1]", "overlong_penalty.share"
     ),
-    "tool_reward": Setting(
-        0.0, "reward per tool call, at most 1 per episode; 0: none", "tool_reward.per_call", is_head=True
-    ),
-    "tool_reward_iterations": Setting(200, "iterations over which tool_reward decays to 0", "tool_reward.iterations"),
     "dynamic_sampling_tries": Setting(
         PRESET, "rounds of fresh prompts in place of groups without signal (0 if no preset)"
     ),
-    # stored groups
-    "reuse_shaping": Setting(
-        0.1, "beta in w / (w + beta)", "replay_reuse_correction.beta", ("shape",)
-    ),
-    "reuse_normalisation": Setting("split", '"split" (played and reused tokens are averaged separately) or "joint"'),
-    "reuse_advantage": Setting(None, "advantage rule of reused groups; None: that of played groups"),
-    "reuse_positive_only": Setting(False, "train only on reused episodes with a positive advantage"),
-    "reuse_ramp": Setting(
-        0,
-        "iterations over which the weight of reused tokens rises from 0 along a cosine; 0: no ramp",
-        "replay_reuse_coeff.ramp",
-    ),
-    "rescue": Setting(
-        "none",
-        'mix in stored successes: "none", "arpo" (in failed groups) or "rlep" (in every group)',
-        "rescue.name", is_head=True,
-    ),
-    "rescue_episodes": Setting(2, "maximum number of stored successes per group", "rescue.episodes", ("rlep",)),
 }
 REPLAY_NAMES = ("reuse_correction", "mask_window", "max_logp_gap")  # of the replay table, prefixed `replay_` there
 
@@ -212,8 +175,6 @@ class LossSettings:
     correction_window: tuple[float, float]
     sequence_window: tuple[float, float]
     off_policy_mask: float | None
-    cov_clip_ratio: float
-    cov_clip_window: tuple[float, float]
     entropy_coeff: float
     kl_coeff: float
     kl_estimator: str
@@ -222,7 +183,6 @@ class LossSettings:
     kl_on_reused: str
     reference_every: int
     reference_rate: float
-    recalibration_window: int
     prior_weight: float
     min_surprise: float
     surprise_scale: str
@@ -231,16 +191,7 @@ class LossSettings:
     critic_lr: float
     overlong_penalty: float
     overlong_share: float
-    tool_reward: float
-    tool_reward_iterations: int
     dynamic_sampling_tries: int
-    reuse_shaping: float
-    reuse_normalisation: str
-    reuse_advantage: str | None
-    reuse_positive_only: bool
-    reuse_ramp: int
-    rescue: str
-    rescue_episodes: int
     reuse_correction: str
     mask_window: tuple[float, float]
     max_logp_gap: float | None
@@ -280,7 +231,7 @@ class LossSettings:
     @property
     def needs_batch_statistics(self) -> bool:
         """Return whether each step needs statistics of the whole batch before its gradient."""
-        return self.clip_rule == "bapo" or self.cov_clip_ratio > 0
+        return self.clip_rule == "bapo"
 
     def changed(self, **values: Any) -> LossSettings:
         """Return these settings with some changed."""

@@ -175,16 +175,6 @@ class ReplayBufferActor:
         self._busy_s += time.perf_counter() - begin
         return answer
 
-    def successes(self, keys: Sequence[str], now: int) -> list[GroupMeta]:
-        """Return stored groups of these prompts that contain a success; see `SRLReplayBuffer.successes`."""
-        return [GroupMeta.of(group, group) for group in self.buffer.successes(keys, now).values()]
-
-    @ray.method(num_returns=2)
-    def successes_apart(self, keys: Sequence[str], now: int) -> tuple[list[GroupMeta], list[Group]]:
-        """Return the result of `successes` as two objects, metadata and groups, as `sample_apart` does."""
-        metas = self.successes(keys, now)
-        return ColumnarList(replace(meta, ref=None) for meta in metas), ColumnarList(meta.ref for meta in metas)
-
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by human ratings; see `SRLReplayBuffer.rate`."""
         return self.buffer.rate(ratings, now, request)

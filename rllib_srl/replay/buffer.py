@@ -343,22 +343,6 @@ class SRLReplayBuffer:
             change.answer = drawing.to_json()
         return groups
 
-    def successes(self, keys: Sequence[str], now: int) -> dict[str, Group]:
-        """Return prompt key -> its newest group with a success whose age is in (0, `max_age`] iterations.
-
-        The lookup is not a draw and does not count as a use: a success is trained on as part of a played group
-        (`batch/mixing.py`). Keys without such a group are left out.
-        """
-        rows, found = self.store.groups, dict[str, Group]()
-        for key in keys:
-            slot = self.store.slot_of(int(key, 16))
-            for group in reversed(self.store.groups_of(slot)) if slot is not None else ():
-                age = now - int(rows["born"][group])
-                if rows["num_success"][group] > 0 and 0 < age <= self.settings.max_age:
-                    found[key] = replace(self.ledger.payloads.get(int(rows["seq"][group])), origin="reuse")
-                    break
-        return found
-
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by human ratings, on the scale of `rating_scale`; return the number of items graded.
 

@@ -226,17 +226,6 @@ class ReplayClient:
             reuse_fraction=settings.reuse_fraction if reuse is None else reuse,
         )
 
-    def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
-        """Return prompt key -> an older stored group with a success, for those played groups that have one."""
-        if not (keys := list(dict.fromkeys(group.prompt.key for group in groups))):
-            return {}
-        call = (
-            Call.of(ReplayBufferActor.successes, keys, now)
-            if self._is_local
-            else Call.of_first(ReplayBufferActor.successes_apart, keys, now)
-        )
-        return {meta.prompt.key: meta for meta in self._call(call, "looking up successes")}
-
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Send references to the learners' hidden states to the buffer.
 

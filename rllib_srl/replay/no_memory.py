@@ -37,10 +37,6 @@ class NoMemory:
     def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
         """Do nothing; `validate` refuses adaptive fractions without a memory."""
 
-    def successes(self, groups: Sequence[GroupMeta], now: int) -> dict[str, GroupMeta]:
-        """Return nothing."""
-        return {}
-
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Do nothing."""
 

@@ -22,7 +22,7 @@ def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Coun
 
     Args:
         groups: played and drawn groups.
-        trained: groups of the batch, parts of groups included; those of other origins (rescue) are left out.
+        trained: groups of the batch, parts of groups included.
     """
     whats = ("groups", "signal", "tokens", "generated")
     counts: Counter[str] = Counter({f"num_{what}_{origin}": 0 for what in whats for origin in ORIGINS})
@@ -30,9 +30,8 @@ def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Coun
         counts[f"num_groups_{group.origin}"] += 1
         counts[f"num_generated_{group.origin}"] += int(group.num_loss_tokens_G.sum())  # reuse: at the time of play
     for group in trained:
-        if group.origin in ORIGINS:
-            counts[f"num_signal_{group.origin}"] += 1
-            counts[f"num_tokens_{group.origin}"] += int(group.num_loss_tokens_G.sum())
+        counts[f"num_signal_{group.origin}"] += 1
+        counts[f"num_tokens_{group.origin}"] += int(group.num_loss_tokens_G.sum())
     return counts
 
 

@@ -30,7 +30,7 @@ from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, WHOLE_POOL
 
 AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
-CORRECTIONS = ("clip", "truncate", "mask", "shape")
+CORRECTIONS = ("clip", "truncate", "mask")
 DIVERSITY_ON = ("interval", "draw")
 
 
@@ -138,11 +138,11 @@ class ReplaySettings:
     max_age: int = setting(6, "maximum age of a reused group, iterations")
     max_uses: int = setting(4, "maximum number of times a group is reused")
     reuse_coeff: float = setting(
-        1.0, "weight of the loss of reused groups; that of played groups is 1", of="reuse_coeff.coeff", is_head=True
+        1.0, "weight of the loss of reused groups; that of played groups is 1"
     )
     reuse_correction: str = setting(
         "clip",
-        'off-policy correction of reused groups: "clip", "shape", "truncate" or "mask" (docs/losses.md)',
+        'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
         of="reuse_correction.name", is_head=True,
     )
     mask_window: tuple[float, float] = setting(

@@ -34,7 +34,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall
 from rllib_srl.rollout.replies import BadReplyError, Constructed, attribute, construct
-from rllib_srl.types import Group, Prompt, StopReason, with_marks
+from rllib_srl.types import Group, Prompt, StopReason, with_starts
 
 _MIN_EPISODES = 2  # below that no episode can be compared with another
 _TERMINAL = {StopReason.TERMINATED, StopReason.UNPARSABLE, StopReason.TOOL_TIMEOUT}
@@ -100,7 +100,7 @@ def to_group(
 def _extra_of(episodes: list[SingleAgentEpisode], keep_turns: bool) -> dict[str, Any]:
     marks = {**_marks_of(episodes), **(_turns_of(episodes) if keep_turns else {})}
     starts_G = [episode.custom_data.get("starts", (0,)) for episode in episodes]
-    return with_marks(marks, starts_G, [episode.custom_data.get("wrong_turns", ()) for episode in episodes])
+    return with_starts(marks, starts_G)
 
 
 def _marks_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
@@ -176,7 +176,6 @@ def _to_episode(group: Group, g: int) -> SingleAgentEpisode:
         error="",
         pass_reward=group.pass_reward,
         starts=group.starts(g),
-        wrong_turns=group.wrong_turns(g),
         is_unpaid=group.is_unpaid,
     )
     return episode

@@ -9,8 +9,7 @@ between without waiting, and waits for them only while no turn is being generate
 An episode has one step per turn: observation = the new prompt-side ids, action = the sampled ids exactly
 as sampled, `extra_model_outputs["action_logp"]`, reward. The observation after the last turn is empty.
 (An episode ended by infrastructure may close with an observation that has no turn.)
-`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error`, `pass_reward`, `starts`,
-`wrong_turns`.
+`custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error`, `pass_reward`, `starts`.
 
 An environment whose agent calls the policy itself (`Reply.ask`) takes the same way: a call is a turn, and
 `Conversations` decides what tokens it is given. The episode is written when it ends, one conversation after the other.
@@ -38,7 +37,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
 from rllib_srl.rollout.conversations import OUT_OF_CALLS, TOO_LONG, Ask, AskRefusedError, Conversations
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
-from rllib_srl.rollout.replies import TURN_FAULT, Constructed, Reply, answer, construct, refuse, reset, step
+from rllib_srl.rollout.replies import Constructed, Reply, answer, construct, refuse, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import ProcessBrokenError, Prompt, StopReason
 
@@ -175,7 +174,6 @@ class LiveEpisode:
             error=error,
             pass_reward=self.pass_reward,
             starts=starts,
-            wrong_turns=() if self.conversations is not None else wrong_turns(self.episode),
             is_unpaid=self.is_unpaid,
         )
         return self.episode
@@ -192,24 +190,6 @@ class LiveEpisode:
             "agent/num_unheard": said.num_unheard,
         }
         return said.write(self.episode, reply.reward, {**reply.info, **counts})
-
-
-def wrong_turns(episode: SingleAgentEpisode) -> list[tuple[int, int]]:
-    """Return where the wrong turns are in the token stream of an episode: first token, and the one after the last.
-
-    A turn before the last one is wrong if the environment marked it with `info["turn_fault"] = "error"`, or with
-    "wrong" while a later turn earned a higher reward: that turn corrected it. The last turn decides the episode and is
-    never wrong.
-    """
-    infos, rewards = episode.get_infos(), [float(reward) for reward in episode.get_rewards()]
-    found, start = [], len(episode.get_observations(0))
-    for at, action in enumerate(episode.get_actions()):
-        end, fault = start + len(action), infos[at + 1].get(TURN_FAULT)
-        is_corrected = fault == "wrong" and max(rewards[at + 1 :], default=-math.inf) > rewards[at]
-        if at + 1 < len(rewards) and (fault == "error" or is_corrected):
-            found.append((start, end))
-        start = end + len(episode.get_observations(at + 1))
-    return found
 
 
 def _policy_caused(live: LiveEpisode) -> StopReason | None:

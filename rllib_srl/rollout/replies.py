@@ -27,8 +27,6 @@ from rllib_srl.rollout.conversations import Ask
 from rllib_srl.types import Prompt, StopReason
 
 ROLES = ("user", "tool")
-TURN_FAULT = "turn_fault"  # in the info of a step: what was wrong with the turn
-TURN_FAULTS = ("error", "wrong")  # it failed; it is a wrong answer that may be corrected
 
 _PLAIN = (str, int, float, bool, type(None), np.number, np.bool_)
 # The stop reasons an environment may report: those caused by the policy, and a grader's timeout.
@@ -154,7 +152,6 @@ def _stepped(answer: Any) -> Reply:
         )
     observation, reward, terminated, truncated, info = answer
     is_over = bool(terminated) or bool(truncated)
-    _check_turn_fault(info)
     ask, answered = _ask(info), _answered(info)
     return Reply(
         observation=_observation(observation),
@@ -270,13 +267,6 @@ def _special_ending(info: Any) -> StopReason | None:
     if ending is None:
         raise BadReplyError(f'info["stop_reason"] = {name!r}; expected one of {", ".join(_ENDINGS)}')
     return ending
-
-
-def _check_turn_fault(info: Any) -> None:
-    """Check the mark of a wrong turn, which the player reads from the info."""
-    value = info.get(TURN_FAULT) if isinstance(info, dict) else None
-    if value is not None and value not in TURN_FAULTS:
-        raise BadReplyError(f'info["{TURN_FAULT}"] = {value!r}; expected one of {", ".join(TURN_FAULTS)}')
 
 
 def _plain_info(info: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_the_weight_of_reused_groups_is_that_of_the_setting():
         learners = SimpleNamespace(num_shards=1)
         estimator = SimpleNamespace(settings=config.loss_settings())
         algo = SimpleNamespace(config=config, learners=learners, advantage_estimator=estimator)
-        (shard,) = SRL._shards(algo, batch, 1)
+        (shard,) = SRL._shards(algo, batch)
         found[reuse_coeff] = shard.scales
     assert found[1.0] == [1 / 14, 1 / 8] and found[0.5] == [1 / 14, 0.5 / 8]
 

@@ -95,7 +95,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
             config.planner(probe_prompts=4)
             config.replay(history="kl")
         else:
-            config.training(loss="bapo", cov_clip_ratio=0.01, kl_coeff=0.01, kl_on_reused="weighted")
+            config.training(loss="bapo", kl_coeff=0.01, kl_on_reused="weighted")
             config.planner(mode="sec")
         algo = config.build_algo()
         for _ in range(3):

@@ -146,7 +146,6 @@ def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, ca
     [
         ({"advantage": "leave_one_out"}, "GRPO learns nothing from equal rewards"),
         ({"advantage": "posterior"}, "trains on these only where a result differs from what is predicted"),
-        ({"advantage": "recalibrated"}, "only by their difference from the median of recent groups"),
         ({"advantage": "gae"}, "They are trained on, but"),
     ],
 )
@@ -198,7 +197,7 @@ def test_surprise_is_of_paid_groups_with_a_visit(tmp_path):
     )
     unpaid = replace(unpaid, has_reward_G=np.zeros(2, bool))
     visits = {one.group_id: Visit(one.group_id, one.prompt.key) for one in (paid, unpaid)}
-    estimator, batch = AdvantageEstimator(LossSettings.made(), 0.9, 1), AdvantageBatch([paid], [], [], {})
+    estimator, batch = AdvantageEstimator(LossSettings.made()), AdvantageBatch([paid], [], [], {})
     report = Report(MetricsLogger(root=True), tmp_path)
     report.signal([paid, unpaid, unseen], batch, visits, estimator)
     found = report._metrics.reduce(compile=True)

@@ -119,6 +119,3 @@ def test_what_is_drawn_by_other_rules_is_not_judged(config, build):
     iterations = go(algo, 4)
     reused = [meta for one in iterations for meta in one.reused]
     assert reused and all(meta.history is None and np.ptp(meta.rewards_G) > 0 for meta in reused)
-    algo = build(config, advantage="posterior", reuse_advantage="leave_one_out", group_size=3)
-    reused = [meta for one in go(algo, 4) for meta in one.reused]
-    assert reused and all(meta.history is None and np.ptp(meta.rewards_G) > 0 for meta in reused)

@@ -45,19 +45,13 @@ def test_batch_divides_by_the_spread_of_all_groups():
     np.testing.assert_allclose(apart, one)
 
 
-def test_recalibrated_subtracts_the_median_of_group_means():
-    groups = [np.array([1.0, 0.0]), np.array([1.0, 1.0]), np.array([0.0, 0.0])]  # means .5, 1, 0
-    assert [a.tolist() for a in group_relative(groups, "recalibrated")] == [[0.5, -0.5], [0.5, 0.5], [-0.5, -0.5]]
-    assert group_relative(groups[:1], "recalibrated", baseline=0.25)[0].tolist() == [0.75, -0.25]
-
-
 def test_gae_hands_the_return_on():
     assert group_relative([np.array([1.0, 0.25])], "gae")[0].tolist() == [1.0, 0.25]
 
 
 def test_which_groups_train_depends_on_what_the_rule_looks_at():
     equal = np.array([0.5, 0.5])
-    wanted = {rule: rule in ("recalibrated", "gae") for rule in ADVANTAGES}
+    wanted = {rule: rule == "gae" for rule in ADVANTAGES}
     assert {rule: trains(equal, rule) for rule in ADVANTAGES} == wanted
     assert all(trains(np.array([0.5, 0.6]), rule) for rule in ADVANTAGES)
 
@@ -87,3 +81,9 @@ def test_bad_input_is_named():
         group_relative([np.array([1.0, 0.0])], rule="grpo")
     with pytest.raises(ValueError, match="a group of 1 episode has no baseline"):
         group_relative([np.array([1.0])])
+
+
+def test_a_registered_rule_and_one_by_import_path_are_called_with_the_rewards_of_a_group(monkeypatch):
+    monkeypatch.setitem(ADVANTAGES, "mine", lambda rewards_G: 2 * rewards_G)
+    assert group_relative([np.array([1.0, 0.25])], "mine")[0].tolist() == [2.0, 0.5]
+    assert group_relative([np.array([1.0, 0.0])], "rllib_srl.batch.estimators:mean_only")[0].tolist() == [0.5, -0.5]

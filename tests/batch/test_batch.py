@@ -19,7 +19,7 @@ from rllib_srl.batch.layout import (
     padded_layout,
     trie_layout,
 )
-from rllib_srl.batch.mixing import part_of
+from rllib_srl.batch.parts import part_of
 from rllib_srl.types import Group, Prompt, StopReason
 
 STREAMS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 
-from rllib_srl.batch.mixing import rescues
 from rllib_srl.curriculum.controller import results_of
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs import posting
@@ -416,6 +415,3 @@ def test_whatever_reads_the_mark_of_a_pass_reads_the_environments(rewards, mark,
     assert facts_of(group, 0.95).num_success == sum(expected)
     assert group.is_success_G(0.95).tolist() == meta.is_success_G(0.95).tolist() == expected
     assert GroupDiagnostics([group], 0.95)._is_success_B.tolist() == expected
-    found = rescues([meta], {group.prompt.key: meta}, "rlep", 8, 0.95, np.random.default_rng(0))
-    rescued = found[0].meta.rewards_G.tolist() if found else []
-    assert rescued == [r for r, is_pass in zip(group.rewards_G.tolist(), expected, strict=True) if is_pass]

@@ -120,7 +120,7 @@ def test_every_turn_begins_on_a_line_of_its_own():
 )  # fmt: skip
 def test_a_call_that_does_not_fit_is_answered_and_the_episode_goes_on(turn, said):
     world = playing()
-    assert world.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_faults": 1, "turn_fault": "error"})
+    assert world.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_faults": 1})
     assert world.step("Answer: 5\n")[1:3] == (1.0, True)
 
 

@@ -14,7 +14,6 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.losses import PRESETS
-from rllib_srl.losses.covariance import key_of_episode, keys_of
 from rllib_srl.types import GroupMeta
 from tests.losses import slow_loss
 from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
@@ -62,8 +61,8 @@ def gradient(learners):
         assert faults_of(learner.config) == []
         settings = learner.config.loss_settings()
         learner.critic = critic if settings.use_critic else None
-        arguments = (settings.aggregation, settings.longest_answer, settings.reuse_normalisation)
-        names = dict(zip(("aggregation", "longest", "normalisation"), arguments, strict=True))
+        arguments = (settings.aggregation, settings.longest_answer)
+        names = dict(zip(("aggregation", "longest"), arguments, strict=True))
         (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
         return got, stats, lambda bounds=(0, 0): slowly(
             learner, settings, played, stored, reuse_coeff, bounds
@@ -159,9 +158,6 @@ def test_a_name_acts_on_played_tokens(gradient, without, change):
 REUSED = [
     ("replay_reuse_correction clip", {"replay_reuse_correction": "truncate"}, {"replay_reuse_correction": "clip"}),
     ("replay_reuse_correction mask", {}, {"replay_reuse_correction": "mask", "replay_mask_window": (0.9, 1.1)}),
-    ("replay_reuse_correction shape", {}, {"replay_reuse_correction": "shape"}),
-    ("reuse_shaping", {"replay_reuse_correction": "shape"}, {"reuse_shaping": 0.5}),
-    ("reuse_normalisation", {}, {"reuse_normalisation": "joint"}),
     ("kl_on_reused", {"kl_coeff": 1.0}, {"kl_on_reused": "weighted"}),
     ("aggregation sequence_mean", {}, {"aggregation": "sequence_mean"}),
     ("ratio_level geometric", {"clip_low": 0.1}, {"ratio_level": "geometric"}),
@@ -203,46 +199,6 @@ def test_bapo_finds_its_bounds_in_the_whole_batch(gradient, mode):
     assert stats["bapo_steps"] > 0 and relative_gap(got, held) > 1e-3
 
 
-def test_the_covariance_clip_takes_exactly_its_share_and_the_same_tokens_in_any_micro_batches(gradient, learners):
-    window = {"cov_clip_ratio": 0.1, "cov_clip_window": (0.0, 1e9), **BARE}
-    plain, *_ = gradient(**BARE)
-    clipped, stats, _ = gradient(**window)
-    num_tokens = sum(int(group.loss_mask_N.sum()) for group in GROUPS)  # 52
-    assert stats["cov_clipped"] * num_tokens == pytest.approx(5)  # floor(.1 * 52)
-    taken = tokens_taken(learners._learner)
-    assert relative_gap(clipped, plain) > 1e-3
-    merged, *_ = gradient(**window, micro_batch_tokens=10_000)
-    assert relative_gap(merged, clipped) < 1e-5 and tokens_taken(learners._learner) == taken
-    # by hand: means over all tokens, then the lowest keys of those with a covariance above 0
-    assert taken == expected_tokens(learners._learner, 5)
-    none, stats, _ = gradient(**{**window, "cov_clip_window": (1e8, 1e9)})
-    assert relative_gap(none, plain) < 1e-6 and stats["cov_clipped"] == 0
-
-
-def tokens_taken(learner):
-    found = set()
-    for one in learner._micro_batches[False]:
-        for episode in one["episode"].unique().tolist():
-            at = one["is_cov_clipped"][one["episode"] == episode]
-            found |= {(episode, place) for place in np.flatnonzero(at.numpy()).tolist()}
-    return found
-
-
-def expected_tokens(learner, num):
-    rows = []
-    index = 0
-    for group in GROUPS:
-        logps = learner.scorer.score([group.stream(g).tolist() for g in range(group.size)])
-        for g, logp in enumerate(logps):
-            mask = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]][1:]
-            keys = keys_of(np.full(mask.sum(), key_of_episode(group.group_id, g)), np.arange(mask.sum()))
-            rows += [(advantages_of(group)[g], p, k, (index, t)) for t, (p, k) in enumerate(zip(logp[mask], keys))]
-            index += 1
-    mean_a, mean_p = (np.mean([row[i] for row in rows]) for i in (0, 1))
-    chances = sorted((k, token) for a, p, k, token in rows if (a - mean_a) * (p - mean_p) > 0)
-    return {token for _, token in chances[:num]}
-
-
 def test_a_kl_in_the_reward_is_measured_and_not_in_the_loss(gradient):
     bare, *_ = gradient(**BARE)
     for estimator in ("k2", "k3"):
@@ -264,32 +220,6 @@ def test_a_turn_mask_trains_some_turns_alone(gradient):
     alone, *_ = gradient(once, **BARE)
     assert relative_gap({name: again[name] - scale * alone[name] for name in both}, both) < 1e-5
     assert relative_gap(parts["first"], both) > 1e-2 and relative_gap(parts["last"], both) > 1e-2
-
-
-def test_wrong_turns_get_no_gradient(gradient):
-    """The gradient is that of the same groups with these tokens off the mask, at the normalisation of all tokens."""
-    groups = [two_turns(group) for group in GROUPS]
-    marked, without = [], []
-    for group in groups:
-        mask_N, spans = group.loss_mask_N.copy(), {}
-        for g in np.flatnonzero(group.num_turns_G() == 2):
-            written = np.flatnonzero(mask_N[group.offsets[g] : group.offsets[g + 1]]) + group.offsets[g]
-            mask_N[written[0]] = False  # `two_turns` makes the first turn of one token
-            spans[str(g)] = [[int(written[0] - group.offsets[g]), int(written[0] - group.offsets[g]) + 1]]
-        marked.append(replace(group, extra={"wrong_turns": spans}))
-        without.append(replace(group, loss_mask_N=mask_N))
-        marked[-1].check_valid()
-    assert sum(len(group.extra["wrong_turns"]) for group in marked) > 2
-    right, stats, _ = gradient(marked, **BARE, turn_mask="right")
-    alone, *_ = gradient(without, **BARE)
-    scale = sum(g.loss_mask_N.sum() for g in without) / sum(g.loss_mask_N.sum() for g in groups)
-    assert stats["turn_masked"] == pytest.approx(1 - scale)
-    assert 0 < scale < 1 and relative_gap(right, {name: scale * alone[name] for name in alone}) < 1e-5
-    every, *_ = gradient(marked, **BARE)
-    bare, *_ = gradient(groups, **BARE)
-    assert relative_gap(every, bare) == 0 and relative_gap(right, every) > 1e-2
-    unmarked, stats, _ = gradient(groups, **BARE, turn_mask="right")
-    assert relative_gap(unmarked, bare) == 0 == stats["turn_masked"]
 
 
 def one_turn_only(group):
@@ -387,7 +317,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
 @pytest.mark.parametrize(
     "given",
     [
-        {"loss": "bapo", "bapo_target": 0.9, "cov_clip_ratio": 0.1, "cov_clip_window": (0.0, 1e9)},
+        {"loss": "bapo", "bapo_target": 0.9},
         {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
         {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
     ],
@@ -410,5 +340,5 @@ def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_her
     for (found, stats), ((wanted,), wanted_stats) in zip(runs[1], runs[0], strict=True):
         for gradients in found:
             assert relative_gap(gradients, wanted) < 1e-5
-        for name in {"bapo_low", "bapo_high", "cov_clipped", "cov_eligible", "value_loss"} & set(stats):
+        for name in {"bapo_low", "bapo_high", "value_loss"} & set(stats):
             assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5), name

@@ -1,19 +1,15 @@
-"""Stored logits of ESR belong to an episode, not to a place: parts of groups, reuse of positives, rescues, resumes."""
+"""Stored logits of ESR belong to an episode, not to a place: parts of groups, resumes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
-from rllib_srl.batch.advantage_estimator import AdvantageEstimator
-from rllib_srl.batch.mixing import part_of
-from rllib_srl.batch.shard import REUSE, fetched
+from rllib_srl.batch.parts import part_of
 from rllib_srl.learner.regularisers.stored_logits import StoredLogits, key_of
-from rllib_srl.losses import LossSettings
-from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.types import Prompt
 from tests.small_learner import make_group
 
 TOP = 2
@@ -62,17 +58,6 @@ def targets_of(stored, groups):
     return found
 
 
-def estimated(groups, reused=(), stored=None, **settings):
-    """Return origins and groups to train on, as the learner fetches them."""
-    metas = [GroupMeta.of(group, group) for group in groups]
-    reused = [replace(GroupMeta.of(group, group), origin=REUSE) for group in reused]
-    by_key = {group.prompt.key: GroupMeta.of(group, group) for group in stored or ()}
-    rewards = [group.rewards_G.astype(np.float64) for group in groups]
-    estimator = AdvantageEstimator(LossSettings.made(**settings), 0.9, seed=1)
-    found = estimator.estimate(metas, rewards, None, [()] * len(metas), reused, by_key).groups
-    return [meta.origin for meta in found], fetched([meta.ref for meta in found], 30)
-
-
 def test_a_part_of_a_group_gets_what_was_stored_for_its_own_episodes():
     group = group_of(1, [0, 1])
     stored = StoredLogits(1.0, TOP, 100)
@@ -102,29 +87,6 @@ def test_a_key_is_of_the_group_its_tokens_and_what_was_written():
         group, token_ids_N=group.token_ids_N.astype(np.int64)
     )  # a stored group may come back in another type
     assert key_of(again, 1) == keys[0] == key_of(part_of(group, [1]), 0)
-
-
-def test_reused_positive_episodes_get_their_own_targets():
-    group = group_of(1, [0, 1, 0, 1])
-    stored = StoredLogits(1.0, TOP, 100)
-    store(stored, [group])
-    origins, reused = estimated([], [group], reuse_positive_only=True)
-    assert origins == [REUSE] and reused[0].size == 2
-    assert targets_of(stored, reused) == [marks_of(group, 1), marks_of(group, 3)]
-
-
-@pytest.mark.parametrize("rule", ["arpo", "rlep"])
-def test_rescued_successes_get_their_own_targets(rule):
-    old, failed = group_of(1, [0, 0, 1]), group_of(2, [0, 0, 0])
-    stored = StoredLogits(1.0, TOP, 100)
-    store(stored, [old])
-    origins, groups = estimated([failed], stored=[old], rescue=rule)
-    assert origins == ["fresh", "rescue"] and groups[1].size == 1
-    assert targets_of(stored, groups[1:]) == [marks_of(old, 2)]
-    # The failed group is stored as it was trained on: with ARPO without its first episode.
-    store(stored, groups[:1])
-    wanted = [marks_of(failed, g) for g in range(3)]
-    assert targets_of(stored, [failed]) == ([None, *wanted[1:]] if rule == "arpo" else wanted)
 
 
 def test_a_state_goes_on_and_one_by_place_stores_nothing():

@@ -110,7 +110,7 @@ def episode_loss(
     if one.is_reused:
         rho = [math.exp(p - b) for p, b in zip(prox, one.behaviour, strict=True)]
         low, high = settings.mask_window
-        is_behaviour = settings.reuse_correction in ("clip", "shape")
+        is_behaviour = settings.reuse_correction == "clip"
         anchor = list(one.behaviour) if is_behaviour else prox
         of = {"truncate": lambda x: min(x, high), "mask": lambda x: x if low <= x <= high else 0.0}
         weights = [of.get(settings.reuse_correction, lambda x: 1.0)(x) for x in rho]
@@ -130,8 +130,6 @@ def episode_loss(
             "sequence": torch.stack(gaps).sum().detach() + gap - gap.detach(),
         }[settings.ratio_level].exp()
         loss = surrogate(settings, ratio, a[t], one.logp[t], bounds)
-        if one.is_reused and settings.reuse_correction == "shape":
-            loss = -ratio / (ratio + settings.reuse_shaping) * a[t]
         loss = torch.zeros(()) if is_out else weights[t] * loss
         if settings.kl_coeff and (not one.is_reused or settings.kl_on_reused == "weighted"):
             weight = math.exp(prox[t] - one.behaviour[t]) if one.is_reused else 1.0
@@ -158,8 +156,7 @@ def scales(settings: LossSettings, episodes: Sequence[Told], reuse_coeff: float)
     """Return the scale of each episode's tokens."""
     found = []
     for one in episodes:
-        is_joint = settings.reuse_normalisation == "joint"
-        side = [other for other in episodes if is_joint or other.is_reused == one.is_reused]
+        side = [other for other in episodes if other.is_reused == one.is_reused]
         unit = {
             "token_mean": 1 / sum(other.num for other in side),
             "sequence_mean": 1 / len(side) / one.num,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -30,7 +29,6 @@ from rllib_srl.losses import (
     shaped,
 )
 from rllib_srl.losses.bapo import bounds_of, masses, path_of
-from rllib_srl.losses.covariance import eligible, key_of_episode, keys_of, threshold
 
 NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
 OLD = torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
@@ -348,28 +346,3 @@ def test_the_bounds_reach_the_loss():
     close(surrogate("bapo", bounds=(0.9, 1.5))[0], [-1.5, -1.105171, 1.105171, 0.9, 0.9, 1])
     with pytest.raises(ValueError, match="without bounds"):
         surrogate("bapo")
-
-
-# --- covariance clip --------------------------------------------------------------------------------------------
-
-
-def test_only_high_covariances_that_still_have_a_gradient_are_eligible():
-    # means 1/3 and -1: (A - 1/3)(logp + 1) = .667 * (1, 3, -1), -1.333 * 1, .667 * 3 clipped
-    advantage, logp = torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0]), torch.tensor([0.0, 2.0, -2.0, 0.0, 2.0])
-    weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
-    found = eligible(advantage, logp, (1 / 3, -1.0), (0.5, 3.0), weight)
-    assert found.tolist() == [True, True, False, False, False]
-    assert eligible(advantage, logp, (1 / 3, -1.0), (0.5, 1.9), weight).tolist() == [True, False, False, False, False]
-
-
-@given(st.lists(st.integers(0, (1 << 62) - 1), unique=True, max_size=30), st.integers(0, 40))
-def test_exactly_so_many_keys_lie_below_the_threshold(keys, num):
-    keys = np.array(keys, np.int64)
-    assert (keys < threshold(keys, num)).sum() == min(num, len(keys))
-
-
-def test_keys_of_tokens_differ_and_are_the_same_in_every_process():
-    episode = np.array([key_of_episode("3.1", g) for g in (0, 0, 1, 1)])
-    keys = keys_of(episode, np.array([0, 1, 0, 1]))
-    assert len(set(keys.tolist())) == 4 and (keys >= 0).all()
-    assert key_of_episode("3.1", 0) == 1948419010436071388

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rllib_srl.batch.mixing import part_meta
+from rllib_srl.batch.parts import part_meta
 from rllib_srl.replay.realised import age_counts, born_of, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
@@ -38,11 +38,11 @@ WHATS = ("groups", "signal", "tokens", "generated")
 
 
 def test_what_is_trained_on_counts_whatever_its_rewards_are():
-    """Groups of one, equal rewards, a group that was left out, an episode left out of a reused group, and a rescue."""
+    """Groups of one, equal rewards, a group that was left out, and an episode left out of a reused group."""
     fresh, silent, late = a_meta("fresh", (0.0,)), a_meta("revisit", NONE), a_meta("revisit")
     reused = a_meta("reuse", num_turns=3)
     part = part_meta(reused, [1])
-    counts = counts_of([fresh, silent, late, reused], [fresh, silent, part, part_meta(reused, [0], origin="rescue")])
+    counts = counts_of([fresh, silent, late, reused], [fresh, silent, part])
     found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in WHATS}
     assert found == {"groups": [1, 2, 1], "signal": [1, 1, 1], "tokens": [5, 10, 15], "generated": [5, 20, 30]}
     assert len(counts) == 12 and shares_of(counts)["revisit_share_signal"] == 1 / 2

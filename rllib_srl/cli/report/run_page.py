@@ -52,7 +52,6 @@ MEMORY = {  # metric of the memory -> title and meaning
     "observed_recall_mean": "recall, observed",
     "predicted_recall_mean": "recall, predicted",
     "surprise_mean": "mean surprise, |reward - prediction from history|",
-    "reward_calibration_error": "calibration error of that prediction",
 }
 
 
