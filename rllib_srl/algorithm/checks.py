@@ -29,7 +29,7 @@ from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, describe
 from rllib_srl.engine.stub.answers import gold_turns
 from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
 from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
-from rllib_srl.losses.regulariser_settings import RegulariserSettings, parameter_faults, size_faults
+from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, size_faults
 from rllib_srl.replay.diversity.embedders import packaged_sentence_model
 from rllib_srl.replay.diversity.neighbours import check_faiss
 from rllib_srl.rollout import EnvCalls, make_transcript
@@ -151,7 +151,7 @@ def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
     if longest is not None and isinstance(tokens, int) and tokens > longest:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model"
     if not any(parameter_faults(config.regularisers)):
-        yield from size_faults(RegulariserSettings.of(config.regularisers), sizes.num_layers, sizes.num_tokens)
+        yield from size_faults(made(config.regularisers), sizes.num_layers, sizes.num_tokens)
 
 
 @lru_cache(maxsize=64)

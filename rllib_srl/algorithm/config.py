@@ -71,7 +71,8 @@ from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.engine.models import described_model, local_model
 from rllib_srl.engine.stub.answers import Answers
 from rllib_srl.engine.stub.law import Law
-from rllib_srl.losses.regulariser_settings import RegulariserSettings
+from rllib_srl.learner.regularisers.regularisers import made
+from rllib_srl.learner.regularisers.rule import Regulariser
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
@@ -440,9 +441,9 @@ class SRLConfig(AlgorithmConfig):
         """Return the resolved settings of the loss: the user's value, else the preset's, else the default."""
         return LossSettings.of(self.flat())
 
-    def regulariser_settings(self) -> RegulariserSettings:
-        """Return the regularisers that act, with their parameters."""
-        return RegulariserSettings.of(self.regularisers)
+    def made_regularisers(self) -> dict[str, Regulariser]:
+        """Return the regularisers that act, by name."""
+        return made(self.regularisers)
 
     def replay_settings(self) -> ReplaySettings:
         """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""

@@ -48,7 +48,7 @@ READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "max_episode_tokens", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
     *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype", "lora_rank", "lora_send"),
-    *("activation_checkpointing", "loss_settings", "regulariser_settings", "replay_settings"),
+    *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings"),
 )
 CARDS = (24, 40, 80, 141)  # GiB, of the table
 
@@ -172,7 +172,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "bf16 copies": copies,
             "gathered layers": 2 * width * largest / split if config.fsdp else 0.0,
             "reference": 4.0 * num / parts if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
-            "regularisers": 4.0 * trained / parts * config.regulariser_settings().num_copies,
+            "regularisers": 4.0 * trained / parts * sum(one.num_copies for one in config.made_regularisers().values()),
             "activations": tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
             "reserve": RESERVE,
         }

@@ -113,7 +113,7 @@ TRAINING = {
     ),
     **LOSS_TABLE,
     "regularisers": Setting(
-        None, "terms against forgetting by name: ewc l2 lwf esr gere, with parameters, docs/losses.md; None: none"
+        None, "terms against forgetting by name: ewc l2 lwf, with parameters, docs/losses.md; None: none"
     ),
     "compute_dtype": Setting(
         "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'

@@ -606,22 +606,24 @@ class SRL(SavedAlgorithm):
 
     def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:
         """Let the regularisers take over what was learned in stages that ended; the groups are those just played."""
-        settings = self.config.regulariser_settings()
-        if not ended or not settings.needs_stages:
+        of_stages = {name: one for name, one in self.config.made_regularisers().items() if one.needs_stages}
+        if not ended or not of_stages:
             return
         own = [group for group in groups if group.prompt.domain in ended]
-        if settings.ewc:
-            num_P = np.cumsum([0, *(len(group.rewards_G) for group in own)])
-            own = own[: int(np.searchsorted(num_P, settings.ewc.episodes))]
+        num_read = {name: one.num_stage_episodes for name, one in of_stages.items()}
+        num_P = np.cumsum([0, *(len(group.rewards_G) for group in own)])
+        own = own[: int(np.searchsorted(num_P, max(num_read.values())))]
         nothing = [np.zeros(len(group.rewards_G)) for group in own]
         shards = build_shards(own, nothing, self.learners.num_shards, self.config.sync_timeout_s)
         with self._engines_at_rest():
             num = self.learners.end_stages(ended, shards, self.config.update_timeout_s)
-        if settings.ewc:
+        if readers := [name for name, most in num_read.items() if most]:
             self.report.count("num_importance_episodes", num)
-        if settings.ewc and not num:
-            named = ", ".join(ended)
-            self.report.warn(f"regularisers.ewc: no episode of {named} at the end of its stage; it is not protected")
+            if not num:
+                self.report.warn(
+                    f"regularisers.{readers[0]}: no episode of {', '.join(ended)} at the end of its stage; it is not "
+                    "protected"
+                )
 
     def _sync_weights(self) -> None:
         with self._runners_at_rest():

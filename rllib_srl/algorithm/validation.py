@@ -366,8 +366,6 @@ def _splitting_tokens(config: Any) -> Iterator[str]:
         yield f"{shown} with use_critic = True; expected False: no learner has the hidden states of all tokens"
     if config.replay_embedding == "policy":
         yield f"{shown} with replay_embedding = 'policy'; expected another: no learner has all hidden states"
-    if config.regulariser_settings().gere:
-        yield f"{shown} with regularisers.gere; expected none: its texts are padded, and only tries are split"
 
 
 def _placement(config: Any) -> Iterator[str]:

@@ -40,6 +40,7 @@ from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.regularisers.regularisers import Regularisers
+from rllib_srl.learner.regularisers.rule import Training
 from rllib_srl.learner.rl_module import CausalLMModule, episode_means
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharing_check import is_sharing_exact
@@ -88,8 +89,9 @@ class GRPOTorchLearner(TorchLearner):
             hidden_size = int(self.model.config.hidden_size)
             over = config.num_learners, config.learners_per_shard
             self.critic = Critic(hidden_size, settings.critic_lr, device, *over)
-        own = (config.regulariser_settings(), self.policy, self.scorer, device)
-        self.regularisers = Regularisers(*own, config.num_shards, config.is_sharded)
+        parameters = dict(self.policy.saved_parameters())
+        own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded)
+        self.regularisers = Regularisers(config.made_regularisers(), own)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
         sends_adapter = config.flat().sends_adapter()
         self._sender = WeightSender(

@@ -4,24 +4,19 @@
     ewc    1/2 sum_i F_i (theta_i - theta*_i)^2                  gradient  F (theta - theta*)
            F_i = mean over episodes of (d log pi(y|x) / d theta_i)^2,  F <- decay F + F_new at the end of a stage
     lwf    KL of the policy and a frozen policy on the policy's own tokens: `losses/kl.py`
-    esr    KL of the policy to the one that first trained on a group, over its k likeliest tokens and all others as one
-    gere   margin of activations beyond the thresholds of the starting model: `Thresholds`
+    top_kl KL to a stored distribution over its k likeliest tokens and all others as one
 
 Each is multiplied by its `coeff` elsewhere (`learner/regularisers/`).
 
 Sources: Kirkpatrick et al. 2017 (EWC), arXiv 1612.00796 eq. 3; Schwarz et al. 2018 (online EWC), arXiv 1805.06370
-section 3; Li and Hoiem 2016 (LwF), arXiv 1606.09282; GeRe, arXiv 2508.04676 and its released code; ESR, arXiv
-2403.15049 (self-replay with stored logits).
+section 3; Li and Hoiem 2016 (LwF), arXiv 1606.09282.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 LEAST_REST = 1e-6  # probability of all other tokens below which it does not change the loss: fp32 ends there
-LOWER, BETWEEN, UPPER = -1, 0, 1  # labels of activations
 
 
 def pull(
@@ -66,39 +61,3 @@ def top_kl(stored_NK: torch.Tensor, logp_NK: torch.Tensor) -> torch.Tensor:
     log_p, log_q = (rest.clamp(min=LEAST_REST).log() for rest in (p_rest, q_rest))
     over_top = (stored_NK.exp() * (stored_NK - logp_NK)).sum(-1)
     return over_top + p_rest.clamp(min=0) * (log_p - log_q)
-
-
-class Thresholds(NamedTuple):
-    """Bounds [D] of the activations of a layer: mean -+ one standard deviation of the starting model."""
-
-    low_D: torch.Tensor
-    high_D: torch.Tensor
-
-    @classmethod
-    def of(cls, hidden_ND: torch.Tensor) -> Thresholds:
-        """Return the bounds over all tokens of all texts, dimension by dimension."""
-        mean_D, std_D = hidden_ND.mean(0), hidden_ND.std(0, correction=0)
-        return cls(mean_D - std_D, mean_D + std_D)
-
-    def labels(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Return LOWER at or below the lower bound, UPPER at or above the upper one, else BETWEEN; int8 [N, D]."""
-        is_low, is_high = hidden_ND <= self.low_D, hidden_ND >= self.high_D
-        return is_high.to(torch.int8) - is_low.to(torch.int8)
-
-    def margin(self, hidden_ND: torch.Tensor, labels_ND: torch.Tensor) -> torch.Tensor:
-        """Return the mean distance of activations from the side that the starting model had them on.
-
-            LOWER    relu(h - low)
-            BETWEEN  relu(h - high) + relu(low - h)
-            UPPER    relu(high - h)
-
-        The mean is over the entries that are not 0; without any it is 0, with a gradient of 0.
-
-        Args:
-            hidden_ND: activations of the policy in training, with gradient.
-            labels_ND: `labels` of the starting model on the same tokens.
-        """
-        above_low, below_high = torch.relu(hidden_ND - self.low_D), torch.relu(self.high_D - hidden_ND)
-        outside = torch.relu(hidden_ND - self.high_D) + torch.relu(self.low_D - hidden_ND)
-        entries = torch.where(labels_ND == LOWER, above_low, torch.where(labels_ND == UPPER, below_high, outside))
-        return entries.sum() / torch.count_nonzero(entries).clamp(min=1)

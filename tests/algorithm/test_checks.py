@@ -157,14 +157,16 @@ def test_regularisers_beyond_the_models_size_are_refused(config, random_llama_di
     described = json.loads((random_llama_dir / "config.json").read_text())
     layers, tokens = described["num_hidden_layers"], described["vocab_size"]
     config.replay(capacity=100, reuse_fraction=0.25)
-    config.training(regularisers={"gere": {"layer": layers, "max_tokens": 8}, "esr": {"top_k": tokens + 1}})
+    gere = {"layer": layers, "max_tokens": 8}
+    config.training(regularisers={"contrib.gere": gere, "contrib.esr": {"top_k": tokens + 1}})
     assert lines_of(config) == [
-        f"regularisers.gere.layer = {layers}; expected {-layers} to {layers - 1}, a layer of the model "
+        f"regularisers.contrib.gere.layer = {layers}; expected {-layers} to {layers - 1}, a layer of the model "
         f"'{random_llama_dir}'",
-        f"regularisers.esr.top_k = {tokens + 1}; expected at most {tokens}, the vocabulary of the model "
+        f"regularisers.contrib.esr.top_k = {tokens + 1}; expected at most {tokens}, the vocabulary of the model "
         f"'{random_llama_dir}'",
     ]
-    config.training(regularisers={"gere": {"layer": -layers, "max_tokens": 8}, "esr": {"top_k": tokens}})
+    gere = {"layer": -layers, "max_tokens": 8}
+    config.training(regularisers={"contrib.gere": gere, "contrib.esr": {"top_k": tokens}})
     config.validate()
 
 

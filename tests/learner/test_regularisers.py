@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from rllib_srl.batch.shard import build_shards
-from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.types import GroupMeta, Prompt
@@ -100,8 +99,8 @@ def test_a_coefficient_of_zero_changes_no_bit(config, ray_here):
 
 
 @pytest.mark.slow
-def test_l2_and_gere_are_the_same_with_shards(config, ray_here):
-    config = changed(config, regularisers={"l2": 0.5, "gere": 2.0}, grad_clip=0.5, optimizer_name="adamw", lr=1e-4)
+def test_l2_is_the_same_with_shards(config, ray_here):
+    config = changed(config, regularisers={"l2": 0.5}, grad_clip=0.5, optimizer_name="adamw", lr=1e-4)
     local = learner_group(config)
     wanted = [update(local, GROUPS) for _ in range(3)]
     two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
@@ -113,8 +112,7 @@ def test_l2_and_gere_are_the_same_with_shards(config, ray_here):
     assert wanted[2][1]["regularisers/l2"] > wanted[1][1]["regularisers/l2"] > wanted[0][1]["regularisers/l2"] == 0
     for (gradients, stats), (expected, by_one) in zip(own, wanted, strict=True):
         assert relative_gap(gradients[0], expected[0]) < 1e-4
-        for name in ("regularisers/l2", "regularisers/gere"):
-            assert stats[name] == pytest.approx(by_one[name], rel=1e-3)
+        assert stats["regularisers/l2"] == pytest.approx(by_one["regularisers/l2"], rel=1e-3)
 
 
 # --- EWC ----------------------------------------------------------------------------------------------
@@ -226,70 +224,6 @@ def test_two_learners_measure_the_importance_of_one(config, ray_here):
         assert again[name] == pytest.approx(stats[name], rel=1e-3) and stats[name] > 0
 
 
-# --- ESR ----------------------------------------------------------------------------------------------
-
-REUSING = {"regularisers": {"esr": {"coeff": 2.0, "top_k": 3, "episodes": 8}}}
-
-
-@pytest.fixture
-def reusing(config):
-    return config.copy(copy_frozen=False).replay(reuse_fraction=0.25)
-
-
-def distributions_of(model, group, g):
-    """Return log-probs of all tokens at each token that the policy wrote [T, V], by Hugging Face's forward pass."""
-    ids = torch.tensor(group.stream(g), dtype=torch.long)
-    mask = torch.from_numpy(group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]])
-    return model(ids[None]).logits[0, :-1].log_softmax(-1)[mask[1:]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefix_sharing", [True, False])
-def test_esr_holds_reused_groups_at_their_stored_logits(reusing, random_llama_dir, ray_here, prefix_sharing):
-    group, plain = (learner_group(changed(reusing, prefix_sharing=prefix_sharing, **one)) for one in (REUSING, {}))
-    for one in (group, plain):
-        update(one, GROUPS)  # 10 episodes of 3 groups: the oldest is not kept
-        shaken(one)
-    moved = deepcopy(group._learner.model)
-    newer = [make_group(21, 5, [4, 3])]
-    (own,), stats = update(group, newer, GROUPS)
-    (other,), _ = update(plain, newer, GROUPS)
-    frozen = load_causal_lm(str(random_llama_dir))
-    num = sum(int(one.num_loss_tokens_G().sum()) for one in GROUPS)
-    parameters = dict(moved.named_parameters())
-    total, kl, num_stored = 0.0, 0.0, 0
-    for one in GROUPS[1:]:
-        for g in range(one.size):
-            with torch.no_grad():
-                p_TK, tokens_TK = distributions_of(frozen, one, g).exp().topk(3)
-            q_TK = distributions_of(moved, one, g).exp().gather(1, tokens_TK)
-            p, q = (torch.cat([each, 1 - each.sum(-1, keepdim=True)], 1) for each in (p_TK, q_TK))
-            kl_T = (p * (p / q).log()).sum(-1)
-            total, kl, num_stored = total + 2.0 / num * kl_T.sum(), kl + float(kl_T.sum().detach()), num_stored + len(p)
-    found = torch.autograd.grad(total, list(parameters.values()))
-    wanted = {name: one.numpy() for name, one in zip(parameters, found, strict=True)}
-    assert relative_gap(difference(own, other), wanted) < 1e-3
-    assert stats["regularisers/esr_tokens"] == num_stored < num
-    assert stats["regularisers/esr"] == pytest.approx(kl / num_stored, rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [{}, LORA])
-def test_esr_brings_the_policy_back_and_its_store_is_saved(reusing, ray_here, lora):
-    config = changed(reusing, regularisers={"esr": {"coeff": 0.2, "top_k": 3}}, **lora)
-    group = learner_group(config)
-    update(group, GROUPS[:2], advantages=NOTHING[:2])  # stores; the weights stay
-    shaken(group)
-    state = deepcopy(group.get_state())
-    found = [update(group, GROUPS[2:], GROUPS[:2], advantages=NOTHING[2:] + NOTHING[:2])[1] for _ in range(3)]
-    values = [one["regularisers/esr"] for one in found]
-    assert values[0] > values[1] > values[2] > 0
-    other = learner_group(config)
-    other.set_state(state)
-    again = update(other, GROUPS[2:], GROUPS[:2], advantages=NOTHING[2:] + NOTHING[:2])[1]
-    assert again["regularisers/esr"] == values[0] and again["regularisers/esr_tokens"] > 0
-
-
 # --- LwF ----------------------------------------------------------------------------------------------
 
 
@@ -335,67 +269,3 @@ def test_lwf_brings_the_policy_back(config, ray_here, lora):
     assert kls[-1] < 0.5 * kls[0] and kls[0] > 1e-3
     (gradient,), stats = update(group, GROUPS, advantages=NOTHING)  # fresh prompts, of another domain
     assert not any(one.any() for one in gradient.values()) and stats["regularisers/lwf_tokens"] == 0
-
-
-# --- GeRe ---------------------------------------------------------------------------------------------
-
-TEXTS = ["The old lighthouse stood at the end of the wall.", "17 + 25 = 42", "Half of 64 is 32, a quarter is 16."]
-
-
-@pytest.fixture
-def anchored(config, tmp_path):
-    """Return settings that keep the first layer's activations on three texts, two and one per step."""
-    (tmp_path / "texts.txt").write_text("\n\n".join(TEXTS))
-    own = {"coeff": 2.0, "path": str(tmp_path / "texts.txt"), "layer": 0, "texts_per_step": 2, "max_tokens": 12}
-    return changed(config, regularisers={"gere": own})
-
-
-def activations(model, path, texts):
-    """Return the first layer's output at each token of the texts, by Hugging Face's forward pass alone."""
-    tokenizer = load_tokenizer(path)
-    ids = [tokenizer.encode(text, add_special_tokens=False)[:12] for text in texts]
-    return torch.cat([model(torch.tensor([one]), output_hidden_states=True).hidden_states[1][0] for one in ids])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("others", [{}, LORA, {"activation_checkpointing": True}], ids=["all", "lora", "checkpointing"])
-def test_gere_keeps_activations(anchored, random_llama_dir, ray_here, others):
-    group = learner_group(changed(anchored, **others))
-    (gradient,), stats = update(group, GROUPS, advantages=NOTHING)  # texts 0 and 1, with the starting weights
-    assert stats["regularisers/gere"] == 0 and not any(one.any() for one in gradient.values())
-    shaken(group)
-    (_,), stats = update(group, GROUPS, advantages=NOTHING)  # text 2
-    first = learner_group(changed(anchored, optimizer_name="adamw", lr=2e-3, **others))
-    shaken(first)
-    moved = deepcopy(first._learner.model)
-    (own,), once = update(first, GROUPS, advantages=NOTHING)  # texts 0 and 1
-    base = load_causal_lm(str(random_llama_dir))
-    with torch.no_grad():
-        start = [activations(base, random_llama_dir, texts) for texts in (TEXTS[:2], TEXTS[2:])]
-    whole = torch.cat(start)
-    low, high = whole.mean(0) - whole.std(0, correction=0), whole.mean(0) + whole.std(0, correction=0)
-    for texts, before, found in ((TEXTS[:2], start[0], once), (TEXTS[2:], start[1], stats)):
-        now = activations(moved, random_llama_dir, texts)
-        past = torch.where(before <= low, now - low, torch.where(before >= high, high - now, now - high))
-        both = torch.where((before > low) & (before < high), (low - now).clamp(min=0), 0.0)
-        entries = past.clamp(min=0) + both
-        margin = 2.0 * entries.sum() / (entries > 0).sum()
-        assert found["regularisers/gere"] == pytest.approx(margin.item(), rel=1e-3)
-        if found is once:
-            names = [name for name, one in moved.named_parameters() if one.requires_grad]
-            weights = [one for one in moved.parameters() if one.requires_grad]
-            wanted = torch.autograd.grad(margin, weights, allow_unused=True, retain_graph=False)
-            pairs = zip(names, weights, wanted, strict=True)
-            wanted = {name: np.zeros(one.shape) if g is None else g.numpy() for name, one, g in pairs}
-            assert relative_gap(own, wanted) < 1e-2
-    margins = [update(first, GROUPS, advantages=NOTHING)[1]["regularisers/gere"] for _ in range(12)]
-    assert margins[-1] < 0.7 * once["regularisers/gere"]  # texts 0 and 1 again
-    state = deepcopy(first.get_state())
-    assert state["learner"]["regularisers"] == {"gere": {"num_steps": 13}}
-
-
-@pytest.mark.slow
-def test_a_layer_that_the_model_lacks_is_refused_before_training(anchored, ray_here):
-    anchored.regularisers["gere"]["layer"] = 7
-    with pytest.raises(ValueError, match=r"regularisers.gere.layer = 7; expected -2 to 1, a layer of the model"):
-        learner_group(anchored)

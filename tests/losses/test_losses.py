@@ -26,7 +26,6 @@ from rllib_srl.losses import (
     k3,
     k3_k2,
     ratio_of,
-    shaped,
 )
 from rllib_srl.losses.bapo import bounds_of, masses, path_of
 
@@ -114,16 +113,6 @@ def test_two_sided_bounds_the_loss_of_a_bad_token_that_became_likely():
     loss_N.sum().backward()
     assert (loss_N.item(), logp.grad.item(), weight_N.item()) == (4.0, 0.0, 0.0)
     assert CLIP_RULES["higher"](Tokens(ratio_N.detach(), advantage, logp), LossSettings.made())[0].item() > 18
-
-
-def test_shaping_of_a_stored_success():
-    """f(.1) = .5, f(1) = .909; gradient r f'(r) = .1 r / (r + .1)^2: .25 at .1, .082645 at 1."""
-    logp = torch.tensor([0.1, 1.0]).log().requires_grad_()
-    loss_N, weight_N = shaped(Tokens(logp.exp(), torch.ones(2), logp), LossSettings.made())
-    close(-loss_N.detach(), [0.5, 0.909091])
-    loss_N.sum().backward()
-    close(-logp.grad, [0.25, 0.082645])
-    close(weight_N, [0.25, 0.082645])
 
 
 # --- ratio levels -----------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ import torch
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.learner.head import Scale, top_tokens
-from rllib_srl.learner.regularisers.anchor_texts import read_texts
+from rllib_srl.learner.regularisers.regularisers import REGULARISERS, made
+from rllib_srl.learner.regularisers.stage_policy import LwF
+from rllib_srl.learner.regularisers.weights import EWC, L2
 from rllib_srl.losses.kl import k3_k2
-from rllib_srl.losses.regulariser_settings import EWC, L2, REGULARISERS, LwF, RegulariserSettings
-from rllib_srl.losses.regularisers import BETWEEN, LOWER, UPPER, Thresholds, decayed, pull, top_kl
+from rllib_srl.losses.regularisers import decayed, pull, top_kl
 
 STAGES = [{"world": "compare", "iterations": 2}, {"world": "lookup", "iterations": 2}]
 
@@ -59,7 +60,7 @@ def test_lwf_pushes_by_the_log_ratio():
     assert torch.autograd.grad(loss.sum(), logp)[0].tolist() == [1.0, -1.0]
 
 
-def test_esr_compares_the_likeliest_tokens_and_all_others_as_one():
+def test_top_kl_compares_the_likeliest_tokens_and_all_others_as_one():
     # p = (1/2, 1/4 | 1/4), q = (1/4, 1/4 | 1/2): KL = 1/2 log 2 + 0 + 1/4 log(1/2) = 1/4 log 2.
     stored = torch.tensor([[0.5, 0.25]]).log()
     logp = torch.tensor([[0.25, 0.25]]).log().requires_grad_()
@@ -70,7 +71,7 @@ def test_esr_compares_the_likeliest_tokens_and_all_others_as_one():
     assert top_kl(stored, stored).tolist() == pytest.approx([0.0], abs=1e-7)
 
 
-def test_esr_is_finite_where_the_likeliest_tokens_have_all_probability():
+def test_top_kl_is_finite_where_the_likeliest_tokens_have_all_probability():
     stored = torch.tensor([[0.75, 0.25]]).log()
     logp = torch.tensor([[0.5, 0.5]]).log().requires_grad_()
     kl = top_kl(stored, logp)
@@ -86,31 +87,6 @@ def test_the_likeliest_tokens_are_those_of_the_softmax():
     assert torch.equal(tokens, logp.topk(5).indices) and torch.allclose(values, logp.topk(5).values, atol=1e-6)
 
 
-def test_thresholds_are_those_of_each_dimension():
-    base = torch.tensor([[0.0, 10.0], [2.0, 10.0], [4.0, 40.0]])
-    low, high = Thresholds.of(base)
-    spread = math.sqrt(8 / 3)  # of 0, 2, 4
-    assert low.tolist() == pytest.approx([2 - spread, 20 - 10 * math.sqrt(2)])
-    assert high.tolist() == pytest.approx([2 + spread, 20 + 10 * math.sqrt(2)])
-    labels = Thresholds(low, high).labels(base)
-    assert labels.tolist() == [[LOWER, BETWEEN], [BETWEEN, BETWEEN], [UPPER, UPPER]]
-
-
-def test_the_margin_is_zero_where_nothing_moved_and_acts_past_a_threshold_only():
-    bounds = Thresholds(torch.tensor([-1.0]), torch.tensor([1.0]))
-    base = torch.tensor([[-2.0], [0.0], [3.0], [0.5]])
-    labels = bounds.labels(base)
-    still = base.clone().requires_grad_()
-    margin = bounds.margin(still, labels)
-    assert margin.item() == 0 and not torch.autograd.grad(margin, still)[0].any()
-    # By 0.5 above the lower bound, by 2 above the upper one, by 1.5 below it, and inside.
-    moved = torch.tensor([[-0.5], [3.0], [-0.5], [-0.5]], requires_grad=True)
-    margin = bounds.margin(moved, labels)
-    assert margin.item() == pytest.approx((0.5 + 2.0 + 1.5) / 3)  # the mean of those that are not 0
-    gradient = torch.autograd.grad(margin, moved)[0]
-    assert gradient[:, 0].tolist() == pytest.approx([1 / 3, 1 / 3, -1 / 3, 0.0])
-
-
 # --- the setting ------------------------------------------------------------------------------------
 
 
@@ -121,21 +97,18 @@ def config(random_llama_dir):
 
 
 def test_names_and_numbers_stand_for_parameters():
-    settings = RegulariserSettings.of({"ewc": {"coeff": 10, "decay": 0.9}, "l2": 0.5, "lwf": {}})
-    assert settings == RegulariserSettings(ewc=EWC(10, 0.9, 64), l2=L2(0.5), lwf=LwF(0.1, "k3_k2"))
-    assert settings.names == tuple(name for name in REGULARISERS if name in ("ewc", "l2", "lwf"))
-    assert (
-        RegulariserSettings.of(None)
-        == RegulariserSettings.of({"l2": 0, "ewc": {"coeff": 0.0}})
-        == (RegulariserSettings())
-    )
+    found = made({"ewc": {"coeff": 10, "decay": 0.9}, "l2": 0.5, "lwf": {}})
+    assert found == {"l2": L2(0.5), "ewc": EWC(10, 0.9, 64), "lwf": LwF(0.1, "k3_k2")}
+    assert list(found) == ["l2", "ewc", "lwf"]  # whatever the order in which they are given
+    assert made(None) == made({"l2": 0, "ewc": {"coeff": 0.0}}) == {}
 
 
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
         ("ewc", "regularisers = 'ewc'; expected a mapping from some of 'ewc'"),
-        ({"si": 1}, "regularisers.si = 1; expected some of 'ewc'"),
+        ({"si": 1}, "regularisers.si = 1; expected one of 'ewc'"),
+        ({"rllib_srl.types:Group": 1}, "regularisers.rllib_srl.types:Group = 1; expected a subclass of Regulariser"),
         ({"l2": -1}, "regularisers.l2.coeff = -1; expected a number of at least 0"),
         ({"l2": None}, "regularisers.l2.coeff = None; expected a number of at least 0"),
         ({"l2": {"decay": 1}}, "regularisers.l2.decay = 1; expected some of coeff"),
@@ -173,33 +146,6 @@ def test_stages_are_needed_and_shards_refused(config, name):
     assert faults_of(sharded) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (None, "expected a file of texts, or 'packaged': [Errno 2]"),
-        ("\n \n", "expected a file with at least one text; it is empty"),
-        ('{"text": "a"}\n{"txt": 1}\n', 'expected {"text": ...} in row 1'),
-        ("{", "expected JSON in row 0"),
-    ],
-)
-def test_a_file_of_texts_must_hold_some(config, tmp_path, content, fault):
-    path = tmp_path / "texts.jsonl"
-    if content is not None:
-        path.write_text(content)
-    (line,) = faults_of(config.training(regularisers={"gere": {"path": str(path)}}))
-    assert line.startswith(f"regularisers.gere.path = {str(path)!r}; {fault}")
-
-
-def test_texts_are_lines_or_rows_and_paths_become_whole(config, tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("one\n\ntwo\nthree\n")
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\nno JSON\n')
-    assert read_texts(str(tmp_path / "a.txt"), 2) == read_texts(str(tmp_path / "a.jsonl"), 2) == ["one", "two"]
-    assert len(read_texts("packaged", 64)) == 6
-    monkeypatch.chdir(tmp_path)
-    config.training(regularisers={"gere": {"path": "a.txt"}})
-    assert config.regularisers["gere"]["path"] == str(tmp_path / "a.txt") and faults_of(config) == []
-
-
 def test_the_document_of_losses_names_every_parameter():
     text = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
     section = text.partition("## Regularisers")[2].partition("\n## ")[0]
@@ -209,22 +155,6 @@ def test_the_document_of_losses_names_every_parameter():
         for field in fields(one):
             shown = f"`{field.default}`" if isinstance(field.default, str) else f"{field.default:g}"
             assert f"`{field.name}` ({shown})" in section
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"replay": {"reuse_fraction": 0.0}}, "with replay_reuse_fraction = 0; expected above 0"),
-        ({"training": {"fsdp": True}}, "with fsdp = True; expected fsdp = False"),
-        ({"learners": {"num_learners": 2}}, "with num_learners = 2; expected 0 or 1"),
-    ],
-)
-def test_esr_needs_reuse_and_one_learner(config, change, expected):
-    config = config.replay(reuse_fraction=0.25).training(regularisers={"esr": 1.0})
-    for method, values in change.items():
-        config = getattr(config, method)(**values)
-    lines = [line for line in faults_of(config) if line.startswith("regularisers.esr")]
-    assert len(lines) == 1 and expected in lines[0]
 
 
 def test_ewc_needs_episodes_of_the_last_update(config):

@@ -9,69 +9,93 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.learner.regularisers.weights import Named, as_arrays, as_tensors
-from rllib_srl.learner.scoring import Scorer
+from rllib_srl.batch.layout import Episode, MicroBatch
+from rllib_srl.learner.regularisers.rule import COEFF, Named, Range, Regulariser, Term, Training, bounded
+from rllib_srl.learner.regularisers.weights import as_arrays, as_tensors, stage_faults
 from rllib_srl.losses.kl import KL_LOSSES
 from rllib_srl.types import Group
 
 REVISIT = "revisit"  # origin of a played group that the memory brought back
 
 
-class StagePolicy:
+@dataclass
+class LwF(Regulariser):
     """KL to the policy at the end of the last stage, on revisited prompts of domains whose stage has ended.
 
-    Invariant: equal on all learners; without weights until the first stage has ended.
+    Invariant: without weights until the first stage has ended.
     """
 
-    def __init__(self, coeff: float, estimator: str) -> None:
-        """Set the coefficient and the estimator of the KL, a key of `KL_LOSSES`."""
-        self._coeff, self._kl = coeff, KL_LOSSES[estimator]
+    coeff: float = bounded(0.1, COEFF)
+    estimator: str = bounded(
+        "k3_k2", Range(lambda x: x in tuple(KL_LOSSES), f"one of {', '.join(map(repr, KL_LOSSES))}")
+    )
+
+    needs_stages = True
+    num_copies = 1
+
+    def faults(self, name: str, config: Any) -> Iterator[str]:
+        """Yield errors: it needs stages, whole weights and revisits."""
+        yield from stage_faults(name, config, "a second set of whole weights")
+        if not config.may_draw("revisit"):
+            yield (
+                f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on prompts that the memory brings "
+                "back"
+            )
+
+    def start(self, training: Training) -> None:
+        """Begin without a frozen policy."""
+        super().start(training)
         self._weights: dict[str, torch.Tensor] = {}
         self._domains: set[str] = set()
+        self._is_old_B = np.zeros(0, bool)
 
-    def acts_on(self, groups: Sequence[Group], origins: Sequence[str]) -> np.ndarray:
-        """Return for each episode of the groups whether the KL acts on it, bool [B]."""
+    def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
+        """Note on which episodes the KL acts."""
         flags = [
             origin == REVISIT and group.prompt.domain in self._domains
             for group, origin in zip(groups, origins, strict=True)
         ]
-        return np.repeat(np.array(flags, bool), [group.size for group in groups])
+        self._is_old_B = np.repeat(np.array(flags, bool), [group.size for group in groups])
 
-    def logp(self, parameters: Named, scorer: Scorer, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
-        """Return the frozen policy's log-probs of the target tokens, [N], nats, without gradient."""
-        with torch.no_grad(), _in_place(parameters, self._weights):
-            return scorer.forward(batch)["logp"]
+    def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
+        """Add `is_old` [N] and the frozen policy's log-probs, `stage_logp` [N], to a micro-batch with such episodes."""
+        if is_reused:
+            return
+        is_old_N = torch.from_numpy(self._is_old_B).to(self.training.device)[batch["episode"]]
+        if bool(is_old_N.any()):
+            batch["is_old"] = is_old_N
+            with torch.no_grad(), _in_place(self.training.parameters, self._weights):
+                batch["stage_logp"] = self.training.scorer.forward(batch)["logp"]
 
-    def loss(
-        self, batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the scaled loss of a micro-batch, the sum of the KL over its tokens (detached) and their number.
+    def loss(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> Term | None:
+        """Return coeff times the sum of scale * KL over the tokens of such episodes."""
+        if "stage_logp" not in batch:
+            return None
+        kl_N = torch.where(batch["is_old"], KL_LOSSES[self.estimator](fwd_out["logp"], batch["stage_logp"]), 0.0)
+        return Term(self.coeff * (batch["scale"] * kl_N).sum(), kl_N.detach().sum(), batch["is_old"].sum())
 
-        Args:
-            batch: `scale`, `stage_logp`, `is_old` [N].
-            logp_N: log-probs under the policy in training, nats, with gradient.
-        """
-        kl_N = torch.where(batch["is_old"], self._kl(logp_N, batch["stage_logp"]), 0.0)
-        return self._coeff * (batch["scale"] * kl_N).sum(), kl_N.detach().sum(), batch["is_old"].sum()
-
-    def end_stage(self, parameters: Named, domains: Collection[str]) -> None:
+    def end_stage(
+        self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
+    ) -> int:
         """Freeze the present weights, and act on these domains too from now on."""
+        parameters = self.training.parameters
         self._weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         self._domains.update(domains)
+        return 0
 
     def get_state(self) -> dict[str, Any]:
         """Return weights by name and domains."""
         return {"weights": as_arrays(self._weights), "domains": sorted(self._domains)}
 
-    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Load what `get_state` returned."""
-        self._weights, self._domains = as_tensors(state["weights"], device), set(state["domains"])
+        self._weights, self._domains = as_tensors(state["weights"], self.training.device), set(state["domains"])
 
 
 @contextmanager

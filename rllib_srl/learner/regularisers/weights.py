@@ -8,19 +8,19 @@ change it. Trained weights only: with LoRA the adapters (docs/design/0004-learne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from rllib_srl.batch.layout import Episode, micro_batch
+from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.learner.fsdp.sharding import local, num_copies, of_local
 from rllib_srl.learner.gradients import summed
-from rllib_srl.learner.scoring import Scorer
+from rllib_srl.learner.regularisers.rule import AT_LEAST_1, COEFF, Named, Range, Regulariser, Training, bounded
 from rllib_srl.losses.regularisers import decayed, pull
-
-Named = Mapping[str, torch.nn.Parameter]  # the trained parameters by name
 
 
 def _copied(parameters: Named) -> dict[str, torch.Tensor]:
@@ -45,59 +45,76 @@ def _pulled(
     return result, total
 
 
-class L2Pull:
+@dataclass
+class L2(Regulariser):
     """L2 to the weights of the starting model.
 
     Invariant: the anchor is what the model's files hold (with LoRA: the adapters' first values, which the seed fixes),
     also in a restored run, so that checkpoints need no copy.
     """
 
-    def __init__(self, coeff: float, parameters: Named) -> None:
-        """Copy the weights; call it before a checkpoint is loaded."""
-        self._coeff, self._anchor = coeff, _copied(parameters)
+    num_copies = 1
 
-    def add_to(self, parameters: Named, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
-        """Return the gradients with those of the penalty added, and the penalty of this learner's rows."""
-        return _pulled(parameters, gradients, self._coeff, self._anchor, None)
+    def start(self, training: Training) -> None:
+        """Copy the weights."""
+        super().start(training)
+        self._anchor = _copied(training.parameters)
+
+    def pull(self, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+        """Add the gradients of coeff / 2 times the squared distance from the anchor."""
+        return _pulled(self.training.parameters, gradients, self.coeff, self._anchor, None)
 
 
-class ElasticPull:
+@dataclass
+class EWC(Regulariser):
     """Online EWC: importance and anchor of the domains that ended.
 
-    Invariant: equal on all learners; both are None until the first stage with samples has ended.
+    Invariant: both are None until the first stage with samples has ended.
     """
 
-    def __init__(self, coeff: float, decay: float, num_learners: int) -> None:
-        """Set the coefficient, the decay of the importance at each stage, and the number of learners."""
-        self._coeff, self._decay, self._num_learners = coeff, decay, num_learners
+    coeff: float = bounded(100.0, COEFF)
+    decay: float = bounded(1.0, Range(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]"))
+    episodes: int = bounded(64, AT_LEAST_1)  # of the domain that ended; whole groups, so there may be a few more
+
+    needs_stages = True
+    num_copies = 2
+
+    @property
+    def num_stage_episodes(self) -> int:
+        """Return the number of episodes on which importance is measured."""
+        return self.episodes
+
+    def faults(self, name: str, config: Any) -> Iterator[str]:
+        """Yield errors: it needs stages, whole weights and episodes of the last update."""
+        yield from stage_faults(name, config, "gradients of single episodes")
+        if is_integer(config.max_lag, 1):
+            yield (
+                f"{name} with max_lag = {config.max_lag}; expected max_lag = 0: it measures importance on episodes "
+                "that are one update old"
+            )
+
+    def start(self, training: Training) -> None:
+        """Begin without importance."""
+        super().start(training)
         self._importance: dict[str, torch.Tensor] | None = None
         self._anchor: dict[str, torch.Tensor] | None = None
 
-    def add_to(self, parameters: Named, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
-        """As `L2Pull.add_to`, with the importance; before the first end of a stage the gradients stay as they are."""
+    def pull(self, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+        """As `L2.pull`, weighted by importance; before the first end of a stage the gradients stay as they are."""
         if self._anchor is None:
             return list(gradients), 0.0
-        return _pulled(parameters, gradients, self._coeff, self._anchor, self._importance)
+        return _pulled(self.training.parameters, gradients, self.coeff, self._anchor, self._importance)
 
     def end_stage(
-        self, parameters: Named, scorer: Scorer, episodes: Iterable[Episode], temperature: float, shares: bool
+        self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
     ) -> int:
-        """Add the importance of a domain and move the anchor to the present weights; a collective.
+        """Add the importance of a domain and move the anchor to the present weights.
 
         The squares are of the gradient of log pi(y | x) of whole episodes that the policy wrote: with its own samples
-        their mean estimates the diagonal of the Fisher information, not of the loss.
-
-        Args:
-            parameters: trained ones.
-            scorer: of the policy.
-            episodes: this learner's part of the domain's episodes.
-            temperature: at which they were sampled.
-            shares: whether micro-batches are tries.
-
-        Returns:
-            The number of episodes of all learners that count. One with a gradient that is not finite is left out;
-            without any, importance and anchor stay as they are.
+        their mean estimates the diagonal of the Fisher information, not of the loss. An episode with a gradient that
+        is not finite is left out; without any episode, importance and anchor stay as they are.
         """
+        parameters, scorer = self.training.parameters, self.training.scorer
         squares = [torch.zeros_like(parameter) for parameter in parameters.values()]
         num = 0
         for episode in episodes:
@@ -111,11 +128,11 @@ class ElasticPull:
                 for square, gradient in zip(squares, found, strict=True):
                     if gradient is not None:
                         square.addcmul_(gradient, gradient)
-        *squares, count = summed([*squares, squares[0].new_tensor([float(num)])], self._num_learners)
+        *squares, count = summed([*squares, squares[0].new_tensor([float(num)])], self.training.num_shards)
         if num := int(count):
             before = self._importance or {}
             named = zip(parameters, squares, strict=True)
-            self._importance = {name: decayed(before.get(name), one, num, self._decay) for name, one in named}
+            self._importance = {name: decayed(before.get(name), one, num, self.decay) for name, one in named}
             self._anchor = _copied(parameters)
         return num
 
@@ -126,8 +143,9 @@ class ElasticPull:
         both = {"importance": self._importance, "anchor": self._anchor}
         return {key: as_arrays(weights) for key, weights in both.items()}
 
-    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Load what `get_state` returned."""
+        device = self.training.device
         self._importance = as_tensors(state["importance"], device) if state else None
         self._anchor = as_tensors(state["anchor"], device) if state else None
 
@@ -140,3 +158,14 @@ def as_arrays(weights: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 def as_tensors(weights: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
     """Return copies of arrays by name, on a device; arrays of the object store are read-only."""
     return {name: torch.tensor(np.asarray(one), device=device) for name, one in weights.items()}
+
+
+def stage_faults(name: str, config: Any, why: str) -> Iterator[str]:
+    """Yield errors of a regulariser that acts from the end of the first stage on; with `fsdp` it lacks `why`."""
+    if not isinstance(config.stream, list | tuple) or len(config.stream) < 2:
+        found = "None" if config.stream is None else "one without stages that end"
+        yield (
+            f"{name} with stream = {found}; expected a list of at least two stages: it acts from the end of the first"
+        )
+    if config.fsdp:
+        yield f"{name} with fsdp = True; expected fsdp = False, or regularisers.l2: it needs {why}"

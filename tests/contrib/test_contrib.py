@@ -1,0 +1,49 @@
+"""Rules of the folder `rllib_srl/contrib`: one file a method, with a test and a row in docs/contrib.md; nothing private."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from tests.test_layers import imports_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRIB = ROOT / "rllib_srl" / "contrib"
+FILES = sorted(path.stem for path in CONTRIB.glob("*.py") if path.stem != "__init__")
+MOST_LINES = 6000
+
+
+def test_the_core_imports_nothing_of_contrib():
+    for path in (ROOT / "rllib_srl").rglob("*.py"):
+        place = path.relative_to(ROOT / "rllib_srl").parts
+        if place[0] not in ("contrib", "envs", "tune_configs"):
+            module = ".".join(["rllib_srl", *path.relative_to(ROOT / "rllib_srl").with_suffix("").parts])
+            found = imports_of(path.read_text(encoding="utf-8"), module)
+            assert not [one for one in found if one.target.startswith("rllib_srl.contrib")], path
+
+
+def test_a_file_uses_public_names_only():
+    """No name with a leading underscore is imported, and no such attribute is read of anything but the object itself."""
+    for name in FILES:
+        source = (CONTRIB / f"{name}.py").read_text(encoding="utf-8")
+        targets = [one.target for one in imports_of(source, f"rllib_srl.contrib.{name}")]
+        assert not [one for one in targets if re.search(r"\._(?!_future)", one)], name
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+                owner = node.value.id if isinstance(node.value, ast.Name) else ast.unparse(node.value)
+                assert owner in ("self", "cls"), f"{name}.py:{node.lineno} reads {owner}.{node.attr}"
+
+
+def test_each_file_stands_alone_and_has_a_test_and_a_row():
+    text = (ROOT / "docs" / "contrib.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    for name in FILES:
+        source = (CONTRIB / f"{name}.py").read_text(encoding="utf-8")
+        others = [one.target for one in imports_of(source, f"rllib_srl.contrib.{name}")]
+        assert not [one for one in others if one.startswith("rllib_srl.contrib")], name
+        assert (ROOT / "tests" / "contrib" / f"test_{name}.py").is_file(), name
+        assert any(f"contrib.{name}" in row for row in rows), f"docs/contrib.md has no row with contrib.{name}"
+    assert [path for path in CONTRIB.iterdir() if path.is_dir() and path.name != "__pycache__"] == []
+    num_lines = sum(len((CONTRIB / f"{name}.py").read_text(encoding="utf-8").splitlines()) for name in FILES)
+    assert num_lines <= MOST_LINES
