@@ -1,4 +1,4 @@
-"""Rules of the folder `rllib_srl/contrib`: one file a method, with a test and a row in docs/contrib.md; nothing private."""
+"""Rules of the folder `rllib_srl/contrib`: one file a method, with a test and a row in docs/contrib.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_core_imports_nothing_of_contrib():
 
 
 def test_a_file_uses_public_names_only():
-    """No name with a leading underscore is imported, and no such attribute is read of anything but the object itself."""
+    """No name with a leading underscore is imported, and no such attribute of another object is read."""
     for name in FILES:
         source = (CONTRIB / f"{name}.py").read_text(encoding="utf-8")
         targets = [one.target for one in imports_of(source, f"rllib_srl.contrib.{name}")]
