@@ -31,6 +31,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
+from rllib_srl.common.callbacks import set_states, states_of
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
 from rllib_srl.curriculum.controller import Controller
@@ -147,6 +148,7 @@ class SavedAlgorithm(Algorithm):
         own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
+        own["callbacks"] = states_of(self)
         in_play = self.ahead.outstanding if self.ahead is not None else []
         own["in_play"] = [(prompt_fields(one.prompt), one.is_revisit) for one in in_play]
         own["in_play"] += [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self._again]
@@ -174,6 +176,7 @@ class SavedAlgorithm(Algorithm):
             self.memory.set_state(state["srl"]["memory"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
+            set_states(self, state["srl"]["callbacks"])
             self.filler.set_state(state["srl"]["filling"])
             if self.ahead is not None:
                 self.ahead.forget()

@@ -44,7 +44,7 @@ _passed: set[str] = set()  # keys of environment checks without error, see `_key
 # Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
 MODEL_NAMES = ("model_config", "max_episode_tokens", "prompt_format")
 ENVIRONMENT_NAMES = (
-    *("env", "worlds", "mixture", "prompt_order", "engine", "stream", "seed", "evaluation_", "planner_probe"),
+    *("env", "worlds", "mixture", "prompt_order", "engine", "stream", "seed", "evaluation_"),
     *MODEL_NAMES[1:],
 )
 
@@ -169,14 +169,12 @@ def _chat_fault(directory: Path) -> str:
 
 def _key(config: Any, directory: Path | None) -> str:
     """Return all settings that `_of_environments` reads, as text."""
-    planner = config.planner_settings()
     return repr(
         (
             *(config.world_configs(), config.world_creators(), config.mixture, config.stream, directory),
             config.prompt_order,
             *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s, config.is_stub),
             *(config.evaluation_interval, config.evaluation_duration),
-            *(planner.probe_every, planner.probe_first, planner.probe_prompts),
         )
     )
 
@@ -224,11 +222,6 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
         prompt = source.first(env_id)
         if config.evaluation_interval and not source.heldout(1):
             return "it has no held-out prompts; expected some, or evaluation_interval = None"
-        planner = config.planner_settings()
-        if (planner.probe_every or planner.probe_first) and not hasattr(env.unwrapped, "domain_of"):
-            for domain in source.domains_of(env_id):
-                share = -(-config.evaluation_duration // len(config.world_configs()))
-                source.probes(domain, planner.probe_prompts, share)
     except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be listed")
     if config.is_stub and (fault := _fault_of_gold(env_id, env, prompt)):

@@ -205,7 +205,7 @@ _NEW = (
     *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
     *("stub_chance", "stub_malformed", "stub_learns", "stub_forgets", "stub_spread"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
-    "planner_sec_rate",
+    "planner_ema_rate",
     *(name for name in TRACKER_TABLE if name != "tracker"),
     *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype"),
 )

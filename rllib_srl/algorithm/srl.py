@@ -45,7 +45,7 @@ from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
-from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs
+from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, planned
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
@@ -144,7 +144,7 @@ class SRL(SavedAlgorithm):
         self.filler.start()
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(
-            self.config.planner_settings(), self.seed, fractions, self.source, self.metrics
+            self.config.planner_settings(), fractions, self.source, self.metrics
         )
         loss = self.config.loss_settings()
         self.advantage_estimator = AdvantageEstimator(loss)
@@ -230,7 +230,7 @@ class SRL(SavedAlgorithm):
         with self._timed("ratings"):
             self._apply_ratings()
         with self._timed("plan"):
-            plan = self.controller.begin(now, self.config.evaluation_duration, self._play_probes)
+            plan = planned(self, self.controller.begin(now), now)
             filled = self._fill(now, plan)
             prompts = augmented(self, filled.prompts, now)
         with self._timed("rollout"):
@@ -242,7 +242,7 @@ class SRL(SavedAlgorithm):
             visits = self.memory.add(groups, now, self.policy_kl)
             left_out = _unpaid(groups) | late | self._gone(groups, visits)
             today = self._today([group for group in groups if group.group_id not in left_out], visits)
-            reused = self.memory.sample(num_played, now, plan.stored, today)
+            reused = self.memory.sample(num_played, now, None, today)
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
             shards = self._shards(batch)
@@ -255,7 +255,7 @@ class SRL(SavedAlgorithm):
             if is_updated:
                 self._look_back(groups, reused, now)
             self.filler.observe(groups, {group.group_id for group in batch.groups})
-            outcome = (groups, batch.played, bool(reused), is_updated)
+            outcome = (groups, bool(reused), is_updated)
             ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
             self._end_stages(ended, groups)
             call_finished(self, groups, reused, ended, now)
@@ -428,11 +428,6 @@ class SRL(SavedAlgorithm):
                 runner_id, self._play_arguments(share, self._play_seed("train", runner_id, 0), revisits, {})
             )
         return ahead.take(self.config.num_prompts_per_batch, self._restore_runners)
-
-    def _play_probes(self, prompts: Sequence[Prompt]) -> list[GroupMeta]:
-        """Play prompts greedily, once each, with a separate random stream."""
-        batches = self.play(prompts, "probe", group_size=1, temperature=0.0, as_groups=False, num_transcripts=0)
-        return [group for batch in batches for group in batch.groups]
 
     def _play_seed(self, stream: str, runner_id: int, attempt: int) -> int:
         words = [self.seed, sum(stream.encode()), self.iteration, runner_id, attempt]

@@ -488,8 +488,6 @@ def _prompt_order(config: Any) -> Iterator[str]:
         yield f"prompt_order = 'epochs' with mixture = {config.mixture!r}; expected equal weights, or 'mixture'"
     if config.replay_revisit_fraction == AUTO:
         yield "prompt_order = 'epochs' with replay_revisit_fraction = 'auto'; expected one of them: both order a pool"
-    if (mode := config.planner_settings().mode) != "off":
-        yield f"prompt_order = 'epochs' with planner_mode = {mode!r}; expected 'mixture', or 'off'"
 
 
 def _stream(config: Any) -> Iterator[str]:
@@ -544,9 +542,4 @@ def _planner(config: Any) -> Iterator[str]:
         )
     if settings.adapt != "none" and config.replay_capacity == 0:
         yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
-    if settings.mode not in ("off", "sec") and config.replay_domain_quotas is not None:
-        yield (
-            f"replay_domain_quotas = {config.replay_domain_quotas!r}; expected None with planner_mode = "
-            f"{settings.mode!r}, which sets the quotas"
-        )
 

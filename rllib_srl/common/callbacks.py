@@ -1,4 +1,4 @@
-"""Callbacks of SRL beside RLlib's own: add prompts to a batch, run after an iteration, run after a stream's stage.
+"""Callbacks of SRL beside RLlib's own: change an iteration's plan, add prompts to it, run after it or after a stage.
 
     class Mine(SRLCallback):
         def augment_batch(self, *, algorithm, prompts, now, metrics_logger, **kwargs):
@@ -25,7 +25,28 @@ if TYPE_CHECKING:
 
 
 class SRLCallback(RLlibCallback):
-    """RLlib's callbacks and three more; by default they do nothing."""
+    """RLlib's callbacks and more; by default they do nothing."""
+
+    def change_plan(
+        self, *, algorithm: Algorithm, plan: Any, now: int, metrics_logger: MetricsLogger, **kwargs: Any
+    ) -> Any:
+        """Return the plan of an iteration, `plan` itself or `dataclasses.replace(plan, fresh={domain: share})`.
+
+        Args:
+            algorithm: the algorithm; `source.domain_weights()` are the shares without a plan.
+            plan: a `curriculum.Plan`, by the planner or by earlier callbacks.
+            now: the training iteration.
+            metrics_logger: the algorithm's metrics logger.
+            kwargs: arguments that later versions may add.
+        """
+        return plan
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this callback, as JSON types; {} for nothing."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned, after a checkpoint was loaded; not called without a saved state."""
 
     def augment_batch(
         self,
@@ -105,6 +126,33 @@ def call_rllibs(algorithm: Algorithm, name: str, **arguments: Any) -> None:
     shared = {"algorithm": algorithm, "metrics_logger": algorithm.metrics}
     of_config = getattr(algorithm.config, f"callbacks_{name}")
     make_callback(name, algorithm.callbacks, of_config, kwargs={**shared, **arguments})
+
+
+def planned(algorithm: Algorithm, plan: Any, now: int) -> Any:
+    """Return the plan of an iteration as callbacks change it.
+
+    Raises:
+        TypeError: a callback returned anything but a plan.
+    """
+    for callback in hooks(algorithm):
+        changed = callback.change_plan(algorithm=algorithm, plan=plan, now=now, metrics_logger=algorithm.metrics)
+        if not isinstance(changed, type(plan)):
+            raise TypeError(f"{type(callback).__name__}.change_plan returned {changed!r:.200}; expected a Plan")
+        plan = changed
+    return plan
+
+
+def states_of(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """Return the states of callbacks that have one, by class name."""
+    states = {type(callback).__name__: callback.get_state() for callback in hooks(algorithm)}
+    return {name: state for name, state in states.items() if state}
+
+
+def set_states(algorithm: Algorithm, states: dict[str, dict[str, Any]]) -> None:
+    """Restore what `states_of` returned; states of callbacks that this run does not have are left out."""
+    for callback in hooks(algorithm):
+        if state := states.get(type(callback).__name__):
+            callback.set_state(state)
 
 
 def augmented(algorithm: Algorithm, prompts: Sequence[Prompt], now: int) -> list[Prompt]:

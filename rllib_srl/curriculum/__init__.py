@@ -1,4 +1,4 @@
-"""Plan each iteration of continual learning: shares of domains, replay fractions, loss weights and probes.
+"""Plan each iteration of continual learning: replay fractions and loss weights of domains.
 
     results by domain ──> Planner.observe ──> state of each domain ──> Planner.plan ──> Plan
 

@@ -99,7 +99,7 @@ class StreamFiller:
         """Return the `num` prompts of iteration `now`; revisits are not among the keys `in_play`."""
         fraction = plan.revisit_fraction if self._balance is None else self._balance.fraction
         self._memory.set_fractions(fraction, plan.reuse_fraction)
-        revisits = self._memory.due(num, now, plan.stored, in_play)
+        revisits = self._memory.due(num, now, None, in_play)
         return Batch(revisits + self._source.draw(num - len(revisits), plan.fresh), len(revisits))
 
     def more(self, num: int, now: int, plan: Plan) -> Batch:
@@ -143,9 +143,7 @@ class PoolFiller:
 
     def more(self, num: int, now: int, plan: Plan) -> Batch:
         """Return `num` prompts that this iteration has not drawn yet; fewer if the pool has no more."""
-        shares = plan.stored
-        if shares is None and plan.fresh is not None:
-            shares = DomainShares(plan.fresh, {}, None, BAND_BOUNDS)
+        shares = None if plan.fresh is None else DomainShares(plan.fresh, {}, None, BAND_BOUNDS)
         return Batch(*self._memory.from_pool(num, now, shares))
 
     def observe(self, groups: Sequence[GroupMeta], trained: Collection[str]) -> None:

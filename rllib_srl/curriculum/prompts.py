@@ -140,8 +140,13 @@ class PromptSource:
 
         Args:
             num_prompts: number of prompts.
-            shares: domain -> share, exact in the long run; None draws by the current weights. Not with "epochs".
+            shares: domain -> share, exact in the long run; None draws by the current weights.
+
+        Raises:
+            ValueError: shares with "epochs".
         """
+        if self._epochs is not None and shares is not None:
+            raise ValueError("a callback gives domains shares with prompt_order = 'epochs'; expected 'mixture'")
         if self._epochs is not None:
             return [self._next_of_epoch(self._epochs) for _ in range(num_prompts)]
         if shares is None:
@@ -330,7 +335,7 @@ class PromptSource:
         if len(found) < num_prompts:
             raise ValueError(
                 f"domain {domain!r} has {len(found)} held-out prompts besides the {skipped} of evaluation; "
-                f"expected at least planner_probe_prompts = {num_prompts}"
+                f"expected at least {num_prompts}"
             )
         return found
 

@@ -232,13 +232,6 @@ def test_an_environment_without_heldout_prompts_is_refused_where_they_are_played
     assert line.endswith("it has no held-out prompts; expected some, or evaluation_interval = None")
 
 
-def test_too_few_prompts_for_probes_are_refused(config):
-    config.environment(env_config={"num_prompts": 10}).replay(capacity=100)
-    config.planner(probe_every=2, probe_prompts=4)
-    (line,) = lines_of(config)
-    assert "domain 'even' has 2 held-out prompts besides the 8 of evaluation; expected at least planner_probe" in line
-
-
 def test_every_fault_of_every_part_comes_in_one_round(config):
     config.environment(None, worlds={"compare": {"num_numbers": 99}, f"{HERE}:Unmakeable": {}, "lookup": {}})
     config.env = None

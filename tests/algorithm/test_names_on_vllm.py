@@ -263,33 +263,6 @@ def test_spo(config, build):
                 assert values[int(played.prompt.key, 16)] == pytest.approx(history.domain_mean)
 
 
-def test_sec(config, build):
-    """Q moves by half of its distance to mean |A| of the domain; shares are softmax(Q / temperature)."""
-    config.env = None
-    config.environment(worlds={EVEN: {"num_prompts": 40}, ODD: {"num_prompts": 40, "pay": 1.0}}, env_config={})
-    config.replay(revisit_fraction=0.0).planner(mode={"name": "sec", "temperature": 0.05, "rate": 0.5})
-    algo = build(config, num_prompts_per_batch=8)
-    iterations = train(algo, 3)
-    value, share = {"even": 0.0, "odd": 0.0}, {"even": 0.5, "odd": 0.5}
-    owed: Counter = Counter()
-    for one in iterations:
-        num = Counter(played.prompt.domain for played in one.played)
-        for domain in share:
-            owed[domain] += 8 * share[domain]
-            assert abs(owed[domain] - num[domain]) <= 1  # fractions of a slot are carried
-            owed[domain] -= num[domain]
-        for domain in [domain for domain in value if num[domain]]:
-            of = [played.rewards_G.astype(float) for played in one.played if played.prompt.domain == domain]
-            reward = np.mean([np.abs(group(r)).mean() if has_signal(r) else 0.0 for r in of])
-            value[domain] += 0.5 * (reward - value[domain])
-        told = one.result["planner"]["bandit_value"]
-        assert {domain: told[domain] for domain in value} == pytest.approx(value, abs=1e-6)
-        weight = {domain: np.exp(v / 0.05) for domain, v in value.items()}
-        share = {domain: w / sum(weight.values()) for domain, w in weight.items()}
-    assert share["even"] > 0.9
-    check_group_advantages(iterations)
-
-
 # --- which advantages ---------------------------------------------------------------------------------------------
 
 

@@ -32,9 +32,6 @@ VALUES = {
     "replay_spacing_config": {"maximum_interval": 9.0},
     "ratio_anchor": "bypass",
     "replay_max_logp_gap": 0.5,
-    "planner_item_bands": None,
-    "planner_floor": 0.1,
-    "planner_plasticity_signal": "entropy",
 }
 
 
@@ -174,14 +171,14 @@ def test_parameters_reach_the_settings_in_use(config):
     config.training(clip_rule={"name": "dual", "loss_cap": 2.5}, kl={"coeff": 0.1, "estimator": "k2"}, lora=8)
     config.replay(spacing={"name": "sm2", "whole_days": True, "desired_retention": 0.8}, task_growth={"depth": 3})
     config.replay(selection={"name": "srl", "temperature": 0.0}, diversity={"neighbours": 3}, leeches=0)
-    config.planner(mode={"name": "softmax", "sharpness": 5.0}, probe={"every": 4, "growth": 2.0})
+    config.planner(objective={"name": "recap", "mix": 0.25}, adapt={"name": "both", "rate": 0.2})
     assert faults_of(config) == []
     loss, replay, planner = config.loss_settings(), config.replay_settings(), config.planner_settings()
     assert (loss.clip_rule, loss.dual_clip, loss.kl_coeff, loss.kl_estimator) == ("dual", 2.5, 0.1, "k2")
     assert (replay.spacing, replay.spacing_config, replay.desired_retention) == ("sm2", {"whole_days": True}, 0.8)
     assert (replay.task_growth, replay.growth_depth, replay.neighbours, replay.leech_failures) == (True, 3, 3, 0)
     assert (replay.selection_config, replay.reuse_selection_config) == ({"temperature": 0.0}, {})
-    assert (planner.mode, planner.sharpness, planner.probe_every, planner.probe_growth) == ("softmax", 5.0, 4, 2.0)
+    assert (planner.objective, planner.recap_mix, planner.adapt, planner.adapt_rate) == ("recap", 0.25, "both", 0.2)
     assert (config.lora_rank, config.flat().advantage) == (8, "preset")
 
 
@@ -193,7 +190,7 @@ REFUSED = [
     ("replay_spacing", {"name": "sm2", "whole_day": 1}, "did you mean whole_days?"),
     ("replay_selection", {"name": "uniform", "kappa": 1}, "replay_selection.kappa = 1; expected some of "),
     ("replay_diversity", {"neighbours": 0}, "replay_diversity.neighbours = 0; expected an integer of at least 1"),
-    ("planner_mode", {"name": "bands", "sharpness": 2.0}, "planner_mode.sharpness = 2.0; expected it only with"),
+    ("planner_adapt", {"name": "revisit", "min_ess": 0.5}, "planner_adapt.min_ess = 0.5; expected it only with"),
     ("kl", -0.1, "kl = -0.1; expected a number of at least 0"),
     ("replay_neighbours", 0, "replay_neighbours = 0; expected an integer of at least 1"),
     ("replay_early", 3, "replay_early = 3; expected True or False"),

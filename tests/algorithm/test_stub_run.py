@@ -78,8 +78,8 @@ def test_domains_are_learned_and_forgotten(ray_here, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_exactly_with_memory_and_planner(ray_here, tmp_path):
-    algo = stub_config(tmp_path / "one").planner(mode="sec").build_algo()
+def test_a_resumed_run_goes_on_exactly_with_memory_and_shares(ray_here, tmp_path):
+    algo = stub_config(tmp_path / "one").callbacks("contrib.sec").build_algo()
     before = record(algo, 4)
     algo.save_to_path(tmp_path / "saved")
     start = time.process_time()

@@ -54,7 +54,6 @@ def test_generators_and_chosen_orders_get_no_hint(data):
         SRLConfig().data(data).replay(revisit_fraction=0.0),
         SRLConfig().data(data).replay(selection="fifo"),
         SRLConfig().data(data).replay(spacing="fsrs"),
-        SRLConfig().data(data).planner(mode="sec"),
         SRLConfig().environment(stream=[{"world": "pool", "env_config": POOL, "iterations": 9}]),
     ):
         assert hint(own, 1000) == ""

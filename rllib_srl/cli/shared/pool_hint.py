@@ -13,7 +13,7 @@ from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 LEAST_PLAYS = 3.0  # of each prompt, on average, from which the order of a pool matters
 # Settings that order prompts, with the names that users give.
 OF_ORDER = (
-    *("prompt_order", "stream", "mixture", "planner_mode"),
+    *("prompt_order", "stream", "mixture"),
     *("replay_revisit_fraction", "replay_selection", "replay_spacing"),
 )
 

@@ -1,0 +1,79 @@
+"""Probes: the published schedule, recall by the environment's pass mark, a run that trains as one without probes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_srl.contrib.probe import Probe
+from rllib_srl.curriculum import Plan, Planner, PlannerSettings
+from rllib_srl.types import GroupMeta
+from tests.curriculum.test_planner import EVEN, ODD, assert_trained_alike, recorded
+from tests.replay.groups import a_group, a_prompt
+from tests.small_worlds import small_config
+
+
+class Five(Probe):
+    """Few prompts, and every recall is mastery."""
+
+    num_prompts, mastery = 5, 0.0
+
+
+def test_probes_come_at_the_published_iterations():
+    def probed(recall, num):
+        probe, (due, gap), at = Probe(), (1, 1.0), []
+        for now in range(1, num + 1):
+            if due <= now:
+                at.append(now)
+                due, gap = probe.after(gap, recall, now)
+        return at
+
+    assert probed(1.0, 20) == [1, 3, 5, 8, 13]
+    assert probed(0.4, 6) == [1, 2, 3, 4, 5, 6]
+    assert Probe().after(2.25, 0.1, 5) == [6, 1.0]  # failure starts afresh
+
+
+@pytest.mark.parametrize(("mark", "recall"), [(2 / 3, 0.75), (None, 0.25)])
+def test_a_probe_goes_by_the_pass_reward_of_the_environment(mark, recall):
+    """Grades 4, 3, 3 and 2 of 4: three are a pass of a rubric, one is full marks."""
+    extra = {} if mark is None else {"pass_reward": mark}
+    rewards = np.float32([1, 2 / 3, 2 / 3, 1 / 3])
+    played = [GroupMeta.of(a_group(a_prompt(i, "a"), rewards=[r], extra=extra), None) for i, r in enumerate(rewards)]
+    planner, plan = Planner(PlannerSettings(adapt="revisit")), Plan()
+    planner.plan(1, {"a": 1.0})
+    algorithm = SimpleNamespace(
+        source=SimpleNamespace(
+            domain_weights=lambda: {"a": 1.0, "later": 0.0}, probes=lambda *_: [g.prompt for g in played]
+        ),
+        config=SimpleNamespace(evaluation_duration=8),
+        play=lambda prompts, stream, **_: [SimpleNamespace(groups=played)],
+        controller=SimpleNamespace(planner=planner),
+    )
+    probe = Probe()
+    found = probe.change_plan(algorithm=algorithm, plan=plan, now=1, metrics_logger=MetricsLogger(root=True))
+    assert found is plan and planner.domains["a"].recall == recall
+    again = Probe()
+    again.set_state(probe.get_state())
+    assert again.schedule == probe.schedule == {"a": [3, 1.5] if recall >= 0.5 else [2, 1.0]}
+
+
+@pytest.mark.slow
+def test_probes_change_nothing_that_is_trained(random_llama_dir, tmp_path, ray_here):
+    config = small_config(random_llama_dir, tmp_path)
+    config.env = None
+    config.environment(worlds={EVEN: {}, ODD: {"pay": 0.0}}).training(num_prompts_per_batch=8)
+    plain = config.copy(copy_frozen=False).build_algo()
+    want, counts = recorded(plain, 3)
+    plain.stop()
+    assert counts == {"train": 24}
+    algo = config.callbacks(Five).build_algo()
+    rows, counts = recorded(algo, 3)
+    algo.stop()
+    found = rows[-1]["planner"]
+    assert_trained_alike(rows, want)
+    assert counts == {"train": 24, "probe": 20}  # 5 of each domain in the first iteration, and in the third
+    assert found["num_probe_prompts"] == 20 and 20 <= found["num_probe_tokens"] <= 60  # 1 to 3 tokens an answer
+    assert found["recall"]["odd"] == 1.0
