@@ -39,15 +39,12 @@ def evaluate(config: SRLConfig, source: PromptSource, play: Play) -> dict[str, A
         Under RLlib's "env_runners": `episode_return_mean`, `num_episodes`. At the top level: `accuracy` (share of
         greedy answers that are right, by `GroupMeta.is_right_G`) with `accuracy_low` and `accuracy_high` (95 % Wilson
         interval), `num_prompts`, `num_lost` (episodes that infrastructure ended), `by_domain/<domain>/accuracy` and
-        `by_domain/<domain>/num_prompts` (without the lost ones), and the metrics of `beyond_greedy`. Of environments
-        that compute the value of the best policy also `optimal_value` and `optimal_share`; see `shares_of_optimum`.
+        `by_domain/<domain>/num_prompts` (without the lost ones), and the metrics of `beyond_greedy`.
     """
     prompts = source.heldout(config.evaluation_duration)
     greedy = list(play(prompts, "greedy", **greedily(config)))
     groups = [group for batch in greedy for group in batch.groups]
     results = summary(groups, len(prompts))
-    for domain, figures in shares_of_optimum(groups, source.optimal_value).items():
-        (results["by_domain"][domain] if domain else results).update(figures)
     return results | beyond_greedy(config, source, play, prompts, greedy)[0]
 
 
@@ -79,33 +76,6 @@ def refuse_without_pool(environments: Mapping[str, Environment]) -> None:
             f"{have} no pool to evaluate; expected 'pool', 'recall' or another environment that lists its training "
             "prompts with right answers (pool_ids)"
         )
-
-
-def shares_of_optimum(
-    groups: Sequence[GroupMeta], optimal_value: Callable[[Prompt], float | None]
-) -> dict[str, dict[str, float]]:
-    """Return how much of the best policy's reward greedy episodes earn: domain -> figures, "" for all domains.
-
-        optimal_value = mean of V(x)        optimal_share = sum of rewards / sum of V(x)
-
-    over the prompts x whose V(x), the expected reward of the best policy with memory, is known; {} if that is none. In
-    a small sample the share may exceed 1, since a policy may be lucky.
-
-    Args:
-        groups: one greedy episode per prompt.
-        optimal_value: V; None where it is not known.
-    """
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for group in groups:
-        if (value := optimal_value(group.prompt)) is not None:
-            for domain in ("", group.prompt.domain):
-                found[domain].append((float(group.rewards_G[0]), value))
-    figures = {}
-    for domain, pairs in found.items():
-        reward, value = np.sum(pairs, axis=0)
-        share = float(reward / value) if value else float("nan")
-        figures[domain] = {"optimal_value": float(value / len(pairs)), "optimal_share": share}
-    return figures
 
 
 SINGLE: PlayOptions = {"as_groups": False, "num_transcripts": 0}

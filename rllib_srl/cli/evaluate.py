@@ -177,9 +177,6 @@ def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "prompts of the pool", f"{of_pool['num_prompts']}" + lost(of_pool["num_lost"])
     if not math.isclose(figures["reward"], figures["accuracy"], abs_tol=1e-9):
         yield "mean reward", f"{figures['reward']:.3f}"
-    if "optimal_value" in figures:
-        yield "best policy with memory", f"{figures['optimal_value']:.3f}"
-        yield "share of its reward", f"{figures['optimal_share']:.3f}"
 
 
 def accuracy_rows(title: str, figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

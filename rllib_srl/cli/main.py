@@ -44,7 +44,6 @@ COMMANDS = {
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "chat": Command("talk to a model, a checkpoint or a run in the terminal", starts_ray=True),
     "play": Command("play an environment in the terminal"),
-    "belief": Command("compute what the best policies of an environment earn", folder="yardsticks"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
     "rate": Command("rate answers of a run; ratings become rewards and grades", folder="people", is_paged=True),

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.environments import Environment, named_domain, prompts_of
-from rllib_srl.common.optimal import has_values, peeled
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
@@ -70,7 +69,6 @@ class PromptSource:
         self._ids = list(mixture)
         weights = np.array([mixture[env_id] for env_id in self._ids], float)
         self._probabilities: np.ndarray = weights / weights.sum()
-        self._values: dict[str, float] = {}  # key of a prompt -> its optimal value
         self._seed = seed
         self._left_out: Mapping[str, Collection[str]] = {}  # environment id -> prompt ids
         self._epochs: list[Prompt] | None = None
@@ -229,18 +227,6 @@ class PromptSource:
         for env_id in self._ids:
             prompts += [self._made(env_id, prompt_id) for prompt_id in islice(self._heldout_ids(env_id), share)]
         return prompts[:num_prompts]
-
-    def optimal_value(self, prompt: Prompt) -> float | None:
-        """Return the exact expected reward of the best policy with memory, None if the environment computes none.
-
-        It is that of a whole episode, so a prompt with a history has none. Each prompt is computed once.
-        """
-        env = self._envs[prompt.env_id]
-        if prompt.history or not has_values(env):
-            return None
-        if prompt.key not in self._values:
-            self._values[prompt.key] = float(peeled(env).optimal_value(prompt.prompt_id))
-        return self._values[prompt.key]
 
     def small_pools(self, num_prompts: int) -> list[str]:
         """Return one warning if there are fewer training prompts than a batch draws, [] if there are enough.

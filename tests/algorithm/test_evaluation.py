@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,12 +11,10 @@ from rllib_srl.algorithm.evaluation import (
     diversity_of,
     figures_of_chains,
     refuse_without_pool,
-    shares_of_optimum,
     summary,
 )
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
-from rllib_srl.envs.games.faults import Faults
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 from rllib_srl.types import GroupMeta
@@ -71,41 +67,6 @@ def test_a_right_answer_is_a_pass_of_its_environment(mark, right):
     together = GroupMeta.of(a_group(0, rewards=rewards, extra=extra), None)
     assert _mean_pass([together], 1, pass_at_k) == pytest.approx(sum(right) / 3)
     assert _mean_pass([together], 2, pass_hat_k) == pytest.approx(1 / 3 if sum(right) == 2 else 0)
-
-
-def test_the_share_of_the_best_policy_by_hand():
-    """Rewards .9 and 0 where .8 and .6 are the most one can expect: .9 / 1.4. A prompt without a value is left out."""
-    rewards, values = [0.9, 0.0, 1.0], [0.8, 0.6, None]
-    metas = [GroupMeta.of(a_group(i, rewards=[r]), None) for i, r in enumerate(rewards)]
-    metas = [replace(one, prompt=replace(one.prompt, domain=domain)) for one, domain in zip(metas, "aba", strict=True)]
-    value_of = dict(zip((one.prompt for one in metas), values, strict=True))
-    figures = shares_of_optimum(metas, value_of.get)
-    assert figures[""] == pytest.approx({"optimal_value": 0.7, "optimal_share": 0.9 / 1.4})
-    assert figures["a"] == pytest.approx({"optimal_value": 0.8, "optimal_share": 1.125})
-    assert figures["b"] == {"optimal_value": 0.6, "optimal_share": 0.0}
-    assert shares_of_optimum(metas, lambda prompt: None) == {} and shares_of_optimum([], value_of.get) == {}
-
-
-@pytest.mark.slow
-def test_a_run_reports_its_share_of_the_best_policys_reward(ray_here, tmp_path):
-    """The hidden answers of `faults` given at once, right in about half of the prompts; `compare` has no value."""
-    worlds = {"faults": {"num_shots": 0}, "compare": {"num_shots": 0}}
-    config = SRLConfig().environment(worlds=worlds).rl_module(model_config={"model": "tiny"})
-    config.env_runners(engine={"name": "stub", "chance": 0.5}, num_env_runners=0).evaluation(evaluation_duration=40)
-    config.training(num_prompts_per_batch=4, group_size=2, checkpoint_every=0, log_directory=str(tmp_path))
-    algo = config.build_algo()
-    try:
-        results = algo.evaluate()
-        prompts = [prompt for prompt in algo.source.heldout(40) if prompt.env_id == "faults"]
-    finally:
-        algo.stop()
-    values = [Faults().optimal_values(prompt.prompt_id).with_memory for prompt in prompts]
-    assert len(values) == 20 and results["optimal_value"] == pytest.approx(np.mean(values))
-    right = results["by_domain"]["faults"]["accuracy"] * 20
-    assert 3 <= right <= 17 and results["optimal_share"] == pytest.approx(right / sum(values))
-    assert results["by_domain"]["faults"]["optimal_share"] == results["optimal_share"]
-    assert results["by_domain"]["compare"].keys() == {"accuracy", "num_prompts"}
-    assert [one["num_prompts"] for one in results["by_domain"].values()] == [20, 20]
 
 
 @pytest.mark.slow
