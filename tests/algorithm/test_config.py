@@ -40,7 +40,7 @@ FAULTS = [
     *[(name, "no such", "expected one of 'auto'" if "auto" in c else "expected one of") for name, c in ONE_OF.items()],
     ("group_size", 8.0, "group_size = 8.0; expected an integer of at least 2"),
     ("group_size", True, "group_size = True; expected an integer of at least 2"),
-    ("advantage", "best", "advantage = 'best'; expected one of 'group', 'mean_only'"),
+    ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'gae', 'group'"),
     ("temperature", 0.0, "temperature = 0.0; expected a number from 0.01 to 100"),
     ("temperature", 0.001, "expected a number from 0.01 to 100"),
     ("clip_low", 0, "expected a number in (0, 1]"),

@@ -131,7 +131,7 @@ def marks_of(group, g):
 def store(stored, groups):
     """Keep the logits of played groups; each token's log-probs are the mark of its episode."""
     batch = tokens_of(groups)
-    stored.begin(groups)
+    stored.begin(groups, [])
     stored.prepare(batch, is_reused=False)
     marks = np.array([marks_of(group, g) for group in groups for g in range(group.size)], np.float32)
     top_NK = torch.from_numpy(marks)[batch["episode"]][:, None].repeat(1, TOP)
@@ -141,7 +141,7 @@ def store(stored, groups):
 def targets_of(stored, groups):
     """Return the stored log-prob of each episode of reused groups, None for one without."""
     batch = tokens_of(groups)
-    stored.begin(groups)
+    stored.begin(groups, [])
     stored.prepare(batch, is_reused=True)
     found = []
     for episode in range(sum(group.size for group in groups)):

@@ -104,9 +104,9 @@ def test_the_longest_answer_is_what_the_turns_allow(config):
 
 WRONG = [
     ("loss", "ppo", "loss = 'ppo'; expected one of None, 'grpo'"),
-    ("advantage", "best", "advantage = 'best'; expected one of 'group', 'mean_only'"),
+    ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'gae', 'group'"),
     ("ratio_level", "turn", "expected one of 'token', 'sequence', 'geometric'"),
-    ("clip_rule", "hard", "clip_rule = 'hard'; expected one of 'symmetric'"),
+    ("clip_rule", "hard", "clip_rule = 'hard'; expected one of 'bapo', 'cispo'"),
     ("clip_low", 0, "clip_low = 0; expected a number in (0, 1]"),
     ("clip_high", float("nan"), "clip_high = nan; expected a number above 0"),
     ("dual_clip", 1, "expected a number above 1"),
@@ -120,7 +120,7 @@ WRONG = [
     ("longest_answer", 0, "expected an integer of at least 1, or None"),
     ("turn_mask", "second", "expected one of 'all', 'first', 'last'"),
     ("ratio_anchor", "prox", "expected one of 'decoupled', 'bypass'"),
-    ("correction", "icepop", "expected one of 'none', 'tis'"),
+    ("correction", "icepop", "expected one of 'geometric_mask', 'mis'"),
     ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
     ("correction_window", (2, 0.5), "expected two numbers, 0 <= lower < upper"),
     ("off_policy_mask", 0, "expected a number above 0, or None"),
