@@ -43,8 +43,9 @@ class Bands(SRLCallback):
         """Return the priority of each domain from accuracy, standard error, iterations since play and base weight."""
         band_K = np.where(acc_K < self.bounds[0], 0, np.where(acc_K > self.bounds[1], 2, 1))
         stale_K = np.minimum(1.0, since_K / self.horizon)
-        priority_K: np.ndarray = np.array(self.weights)[band_K] + self.staleness * stale_K + self.uncertainty * error_K
-        return priority_K + base_K
+        weight_K = np.array(self.weights)[band_K] + base_K
+        priority_K: np.ndarray = weight_K + self.staleness * stale_K + self.uncertainty * error_K
+        return priority_K
 
     def change_plan(self, *, algorithm: Any, plan: Plan, now: int, metrics_logger: Any, **kwargs: Any) -> Plan:
         """Set the shares of fresh prompts."""
