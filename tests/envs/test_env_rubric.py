@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import numpy as np
 import pytest
 
 from rllib_srl.curriculum.controller import results_of
@@ -383,7 +382,7 @@ def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
     buffer = SRLReplayBuffer(ReplaySettings.from_dict({"on_secret": "keep", "degenerate_share": None}).checked())
     (visit,) = buffer.add([group], now=1)
     assert visit.grade == grade and visit.pass_rate == float(grade == 4)
-    (results,) = results_of([GroupMeta.of(group, None)], 0.9, [np.zeros(group.size)]).values()
+    (results,) = results_of([GroupMeta.of(group, None)], 0.9).values()
     assert results[0].pass_rate == float(grade == 4)
 
 

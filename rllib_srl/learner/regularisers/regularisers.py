@@ -84,10 +84,11 @@ class Regularisers:
             ValueError: the model has fewer layers or tokens than a parameter asks for, or as `Regulariser.start`.
         """
         self._all, self._training = dict(regularisers), training
-        model = training.policy.model
-        num_layers = len(getattr(model.base_model, "layers", ())) or None
-        if faults := size_faults(self._all, num_layers, model.config.get_text_config().vocab_size):
-            raise ValueError("; ".join(faults))
+        if self._all:
+            model = training.policy.model
+            num_layers = len(getattr(model.base_model, "layers", ())) or None
+            if faults := size_faults(self._all, num_layers, model.config.get_text_config().vocab_size):
+                raise ValueError("; ".join(faults))
         for one in self._all.values():
             one.start(training)
         self._in_loss = {_metric(name): one for name, one in self._all.items() if _overrides(one, "loss")}
