@@ -11,6 +11,9 @@
 
 In the literature stage j teaches domain j; `learned_at_C` allows any order. It is NEVER for a domain that is never
 taught, which counts only in forward transfer. A mean over no domains is NaN.
+
+Over time, in any unit (studies use generated tokens, of which all arms have the same budget): the area under the
+retention curve, from the end of a domain's training on, and the cost of an accuracy.
 """
 
 from __future__ import annotations
@@ -103,6 +106,53 @@ def plasticity(accuracy_SC: np.ndarray, learned_at_C: np.ndarray, before_C: np.n
     return _mean(rows_SC[learned_at_C[taught] + 1, taught] - rows_SC[learned_at_C[taught], taught])
 
 
+def retention_area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
+    """Return the area under the retention curve divided by its span: the mean accuracy since training ended.
+
+    AURC = integral of a(t) dt / (t_last - t_0), by the trapezoid rule; in [0, 1], NaN for a curve without a span.
+
+    Args:
+        time_I: increasing, the first where the domain's training ended.
+        accuracy_I: in [0, 1].
+
+    Raises:
+        ValueError: the arrays are empty or differ in shape, or time decreases.
+
+    Source: the curve is Ebbinghaus's (1885, "Ueber das Gedaechtnis"); mean height as one number is our reading of
+    "area under the retention curve", for which no paper we know gives a formula.
+    """
+    _check_curve(time_I, accuracy_I)
+    span = float(time_I[-1] - time_I[0])
+    return float(np.trapezoid(accuracy_I, time_I)) / span if span else float("nan")
+
+
+def cost_to_reach(cost_I: np.ndarray, accuracy_I: np.ndarray, target: float) -> float:
+    """Return the cost at which accuracy first reached `target`, interpolated linearly.
+
+    Args:
+        cost_I: increasing: generated tokens, trained tokens or seconds so far.
+        accuracy_I: in [0, 1].
+        target: accuracy to reach.
+
+    Returns:
+        The cost; infinity if the target is never reached, the first cost if it is reached from the start.
+
+    Raises:
+        ValueError: the arrays are empty or differ in shape, or cost decreases.
+
+    Source: the "time to accuracy" of Coleman et al. 2017 (DAWNBench), with tokens for time.
+    """
+    _check_curve(cost_I, accuracy_I)
+    reached = np.flatnonzero(accuracy_I >= target)
+    if not len(reached):
+        return float("inf")
+    first = int(reached[0])
+    if first == 0:
+        return float(cost_I[0])
+    share = (target - float(accuracy_I[first - 1])) / float(accuracy_I[first] - accuracy_I[first - 1])
+    return float(cost_I[first - 1] + share * (cost_I[first] - cost_I[first - 1]))
+
+
 def _taught_before_the_last(accuracy_SC: np.ndarray, learned_at_C: np.ndarray) -> np.ndarray:
     return np.flatnonzero((learned_at_C != NEVER) & (learned_at_C < len(accuracy_SC) - 1))
 
@@ -125,3 +175,10 @@ def _check(accuracy_SC: np.ndarray, learned_at_C: np.ndarray, before_C: np.ndarr
             faults.append(f"before_C has shape {np.shape(before_C)}, accuracy_SC {num_domains} domains")
     if faults:
         raise ValueError("\n".join(faults))
+
+
+def _check_curve(time_I: np.ndarray, accuracy_I: np.ndarray) -> None:
+    if time_I.ndim != 1 or time_I.shape != accuracy_I.shape or not len(time_I):
+        raise ValueError(f"time_I has shape {time_I.shape}, accuracy_I {accuracy_I.shape}; expected one length, not 0")
+    if (np.diff(time_I) < 0).any():
+        raise ValueError(f"time_I = {time_I.tolist()}; expected times that do not fall")

@@ -12,10 +12,10 @@ from statistics import median
 
 import numpy as np
 
+from rllib_srl.studies.accuracy import cost_to_reach
 from rllib_srl.studies.curves import Curve, curve_of
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
 from rllib_srl.studies.results import Results
-from rllib_srl.studies.retention import cost_to_reach
 from rllib_srl.studies.seeds import (
     ALPHA,
     Interval,

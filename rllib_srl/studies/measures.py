@@ -12,10 +12,8 @@ from functools import partial
 import numpy as np
 
 from rllib_srl.algorithm import answers
-from rllib_srl.studies import accuracy, retention
+from rllib_srl.studies import accuracy
 from rllib_srl.studies.curves import Curve
-
-KEPT = 0.8  # share of its accuracy below which a domain counts as decayed
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,8 @@ class Measure:
 def _retention(curve: Curve) -> float:
     time_I = curve.num_generated_tokens_I
     return _mean(
-        [retention.retention_area(time_I[at:], curve.accuracy_IC[at:, j]) for j, at in curve.remembered_from().items()]
+        [accuracy.retention_area(time_I[at:], curve.accuracy_IC[at:, j]) for j, at in curve.remembered_from().items()]
     )
-
-
-def _decay(curve: Curve) -> float:
-    """Return the mean over domains of the time to decay; a domain that did not decay counts with its whole span."""
-    time_I = curve.num_generated_tokens_I
-    found = [(time_I[at:], curve.accuracy_IC[at:, j]) for j, at in curve.remembered_from().items()]
-    return _mean([retention.time_to_decay(time, heights, KEPT).time for time, heights in found])
 
 
 def _part(curve: Curve, which: str) -> float:
@@ -57,7 +48,7 @@ def _part(curve: Curve, which: str) -> float:
 
 def _area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
     """Return the mean height over time; NaN if a value is unknown."""
-    return retention.retention_area(time_I, accuracy_I) if np.isfinite(accuracy_I).all() else float("nan")
+    return accuracy.retention_area(time_I, accuracy_I) if np.isfinite(accuracy_I).all() else float("nan")
 
 
 def _live_share(curve: Curve) -> float:
@@ -113,14 +104,6 @@ MEASURES = {
         "points",
         "higher",
         lambda c: accuracy.plasticity(c.accuracy_SC, c.learned_at_C, c.before_C),
-    ),
-    "time_to_decay": Measure(
-        "time to decay, in tokens",
-        f"Tokens generated after a domain's training until its accuracy fell below "
-        f"{KEPT:.0%} of its value then; a domain that stayed above counts with all tokens until the end.",
-        "tokens",
-        "higher",
-        _decay,
     ),
     "superficial_forgetting": Measure(
         "forgotten format",

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.studies.fields import read_object
+from rllib_srl.studies.fields import STRICT, read_object
 from rllib_srl.studies.study import Study
 
 STUDY_FILE = "study.json"
 TRIALS = "trials"
-GROWING = (
-    "stage", "iteration", "num_generated_tokens", "num_trained_tokens", "num_live_tokens", "seconds",
-    "num_probe_tokens", "probe_s",
+COUNTS = (
+    "iteration", "num_generated_tokens", "num_trained_tokens", "num_live_tokens", "seconds", "num_probe_tokens",
+    "probe_s", "peak_bytes", "num_prompts",
 )  # fmt: skip
 
 
@@ -40,6 +40,8 @@ class ResultsError(ValueError):
 @dataclass(frozen=True)
 class Row:
     """One domain in one evaluation. Invariant (`faults`): shares in [0, 1], counts at least 0."""
+
+    __pydantic_config__ = STRICT
 
     stage: int  # stage trained last; -1 before any training
     iteration: int  # training iterations done
@@ -68,7 +70,7 @@ class Row:
                 faults.append(f"{name} = {share}; expected 0 to 1")
         if self.parse_rate is not None and 0 <= self.parse_rate < self.accuracy - 1e-9:
             faults.append(f"parse_rate = {self.parse_rate}; expected at least accuracy = {self.accuracy}")
-        for name in (*GROWING[1:], "peak_bytes", "num_prompts"):
+        for name in COUNTS:
             if getattr(self, name) < 0:
                 faults.append(f"{name} = {getattr(self, name)}; expected at least 0")
         return faults
@@ -77,6 +79,8 @@ class Row:
 @dataclass(frozen=True)
 class Header:
     """First line of a trial's file."""
+
+    __pydantic_config__ = STRICT
 
     study: str  # fingerprint of the trial's study
     arm: str
@@ -88,15 +92,14 @@ class Header:
 class End:
     """Last line of a finished trial's file."""
 
+    __pydantic_config__ = STRICT
+
     num_rows: int
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm with one seed, as read from its file.
-
-    Invariant: evaluations are complete and in order, and the fields in `GROWING` never decrease.
-    """
+    """One arm with one seed, as read from its file. Invariant: evaluations are complete."""
 
     header: Header
     rows: tuple[Row, ...]
@@ -208,18 +211,13 @@ def _checked_header(path: Path, header: Any, study: Study) -> Header:
 
 
 def _whole_evaluations(path: Path, rows: Sequence[Row], study: Study, is_finished: bool) -> tuple[Row, ...]:
-    """Check that evaluations are complete and counts never decrease; drop an incomplete last evaluation."""
-    num, names = len(study.domains), [domain.name for domain in study.domains]
+    """Check that evaluations are complete; drop an incomplete last evaluation of an unfinished trial."""
+    num, names = len(study.domains), sorted(domain.name for domain in study.domains)
     whole = len(rows) - len(rows) % num
     if is_finished and whole < len(rows):
         raise ResultsError(f"{path}: {len(rows)} rows; expected {num} an evaluation, one a domain")
     for start in range(0, whole, num):
-        block = rows[start : start + num]
-        if sorted(row.domain for row in block) != sorted(names):
-            raise ResultsError(f"{path}, row {start + 2}: domain = {[row.domain for row in block]}; expected each once")
-        if any(getattr(row, name) != getattr(block[0], name) for row in block for name in GROWING):
-            raise ResultsError(f"{path}, row {start + 2}: rows of one evaluation differ in {', '.join(GROWING)}")
-        for name in GROWING if start else ():
-            if getattr(block[0], name) < (before := getattr(rows[start - 1], name)):
-                raise ResultsError(f"{path}, row {start + 2}: {name} = {getattr(block[0], name)}; was {before} before")
+        found = [row.domain for row in rows[start : start + num]]
+        if sorted(found) != names:
+            raise ResultsError(f"{path}, row {start + 2}: domain = {found}; expected each once")
     return tuple(rows[:whole])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.studies.accuracy import NEVER
+from rllib_srl.studies.fields import STRICT
 from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.seeds import ALPHA
 
@@ -30,6 +31,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 class Arm:
     """One setting under comparison."""
 
+    __pydantic_config__ = STRICT
+
     name: str  # letters, digits and _ . + -; also part of file names
     title: str  # title in the report: "SRL + diversity"
     description: str  # one plain sentence: the difference from other arms
@@ -39,6 +42,8 @@ class Arm:
 @dataclass(frozen=True)
 class Domain:
     """One kind of task of the stream."""
+
+    __pydantic_config__ = STRICT
 
     name: str
     learned_at: int | None  # the stage after which it counts as learned; None: only evaluated, never taught
@@ -52,6 +57,8 @@ class Primary:
     `alpha` after Holm's correction for their number. A question that k confirmations ask has an `alpha` of .05 / k.
     """
 
+    __pydantic_config__ = STRICT
+
     treatment: str
     controls: tuple[str, ...]
     measures: tuple[str, ...] = PRIMARY_MEASURES
@@ -61,6 +68,8 @@ class Primary:
 @dataclass(frozen=True)
 class Study:
     """A study, fixed before the first trial. Invariant: `faults` is empty for a study that was written or read."""
+
+    __pydantic_config__ = STRICT
 
     name: str
     question: str  # in plain words, ends with "?"

@@ -9,9 +9,11 @@ from rllib_srl.studies.accuracy import (
     NEVER,
     average_accuracy,
     backward_transfer,
+    cost_to_reach,
     forgetting,
     forward_transfer,
     plasticity,
+    retention_area,
 )
 
 BEFORE = np.array([0.1, 0.2, 0.1])
@@ -67,3 +69,28 @@ def test_all_that_does_not_fit_is_named():
         plasticity(R, np.array([0, 1, 3]), np.array([0.1]))
     with pytest.raises(ValueError, match=r"expected \[S, C\]"):
         average_accuracy(np.zeros((0, 3)), IN_ORDER)
+
+
+TIME, HEIGHT = np.array([10.0, 20.0, 40.0]), np.array([0.8, 0.6, 0.4])
+
+
+def test_the_area_under_a_curve_is_its_mean_height():
+    # (10 * (.8 + .6) / 2 + 20 * (.6 + .4) / 2) / 30 = (7 + 10) / 30
+    assert retention_area(TIME, HEIGHT) == pytest.approx(17 / 30)
+    assert retention_area(TIME, np.full(3, 0.3)) == pytest.approx(0.3)
+    assert np.isnan(retention_area(TIME[:1], HEIGHT[:1]))  # a curve without a span
+
+
+def test_cost_to_reach():
+    cost, rising = np.array([0.0, 100.0, 200.0]), np.array([0.1, 0.5, 0.4])
+    assert cost_to_reach(cost, rising, 0.3) == pytest.approx(50)  # half way from .1 to .5
+    assert cost_to_reach(cost, rising, 0.5) == 100
+    assert cost_to_reach(cost, rising, 0.05) == 0
+    assert cost_to_reach(cost, rising, 0.6) == float("inf")
+
+
+def test_broken_curves_are_refused():
+    with pytest.raises(ValueError, match="expected one length, not 0"):
+        retention_area(TIME, HEIGHT[:2])
+    with pytest.raises(ValueError, match="expected times that do not fall"):
+        cost_to_reach(TIME[::-1], HEIGHT, 0.5)

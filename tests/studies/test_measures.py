@@ -56,7 +56,6 @@ def test_every_measure_by_hand():
         "backward_transfer": -0.4,
         "forward_transfer": 0.1,  # .3 - .2
         "plasticity": 0.65,  # ((.8 - .1) + (.9 - .3)) / 2
-        "time_to_decay": 80.0,  # .8 of .8 is .64: (.8 - .64) / .2 of 100
         "superficial_forgetting": 0.4,  # p 1 -> .5, given parsed .8 -> .8: (1 - .5) .8
         "essential_forgetting": 0.0,
         "accuracy_area": 0.475,  # (.25 + .45 + .575 + .625) / 4, the means of neighbouring averages
