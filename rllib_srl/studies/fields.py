@@ -30,14 +30,19 @@ def read_object(kind: type[T], value: Any) -> T:
     Raises:
         ValueError: all errors, one per line.
     """
+    adapter: TypeAdapter[T] = _adapter(kind)
     try:
-        return _adapter(kind).validate_json(json.dumps(value))
+        return adapter.validate_json(json.dumps(value))
     except ValidationError as error:
         raise ValueError("\n".join(map(_line, error.errors()))) from None
 
 
-@lru_cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return _adapter_of(kind)
+
+
+@lru_cache
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
