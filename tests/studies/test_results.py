@@ -121,7 +121,7 @@ def test_an_arm_or_seed_of_no_study_is_refused(directory):
 BROKEN = [
     (lambda lines: lines[:3] + ["{"] + lines[4:], "row 4: is not JSON"),
     (lambda lines: lines[:3] + ["[1]"] + lines[4:], r"row 4: kind = \[1\]; expected one of trial, row, end"),
-    (lambda lines: [lines[0], lines[1].replace('"accuracy"', '"acuracy"'), *lines[2:]], "row 2: accuracy is missing; acuracy is unknown"),
+    (lambda lines: [lines[0], lines[1].replace('"accuracy"', '"acuracy"'), *lines[2:]], "row 2: .*acuracy is unknown"),
     (lambda lines: [lines[0], lines[1].replace('"accuracy": ', '"accuracy": "'), *lines[2:]], "row 2: is not JSON"),
     (lambda lines: [lines[0], _with(lines[1], accuracy="high"), *lines[2:]], "accuracy = 'high'; expected a valid"),
     (lambda lines: [lines[0], _with(lines[1], accuracy=True), *lines[2:]], "accuracy = True; expected a valid number"),
