@@ -293,7 +293,7 @@ def compare(commit: str, names: Sequence[str], keep: Path | None = None) -> int:
         scratch, there = Path(directory), None
         for name in names:
             here = run_side(ROOT, name, scratch)
-            what = json.dumps([full, SETTINGS, CASES[name], sys.executable], sort_keys=True)
+            what = json.dumps([full, SETTINGS, CASES[name], os.path.realpath(sys.prefix)], sort_keys=True)
             kept = keep / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json" if keep else None
             if kept is not None and kept.is_file():
                 other = json.loads(kept.read_text(encoding="utf-8"))
