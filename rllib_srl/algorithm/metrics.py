@@ -31,6 +31,7 @@ from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission.secrets import DETECTORS, redact_turns
+from rllib_srl.replay.buffer_metrics import by_domain
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
@@ -41,6 +42,7 @@ from rllib_srl.storage.event_file import EventFile
 from rllib_srl.types import GroupMeta, StopReason
 
 logger = logging.getLogger(__name__)
+stages = logging.getLogger("rllib_srl.stages")  # a line at the end of each stage of a stream
 
 REPLAY_RESULTS = "replay"
 ROLLOUT_RESULTS = "rollout"
@@ -74,6 +76,7 @@ class Report:
         self._num_silent = 0  # batches without any reward
         self._has_warned_of_late_groups = False
         self._silent_groups = SilentGroups()
+        self._domains: dict[str, dict[str, float]] = {}  # metrics of the memory by domain, after the last iteration
 
     @property
     def writer(self) -> EventFile:
@@ -151,8 +154,23 @@ class Report:
             "grade_mean": float(np.mean(grades)) if grades else float("nan"),
         }
         for name, value in values.items():
-            key = tuple(name.split("/")) if "/" in name else (REPLAY_RESULTS, name)  # ratings/...
-            self._metrics.log_value(key, value, reduce="mean", window=1)
+            if not name.startswith("domains/"):
+                key = tuple(name.split("/")) if "/" in name else (REPLAY_RESULTS, name)  # ratings/...
+                self._metrics.log_value(key, value, reduce="mean", window=1)
+        self._domains = by_domain(values)
+        for domain, of_domain in self._domains.items():
+            for name, value in of_domain.items():
+                self._metrics.log_value(("domains", domain, name), value, reduce="mean", window=1)
+
+    def stages(self, ended: Sequence[str]) -> None:
+        """Log what the memory holds of domains whose stage ended, and how often it was drawn."""
+        for domain in ended:
+            if of := {name: int(num) for name, num in self._domains.get(domain, {}).items()}:
+                stages.info(
+                    f"stage of {domain} ended: {of['num_items']} prompts and {of['num_stored_groups']} groups stored; "
+                    f"{of['num_groups']} groups played, {of['num_groups_without_signal']} of them of equal rewards; "
+                    f"{of['num_revisits']} revisits, {of['num_reuses']} reuses"
+                )
 
     def signal(
         self,

@@ -261,6 +261,7 @@ class SRL(SavedAlgorithm):
             call_finished(self, groups, reused, ended, now)
         self.ratings.note_played(group.group_id for group in groups)
         self._report_iteration(now, batches, groups, batch, reused, visits)
+        self.report.stages(ended)
 
     # --- the lines of training_step --------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.buffer_metrics import gauges
+from rllib_srl.replay.buffer_metrics import by_domain, gauges
 from rllib_srl.replay.ingest import decoder_of
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.journal.reader import Reading, copied, journal_in, reading
@@ -184,7 +184,8 @@ def stats(arguments: argparse.Namespace) -> int:
     """Print gauges and counts."""
     with reading(arguments.directory, arguments.trust_rules) as memory:
         now, settings = memory.now, memory.settings
-        rows = [[name, f"{value:.6g}"] for name, value in _gauges(memory, now).items()]
+        found = _gauges(memory, now)
+    rows = [[name, f"{value:.6g}"] for name, value in found.items() if not name.startswith("domains/")]
     days = f", {counted(settings.iterations_per_day, 'iteration')} per day"
     asked = f", desired retention {settings.desired_retention:g}{days}" if settings.has_due_dates else ""
     print(
@@ -192,7 +193,15 @@ def stats(arguments: argparse.Namespace) -> int:
         f"reuse {settings.reuse_selection}, load control {settings.load_control}"
     )
     print(table(rows, indent=""))
+    if domains := by_domain(found):
+        heading = ["domain", *next(iter(domains.values()))]
+        print("\n" + table([heading, *domain_rows(domains)], indent=""))
     return 0
+
+
+def domain_rows(domains: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Return a row for each domain: its name and its counts."""
+    return [[printable(domain), *(f"{num:g}" for num in counts.values())] for domain, counts in domains.items()]
 
 
 OF_A_PROCESS = ("num_bytes_in_memory", "num_spilled", "num_read_back")  # of the running process; not in the journal

@@ -18,7 +18,7 @@ The content of a buffer is the journal's rows (items, groups, vectors, reviews) 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -222,7 +222,12 @@ class SRLReplayBuffer:
             if self.settings.selection in WHOLE_POOL and len(drawn):
                 self.store.update_many(drawn, last_drawn=now)
             self.counts["num_revisits"] += len(prompts)
+            self.count_by_domain("num_revisits", prompts)
         return prompts
+
+    def count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
+        """Add the prompts to a lifetime count of their domains, as part of a transaction."""
+        self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
 
     def _drawn_prompts(self, slots: np.ndarray, now: int, change: Change) -> list[Prompt]:
         """Return the prompts of drawn items, and write them with the reasons of the draw to the journal."""
@@ -297,7 +302,9 @@ class SRLReplayBuffer:
                 if len(slots_N):
                     self.store.update_many(slots_N, last_drawn=now)
                 answer = change.answer
-                self.counts["num_revisits"] += sum(drawn["why"]["visits"] > 0 for drawn in answer)
+                visited = [prompt_of(drawn["prompt"]) for drawn in answer if drawn["why"]["visits"] > 0]
+                self.counts["num_revisits"] += len(visited)
+                self.count_by_domain("num_revisits", visited)
         return [prompt_of(drawn["prompt"]) for drawn in answer], sum(drawn["why"]["visits"] > 0 for drawn in answer)
 
     def sample(self, num: int, now: int, request: str = "", shares: DomainShares | None = None) -> list[Group]:
@@ -340,6 +347,7 @@ class SRLReplayBuffer:
             self.drawn = {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.rated.note_trained(one.group.group_id for one in groups)
             self.counts["num_reuses"] += len(seqs)
+            self.count_by_domain("num_reuses", [one.group.prompt for one in groups])
             change.answer = drawing.to_json()
         return groups
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +26,14 @@ COUNTS = (
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing"),
 )
 
+COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")
+
 
 def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
     """Return gauges of size, load and calibration, and all lifetime counts."""
     store, payloads = buffer.store, buffer.ledger.payloads
-    counts = {**dict.fromkeys(COUNTS, 0), **buffer.counts}  # report zero counts, so that plots have no gaps
+    whole = {name: num for name, num in buffer.counts.items() if not name.startswith("domains/")}
+    counts = {**dict.fromkeys(COUNTS, 0), **whole}  # report zero counts, so that plots have no gaps
     num_due = store.num_due(now)
     load = buffer.recall.load.metrics(buffer.recall.slots, num_due, store.num_items(WAITING))
     return {
@@ -52,7 +56,30 @@ def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
         **counts,
         **_ratings(buffer),
         "num_refused": sum(counts[f"num_refused_{reason}"] for reason in REASONS),
+        **_domains(buffer),
     }
+
+
+def _domains(buffer: SRLReplayBuffer) -> dict[str, int]:
+    """Return "domains/<domain>/<name>" -> what is stored of each domain now, and its lifetime counts."""
+    stored = buffer.store.num_by_domain()
+    found: dict[str, int] = {}
+    for domain in sorted(stored.keys() | by_domain(buffer.counts).keys()):
+        num_items, num_groups = stored.get(domain, (0, 0))
+        named = {"num_items": num_items, "num_stored_groups": num_groups}
+        named |= {name: buffer.counts[f"domains/{domain}/{name}"] for name in COUNTS_OF_DOMAIN}
+        found |= {f"domains/{domain}/{name}": num for name, num in named.items()}
+    return found
+
+
+def by_domain(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return domain -> name -> value of the metrics "domains/<domain>/<name>"; a domain's name may contain "/"."""
+    found: dict[str, dict[str, float]] = {}
+    for metric, value in metrics.items():
+        if metric.startswith("domains/"):
+            domain, _, name = metric.removeprefix("domains/").rpartition("/")
+            found.setdefault(domain, {})[name] = value
+    return found
 
 
 def _ratings(buffer: SRLReplayBuffer) -> dict[str, float]:

@@ -159,6 +159,9 @@ class Ingestion:
         for group, of, one in zip(whole, all_facts, taken, strict=True):
             self._note(buffer, group.prompt.domain, of, one, is_played)
         if is_played:
+            rewarded = [(group.prompt, of.variance) for group, of in zip(whole, all_facts) if of.num_rewarded]
+            buffer.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
+            buffer.count_by_domain("num_groups_without_signal", [prompt for prompt, spread in rewarded if not spread])
             self._note_unstored(buffer, zip(whole, all_facts, taken, strict=True), policy_kl)
         for pending in pending_groups:
             pending.diversity = float(buffer.store.items["diversity"][pending.slot])

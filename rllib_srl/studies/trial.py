@@ -92,6 +92,7 @@ class StudyTrial(SRL):
         self._every, self._num_rehearsed = told.get("checkpoint_every", 0), told.get("num_rehearsed", 0)
         self._told_settings = told.get("settings", {})
         self._spent, self._memory_metrics, self._longest = Spent(), dict[str, float](), 0.0
+        self._domain_counts: dict[str, dict[str, float]] = {}
         self._first_answers = FirstAnswers()
         self._writer: TrialWriter | None = None
         self._study = read_study(self._directory)
@@ -119,6 +120,7 @@ class StudyTrial(SRL):
         if self.stage > stage + 1:
             raise ValueError(f"one iteration was longer than stage {stage + 1}; expected a longer stage")
         self._memory_metrics = dict(results.get("replay", {}))
+        self._domain_counts = dict(results.get("domains", {}))
         now, is_spent = self.iteration + 1, self.num_generated_tokens >= self._study.budget
         about: dict[str, Any] = {"stage": stage, "num_generated_tokens": self.num_generated_tokens}
         if self.stage > stage or is_spent:
@@ -181,6 +183,10 @@ class StudyTrial(SRL):
         measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
         rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
         rows = with_measures(rows, self._first_answers.measures())
+        rows = with_measures(rows, {
+            domain: {f"memory_{name}": float(num) for name, num in counts.items()}
+            for domain, counts in self._domain_counts.items()
+        })  # fmt: skip
         if self._writer is not None:
             self._writer.add(rows)
         return float(np.mean([row.accuracy for row in rows]))

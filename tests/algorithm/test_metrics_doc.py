@@ -16,6 +16,7 @@ SECTIONS = {  # heading in the document -> key of the results
     "rollout": "rollout",
     "learners/default_policy": "learners/default_policy",
     "replay": "replay",
+    "domains": "domains",
     "ratings": "ratings",
     "weight_sync": "weight_sync",
     "timers": "timers",

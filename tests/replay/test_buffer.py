@@ -295,7 +295,8 @@ def test_groups_that_do_not_fit_in_memory_are_read_back_whole(max_bytes, tmp_pat
 
 def test_stats_name_every_count_from_the_beginning():
     empty, later = a_buffer().stats(0), begun().stats(5)
-    assert set(empty) == set(later) and all(isinstance(value, int | float) for value in later.values())
+    assert set(empty) == {name for name in later if not name.startswith("domains/")}
+    assert all(isinstance(value, int | float) for value in later.values())
     zeros = Counter(name for name, value in empty.items() if value == 0)
     assert {"num_items", "num_refused", "num_evicted", "num_revisits", "num_reuses"} <= set(zeros)
     assert later["num_items"] == 12 + later["num_grown"] and later["num_reuses"] == 4

@@ -22,6 +22,7 @@ from rllib_srl.cli.report.metrics_table import MetricsTable
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
+from rllib_srl.replay.buffer_metrics import by_domain
 from rllib_srl.types import StopReason
 
 REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
@@ -154,6 +155,11 @@ class RunFacts:
         """Return how the held-out accuracy of each domain changed."""
         first, last = DOMAIN
         return {name: DomainChange.of(self.values(f"{first}{name}{last}")) for name in self.domains}
+
+    @cached_property
+    def domain_counts(self) -> dict[str, dict[str, float]]:
+        """Return domain -> name -> newest value of the memory's metrics by domain."""
+        return by_domain({metric: self.last(metric) for metric in self.columns if metric.startswith("domains/")})
 
     @property
     def endings(self) -> dict[str, float]:

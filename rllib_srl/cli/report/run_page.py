@@ -54,6 +54,15 @@ MEMORY = {  # metric of the memory -> title and meaning
     "surprise_mean": "mean surprise, |reward - prediction from history|",
 }
 
+OF_DOMAIN = {  # metric of a domain -> title
+    "num_items": "prompts stored",
+    "num_stored_groups": "groups stored",
+    "num_groups": "groups played",
+    "num_groups_without_signal": "of equal rewards",
+    "num_revisits": "revisits",
+    "num_reuses": "reuses",
+}
+
 
 def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
     """Return the report of a run.
@@ -136,12 +145,21 @@ def _memory(facts: RunFacts) -> Iterator[Block]:
         return
     yield from map(_charts, memory_rows(facts))
     yield memory_table(facts)
+    if facts.domain_counts:
+        yield memory_of_domains(facts)
 
 
 def memory_table(facts: RunFacts) -> Table:
     """Return the counts and gauges of the memory."""
     rows = [(Cell(title), Cell(number(facts.last(f"replay/{name}")))) for name, title in MEMORY.items()]
     return Table("After the last iteration; counts since the start.", ("memory", "value"), tuple(rows))
+
+
+def memory_of_domains(facts: RunFacts) -> Table:
+    """Return what the memory holds of each domain, and the counts of its groups and draws."""
+    counts = facts.domain_counts
+    rows = [(Cell(domain), *(Cell(number(of.get(name, 0.0))) for name in OF_DOMAIN)) for domain, of in counts.items()]
+    return Table("After the last iteration; counts since the start.", ("domain", *OF_DOMAIN.values()), tuple(rows))
 
 
 def _learner(facts: RunFacts) -> Iterator[Block]:

@@ -21,6 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 NUM_TIMED = 5  # iterations in the estimate of the time left
 BEAT_S = 10.0  # seconds between two updates of the current action in a log; 1 on a terminal
 _JOIN_S = 5.0
+STAGES = "rllib_srl.stages"  # the package's logger for the ends of a stream's stages
 STARTING = "rllib_srl.start"  # the package's logger for its actions during start-up
 
 
@@ -132,6 +133,8 @@ class NoteHandler(logging.Handler):
         """Show one warning or start-up message."""
         if record.levelno >= logging.WARNING:
             self._progress.note(f"warning: {record.getMessage()}")
+        elif record.name == STAGES:
+            self._progress.note(record.getMessage())
         elif record.name == STARTING:
             self._progress.begin(f"{record.getMessage()} ...")
 
@@ -143,14 +146,18 @@ def showing_progress(last: int, stream: TextIO | None = None) -> Iterator[Progre
     Nothing is written after the block: the stream may be closed then.
     """
     progress = Progress(last, stream)
-    logger, starting = logging.getLogger("rllib_srl"), logging.getLogger(STARTING)
-    before = logger.handlers, logger.propagate, starting.level
+    logger, shown = logging.getLogger("rllib_srl"), [logging.getLogger(name) for name in (STARTING, STAGES)]
+    before = logger.handlers, logger.propagate
+    levels = [one.level for one in shown]
     logger.handlers, logger.propagate = [NoteHandler(progress)], False
-    starting.setLevel(logging.INFO)
+    for one in shown:
+        one.setLevel(logging.INFO)
     try:
         yield progress
     finally:
-        logger.handlers, logger.propagate, starting.level = before
+        logger.handlers, logger.propagate = before
+        for one, level in zip(shown, levels, strict=True):
+            one.setLevel(level)
         progress.end()
 
 

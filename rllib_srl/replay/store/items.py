@@ -131,6 +131,13 @@ class ItemStore:
             is_counted_N &= self._items.columns["domain"] == domain
         return int(np.count_nonzero(is_counted_N))
 
+    def num_by_domain(self) -> dict[str, tuple[int, int]]:
+        """Return domain -> number of its items and of their groups, 0 of domains whose items are gone."""
+        rows_N, num = self.items[self.slots()], len(self.domains)
+        items_D = np.bincount(rows_N["domain"], minlength=num)
+        groups_D = np.bincount(rows_N["domain"], rows_N["num_groups"], minlength=num).astype(np.int64)
+        return dict(zip(self.domains, zip(items_D.tolist(), groups_D.tolist(), strict=True), strict=True))
+
     def domain_id(self, name: str) -> int | None:
         """Return the number of a domain, or None if no item of it was ever added."""
         return self.domains.index(name) if name in self.domains else None
