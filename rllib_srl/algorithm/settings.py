@@ -13,7 +13,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rllib_srl.algorithm.tracking.choice import TABLE as TRACKER_TABLE
 from rllib_srl.common.setting_tables import Setting, groups_of, prefixed, public
 from rllib_srl.curriculum import TABLE as PLANNER_TABLE
 from rllib_srl.engine.adapters import TARGETS
@@ -176,7 +175,6 @@ TRAINING = {
     "log_directory": Setting(
         None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"
     ),
-    **TRACKER_TABLE,
     "check_resources": Setting(
         True, "fail at start-up if the cluster is too small; False: for clusters that grow on demand"
     ),
@@ -206,7 +204,6 @@ _NEW = (
     *("stub_chance", "stub_malformed", "stub_learns", "stub_forgets", "stub_spread"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
     "planner_ema_rate",
-    *(name for name in TRACKER_TABLE if name != "tracker"),
     *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype"),
 )
 ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED

@@ -39,13 +39,12 @@ from rllib_srl.algorithm.evaluation import evaluate, evaluate_pool, refuse_witho
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
-from rllib_srl.algorithm.tracking.tracking import start_tracking
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
-from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, planned
+from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
@@ -97,16 +96,15 @@ class SRL(SavedAlgorithm):
         return SRLConfig()
 
     def setup(self, config: SRLConfig) -> None:
-        """Start trackers, runners, learners and memory; verify that each engine holds the learner's weights."""
+        """Start runners, learners and memory; verify that each engine holds the learner's weights."""
         if self.config.checkpoint_every:
             make_key(self.config.seal_key_file)  # fail now, not when the first checkpoint is written
         self._journals = journals_of(Path(self.logdir), self.config.replay_settings().local_directory)  # likewise
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
-        self.tracking = start_tracking(self.config, Path(self.logdir), self.seed, lambda: self.report.writer)
         try:
             self._start(config)
         except BaseException:
-            self.tracking.close()
+            call_stopped(self)
             raise
 
     def _start(self, config: SRLConfig) -> None:
@@ -706,20 +704,18 @@ class SRL(SavedAlgorithm):
         return []
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Call RLlib's callbacks, then send the metrics to the trackers and to `result_logs`."""
+        """Call RLlib's callbacks, then pass the metrics to `result_logs`."""
         super().log_result(result)
-        self.tracking.log(self.iteration, result)
         for log in self.result_logs:
             log(self.iteration, result)
 
     def cleanup(self) -> None:
-        """Stop the memory, end the trackers' runs, close the log files, and stop runners and learners."""
+        """Stop callbacks and the memory, close the log files, and stop runners and learners."""
+        call_stopped(self)
         if self.ahead is not None:
             self.ahead.close()
         if hasattr(self, "memory"):
             self.memory.stop()
-        if hasattr(self, "tracking"):
-            self.tracking.close()
         if hasattr(self, "report"):
             self.report.close()
         if hasattr(self, "ratings"):

@@ -19,7 +19,6 @@ from rllib_srl.algorithm.regulariser_validation import faults_of_regularisers
 from rllib_srl.algorithm.rollout_validation import faults_of_rollout
 from rllib_srl.algorithm.settings import GROUPS
 from rllib_srl.algorithm.stub_validation import faults_of_stub
-from rllib_srl.algorithm.tracking.choice import SECRET_NAME, faults_of_tracker, names_in
 from rllib_srl.common.foreign_names import in_place_of, nearest
 from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_switches
 from rllib_srl.curriculum.prompts import ORDERS
@@ -127,7 +126,7 @@ def faults_of(config: Any) -> list[str]:
     lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
     flat, given = config.flat(), config.names_given()
     own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
-    others = (faults_of_loss, faults_of_regularisers, faults_of_rollout, faults_of_stub, faults_of_tracker)
+    others = (faults_of_loss, faults_of_regularisers, faults_of_rollout, faults_of_stub)
     for check in (*own, _replay, _planner, *others):
         lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
     return lines
@@ -145,12 +144,9 @@ def _parameters(config: Any) -> Iterator[tuple[str, str]]:
     for name, group in GROUPS.items():
         aliased, rule = config._aliases.get(name, {}), config.rule_of(name)
         rules: tuple[Any, ...] = (rule,)
-        if name == "tracker":
-            rules = names_in(rule)  # there may be several
         others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
         for key, value in group.given(getattr(config, name)).items():
-            is_secret = name == "tracker" and SECRET_NAME.search(str(key))
-            shown = f"{name}.{key} = {'[secret]' if is_secret else repr(value)}"
+            shown = f"{name}.{key} = {value!r}"
             if key in aliased:  # former names were accepted with any rule
                 continue
             if key in group.flat:

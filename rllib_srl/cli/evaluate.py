@@ -136,7 +136,7 @@ def started(
         ValueError: `needs_pool`, and no environment has a pool; nothing was started.
     """
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
-        changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "tracker": None}
+        changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "callbacks": None}
         config = build_config({**values, **changed})
         if checkpoint is None:
             refuse_stub(config, "a model is measured")

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.algorithm.tracking.choice import TENSORBOARD
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
@@ -124,9 +123,6 @@ def run(algo: Any, plan: runs.RunPlan, last: int, progress: Progress, export: Pa
         print(f"model       {algo.export_to_huggingface(export)}")
     print(f"all files   {plan.directory}")
     print(f"            TensorBoard: {tensorboard(plan.directory)}")
-    for name, place in algo.tracking.places.items():
-        if name != TENSORBOARD:
-            print(f"            {name}: {place}")
     print(f"            transcripts: {command('episodes', plan.directory)}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Callbacks of SRL beside RLlib's own: change an iteration's plan, add prompts to it, run after it or after a stage.
+"""Callbacks of SRL beside RLlib's own: an iteration's plan and prompts, after it, after a stage, at the end.
 
     class Mine(SRLCallback):
         def augment_batch(self, *, algorithm, prompts, now, metrics_logger, **kwargs):
@@ -102,6 +102,14 @@ class SRLCallback(RLlibCallback):
             kwargs: arguments that later versions may add.
         """
 
+    def on_stop(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
+        """Run when the algorithm stops, also after a start that failed.
+
+        Args:
+            algorithm: the algorithm.
+            kwargs: arguments that later versions may add.
+        """
+
 
 def hooks(algorithm: Algorithm) -> list[SRLCallback]:
     """Return the callbacks of an algorithm that are `SRLCallback`s."""
@@ -119,6 +127,12 @@ def call_finished(
         callback.post_step(groups=groups, reused=reused, **shared)
         for domain in ended:
             callback.post_domain(domain=domain, **shared)
+
+
+def call_stopped(algorithm: Algorithm) -> None:
+    """Call `on_stop` of all callbacks, if they were made."""
+    for callback in hooks(algorithm) if hasattr(algorithm, "callbacks") else ():
+        callback.on_stop(algorithm=algorithm)
 
 
 def call_rllibs(algorithm: Algorithm, name: str, **arguments: Any) -> None:

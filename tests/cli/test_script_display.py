@@ -23,7 +23,7 @@ from rllib_srl.cli.shared import display
 from rllib_srl.cli.shared import peak_memory as memory
 from rllib_srl.cli.shared.cluster import message_of, run_cleanly
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table
-from rllib_srl.cli.shared.run_log import Iteration, RunLog, read_metrics
+from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
 from tests.waiting import wait_until
@@ -205,16 +205,6 @@ def test_evaluations_before_and_after_are_in_the_one_event_file(tmp_path: Path) 
     assert [(event.step, event.value) for event in events.Scalars("evaluation/accuracy")] == [(0, 0.25), (1, 0.75)]
     assert events.Tags()["scalars"] == ["evaluation/accuracy", "evaluation/by_domain/a/accuracy", "loss"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1  # a line an iteration
-
-
-def test_scalars_are_left_to_the_tracker_that_writes_them(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, has_scalars=False)
-    log.write(1, {"loss": 1.0})
-    log.evaluation(1, {"accuracy": 0.75})  # no tracker gets it
-    log.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["scalars"] == ["evaluation/accuracy"]
-    assert read_metrics(tmp_path) == [{"iteration": 1, "loss": 1.0}]
 
 
 def test_memory_is_the_proportional_size_of_a_process_tree() -> None:

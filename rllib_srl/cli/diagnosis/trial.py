@@ -117,7 +117,7 @@ def _small(config: SRLConfig, num_prompts: int) -> SRLConfig:
     """
     own: SRLConfig = config.copy(copy_frozen=False)
     changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, num_prompts), "num_transcripts": 0}
-    changed |= {"checkpoint_every": 0, "evaluation_interval": None, "tracker": None}
+    changed |= {"checkpoint_every": 0, "evaluation_interval": None, "callbacks": None}
     if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
         if config.is_sharded:  # learners are processes, and so must be what plays
             changed |= {"num_env_runners": 1}

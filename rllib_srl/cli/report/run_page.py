@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.algorithm.tracking.tracking import flat_settings
+from rllib_srl.algorithm.shown_settings import flat_settings
 from rllib_srl.cli.episodes import printable_lines
 from rllib_srl.cli.report.run_facts import ACCURACY, REWARD, RunFacts
 from rllib_srl.cli.report.run_plots import (

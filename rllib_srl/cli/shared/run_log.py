@@ -56,15 +56,13 @@ class RunLog:
     Invariant: only appends; a resumed run continues the log.
     """
 
-    def __init__(self, directory: Path, writer: EventFile | None = None, has_scalars: bool = True) -> None:
+    def __init__(self, directory: Path, writer: EventFile | None = None) -> None:
         """Open the log in `directory`, which must exist.
 
         Args:
             directory: of the run.
             writer: of the run's event file, closed by its owner; None opens one.
-            has_scalars: whether `write` adds scalars to the event file; False if the algorithm's tracker does.
         """
-        self._has_scalars = has_scalars
         self._metrics = directory / METRICS
         self._writer, self._is_owner = writer or EventFile(directory), writer is None
 
@@ -72,7 +70,7 @@ class RunLog:
         """Append all numbers of a result, nested names joined by "/"."""
         numbers = dict(numbers_of(result))
         append(self._metrics, json.dumps({"iteration": iteration, **numbers}) + "\n")
-        for name, number in numbers.items() if self._has_scalars else ():
+        for name, number in numbers.items():
             self._writer.add_scalar(name, number, iteration)
         self._writer.flush()
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.tracking.choice import TENSORBOARD
-from rllib_srl.algorithm.tracking.tracking import tracks
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.display import Progress, with_interval
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
@@ -58,7 +56,7 @@ def train_until(
     algo: Any, last: int, directory: Path, progress: Progress, request: StopRequest | None = None
 ) -> list[Iteration]:
     """Train up to iteration `last`, or until a stop is requested; return the finished iterations."""
-    log = RunLog(directory, algo.report.writer, has_scalars=not tracks(algo.config, TENSORBOARD))
+    log = RunLog(directory, algo.report.writer)
     done: list[Iteration] = []
     others = algo.result_logs
     algo.result_logs = (*others, log.write)  # written before a checkpoint of the iteration

@@ -169,7 +169,7 @@ def config_of(
     values = plan.study.settings_of(arm, seed)
     every = values.get("checkpoint_every", CHECKPOINT_EVERY)
     # The trial writes its own checkpoints, Tune none.
-    changed = {"checkpoint_every": 0, **({"tracker": None} if num_rehearsed else {})}
+    changed = {"checkpoint_every": 0, **({"callbacks": None} if num_rehearsed else {})}
     config: dict[str, Any] = build_config({**values, **changed}).to_dict()
     shown = {setting.name: _plain(setting.default) for setting in all_settings().values()} | values
     told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}

@@ -1,1 +1,0 @@
-"""Sends metrics and settings of a run to experiment trackers: TensorBoard, Weights & Biases, MLflow, Trackio."""
