@@ -15,6 +15,21 @@ bash scripts/setup.sh --dev
 unset PYTHONDONTWRITEBYTECODE  # without its cache pytest compiles all tests anew, in every process
 
 say() { printf '\n== %s\n' "$*"; }
+# The real trackers, in an environment that sees the packages of .venv and has its own for the rest (15 s to make).
+trackers() {
+    say "pytest: Weights & Biases, MLflow and Trackio, offline"
+    local there=build/trackers
+    if [[ ! -f $there/made ]]; then
+        .venv/bin/python -m venv --clear "$there" || return
+        .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+            >"$("$there/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+        # pip reports clashes of the packages in .venv with each other, which it does not change
+        "$there/bin/python" -m pip install -q 'wandb>=0.31,<0.32' 'mlflow>=3.17,<4' 'trackio>=0.43,<0.44' || return
+        touch "$there/made"
+    fi
+    "$there/bin/python" -m pytest -q -m slow tests/contrib/test_trackers.py
+}
+
 say "ruff"
 .venv/bin/python -m ruff check .
 say "mypy"
@@ -38,6 +53,7 @@ case "${1:-}" in
         others=0
         .venv/bin/python -m pytest -m "not engine and not rebuild" -n 2 --dist loadfile --no-loadscope-reorder \
             tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
+        if (($# == 0)); then trackers || others=$?; fi
         # 5: no test was selected. ARGUMENTS may leave one part empty, but not both.
         if ((engine == 5)); then exit "$others"; fi
         if ((others != 0 && others != 5)); then exit "$others"; fi
