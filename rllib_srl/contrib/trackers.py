@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from filelock import FileLock
 
-from rllib_srl.algorithm.shown_settings import settings_to_log, without_secrets
+from rllib_srl.cli.shared.shown_settings import settings_to_log, without_secrets
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.models import cache_root

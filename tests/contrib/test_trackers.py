@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.shown_settings import settings_to_log
+from rllib_srl.cli.shared.shown_settings import settings_to_log
 from rllib_srl.contrib.trackers import Tracker, TrackerError
 
 REWARD = "env_runners/episode_return_mean"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.algorithm.shown_settings import flat_settings
 from rllib_srl.cli.episodes import printable_lines
 from rllib_srl.cli.report.run_facts import ACCURACY, REWARD, RunFacts
 from rllib_srl.cli.report.run_plots import (
@@ -25,6 +24,7 @@ from rllib_srl.cli.report.run_plots import (
 from rllib_srl.cli.shared.display import duration
 from rllib_srl.cli.shared.run_log import PARTS
 from rllib_srl.cli.shared.settings import ITERATIONS, all_settings
+from rllib_srl.cli.shared.shown_settings import flat_settings
 from rllib_srl.studies.report.blocks import (
     Block,
     Cell,
