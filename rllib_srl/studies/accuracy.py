@@ -13,7 +13,7 @@ In the literature stage j teaches domain j; `learned_at_C` allows any order. It 
 taught, which counts only in forward transfer. A mean over no domains is NaN.
 
 Over time, in any unit (studies use generated tokens, of which all arms have the same budget): the area under the
-retention curve, from the end of a domain's training on, and the cost of an accuracy.
+retention curve, from the end of a domain's training on.
 """
 
 from __future__ import annotations
@@ -124,33 +124,6 @@ def retention_area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
     _check_curve(time_I, accuracy_I)
     span = float(time_I[-1] - time_I[0])
     return float(np.trapezoid(accuracy_I, time_I)) / span if span else float("nan")
-
-
-def cost_to_reach(cost_I: np.ndarray, accuracy_I: np.ndarray, target: float) -> float:
-    """Return the cost at which accuracy first reached `target`, interpolated linearly.
-
-    Args:
-        cost_I: increasing: generated tokens, trained tokens or seconds so far.
-        accuracy_I: in [0, 1].
-        target: accuracy to reach.
-
-    Returns:
-        The cost; infinity if the target is never reached, the first cost if it is reached from the start.
-
-    Raises:
-        ValueError: the arrays are empty or differ in shape, or cost decreases.
-
-    Source: the "time to accuracy" of Coleman et al. 2017 (DAWNBench), with tokens for time.
-    """
-    _check_curve(cost_I, accuracy_I)
-    reached = np.flatnonzero(accuracy_I >= target)
-    if not len(reached):
-        return float("inf")
-    first = int(reached[0])
-    if first == 0:
-        return float(cost_I[0])
-    share = (target - float(accuracy_I[first - 1])) / float(accuracy_I[first] - accuracy_I[first - 1])
-    return float(cost_I[first - 1] + share * (cost_I[first] - cost_I[first - 1]))
 
 
 def _taught_before_the_last(accuracy_SC: np.ndarray, learned_at_C: np.ndarray) -> np.ndarray:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 import numpy as np
 
-from rllib_srl.studies.accuracy import cost_to_reach
 from rllib_srl.studies.curves import Curve, curve_of
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
 from rllib_srl.studies.results import Results
@@ -21,9 +19,7 @@ from rllib_srl.studies.seeds import (
     Interval,
     bootstrap_interval,
     holm,
-    interquartile_mean,
     paired_test,
-    probability_of_improvement,
 )
 
 MIN_SEEDS = 6  # with fewer seeds no exact paired test reaches ALPHA
@@ -37,7 +33,6 @@ class Finding:
     values: dict[int, float]  # by seed
     mean: float
     interval: Interval  # 95 %, of the mean
-    middle: float  # interquartile mean over seeds
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,6 @@ class Contrast:
     p: float  # two-sided, by exact sign flips
     p_holm: float  # corrected for its family of tests
     smallest_p_holm: float  # smallest corrected p value that this number of pairs allows
-    improvement: float  # probability that a run of `first` is better; ties count half
     alpha: float = ALPHA  # significance level
 
     @property
@@ -75,15 +69,6 @@ class Verdict:
     holds: bool | None
     contrasts: tuple[Contrast, ...]
     reasons: tuple[str, ...]  # why it does not hold or is undecided
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Two secondary ratios, treatment over control; below 1 is better, NaN if undefined."""
-
-    control: str
-    forgetting: float  # ratio of mean forgetting
-    tokens: float  # median over pairs: generated tokens to reach the control's final accuracy, treatment over control
 
 
 def curves_of(results: Results) -> dict[str, dict[int, Curve]]:
@@ -149,24 +134,6 @@ def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) 
     return Verdict(not failed, tuple(contrasts), tuple(reasons))
 
 
-def ratios_of(
-    results: Results, curves: Mapping[str, Mapping[int, Curve]], findings: Mapping[str, Mapping[str, Finding]]
-) -> list[Ratio]:
-    """Return the treatment's forgetting and its tokens to equal accuracy, relative to each control of the primary."""
-    treatment = results.study.primary.treatment
-    forgot = findings[treatment]["forgetting"].mean
-    found = []
-    for control in results.study.primary.controls:
-        theirs = findings[control]["forgetting"].mean
-        pairs = sorted(curves[treatment].keys() & curves[control].keys())
-        ratios = [_token_ratio(curves[treatment][seed], curves[control][seed]) for seed in pairs]
-        known = [ratio for ratio in ratios if not np.isnan(ratio)]
-        found.append(
-            Ratio(control, forgot / theirs if theirs > 0 else float("nan"), median(known) if known else float("nan"))
-        )
-    return found
-
-
 def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[str]:
     """Return warnings about the validity of the results: few seeds, missing trials, missed budgets."""
     study, lines = results.study, []
@@ -187,17 +154,14 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
 def _finding(values: dict[int, float]) -> Finding:
     numbers = np.array(list(values.values()), np.float64)
     if not len(numbers) or np.isnan(numbers).any():
-        return Finding(values, float("nan"), Interval(float("nan"), float("nan")), float("nan"))
-    return Finding(values, float(numbers.mean()), bootstrap_interval(numbers), float(interquartile_mean(numbers)))
+        return Finding(values, float("nan"), Interval(float("nan"), float("nan")))
+    return Finding(values, float(numbers.mean()), bootstrap_interval(numbers))
 
 
 def _contrast(name: str, first: str, second: str, pairs: Mapping[int, tuple[float, float]]) -> Contrast:
     differences = {seed: a - b for seed, (a, b) in pairs.items()}
     gaps_E = np.array(list(differences.values()), np.float64)
     test = paired_test(gaps_E)
-    better = MEASURES[name].better
-    one, two = (np.array([pair[at] for pair in pairs.values()]) for at in (0, 1))
-    chance = probability_of_improvement(one, two) if pairs else float("nan")
     return Contrast(
         name,
         first,
@@ -208,20 +172,12 @@ def _contrast(name: str, first: str, second: str, pairs: Mapping[int, tuple[floa
         test.p,
         test.p,
         test.smallest,
-        chance if better == "higher" else 1.0 - chance,
     )
 
 
 def _num_pairs(results: Results, contrast: Contrast) -> int:
     first, second = ({trial.header.seed for trial in results.of(arm)} for arm in (contrast.first, contrast.second))
     return len(first & second)
-
-
-def _token_ratio(treatment: Curve, control: Curve) -> float:
-    """Return the tokens to the control's final accuracy, treatment over control; NaN if the control needed none."""
-    target = float(control.average_I()[-1])
-    ours, theirs = (cost_to_reach(c.num_generated_tokens_I, c.average_I(), target) for c in (treatment, control))
-    return ours / theirs if theirs > 0 else float("nan")
 
 
 def _why(contrast: Contrast) -> str:

@@ -9,7 +9,6 @@ from rllib_srl.studies.accuracy import (
     NEVER,
     average_accuracy,
     backward_transfer,
-    cost_to_reach,
     forgetting,
     forward_transfer,
     plasticity,
@@ -81,16 +80,8 @@ def test_the_area_under_a_curve_is_its_mean_height():
     assert np.isnan(retention_area(TIME[:1], HEIGHT[:1]))  # a curve without a span
 
 
-def test_cost_to_reach():
-    cost, rising = np.array([0.0, 100.0, 200.0]), np.array([0.1, 0.5, 0.4])
-    assert cost_to_reach(cost, rising, 0.3) == pytest.approx(50)  # half way from .1 to .5
-    assert cost_to_reach(cost, rising, 0.5) == 100
-    assert cost_to_reach(cost, rising, 0.05) == 0
-    assert cost_to_reach(cost, rising, 0.6) == float("inf")
-
-
 def test_broken_curves_are_refused():
     with pytest.raises(ValueError, match="expected one length, not 0"):
         retention_area(TIME, HEIGHT[:2])
     with pytest.raises(ValueError, match="expected times that do not fall"):
-        cost_to_reach(TIME[::-1], HEIGHT, 0.5)
+        retention_area(TIME[::-1], HEIGHT)

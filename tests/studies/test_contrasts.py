@@ -12,7 +12,6 @@ from rllib_srl.studies.contrasts import (
     contrasts_of,
     curves_of,
     findings_of,
-    ratios_of,
     verdict_of,
     warnings_of,
 )
@@ -30,7 +29,7 @@ def whole(written):
 
 
 def finding(**values):
-    return Finding({int(seed[1:]): value for seed, value in values.items()}, 0.0, Interval(0, 0), 0.0)
+    return Finding({int(seed[1:]): value for seed, value in values.items()}, 0.0, Interval(0, 0))
 
 
 def test_a_contrast_pairs_by_seed_and_corrects_for_its_family():
@@ -41,9 +40,7 @@ def test_a_contrast_pairs_by_seed_and_corrects_for_its_family():
     assert accuracy.mean == pytest.approx(0.7 / 3) and accuracy.favours == "a"
     assert accuracy.p == 0.25 and accuracy.p_holm == 0.5  # 2 of 2^3 patterns; twice that for two comparisons
     assert accuracy.smallest_p_holm == 0.5 and not accuracy.is_significant
-    # forgetting -.1, -.2, +.1: lower is better, so the mean -.0667 favours a; runs of a are lower in 5 of 9 pairs:
-    # .1 < .2, .3 (and = .1) twice, .2 < .3, = .2: 5 + 3 / 2 = 6.5 of 9
-    assert forgot.favours == "a" and forgot.improvement == pytest.approx(6.5 / 9)
+    assert forgot.favours == "a"  # forgetting -.1, -.2, +.1: lower is better
 
 
 @pytest.mark.slow
@@ -90,15 +87,6 @@ def test_an_unfinished_or_small_study_decides_nothing(tmp_path, quick):
     assert set(findings["srl"]["forgetting"].values) == {0, 1, 3}
     text = "\n".join(warnings_of(results, findings))
     assert "SRL + diversity: no finished trial with seed 2" in text and "4 runs per arm are too few" in text
-
-
-def test_ratios_of_the_targets(whole):
-    results, curves, findings = whole
-    against = {ratio.control: ratio for ratio in ratios_of(results, curves, findings)}
-    means = {arm: findings[arm]["forgetting"].mean for arm in ("srl", "no_replay")}
-    assert against["no_replay"].forgetting == pytest.approx(means["srl"] / means["no_replay"])
-    assert against["no_replay"].forgetting < 0.5 and against["no_replay"].tokens < 0.7
-    assert against["no_replay"].tokens < against["uniform"].tokens < 1
 
 
 def test_missed_budgets_are_said(whole):

@@ -13,16 +13,8 @@ from rllib_srl.studies import seeds
 from rllib_srl.studies.seeds import (
     bootstrap_interval,
     holm,
-    interquartile_mean,
     paired_test,
-    probability_of_improvement,
 )
-
-
-def test_interquartile_mean_leaves_a_quarter_out_on_each_side():
-    assert interquartile_mean(np.array([0, 2, 3, 100.0])) == 2.5  # (2 + 3) / 2
-    assert interquartile_mean(np.arange(8.0)) == 3.5  # (2 + 3 + 4 + 5) / 4
-    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3  # a quarter of three, rounded down, is none
 
 
 def test_interval_of_two_values_spans_them():
@@ -43,11 +35,6 @@ def test_interval_is_wider_than_the_plain_percentiles_for_few_seeds():
     low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
     found = bootstrap_interval(values)
     assert found.low < low and found.high > high
-
-
-def test_interval_of_another_statistic():
-    values = np.array([*np.linspace(0.1, 0.5, 23), 5.0])  # one outlier
-    assert bootstrap_interval(values, interquartile_mean).high < 0.6 < bootstrap_interval(values).high
 
 
 def test_where_there_is_nothing_to_resample_there_is_no_interval():
@@ -91,17 +78,6 @@ def test_too_many_patterns_are_drawn_and_said_to_be(monkeypatch):
 def test_differences_that_are_no_numbers_are_refused():
     with pytest.raises(ValueError, match="expected finite numbers"):
         paired_test(np.array([0.1, np.nan]))
-
-
-def test_probability_of_improvement_counts_pairs_of_runs():
-    # 3 > 1, 3 > 2, 3 = 3 (half), 2 > 1, 2 = 2 (half), 2 < 3: 4 of 6
-    assert probability_of_improvement(np.array([3, 2]), np.array([1, 2, 3])) == pytest.approx(4 / 6)
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.lists(st.integers(0, 5), min_size=1, max_size=6))
-def test_probabilities_of_both_arms_sum_to_one(first, second):
-    there, back = np.array(first), np.array(second)
-    assert probability_of_improvement(there, back) + probability_of_improvement(back, there) == pytest.approx(1)
 
 
 def test_holm_by_hand():

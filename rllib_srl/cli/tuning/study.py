@@ -11,7 +11,6 @@ from there, finished trials are not run again, and the others continue from thei
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shutil
 import sys
@@ -38,7 +37,6 @@ from rllib_srl.studies.contrasts import (
     contrasts_of,
     curves_of,
     findings_of,
-    ratios_of,
     verdict_of,
     warnings_of,
 )
@@ -299,9 +297,6 @@ def show(plan: Plan) -> None:
         print("secondary comparisons, corrected among themselves; they decide nothing:")
         for contrast in secondary:
             print(f"  {line_of(contrast)}")
-    for ratio in ratios_of(results, curves, findings):
-        share = "not reached" if math.isinf(ratio.tokens) else f"{number(ratio.tokens, 'count')} of its own"
-        print(f"  tokens to the final accuracy of {ratio.control}: {share} (median)")
     for line in [*verdict.reasons, *warnings_of(results, findings)]:
         print(f"  {line}")
     print(f"report: {command('report', plan.directory)}")

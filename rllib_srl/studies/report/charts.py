@@ -57,10 +57,10 @@ def line_of(x_by_seed: Sequence[np.ndarray], y_by_seed: Sequence[np.ndarray], wi
     return Line(grid, y_EI.mean(axis=0), low, high)
 
 
-def average_lines(curves: Mapping[str, Mapping[int, Curve]], cost: str) -> dict[str, Line]:
-    """Return the average accuracy of each arm over `cost`, the name of a field of `Curve`."""
+def average_lines(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, Line]:
+    """Return the average accuracy of each arm over generated tokens."""
     return {
-        arm: line_of([getattr(c, cost) for c in of.values()], [c.average_I() for c in of.values()])
+        arm: line_of([c.num_generated_tokens_I for c in of.values()], [c.average_I() for c in of.values()])
         for arm, of in curves.items()
         if of
     }
@@ -74,27 +74,6 @@ def domain_lines(curves: Mapping[str, Mapping[int, Curve]], domain: int) -> dict
             x, y = zip(*((c.num_generated_tokens_I, c.accuracy_IC[:, domain]) for c in of.values()))
             found[arm] = line_of(x, y, with_band=False)
     return found
-
-
-def retention_lines(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, Line]:
-    """Return the mean accuracy of each arm on a domain over generated tokens since its training ended.
-
-    The mean is over the domains with evaluations at that time, so later parts of the line average fewer domains.
-    """
-    found = {}
-    for arm, by_seed in curves.items():
-        spans = [_since(curve) for curve in by_seed.values() if curve.remembered_from()]
-        if spans:
-            found[arm] = line_of([x for x, _ in spans], [y for _, y in spans])
-    return found
-
-
-def _since(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    time_I, starts = curve.num_generated_tokens_I, curve.remembered_from()
-    parts = [(time_I[at:] - time_I[at], curve.accuracy_IC[at:, j]) for j, at in starts.items()]
-    grid = max((time for time, _ in parts), key=lambda time: time[-1])
-    heights = [np.interp(grid, time, y, right=np.nan) for time, y in parts]
-    return grid, np.nanmean(np.array(heights), axis=0)
 
 
 def chart(
@@ -208,13 +187,6 @@ def _svg(figure: Any) -> bytes:
     return written.getvalue()
 
 
-AXES = {
-    "num_generated_tokens_I": "generated tokens",
-    "num_trained_tokens_I": "trained tokens",
-    "seconds_I": "seconds of training",
-}
-
-
 def deciding_figure(story: Story) -> Iterator[Block]:
     """Yield the differences of the primary comparison with their intervals."""
     known = [c for c in story.verdict.contrasts if not np.isnan(c.interval.low)]
@@ -232,30 +204,18 @@ def deciding_figure(story: Story) -> Iterator[Block]:
 
 
 def figures(story: Story) -> Iterator[Block]:
-    """Yield learning, retention and domain curves."""
+    """Yield learning and domain curves."""
     if not any(story.curves.values()):
         return
     styles, legend = story.styles, _legend(story)
     yield Heading("Learning, at equal cost")
     yield Text(
-        "Accuracy averaged over all domains, including those not trained yet, so it rises as more of them are trained. "
-        "The same runs are plotted over three costs."
+        "Accuracy averaged over all domains, including those not trained yet, so it rises as more of them are trained."
     )
-    charts = []
-    for cost, words in AXES.items():
-        lines = average_lines(story.curves, cost)
-        charts.append(chart(lines, styles, f"over {words}", words, "average accuracy", _told(story, lines)))
-    yield Charts(tuple(charts), _caption(story), legend)
-    lines = retention_lines(story.curves)
-    if lines:
-        yield Heading("Retention")
-        yield Text(
-            "Accuracy on a domain from the moment its own training ended, averaged over the domains. A level line "
-            "means no forgetting. Its right end is the mean over the domains trained first only."
-        )
-        words = "generated tokens since its training ended"
-        one = chart(lines, styles, "retention", words, "accuracy on old domains", _told(story, lines))
-        yield Charts((one,), _caption(story), legend)
+    lines = average_lines(story.curves)
+    over = "generated tokens"
+    one = chart(lines, styles, f"over {over}", over, "average accuracy", _told(story, lines))
+    yield Charts((one,), _caption(story), legend)
     yield Heading("Accuracy by domain")
     charts = []
     for at, domain in enumerate(story.study.domains):

@@ -118,7 +118,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def contrast_table(story: Story, contrasts: Sequence[Contrast], measure: str) -> Table:
-    header = ("against", "difference", "p, corrected", "better in", "probability of improvement", "verdict")
+    header = ("against", "difference", "p, corrected", "better in", "verdict")
     rows = []
     for c in contrasts:
         unit, label = MEASURES[c.measure].unit, story.arm_cell(c.second)
@@ -129,7 +129,6 @@ def contrast_table(story: Story, contrasts: Sequence[Contrast], measure: str) ->
                 Cell(number(c.mean, unit, True), span(*c.interval, unit, True)),
                 Cell(p_text(c.p_holm), f"{p_text(c.p)} before"),
                 Cell(f"{better} of {len(c.differences)} runs"),
-                Cell(UNKNOWN if math.isnan(c.improvement) else f"{c.improvement:.0%}"),
                 Cell(_judged(c)),
             )
         )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from rllib_srl.studies.contrasts import contrasts_of, ratios_of
+from rllib_srl.studies.contrasts import contrasts_of
 from rllib_srl.studies.curves import Curve
 from rllib_srl.studies.measures import COSTS, EXTRAS, MEASURES
 from rllib_srl.studies.report.blocks import Block, Cell, Details, Heading, Table, Text
@@ -20,12 +18,10 @@ from rllib_srl.studies.report.story import (
     contrast_table,
     direction,
     heading_of,
-    listed,
     measured_cell,
     number,
     value_cell,
 )
-from rllib_srl.studies.results import Trial
 
 
 def differences(story: Story) -> Iterator[Block]:
@@ -35,24 +31,12 @@ def differences(story: Story) -> Iterator[Block]:
         f"{study.title_of(study.primary.treatment)} minus every other arm. Within one table p values are corrected for "
         "the number of its rows. These comparisons are exploratory: they were not part of the primary comparison."
     )
-    yield Text(_beaten_by(story))
     for name, measure in MEASURES.items():
         contrasts = contrasts_of(story.findings, study.primary.treatment, story.others(), (name,))
         if any(contrast.differences for contrast in contrasts):
             yield Heading(measure.title.capitalize(), 3)
             yield Text(f"{measure.plain} {direction(measure.better)}")
             yield contrast_table(story, contrasts, name)
-
-
-def _beaten_by(story: Story) -> str:
-    """Name the arms that are significantly better than the treatment in a measure of the primary comparison."""
-    study, lines = story.study, []
-    for name in study.primary.measures:
-        contrasts = contrasts_of(story.findings, study.primary.treatment, story.others(), (name,))
-        above = [study.title_of(c.second) for c in contrasts if c.is_significant and c.favours == c.second]
-        which = listed(above) if above else "no arm"
-        lines.append(f"In {MEASURES[name].title} {which} is significantly better than it.")
-    return " ".join(lines)
 
 
 def costs(story: Story) -> Iterator[Block]:
@@ -65,17 +49,6 @@ def costs(story: Story) -> Iterator[Block]:
         tuple(rows),
     )
     yield Table("", ("cost", "meaning"), tuple((Cell(m.title), Cell(m.plain)) for m in COSTS.values()), is_text=True)
-    study = story.study
-    yield Table(
-        f"{study.title_of(study.primary.treatment)} relative to other arms; below 1 is better. Tokens to equal "
-        "accuracy: the tokens it generated to reach the other arm's final accuracy, divided by the other arm's (median "
-        "of the runs).",
-        ("relative to", "forgetting", "tokens to equal accuracy"),
-        tuple(
-            (story.arm_cell(r.control), Cell(number(r.forgetting, "count")), Cell(number(r.tokens, "count")))
-            for r in ratios_of(story.results, story.curves, story.findings)
-        ),
-    )
 
 
 def further(story: Story) -> Iterator[Block]:
@@ -84,15 +57,6 @@ def further(story: Story) -> Iterator[Block]:
     names = [name for name in MEASURES if name not in MAIN and name in is_known]
     rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in names)) for arm in story.findings]
     yield Table("Their definitions are above, with the differences.", ("arm", *map(heading_of, names)), tuple(rows))
-    middle = [
-        (story.arm_cell(arm), *(Cell(number(found[name].middle, MEASURES[name].unit)) for name in MAIN))
-        for arm, found in story.findings.items()
-    ]
-    yield Table(
-        "Interquartile means: the mean of the middle half of the runs, which is robust to outliers.",
-        ("arm", *(MEASURES[name].title for name in MAIN)),
-        tuple(middle),
-    )
     extras = sorted({n for found in story.findings.values() for n in found if n not in MEASURES and n not in COSTS})
     if extras:
         found = story.findings.items()
@@ -134,8 +98,7 @@ def settings(story: Story) -> Iterator[Block]:
     names = sorted({name for trial in trials for name in trial.header.settings})
     texts = {n: {t.path: json.dumps(t.header.settings.get(n), sort_keys=True) for t in trials} for n in names}
     shared = [name for name in names if len(set(texts[name].values())) == 1]
-    by_seed = [name for name in names if name not in shared and _follows_the_seed(trials, texts[name])]
-    varied = [name for name in names if name not in shared and name not in by_seed]
+    varied = [name for name in names if name not in shared]
     of_arm = {arm.name: [t for t in trials if t.header.arm == arm.name] for arm in story.study.arms}
     header = ("setting", *(arm.title for arm in story.study.arms))
     rows = []
@@ -145,19 +108,10 @@ def settings(story: Story) -> Iterator[Block]:
     if rows:
         caption = "Settings that differ between runs; “or” stands between those of different seeds."
         yield Table(caption, header, tuple(rows))
-    if by_seed:
-        yield Text(f"Settings that differ with the seed alone, the same way in all arms: {', '.join(by_seed)}.")
     equal = tuple((Cell(name), Cell(next(iter(texts[name].values())))) for name in shared)
     if equal:
         table = Table("", ("setting", "value"), equal, is_text=True)
         yield Details(f"{len(equal)} settings that all runs share", (table,))
-
-
-def _follows_the_seed(trials: Sequence[Trial], texts: Mapping[Path, str]) -> bool:
-    seen: dict[int, set[str]] = defaultdict(set)
-    for trial in trials:
-        seen[trial.header.seed].add(texts[trial.path])
-    return all(len(values) == 1 for values in seen.values())
 
 
 def trials_folded(story: Story) -> Iterator[Block]:

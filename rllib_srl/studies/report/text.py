@@ -96,9 +96,7 @@ def _decision(story: Story) -> Iterator[Block]:
         f"{study.title_of(study.primary.treatment)} against each control, paired by seed. A difference is significant "
         f"if its whole interval lies on one side of 0 and its p value is below {study.primary.alpha:.2g}. The p value "
         "is the probability of a difference at least this large by chance alone. It is computed exactly, from all "
-        "assignments of signs to the paired differences, and corrected for the number of comparisons (Holm). The "
-        "probability of improvement compares every run of one arm with every run of the other: 50% means that neither "
-        "is better."
+        "assignments of signs to the paired differences, and corrected for the number of comparisons (Holm)."
     )
     yield contrast_table(story, story.verdict.contrasts, "")
     yield from deciding_figure(story)
