@@ -38,8 +38,8 @@ from rllib_srl.cli.shared.settings import (
     given_settings,
     with_underscores,
 )
+from rllib_srl.people.gates import Change, paired_change
 from rllib_srl.storage.checkpoints import verify_sealed
-from rllib_srl.studies.gates import Change, paired_change
 
 # Settings that both sides share: which prompts there are, and how long an episode may be.
 EQUAL = ("env", "env_config", "worlds", "stream", "max_turns", "max_turn_tokens", "max_episode_tokens")

@@ -55,8 +55,8 @@ from rllib_srl.cli.shared.settings import (
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.models import check_model_name, local_model
 from rllib_srl.engine.protocol import Sampling
+from rllib_srl.people.gates import Change, Outcome, Verdict, paired_change
 from rllib_srl.rollout.env_runner import LLMEnvRunner
-from rllib_srl.studies.gates import Change, Outcome, Verdict, paired_change
 from rllib_srl.studies.recording import write_whole
 from rllib_srl.studies.seeds import bootstrap_interval
 from rllib_srl.types import StopReason

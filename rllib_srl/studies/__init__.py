@@ -17,8 +17,6 @@ files. To run a study:
 To read a study: `read_results(directory)`, `curves_of(results)`, `findings_of(curves)`,
 `verdict_of(results, findings)`.
 
-`gates.py` decides whether a trained model may replace the old one.
-
 Terms. A *stage* is a period of training on one domain or mixture, numbered from 0; rows from before any training have
 stage -1. An *evaluation* measures every domain once. A domain is *learned at* the stage after which it counts as
 learned: its last stage of training in a stream with boundaries. An *arm* is one setting under comparison, a *trial* is

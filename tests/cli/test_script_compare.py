@@ -12,7 +12,7 @@ import yaml
 from rllib_srl.cli import compare
 from rllib_srl.cli.compare import Answer, Comparison, Played, lines_of, refuse_different, sides_of
 from rllib_srl.cli.shared.settings import SettingsError
-from rllib_srl.studies.gates import paired_interval
+from rllib_srl.people.gates import paired_interval
 
 
 def played(is_right: dict[str, bool], num_asked: int = 12, text: str = "7") -> Played:

@@ -23,7 +23,7 @@ from rllib_srl.contrib.health import (
     paired_shift,
 )
 from rllib_srl.engine.models import local_model
-from rllib_srl.studies.gates import Change, Outcome
+from rllib_srl.people.gates import Change, Outcome
 
 SETTINGS = [
     *("--engine", "transformers", "--compute_dtype", "float32", "--max_turn_tokens", "8"),

@@ -32,11 +32,11 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import pack_stream
 from rllib_srl.learner.model_setup import policy_weights, weights_layout
+from rllib_srl.people import gates
+from rllib_srl.people.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.rollout.player import Limits, LiveEpisode, play
 from rllib_srl.rollout.transcript import make_transcript
-from rllib_srl.studies import gates
-from rllib_srl.studies.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.types import RIGHT, Prompt, passed
 
 BEFORE = "before.json"  # answers of version 0, beside the versions

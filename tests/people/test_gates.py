@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rllib_srl.studies import gates
-from rllib_srl.studies.gates import Change, Health, Outcome, paired_change, paired_interval, paired_score
+from rllib_srl.people import gates
+from rllib_srl.people.gates import Change, Health, Outcome, paired_change, paired_interval, paired_score
 
 Z = 1.959963984540054
 PASSED, BAD, HARMFUL = Outcome.PASSED, Outcome.BAD, Outcome.HARMFUL
