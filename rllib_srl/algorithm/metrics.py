@@ -30,7 +30,8 @@ from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimat
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
-from rllib_srl.replay.admission.secrets import DETECTORS, redact_turns
+from rllib_srl.replay.admission.hooks import detector_of
+from rllib_srl.replay.admission.secrets import redact_turns
 from rllib_srl.replay.buffer_metrics import by_domain
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
@@ -59,19 +60,16 @@ class Report:
     Invariant: each call to `iteration` logs every metric, so a count of zero is logged as zero, not left out.
     """
 
-    def __init__(
-        self, metrics: MetricsLogger, directory: Path, on_secret: str = "refuse", secret_detector: str = "default"
-    ) -> None:
+    def __init__(self, metrics: MetricsLogger, directory: Path, admit: Any = "secrets") -> None:
         """Log to RLlib's `metrics`, and write files into `directory`.
 
         Args:
             metrics: the algorithm's metrics logger.
             directory: an existing directory.
-            on_secret: the setting `replay_on_secret`; "keep" leaves secrets in transcripts, other values redact them.
-            secret_detector: the setting `replay_secret_detector`: a key of `secrets.DETECTORS`, or an import path.
+            admit: the setting `replay_admit`; transcripts are redacted if "secrets" or "credentials" is in it.
         """
-        self._metrics, self._directory, self._on_secret = metrics, directory, on_secret
-        self._detector = DETECTORS.named(secret_detector)
+        self._metrics, self._directory = metrics, directory
+        self._detector = detector_of(admit)
         self._writer: EventFile | None = None
         self._num_silent = 0  # batches without any reward
         self._has_warned_of_late_groups = False
@@ -351,7 +349,7 @@ class Report:
         return {"iteration": iteration, **transcript, "turns": self._redacted(transcript["turns"]), **about}
 
     def _redacted(self, turns: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        if self._on_secret == "keep":
+        if self._detector is None:
             return list(turns)
         texts = redact_turns([turn["text"] for turn in turns], self._detector)
         return [{**turn, "text": text} for turn, text in zip(turns, texts, strict=True)]

@@ -57,6 +57,7 @@ from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.place import journals_of
 from rllib_srl.replay.no_memory import NoMemory
@@ -148,7 +149,7 @@ class SRL(SavedAlgorithm):
         self.advantage_estimator = AdvantageEstimator(loss)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         flat = self.config.flat()
-        self.report = Report(self.metrics, Path(self.logdir), flat.replay_on_secret, flat.replay_secret_detector)
+        self.report = Report(self.metrics, Path(self.logdir), flat.replay_admit)
         self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
         self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
@@ -238,7 +239,7 @@ class SRL(SavedAlgorithm):
             groups, late = self._kept(batches)
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
-            left_out = _unpaid(groups) | late | self._gone(groups, visits)
+            left_out = _unpaid(groups) | late | self._gone(groups, visits) | _malformed(visits)
             today = self._today([group for group in groups if group.group_id not in left_out], visits)
             reused = self.memory.sample(num_played, now, None, today)
         with self._timed("batch"):
@@ -255,7 +256,8 @@ class SRL(SavedAlgorithm):
             self.filler.observe(groups, {group.group_id for group in batch.groups})
             outcome = (groups, bool(reused), is_updated)
             ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
-            self._end_stages(ended, groups)
+            refused = {name for name, visit in visits.items() if visit.without_loss}
+            self._end_stages(ended, [group for group in groups if group.group_id not in refused])
             call_finished(self, groups, reused, ended, now)
         self.ratings.note_played(group.group_id for group in groups)
         self._report_iteration(now, batches, groups, batch, reused, visits)
@@ -518,7 +520,8 @@ class SRL(SavedAlgorithm):
     ) -> AdvantageBatch:
         """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
 
-        Groups that are left out (late, or without rewards) are not trained on; their advantages are 0.
+        Groups that are left out (late, malformed, or without rewards) are not trained on; their advantages are 0.
+        Episodes that the memory's admission keeps out of the loss are removed at the end: they count in the baseline.
         """
         groups = [group for group in played if group.group_id not in left_out]
         batch = self.advantage_estimator.estimate(
@@ -532,6 +535,7 @@ class SRL(SavedAlgorithm):
         for name, number in batch.counts.items():
             self.report.count(name, number)
         found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
+        batch = batch.without({name: visit.without_loss for name, visit in visits.items() if visit.without_loss})
         return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
 
     def _today(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> Today | None:
@@ -734,6 +738,11 @@ def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int,
     parts = balanced_shards([1] * len(pending), len(runner_ids))
     shares = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
     return {runner_id: share for runner_id, share in shares.items() if share}
+
+
+def _malformed(visits: Mapping[str, Visit]) -> frozenset[str]:
+    """Return the ids of groups that the memory found malformed: their numbers must reach no baseline."""
+    return frozenset(name for name, visit in visits.items() if visit.refused in MALFORMED)
 
 
 def _unpaid(groups: Sequence[GroupMeta]) -> frozenset[str]:

@@ -14,13 +14,13 @@ Source: Li et al. 2025 (RePO), arXiv 2506.09340 (separate advantages for played 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rllib_srl.batch.estimators import group_relative, trains
-from rllib_srl.batch.parts import rewarded_part
+from rllib_srl.batch.parts import part_meta, rewarded_part
 from rllib_srl.batch.posterior import NO_HISTORY, Scale, posterior, scale_of, scaled, surprises
 from rllib_srl.batch.shaping import overlong
 from rllib_srl.losses.settings import LossSettings
@@ -39,6 +39,18 @@ class AdvantageBatch:
     advantages: list[np.ndarray]
     played: list[np.ndarray]
     counts: Mapping[str, int]
+
+    def without(self, left_out: Mapping[str, Collection[int]]) -> AdvantageBatch:
+        """Return the batch without some episodes, given by group id; the others keep their advantages."""
+        pairs = []
+        for group, advantage_G in zip(self.groups, self.advantages, strict=True):
+            gone = left_out.get(group.group_id, ()) if group.origin != "reuse" else ()
+            stays = [g for g in range(len(advantage_G)) if g not in gone]
+            if len(stays) == len(advantage_G):
+                pairs.append((group, advantage_G))
+            elif stays:
+                pairs.append((part_meta(group, stays), advantage_G[stays]))
+        return replace(self, groups=[group for group, _ in pairs], advantages=[a for _, a in pairs])
 
 
 class AdvantageEstimator:

@@ -122,7 +122,7 @@ def group_lines(one: Reading, at: int, decode: Decode | None) -> Iterator[str]:
     for g in range(group.size if decode else 0):
         yield f"── episode {g}  reward {group.rewards_G[g]:g}  stop {group.stop_reasons[g].value}"
         assert decode is not None
-        for role, text in turns(group, g, decode, one.detector):
+        for role, text in turns(group, g, decode):
             for number, line in enumerate(text.removesuffix("\n").split("\n")):
                 yield f"{role if number == 0 else '':>11} │ {printable(line)}".rstrip()
 
@@ -276,9 +276,9 @@ def export(arguments: argparse.Namespace) -> int:
 def take_in(arguments: argparse.Namespace) -> int:
     """Take the groups of a file into a memory that no run is using, or into a new one."""
     settings, path, now = place_for(arguments)
-    model_dir = None if settings.on_secret == "keep" else model_of(arguments)
-    if settings.on_secret != "keep" and model_dir is None:
-        raise ValueError(f"{NO_TOKENIZER}, to find secrets (on_secret = {settings.on_secret!r})")
+    model_dir = model_of(arguments) if settings.admit else None
+    if settings.admit and model_dir is None:
+        raise ValueError(f"{NO_TOKENIZER}, to check groups (admit = {settings.admit!r})")
     with closing(SRLReplayBuffer(settings, directory=path.parent, model_dir=model_dir)) as buffer:
         now = now if arguments.now is None else arguments.now
         taken = import_into(buffer, arguments.file, now, "skip" if arguments.skip_broken else "refuse")

@@ -107,7 +107,7 @@ class StoredAnswers:
     def _answer(self, group: Group, g: int) -> Answer:
         if self._decode is None:
             self._decode = self._make_decode()
-        listed = turns(group, g, self._decode, self._reading.detector)
+        listed = turns(group, g, self._decode)
         prompt = listed[0][1] if listed and listed[0][0] == "environment" else ""
         rest = listed[1:] if prompt else listed
         text = "".join(text if role == "policy" else f"\n[environment] {text}\n" for role, text in rest)

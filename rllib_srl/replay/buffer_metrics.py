@@ -20,7 +20,7 @@ REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded", "diver
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
-    *("num_masked_tokens", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
+    *("num_episodes_without_loss", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
     *("num_enrolled", "num_diverged", "num_diverged_unanswered", "num_refits", "num_recalibrations"),
     *("num_histories_dropped",),
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing"),
@@ -55,7 +55,7 @@ def gauges(buffer: SRLReplayBuffer, now: int) -> dict[str, float]:
         **_calibration(buffer),
         **counts,
         **_ratings(buffer),
-        "num_refused": sum(counts[f"num_refused_{reason}"] for reason in REASONS),
+        "num_refused": sum(num for name, num in counts.items() if name.startswith("num_refused_")),
         **_domains(buffer),
     }
 

@@ -2,7 +2,8 @@
 
     group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date, history -> children
 
-A refused group still grades an item that exists, because the recall test has happened. A group with too few valid
+A refused group still grades an item that exists, because the recall test has happened; the episodes that its visit
+names get no loss. A group with too few valid
 episodes grades nothing. Both count in the history of their prompt, with an item or without (`replay/unstored.py`). A
 broken group (`admission.fault_of`) is ignored: its
 numbers never reach a row.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
+from rllib_srl.replay.admission.hooks import Refusal
 from rllib_srl.replay.diversity.measures import bonus
 from rllib_srl.replay.diversity.tracker import Measured
 from rllib_srl.replay.history import after_visit, discounts
@@ -39,14 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class _PendingGroup:
-    """A group with its item. Invariant: `kept` is `group` with secrets masked out of the loss."""
+    """A group with its item."""
 
     group: Group
-    kept: Group
-    facts: GroupFacts  # of `group`
+    facts: GroupFacts
     measured: Measured
     slot: int
-    refused: str  # why it is not stored, "" if it is
+    refusal: Refusal | None  # why it is not stored, None if it is
     is_new: bool
     before: np.void | None = None  # row of the item before the visit; None: no visit
     domain_place: int = 0  # number of the group among those of its domain, from 1; 0: it is not among them
@@ -82,12 +83,12 @@ class Ingestion:
         self._admission = AdmissionSettings(**{name: getattr(settings, name) for name in SHARED})
         if faults := self._admission.faults():
             raise ValueError("admission: " + "; ".join(faults))
-        if decode is None and model_dir is not None and settings.on_secret != "keep":
+        if decode is None and model_dir is not None and settings.admit:
             decode = decoder_of(model_dir)
-        if decode is None and settings.on_secret != "keep":
+        if decode is None and settings.admit:
             raise ValueError(
-                f"on_secret = {settings.on_secret!r} without a tokenizer; expected model_dir or decode, or on_secret = "
-                "'keep' for tokens that hold no text"
+                f"admit = {settings.admit!r} without a tokenizer; expected model_dir or decode, or admit = None for "
+                "tokens that hold no text"
             )
         self._decode = decode
 
@@ -144,7 +145,7 @@ class Ingestion:
         entered = [
             self._enter(buffer, group, next(facts), next(measured), now, change)
             if fault is None
-            else self._refused(buffer, group, fault.value)
+            else self._refused(buffer, group, Refusal(fault.value, tuple(range(group.size))))
             for group, fault in zip(groups, faults, strict=True)
         ]
         pending_groups = [one for one in entered if isinstance(one, _PendingGroup)]
@@ -165,7 +166,7 @@ class Ingestion:
             self._note_unstored(buffer, zip(whole, all_facts, taken, strict=True), policy_kl)
         for pending in pending_groups:
             pending.diversity = float(buffer.store.items["diversity"][pending.slot])
-            if not pending.refused:
+            if pending.refusal is None:
                 self._store(buffer, pending, now, change, policy_kl)
         # Last, because a child may replace any item.
         grown = [self._grow(buffer, pending, now, change) if is_played else 0 for pending in pending_groups]
@@ -173,34 +174,45 @@ class Ingestion:
         return [next(visits) if isinstance(one, _PendingGroup) else one for one in entered]
 
     @staticmethod
-    def _refused(buffer: SRLReplayBuffer, group: Group, reason: str, pass_rate: float = 0.0) -> Visit:
-        buffer.counts[f"num_refused_{reason}"] += 1
-        return Visit(group.group_id, group.prompt.key, refused=reason, pass_rate=pass_rate)
+    def _refused(buffer: SRLReplayBuffer, group: Group, refusal: Refusal, pass_rate: float = 0.0) -> Visit:
+        buffer.counts[f"num_refused_{refusal.reason}"] += 1
+        buffer.counts["num_episodes_without_loss"] += len(refusal.without_loss)
+        return Visit(
+            group.group_id,
+            group.prompt.key,
+            refused=refusal.reason,
+            without_loss=refusal.without_loss,
+            pass_rate=pass_rate,
+        )
 
     def _enter(
         self, buffer: SRLReplayBuffer, group: Group, facts: GroupFacts, measured: Measured, now: int, change: Change
     ) -> Visit | _PendingGroup:
         """Check a group, and find or add its item; a different answer that `self_divergence` asked for has none."""
-        if self._settings.self_divergence and group.prompt.step == DIVERGE:
-            return self._refused(buffer, group, "diverged", facts.num_success / facts.size)
         key = key_of(group.prompt)
         slot = buffer.store.slot_of(key)
-        refused, kept = self._judge(buffer, group, slot, measured, change)
-        if slot is None and (refused or facts.size < self._settings.min_graded):
-            return self._refused(buffer, group, refused or "ungraded", facts.num_success / facts.size)
-        if refused:
-            buffer.counts[f"num_refused_{refused}"] += 1
+        refusal = self._judge(buffer, group, slot, measured, change)
+        if self._settings.self_divergence and group.prompt.step == DIVERGE:
+            refusal = refusal if refusal and refusal.without_loss else Refusal("diverged", train=True)
+            return self._refused(buffer, group, refusal, facts.num_success / facts.size)
+        if slot is None and refusal is None and facts.size < self._settings.min_graded:
+            refusal = Refusal("ungraded", train=True)
+        if refusal is not None:
+            visit = self._refused(buffer, group, refusal, facts.num_success / facts.size)
+            if slot is None:
+                return visit
         is_new = slot is None
         if slot is None:
             slot = buffer.add_item(key, group.prompt, now, change)
-        return _PendingGroup(group, kept, facts, measured, slot, refused, is_new)
+        return _PendingGroup(group, facts, measured, slot, refusal, is_new)
 
     def _visit(self, pending: _PendingGroup, num_grown: int) -> Visit:
         return Visit(
             group_id=pending.group.group_id,
             key=pending.group.prompt.key,
             pass_rate=pending.facts.num_success / pending.facts.size,
-            refused=pending.refused,
+            refused=pending.refusal.reason if pending.refusal else "",
+            without_loss=pending.refusal.without_loss if pending.refusal else (),
             is_new=pending.is_new,
             timing=pending.graded.timing,
             grade=pending.graded.grade,
@@ -215,22 +227,21 @@ class Ingestion:
 
     def _judge(
         self, buffer: SRLReplayBuffer, group: Group, slot: int | None, measured: Measured, change: Change
-    ) -> tuple[str, Group]:
-        """Return the reason of a refusal ("" for none), and the group to store."""
+    ) -> Refusal | None:
+        """Return why a group is not stored, None if it is."""
         nearest = None
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
         if slot is None and measured.nearest is not None and not buffer.tracker.is_gone(measured.nearest[0]):
             other, similarity = measured.nearest
             nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
-        verdict = admit(group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
-        if verdict.reason is not None:
-            return verdict.reason.value, group
-        buffer.counts["num_masked_tokens"] += verdict.num_masked
+        refusal = admit(group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
+        if refusal is not None:
+            return refusal
         is_stored = slot is not None and any(
             np.array_equal(other.token_ids_N, group.token_ids_N)
-            for other in self._lookalikes(buffer, slot, verdict.group, change)
+            for other in self._lookalikes(buffer, slot, group, change)
         )
-        return "duplicate" if is_stored else "", verdict.group
+        return Refusal("duplicate", train=True) if is_stored else None
 
     def _lookalikes(self, buffer: SRLReplayBuffer, slot: int, group: Group, change: Change) -> Iterator[Group]:
         """Yield an item's groups with equal token count and nll; reading all payloads would cost too much."""
@@ -326,8 +337,7 @@ class Ingestion:
     def _store(
         self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change, policy_kl: float
     ) -> None:
-        group = pending.kept
-        facts = pending.facts if group is pending.group else facts_of(group, self._settings.pass_reward)
+        group, facts = pending.group, pending.facts
         if self._settings.history_by != "versions":  # the row has the version, but not these
             visits = int(buffer.store.items["visits"][pending.slot])
             history_at = policy_kl if self._settings.history_by == "kl" else visits
@@ -353,8 +363,8 @@ class Ingestion:
 
     def _grow(self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change) -> int:
         """Add the children of a visited item; a full memory adds one only if the lowest score is not above its own."""
-        group = pending.kept
-        if pending.refused or not self._settings.task_growth or "turns" not in group.extra:
+        group = pending.group
+        if pending.refusal or not self._settings.task_growth or "turns" not in group.extra:
             return 0
         grown = children(
             Visited.of(group),

@@ -15,7 +15,7 @@ from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import Setting, setting, table_of
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
-from rllib_srl.replay.admission.secrets import DETECTORS
+from rllib_srl.replay.admission.hooks import ADMISSIONS, names_of
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS
 from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.history import HALF_LIVES
@@ -186,13 +186,10 @@ class ReplaySettings:
         None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check"
     )
     degenerate_share: float | None = setting(0.5, "maximum share of one token or loop in an episode; None: no check")
-    on_secret: str = setting(
-        "refuse",
-        '"refuse" the group, "mask" it (no loss, redacted exports) or "keep" it',
-        of="on_secret.name", is_head=True,
-    )
-    secret_detector: str = setting(
-        "default", '"default", "credentials" (no personal data) or "module:function"', of="on_secret.detector"
+    admit: Any = setting(
+        "secrets",
+        'what keeps episodes out of memory and loss: "secrets", "credentials" (no personal data), "module:function", '
+        "or a list of these (docs/memory.md); None: nothing",
     )
     task_growth: bool = setting(
         False, "add partial histories of played episodes as new items (ExIt)", of="task_growth.enabled", is_head=True
@@ -278,9 +275,9 @@ RULES: dict[str, Rules[Any]] = {
     "domains": PREDICATES,
     "embedding": EMBEDDINGS,
     "eviction": EVICTIONS,
-    "secret_detector": DETECTORS,
+    "admit": ADMISSIONS,
 }
-CHECKED_APART = ("domains", "secret_detector")  # by `domain_filter` and by the settings of admission
+CHECKED_APART = ("domains", "admit")  # by `domain_filter` and by the settings of admission
 
 def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
     """Return the parameters of the rule that a setting chooses, beside those of every rule; None: they are unknown.
@@ -503,23 +500,30 @@ def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
     Raises:
         ValueError: naming these rules.
     """
-    chosen = {name: getattr(settings, name) for name in names or RULES}
-    named = {name: rule for name, rule in chosen.items() if isinstance(rule, str) and ":" in rule}
-    if named := {name: rule for name, rule in named.items() if rule not in RULES[name]}:
-        listed = ", ".join(f"{name} = {rule!r}" for name, rule in named.items())
+    chosen = [(name, rule) for name in names or RULES for rule in _chosen(settings, name)]
+    named = [(name, rule) for name, rule in chosen if isinstance(rule, str) and ":" in rule and rule not in RULES[name]]
+    if named:
+        listed = ", ".join(f"{name} = {rule!r}" for name, rule in named)
         raise ValueError(f"the memory has rules of somebody's own: {listed}; expected --trust-rules, to run their code")
 
 
 def users_rules(settings: ReplaySettings) -> dict[str, Any]:
-    """Return setting -> rule for the chosen rules that were registered in this process only."""
-    chosen = {name: getattr(settings, name) for name in RULES}
-    return {name: RULES[name][rule] for name, rule in chosen.items() if RULES[name].is_users(rule)}
+    """Return setting -> rule for the chosen rules registered in this process only; of hooks "admit/<name>"."""
+    chosen = [(name, rule) for name in RULES for rule in _chosen(settings, name) if RULES[name].is_users(rule)]
+    return {f"admit/{rule}" if name == "admit" else name: RULES[name][rule] for name, rule in chosen}
 
 
 def register_rules(settings: ReplaySettings, rules: Mapping[str, Any]) -> None:
     """Register the rules that `users_rules` returned in another process."""
-    for name, rule in rules.items():
-        RULES[name][getattr(settings, name)] = rule
+    for key, rule in rules.items():
+        name, _, of_hook = key.partition("/")
+        RULES[name][of_hook or getattr(settings, name)] = rule
+
+
+def _chosen(settings: ReplaySettings, name: str) -> tuple[Any, ...]:
+    """Return the rules that a setting names."""
+    value = getattr(settings, name)
+    return names_of(value) if name == "admit" else (value,)
 
 
 def _plain(value: Any) -> Any:

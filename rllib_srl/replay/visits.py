@@ -97,7 +97,8 @@ class Visit:
 
     group_id: str
     key: str
-    refused: str = ""  # a reason of `admission.Reason`, "ungraded" for too few valid episodes, or "diverged"
+    refused: str = ""  # a reason of `admission.Reason` or of a hook, "ungraded" (too few valid episodes), "diverged"
+    without_loss: tuple[int, ...] = ()  # episodes that are not trained on
     is_new: bool = False  # the item did not exist before
     timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
     grade: int = 0  # 1 to 4; 0 where nothing was graded
@@ -112,14 +113,15 @@ class Visit:
     def as_dict(self) -> dict[str, Any]:
         """Return JSON types, for the journal."""
         predicted = None if math.isnan(self.predicted) else self.predicted
-        lists = {"bonus_G": list(self.bonus_G), "history": list(self.history)}
+        lists = {name: list(getattr(self, name)) for name in ("bonus_G", "without_loss", "history")}
         return {**vars(self), "predicted": predicted, **lists}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
         """Return the visit whose `as_dict` this is."""
         predicted = float("nan") if values["predicted"] is None else values["predicted"]
-        tuples = {"bonus_G": tuple(values["bonus_G"]), "history": History(*values.get("history", ()))}
+        tuples = {name: tuple(values[name]) for name in ("bonus_G", "without_loss")}
+        tuples["history"] = History(*values["history"])
         return cls(**{**values, "predicted": predicted, **tuples})
 
 

@@ -33,7 +33,7 @@ def memory_of(tmp_path):
     started = []
 
     def of(**given) -> ReplayClient:
-        values = {"capacity": 50, "on_secret": "keep", "min_buffer_size": 1, "reuse_fraction": 0.25, **given}
+        values = {"capacity": 50, "admit": None, "min_buffer_size": 1, "reuse_fraction": 0.25, **given}
         where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
         started.append(ReplayClient.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
         groups = [a_group(index, 1, index) for index in range(12)]

@@ -330,7 +330,7 @@ def big_group(number: int, num_tokens: int) -> Group:
 def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
     num_tokens, num_groups = 500_000, 128
     settings = ReplaySettings(
-        embedding="policy", diversity_parts=("variance",), on_secret="keep", degenerate_share=None, max_bytes=50 << 20,
+        embedding="policy", diversity_parts=("variance",), admit=None, degenerate_share=None, max_bytes=50 << 20,
         reuse_fraction=0.25,
     )
     memory = ReplayClient.start(

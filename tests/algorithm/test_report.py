@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import PARTS, read_metrics
 from rllib_srl.cli.shared.training import parsed_share, train_until
 from rllib_srl.losses.settings import LossSettings
-from rllib_srl.replay.admission.secrets import DETECTORS, Span
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.env_runner import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
 from rllib_srl.types import GroupMeta, StopReason
@@ -283,37 +282,23 @@ def batch_of(*texts: str) -> RunnerBatch:
 
 
 @pytest.mark.parametrize(
-    ("on_secret", "written"),
+    ("admit", "text", "written"),
     [
-        ("refuse", ["key? ", "[aws_key]!"]),  # what the memory refuses is no more fit to lie around in a file
-        ("mask", ["key? ", "[aws_key]!"]),
-        ("keep", ["key? ", f"{KEY}!"]),
+        ("secrets", KEY, "[aws_key]"),  # what the memory refuses is not left in a file either
+        (["mine:hook", "credentials"], KEY, "[aws_key]"),
+        ("credentials", "ann@b.org", "ann@b.org"),
+        (None, KEY, KEY),
     ],
 )
-def test_transcripts_and_event_file_hold_no_secret(tmp_path: Path, on_secret: str, written: list[str]) -> None:
-    report = Report(MetricsLogger(), tmp_path, on_secret)
-    report.iteration(1, [batch_of("key? ", f"{KEY}!")], [], [])
+def test_transcripts_and_event_file_hold_no_secret(tmp_path: Path, admit: Any, text: str, written: str) -> None:
+    report = Report(MetricsLogger(), tmp_path, admit)
+    report.iteration(1, [batch_of("key? ", f"{text}!")], [], [])
     report.close()
     (line,) = map(json.loads, (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines())
-    assert [turn["text"] for turn in line["turns"]] == written
+    assert [turn["text"] for turn in line["turns"]] == ["key? ", f"{written}!"]
     assert [turn["role"] for turn in line["turns"]] == ["environment", "policy"]
     (events,) = tmp_path.glob("events.out.tfevents.*")
-    assert (KEY.encode() in events.read_bytes()) == (on_secret == "keep")
-
-
-def code_names(text: str) -> list[Span]:
-    """Detect the word "falcon", and nothing that the default detector finds."""
-    return [Span(match.start(), match.end(), "code_name") for match in re.finditer("falcon", text)]
-
-
-@pytest.mark.parametrize("detector", ["mine", f"{__name__}:code_names"], ids=["registered", "import path"])
-def test_transcripts_are_redacted_by_the_users_own_detector(monkeypatch, tmp_path: Path, detector: str) -> None:
-    monkeypatch.setitem(DETECTORS, "mine", code_names)
-    report = Report(MetricsLogger(), tmp_path, "mask", detector)
-    report.iteration(1, [batch_of("who? fal", f"con, or {KEY}; falcon")], [], [])
-    report.close()
-    (line,) = map(json.loads, (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines())
-    assert [turn["text"] for turn in line["turns"]] == ["who? [code_name]", f", or {KEY}; [code_name]"]
+    assert (text.encode() in events.read_bytes()) == (text == written)
 
 
 def test_everybody_logs_into_the_same_event_file(tmp_path: Path) -> None:

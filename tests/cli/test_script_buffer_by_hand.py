@@ -17,7 +17,6 @@ import pytest
 from matplotlib import image
 
 from rllib_srl.cli.shared import memory_plots as buffer_plots
-from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal import file
 from rllib_srl.replay.journal.journal import JournalError
@@ -26,7 +25,6 @@ from rllib_srl.replay.schedule.calibration import ReviewLog
 from rllib_srl.replay.schedule.spacing import make_spacing
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import ITEM
-from rllib_srl.replay.tools.export import import_groups
 from rllib_srl.replay.tools.verify import verify
 from tests.small_buffer import a_group, by_hand, cells, said
 
@@ -80,7 +78,7 @@ def test_a_draw_in_words(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The default: nothing is due and nothing predicts recall, so no command shows either."""
-    buffer = SRLReplayBuffer(directory=tmp_path, on_secret="keep", min_recall_interval=2)
+    buffer = SRLReplayBuffer(directory=tmp_path, admit=None, min_recall_interval=2)
     buffer.add([a_group(1, (1, 1), 1), a_group(2, (1, 0), 1)], 1, "1.add")
     buffer.due(0, 1, "1.due", slots=2.0)
     assert last_line(capsys, tmp_path, "p1") == (
@@ -160,26 +158,6 @@ def test_a_broken_row_is_named_and_costs_nothing(tmp_path: Path, capsys: pytest.
     text = said(capsys, "import", tmp_path / "a", path, "--skip-broken")
     assert text.startswith("1 of 1 groups stored") and "skipped: x.jsonl row 2: " in text
     assert said(capsys, "ls", tmp_path / "a").splitlines()[-1].startswith("3 of 3 items")
-
-
-def test_secrets_are_shown_and_exported_by_their_kind(
-    random_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    tokenizer = load_tokenizer(random_llama_dir)
-    ids = tokenizer.encode("a password=hunter2xyz b", add_special_tokens=False)
-    settings = {"on_secret": "mask", "model_dir": random_llama_dir}
-    buffer = by_hand(tmp_path, **settings)
-    assert buffer.add([a_group(1, (1, 0), 1, ids)], 1)[0].refused == ""
-    buffer.close()
-    shown = said(capsys, "show", tmp_path, "p1", "--model", random_llama_dir)
-    assert "password=[password]" in shown and "hunter2" not in shown
-    assert "expected it, to redact what is exported" in said(capsys, "export", tmp_path, tmp_path / "x.jsonl", status=1)
-    said(capsys, "export", tmp_path, tmp_path / "x.jsonl", "--model", random_llama_dir)
-    (row,) = import_groups(tmp_path / "x.jsonl").rows
-    assert "hunter2" not in (tmp_path / "x.jsonl").read_text()
-    text = tokenizer.decode(row.group.stream(0).tolist())
-    assert "password=" in text and "hunter" not in text and text.endswith(" b")
-    assert not row.group.loss_mask_N[row.group.token_ids_N == 0].any()
 
 
 # --- a run that goes on ---------------------------------------------------------------------------
@@ -277,7 +255,7 @@ def test_a_journal_that_is_locked_for_long_is_one_error(tmp_path: Path, monkeypa
 
 def test_settings_travel_with_the_journal(tmp_path: Path) -> None:
     settings = ReplaySettings(
-        spacing="leitner", spacing_config={"scale": 0.5}, mask_window=(0.2, 3.0), on_secret="keep", domains=["a"]
+        spacing="leitner", spacing_config={"scale": 0.5}, mask_window=(0.2, 3.0), admit=None, domains=["a"]
     )
     SRLReplayBuffer(settings, directory=tmp_path).close()
     with reading(tmp_path / "journal.db") as one:

@@ -234,7 +234,7 @@ def test_unrated_episodes_leave_their_group_and_late_ratings_grade_the_item(tmp_
     group = to_group(prompt, "g", episodes)
     assert sorted(group.rewards_G.tolist()) == [0.25, 1.0] and group.num_dropped == 1
 
-    buffer = SRLReplayBuffer(ReplaySettings.from_dict({"rating_scale": "normalised", "on_secret": "keep"}).checked())
+    buffer = SRLReplayBuffer(ReplaySettings.from_dict({"rating_scale": "normalised", "admit": None}).checked())
     buffer.add([group], now=1)
     append(source / RATINGS, {"id": asked(source)[2]["id"], "stars": 4})
     late = LateRatings(source).new()

@@ -30,7 +30,7 @@ def answer_of(group: Group, episode: int = 0) -> Answer:
 @pytest.fixture
 def memory(tmp_path):
     """Return a memory with `GROUPS`."""
-    settings = ReplaySettings(capacity=50, min_buffer_size=1, on_secret="keep", max_uses=9)
+    settings = ReplaySettings(capacity=50, min_buffer_size=1, admit=None, max_uses=9)
     where = {"directory": tmp_path / "replay", "seed": 1, "run": "run", "is_local": True, "timeout_s": 5.0}
     memory = ReplayClient.start(settings, **where)
     memory.add([GroupMeta.of(group, group) for group in GROUPS], 1)

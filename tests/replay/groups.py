@@ -82,7 +82,7 @@ SCHEDULED: dict[str, Any] = {
 
 def a_buffer(directory: Path | None = None, **given: Any) -> SRLReplayBuffer:
     """Return a scheduled buffer of a few items whose tokens hold no text."""
-    return SRLReplayBuffer(directory=directory, **{"capacity": 64, "on_secret": "keep", **SCHEDULED, **given})
+    return SRLReplayBuffer(directory=directory, **{"capacity": 64, "admit": None, **SCHEDULED, **given})
 
 
 def rewards_of(prompt: Prompt, now: int, size: int = 4) -> list[float]:

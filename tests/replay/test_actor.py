@@ -22,7 +22,7 @@ from tests.replay.stored import assert_same
 
 
 def an_actor(**settings) -> ReplayBufferActor:
-    given = {"capacity": 50, "on_secret": "keep", **settings}
+    given = {"capacity": 50, "admit": None, **settings}
     return ReplayBufferActor(ReplaySettings(**given))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.admission import admission
+from rllib_srl.replay.admission import admission, hooks
 from rllib_srl.replay.admission.admission import (
+    MALFORMED,
     AdmissionSettings,
     Nearest,
     Reason,
@@ -19,10 +21,11 @@ from rllib_srl.replay.admission.admission import (
     longest_loops,
     most_common,
 )
+from rllib_srl.replay.admission.hooks import AdmissionError, Refusal
 from rllib_srl.types import Group, Prompt, StopReason
 
 PROMPT = Prompt("world", "q")
-KEEP = AdmissionSettings(on_secret="keep")
+KEEP = AdmissionSettings(admit=None)
 VARIED = list(range(40))
 
 
@@ -48,10 +51,11 @@ GOOD = group_of(VARIED, VARIED[::-1])
 
 
 def reason_of(group, settings=KEEP, **known):
-    verdict = admit(group, settings, **known)
-    assert verdict.is_admitted == (verdict.reason is None)
-    assert verdict.group is group
-    return verdict.reason
+    refusal = admit(group, settings, **known)
+    if refusal is None:
+        return None
+    assert refusal.episodes == tuple(range(group.size)) and refusal.train == (refusal.reason not in MALFORMED)
+    return Reason(refusal.reason)
 
 
 def test_a_good_group_is_admitted_as_it_is():
@@ -173,55 +177,85 @@ def decode(ids):
 LEAKY = group_of([5, 4, 1, 2, 3, 4, 5], [5, 5])
 
 
-def test_a_secret_refuses_masks_or_stays():
-    refused = admit(LEAKY, AdmissionSettings(), decode=decode)
-    assert (refused.reason, refused.group, refused.num_masked) == (Reason.SECRET, LEAKY, 0)
-    assert refused.secrets == {"password": 1}
-    masked = admit(LEAKY, AdmissionSettings(on_secret="mask"), decode=decode)
-    assert (masked.is_admitted, masked.num_masked, masked.secrets) == (True, 2, {"password": 1})
-    assert np.flatnonzero(masked.group.loss_mask_N != LEAKY.loss_mask_N).tolist() == [5, 6]
-    masked.group.check_valid()
-    kept = admit(LEAKY, KEEP)
-    assert (kept.is_admitted, kept.group) == (True, LEAKY)
-    for on_secret in ("refuse", "mask"):
-        assert admit(GOOD, AdmissionSettings(on_secret=on_secret), decode=lambda ids: "x" * len(ids)).group is GOOD
+def test_episodes_with_a_secret_are_named_and_get_no_loss():
+    assert admit(LEAKY, AdmissionSettings(), decode=decode) == Refusal("secret", (0,))
+    assert Refusal("secret", (0,)).without_loss == (0,) and Refusal("secret", (0,), train=True).without_loss == ()
+    assert admit(LEAKY, KEEP) is None
+    assert admit(GOOD, AdmissionSettings(), decode=lambda ids: "x" * len(ids)) is None
 
 
-def test_a_group_of_nothing_but_secrets_is_refused():
-    words = {900: "", 901: "mail ", 1: "ann@", 2: "b.org"}
-    settings = AdmissionSettings(on_secret="mask")
-    verdict = admit(group_of([1, 2], [1, 2]), settings, decode=lambda ids: "".join(words[int(i)] for i in ids))
-    assert (verdict.reason, verdict.num_masked) == (Reason.SECRET, 0)
+def test_a_secret_comes_before_what_is_trained_on():
+    settings = AdmissionSettings(max_episode_tokens=3)
+    assert admit(LEAKY, settings, decode=decode).reason == "secret"
+    assert admit(LEAKY, replace(settings, admit=None)) == Refusal("too_long", (0, 1), train=True)
 
 
-def finds_nothing(text):
-    """Find no secret: a detector that settings can name."""
-    return []
+def mail(ids):
+    return "".join({1: "ann@", 2: "b.org"}.get(int(i), "x ") for i in ids)
 
 
-def test_a_detector_of_ones_own_is_asked(monkeypatch):
-    monkeypatch.setitem(admission.DETECTORS, "none", lambda text: [])
-    assert admit(LEAKY, AdmissionSettings(secret_detector="none"), decode=decode).is_admitted
-    named = AdmissionSettings(secret_detector=f"{__name__}:finds_nothing")
-    assert named.faults() == [] and admit(LEAKY, named, decode=decode).is_admitted
+def test_credentials_leave_out_personal_data():
+    group = group_of([5, 1, 2], [5, 5])
+    assert admit(group, AdmissionSettings(), decode=mail) == Refusal("secret", (0,))
+    assert admit(group, AdmissionSettings(admit="credentials"), decode=mail) is None
 
 
-def test_the_first_reason_is_the_cheapest_and_decodes_nothing():
-    def refuse(ids):
-        raise AssertionError
-
-    settings = AdmissionSettings(max_episode_tokens=41)
-    assert admit(group_of(STUCK, EVEN), settings, decode=refuse).reason is Reason.TOO_LONG
+def fives(group, decode):
+    """Refuse a group with a token 5 that is written first: a hook that settings can name."""
+    found = tuple(g for g in range(group.size) if group.stream(g)[2] == 5)
+    return Refusal("five", found) if found else None
 
 
-def test_the_table_of_reasons_is_complete_and_in_order():
-    listed = [line.split()[0] for line in admission.__doc__.splitlines() if line.startswith("    ")][1:]
-    assert listed == [reason.value for reason in Reason]
+def hanging(group, decode):
+    while True:
+        re.fullmatch(r"(a+)+b", "a" * 40)  # backtracks for years
+
+
+def failing(group, decode):
+    raise KeyError("x")
+
+
+def bare(group, decode):
+    return "no"
+
+
+def beyond(group, decode):
+    return Refusal("far", (2,))
+
+
+@pytest.mark.parametrize("way", ["registered", "import path"])
+def test_hooks_are_asked_in_order(way, monkeypatch):
+    monkeypatch.setitem(hooks.ADMISSIONS, "mine", fives)
+    name = "mine" if way == "registered" else f"{__name__}:fives"
+    assert admit(LEAKY, AdmissionSettings(admit=name), decode=decode) == Refusal("five", (0, 1))
+    assert admit(LEAKY, AdmissionSettings(admit=["secrets", name]), decode=decode) == Refusal("secret", (0,))
+    assert admit(GOOD, AdmissionSettings(admit=["secrets", name]), decode=decode) is None
+
+
+@pytest.mark.parametrize(
+    ("hook", "line"),
+    [
+        (failing, r"raised KeyError: 'x'; expected a Refusal or None"),
+        (hanging, r"no answer within 0.2 s; expected a faster function"),
+        (bare, r"returned no; expected Refusal\('lower_case', episodes\) or None"),
+        (beyond, r"episodes \(2,\); expected some of 0 to 1"),
+    ],
+)
+def test_a_hook_that_fails_or_hangs_is_named(hook, line, monkeypatch):
+    monkeypatch.setattr(hooks, "TIME_LIMIT_S", 0.2)
+    name = f"{__name__}:{hook.__name__}"
+    with pytest.raises(AdmissionError, match=f"^replay_admit = '{name}', group g: {line}$"):
+        admit(GOOD, AdmissionSettings(admit=name), decode=decode)
+
+
+def test_the_table_of_reasons_is_complete():
+    listed = {line.split()[0] for line in admission.__doc__.splitlines() if line.startswith("      ")}
+    assert listed == {*(reason.value for reason in Reason), "<reason>"}
 
 
 def test_settings_are_checked_all_at_once():
     assert AdmissionSettings().faults() == []
-    bad = AdmissionSettings(0, 1.5, 1, 0, 2.0, "hide", "mine")
+    bad = AdmissionSettings(0, 1.5, 1, 0, 2.0, "nobodys")
     with pytest.raises(ValueError) as caught:
         admit(GOOD, bad)
     for name in vars(bad):

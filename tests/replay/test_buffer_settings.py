@@ -19,9 +19,8 @@ def is_of_words(domain):
     return domain == "words"
 
 
-def finds_nothing(text):
-    """Find no secret: a detector that settings can name."""
-    return []
+def finds_nothing(group, decode):
+    """Refuse nothing: a hook that settings can name."""
 
 
 def words(token_ids):
@@ -30,7 +29,7 @@ def words(token_ids):
 
 def trace(**given):
     """Play nine iterations in which everything happens that a setting could mind; return what was to be seen."""
-    buffer = a_buffer(decode=words, **{"capacity": 40, "on_secret": "refuse", **given})
+    buffer = a_buffer(decode=words, **{"capacity": 40, "admit": "secrets", **given})
     domains, seen = ("sums", "words", "maps"), []
     for now in range(1, 10):
         asked = buffer.due(4, now)
@@ -118,8 +117,7 @@ ACTS = {
     "max_episode_tokens": ({"max_episode_tokens": 30}, {}),
     "near_duplicate": ({"near_duplicate": 0.9}, {}),
     "degenerate_share": ({"degenerate_share": None}, {}),
-    "on_secret": ({"on_secret": "mask"}, {}),
-    "secret_detector": ({"secret_detector": f"{__name__}:finds_nothing"}, {}),
+    "admit": ({"admit": f"{__name__}:finds_nothing"}, {}),
     "task_growth": ({"task_growth": True}, {}),
     "growth_depth": ({"growth_depth": 1}, {"task_growth": True}),
     "p_div": ({"p_div": 1.0}, {"task_growth": True, "capacity": 400, "load_control": "none"}),
@@ -225,8 +223,7 @@ BAD = {
     "max_episode_tokens": (0, 1.5),
     "near_duplicate": (0.0, 1.1),
     "degenerate_share": (0.0, 2.0),
-    "on_secret": ("burn",),
-    "secret_detector": ("defaults", None, f"{__name__}:BAD"),
+    "admit": ("defaults", ["secrets", 3], f"{__name__}:BAD"),
     "task_growth": (1,),
     "growth_depth": (0,),
     "p_div": (-0.1, 2.0),

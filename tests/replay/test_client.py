@@ -31,7 +31,7 @@ def start(tmp_path):
     started = []
 
     def of(**given) -> ReplayClient:
-        values = {"capacity": 200, "min_buffer_size": 2, "on_secret": "keep", **HALF, **given}
+        values = {"capacity": 200, "min_buffer_size": 2, "admit": None, **HALF, **given}
         where = {"directory": tmp_path / str(len(started)), "seed": 1, "run": f"run{len(started)}"}
         started.append(ReplayClient.start(ReplaySettings(**values), **where, is_local=True, timeout_s=5.0))
         return started[-1]

@@ -108,35 +108,16 @@ def test_all_faults_of_all_rows_are_told(tmp_path):
         import_groups(tmp_path / "g.parquet", on_fault="skip")
 
 
-def test_secrets_leave_tokens_and_text(tmp_path):
-    def redact(row):
-        if row["group_id"] == "g1":
-            return None
-        return {**row, "token_ids": [[0 if t == secret else t for t in ids] for ids in row["token_ids"]], "text": None}
-
-    secret = int(GROUPS[0].token_ids_N[3])
-    assert export_groups(ROWS, tmp_path / "g.jsonl", item=ITEM, redact=redact) == 2
-    assert str(secret) not in (tmp_path / "g.jsonl").read_text()
-    first = import_groups(tmp_path / "g.jsonl").rows[0].group
-    assert first.token_ids_N[3] == 0 and (first.token_ids_N[:3] == GROUPS[0].token_ids_N[:3]).all()
-
-
 @SUFFIXES
 def test_a_failed_export_leaves_what_was_there(tmp_path, suffix):
     path = tmp_path / f"g{suffix}"
     export_groups(ROWS[:1], path, item=ITEM)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="row 3: redaction broke it: rewards is missing"):
-        export_groups(ROWS, path, item=ITEM, redact=lambda row: {k: v for k, v in row.items() if not drops(row, k)})
     with pytest.raises(ValueError, match=r"row 1: item has the columns .*; expected none"):
         export_groups(ROWS, path)
     with pytest.raises(ValueError, match=r"extra\['a'\] is a set"):
         export_groups([*ROWS, Exported(a_group(extra={"a": {1}}))], path, item=ITEM)
     assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
-
-
-def drops(row, name):
-    return name == "rewards" and row["group_id"] == "g2"
 
 
 def test_names_are_checked(tmp_path):

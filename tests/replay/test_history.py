@@ -176,7 +176,7 @@ SECRET = "AKIA2E0A8F3B7C6D9E1F"
 REFUSING = {
     "too_long": {"max_episode_tokens": 10},
     "degenerate": {"degenerate_share": 0.5},
-    "secret": {"on_secret": "refuse", "decode": lambda ids: " ".join(SECRET if i == 99 else f"w{i}" for i in ids)},
+    "secret": {"admit": "secrets", "decode": lambda ids: " ".join(SECRET if i == 99 else f"w{i}" for i in ids)},
     "near_duplicate": {"near_duplicate": 0.99},
     "ungraded": {},
 }
@@ -440,5 +440,4 @@ def test_a_repeated_request_answers_with_the_same_history():
     add(buffer, 1, played(0, 1, (1, 1)))
     first = buffer.add([played(0, 2, (1, 0))], 2, request="2.add")
     assert buffer.add([played(0, 2, (1, 0))], 2, request="2.add") == first
-    old = {name: value for name, value in first[0].as_dict().items() if name != "history"}
-    assert Visit.from_dict(json.loads(json.dumps(old))) == replace(first[0], history=NO_HISTORY)
+    assert Visit.from_dict(json.loads(json.dumps(first[0].as_dict()))) == first[0]

@@ -72,7 +72,7 @@ def test_domains_that_have_quotas_keep_their_shares():
 
 
 def test_weights_pass_through_the_actor_and_a_request_that_is_asked_twice():
-    actor = ReplayBufferActor(ReplaySettings(capacity=50, on_secret="keep", **given(1.0)))
+    actor = ReplayBufferActor(ReplaySettings(capacity=50, admit=None, **given(1.0)))
     actor.add(groups_of(), 1, "1.add")
     metas, _ = actor.sample_apart(3, 2, "2.sample")
     weights = {int(meta.prompt.prompt_id[1:]): meta.weight for meta in metas}

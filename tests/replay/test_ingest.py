@@ -48,7 +48,7 @@ def secret_group(now):
 REFUSED = {
     "too_long": ({"max_episode_tokens": 20}, lambda now: long_group(now)),
     "degenerate": ({}, lambda now: long_group(now, token=5)),
-    "secret": ({"on_secret": "refuse", "decode": words}, secret_group),
+    "secret": ({"admit": "secrets", "decode": words}, secret_group),
     "duplicate": ({}, lambda now: a_group(0, 1)),
 }
 
@@ -171,25 +171,18 @@ def test_a_slot_that_is_taken_anew_within_a_call_leaves_nothing_of_the_old_item(
     assert max(histories) > 0 and not buffer.store.items[buffer.store.slots()]["has_vector"].all()
 
 
-def test_masked_secrets_leave_the_loss_and_the_tokens_stay():
-    buffer = a_buffer(on_secret="mask", decode=words)
-    group = secret_group(1)
-    assert buffer.add([group], 1)[0].refused == ""
-    (stored,) = buffer.sample(1, 2)
-    np.testing.assert_array_equal(stored.token_ids_N, group.token_ids_N)
-    np.testing.assert_array_equal(stored.loss_mask_N, group.loss_mask_N & (group.token_ids_N != 7))
-    assert buffer.stats(2)["num_masked_tokens"] == 1
-    groups = buffer.store.groups
-    (row,) = groups[groups["size"] > 0]
-    assert (row["num_loss_tokens"], row["num_success"]) == (group.loss_mask_N.sum() - 1, 2)
-    # The played group was trained on as it is, and played again it is known.
-    assert row_of(buffer, a_prompt(0))["trained_tokens"] == group.loss_mask_N.sum()
-    assert buffer.add([group], 2)[0].refused == "duplicate"
+def test_an_episode_with_a_secret_is_named_and_its_group_is_not_stored():
+    buffer = a_buffer(admit="secrets", decode=words)
+    (visit,) = buffer.add([secret_group(1)], 1)
+    assert (visit.refused, visit.without_loss) == ("secret", (0,)) and len(buffer) == 0
+    assert type(visit).from_dict(visit.as_dict()).as_dict() == visit.as_dict()
+    stats = buffer.stats(2)
+    assert (stats["num_refused_secret"], stats["num_refused"], stats["num_episodes_without_loss"]) == (1, 1, 1)
 
 
 def test_secrets_cannot_be_looked_for_without_a_tokenizer():
-    with pytest.raises(ValueError, match="on_secret = 'refuse' without a tokenizer"):
-        a_buffer(on_secret="refuse")
+    with pytest.raises(ValueError, match="admit = 'secrets' without a tokenizer"):
+        a_buffer(admit="secrets")
 
 
 def test_children_have_the_score_of_their_parent_and_wait_unvisited():

@@ -27,7 +27,7 @@ def pool(num: int, domain: str = "sums", first: int = 0) -> list[Prompt]:
 
 def a_buffer(directory=None, selection="signal", seed=0, **settings) -> SRLReplayBuffer:
     config = settings.pop("selection_config", {"noise": 0.0} if selection == "signal" else {})
-    given = {"capacity": 500, "on_secret": "keep", "degenerate_share": None, "diversity_coeff": 0.0, **settings}
+    given = {"capacity": 500, "admit": None, "degenerate_share": None, "diversity_coeff": 0.0, **settings}
     return SRLReplayBuffer(
         directory=directory, seed=seed, selection=selection, selection_config=config, embedding="ngram", **given
     )

@@ -301,7 +301,7 @@ def test_a_journal_without_ratings_is_as_before(tmp_path):
 
 
 def test_the_client_applies_ratings_and_the_memory_notes_the_position(tmp_path):
-    settings = ReplaySettings(capacity=50, min_buffer_size=1, on_secret="keep")
+    settings = ReplaySettings(capacity=50, min_buffer_size=1, admit=None)
     where = {"directory": tmp_path, "seed": 1, "run": "run", "is_local": True, "timeout_s": 5.0}
     memory = ReplayClient.start(settings, **where)
     groups = [a_group(number, (0.0, 0.0), 1) for number in range(6)]

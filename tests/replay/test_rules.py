@@ -11,7 +11,7 @@ import ray
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.admission.secrets import DETECTORS, Span
+from rllib_srl.replay.admission.hooks import ADMISSIONS, Refusal
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
 from rllib_srl.replay.journal.reader import reading
@@ -47,9 +47,13 @@ def always_easy(evidence, min_graded):
     return np.full(len(evidence.size_N), 4)
 
 
-def no_33(text):
-    """Find the word "w33"."""
-    return [Span(at, at + 3, "33") for at in range(len(text)) if text.startswith("w33", at)]
+def no_33(group, decode):
+    """Refuse episodes in which the policy wrote token 33."""
+    written_G = [
+        group.stream(g)[group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]].tolist() for g in range(group.size)
+    ]
+    found = tuple(g for g, written in enumerate(written_G) if "w33" in decode(written).split())
+    return Refusal("thirty_three", found) if found else None
 
 
 class Unigrams(NgramEmbedder):
@@ -66,7 +70,7 @@ OWN = {
     "eviction": (EVICTIONS, oldest_stays),
     "embedding": (EMBEDDINGS, Unigrams),
     "grade": (GRADES, always_easy),
-    "secret_detector": (DETECTORS, no_33),
+    "admit": (ADMISSIONS, no_33),
     "domains": (PREDICATES, lambda domain: domain == "words"),
 }
 
@@ -85,7 +89,7 @@ def acting(settings, actor_of=ReplayBufferActor, **given):
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
         "embedding": buffer.tracker._embedder.dim,
         "grade": [visit.grade for visit in visits],
-        "secret_detector": buffer.counts["num_refused_secret"],
+        "admit": buffer.counts["num_refused_thirty_three"],
         "domains": sorted({prompt.domain for prompt in actor.due(9, 3, "3.due")}),
     }
 
@@ -111,14 +115,14 @@ def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
     else:
         name = f"{__name__}:{rule.__qualname__}" if setting != "domains" else f"{__name__}:is_of_words"
     plain = {"load_control": "none", "fill_with_not_due": True, "min_recall_interval": 1}
-    plain |= {} if setting == "secret_detector" else {"on_secret": "keep"}
+    plain |= {} if setting == "admit" else {"admit": None}
     plain |= {"capacity": 6, "eviction": "mine" if way == "registered" else name} if setting == "eviction" else {}
     if setting in ("selection", "reuse_selection"):
         plain |= {"capacity": 6, "eviction": f"{__name__}:oldest_stays"}
     settings = ReplaySettings(**{"capacity": 50, **plain, setting: name})
     assert settings.faults() == []
     found = acting(settings)[setting]
-    if setting == "secret_detector":
+    if setting == "admit":
         groups = [a_group(a_prompt(i, ("sums", "words")[i % 2]), 1, i) for i in range(10)]
         assert 10 > found == sum(bool((one.token_ids_N[one.loss_mask_N] == 33).any()) for one in groups) > 0
     else:
@@ -141,7 +145,7 @@ def test_what_came_with_the_package_is_told_from_what_a_user_registered(monkeypa
 
 
 def test_rules_reach_a_process_that_does_not_know_them():
-    settings = ReplaySettings(selection="theirs", on_secret="keep")
+    settings = ReplaySettings(selection="theirs", admit=None)
     actor = ReplayBufferActor(settings)
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
         actor.check_started()
@@ -155,13 +159,13 @@ def test_rules_reach_a_process_that_does_not_know_them():
 
 
 def test_names_that_are_nowhere_are_named_early():
-    faults = ReplaySettings(selection="uniforms", eviction="fifi", grade="likelihood", secret_detector=3).faults()
+    faults = ReplaySettings(selection="uniforms", eviction="fifi", grade="likelihood", admit=3).faults()
     by_name = {fault.partition(" = ")[0]: fault for fault in faults}
-    assert by_name.keys() == {"selection", "eviction", "grade", "secret_detector"} and len(faults) == 4
+    assert by_name.keys() == {"selection", "eviction", "grade", "admit"} and len(faults) == 4
     expected = "grade = 'likelihood'; expected one of 'pass_rate', 'rating', 'reward', 'module:rule'"
     assert by_name["grade"].startswith(expected)
     assert "selection = 'uniforms'" in by_name["selection"] and by_name["selection"].endswith("did you mean 'uniform'?")
-    assert by_name["eviction"].endswith("did you mean 'fifo'?") and "did you mean" not in by_name["secret_detector"]
+    assert by_name["eviction"].endswith("did you mean 'fifo'?") and "did you mean" not in by_name["admit"]
     bad = {
         "no.such.module:rule": "ModuleNotFoundError",
         f"{__name__}:nothing": "AttributeError",
@@ -182,7 +186,7 @@ def test_a_rule_that_cannot_be_sent_is_named_before_anything_starts(tmp_path, mo
             return np.arange(num)
 
     monkeypatch.setitem(SELECTIONS, "held", held)
-    settings = ReplaySettings(selection="held", on_secret="keep")
+    settings = ReplaySettings(selection="held", admit=None)
     with pytest.raises(ValueError, match="replay_selection = .*expected a rule that can be pickled, or an import path"):
         ReplayClient.start(settings, directory=tmp_path, seed=1, run="r", is_local=False, timeout_s=5.0)
     assert list(tmp_path.iterdir()) == []
@@ -274,7 +278,7 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
     own |= {"eviction": oldest_stays, "domains": lambda domain, entry: entry.prompt.prompt_id != "p7"}
     for name, rule in own.items():
         monkeypatch.setitem(RULES[name], "mine", rule)
-    given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "on_secret": "keep", "load_control": "none"}
+    given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "admit": None, "load_control": "none"}
     settings = ReplaySettings(capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
     memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
     try:

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from rllib_srl.engine.models import local_model
 from rllib_srl.replay.admission.secrets import (
-    DETECTORS,
     Span,
     detect,
     detect_credentials,
-    mask_spans,
     redact,
     redact_turns,
+    secret_episodes,
     token_spans,
 )
 from rllib_srl.replay.ingest import _without_transformers, decoder_of
@@ -236,61 +235,29 @@ def test_a_character_behind_many_broken_bytes_is_shown(tokenizer, decode):
     assert shown.endswith("\u01f0b") and shown[starts_T[8] : ends_T[8]] == "\u01f0"
 
 
-def test_masking_by_hand(tokenizer, decode):
-    def ids_of(text):
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    prompt = ids_of("log in: ")
-    leak = ids_of("password=hunter11 ok")  # "=h" is one token: it overlaps the value, "=" or not
-    turns = [["password=hunter11 ok"], ["no"]]
-    group = group_of((prompt, leak), (prompt, ids_of("no")), extra={"turns": turns, "can_iterate": True})
-    masked = mask_spans(group, decode)
-    masked.group.check_valid()
-    assert (masked.num_tokens, masked.kinds) == (len(ids_of("=hunter11")), {"password": 1})
-    off = masked.group.token_ids_N[group.loss_mask_N & ~masked.group.loss_mask_N].tolist()
-    assert decode(off) == "=hunter11"
-    kept = masked.group.loss_mask_N
-    assert (masked.group.behaviour_logp_N[kept] == group.behaviour_logp_N[kept]).all()
-    assert (masked.group.behaviour_logp_N[~kept] == 0).all()
-    for name in ("token_ids_N", "offsets", "rewards_G"):
-        np.testing.assert_array_equal(getattr(masked.group, name), getattr(group, name))
-    assert masked.group.extra == {"turns": [["password=[password] ok"], ["no"]], "can_iterate": True}
-    assert group.extra["turns"] == turns and group.loss_mask_N.sum() == len(leak) + 2  # the group given is untouched
-    assert mask_spans(masked.group, decode).num_tokens == 0
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_secret_of_the_world_is_masked_only_where_the_policy_goes_on_with_it(tokenizer, decode):
-    def ids_of(text):
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    told = group_of((ids_of(f"use {AWS}: "), ids_of("fine")))
-    assert mask_spans(told, decode).group is told
-    begun = group_of((ids_of(f"use {AWS[:10]}"), ids_of(f"{AWS[10:]} fine")))
-    masked = mask_spans(begun, decode)
-    assert (masked.num_tokens, masked.kinds) == (len(ids_of(AWS[10:])), {"aws_key": 1})
+def test_episodes_with_a_secret_of_the_policy_by_hand(tokenizer, decode):
+    prompt = ids_of(tokenizer, "log in: ")
+    leak, fine = ids_of(tokenizer, "password=hunter11 ok"), ids_of(tokenizer, "no")
+    assert secret_episodes(group_of((prompt, fine), (prompt, leak), (prompt, fine), (prompt, leak)), decode) == (1, 3)
+    assert secret_episodes(group_of((prompt, fine)), decode) == ()
 
 
-def test_every_token_of_a_split_character_is_masked(tokenizer, decode):
-    written = tokenizer('password="ké11"', add_special_tokens=False)["input_ids"]
-    masked = mask_spans(group_of(([5], written)), decode)
-    off = masked.group.token_ids_N[1:][~masked.group.loss_mask_N[1:]].tolist()
-    assert decode(off) == "ké11" and len(off) == 4  # k, two bytes, "11"
+def test_a_secret_of_the_world_counts_only_where_the_policy_goes_on_with_it(tokenizer, decode):
+    told = group_of((ids_of(tokenizer, f"use {AWS}: "), ids_of(tokenizer, "fine")))
+    assert secret_episodes(told, decode) == ()
+    begun = group_of((ids_of(tokenizer, f"use {AWS[:10]}"), ids_of(tokenizer, f"{AWS[10:]} fine")))
+    assert secret_episodes(begun, decode) == (0,)
 
 
-def test_a_decoder_whose_pieces_hide_what_the_whole_shows_masks_everything():
+def test_a_decoder_whose_pieces_hide_what_the_whole_shows_is_on_the_safe_side():
     def decode(ids):
         return AWS if len(ids) == 4 else "x" * len(ids)
 
-    masked = mask_spans(group_of(([1], [2, 3, 4])), decode)
-    assert (masked.num_tokens, masked.kinds) == (3, {"aws_key": 1})
-
-
-def test_a_detector_of_ones_own(tokenizer, decode, monkeypatch):
-    monkeypatch.setitem(DETECTORS, "mine", lambda text: [Span(text.index("b"), text.index("b") + 1, "letter")])
-    ids = tokenizer("xaby", add_special_tokens=False)["input_ids"]
-    masked = mask_spans(group_of(([5], ids)), decode, DETECTORS["mine"])
-    assert masked.kinds == {"letter": 1}
-    assert masked.group.loss_mask_N.tolist() == [False, True, False, True]  # "ab" is one token and overlaps
+    assert secret_episodes(group_of(([1], [2, 3, 4])), decode) == (0,)
 
 
 @pytest.mark.parametrize("model", ["tiny", "smollm2-135m"])

@@ -225,7 +225,7 @@ def test_other_rules_draw_as_before_and_a_repeated_request_has_the_same_historie
 
 
 def test_metadata_carry_the_history_out_of_the_process(tmp_path):
-    settings = ReplaySettings(capacity=64, on_secret="keep", min_graded=1)
+    settings = ReplaySettings(capacity=64, admit=None, min_graded=1)
     actor = ReplayBufferActor(settings, directory=tmp_path / "shard")
     actor.add([played(0, 1, (1,)), played(1, 1, (0,), place=1)], 1)
     metas, groups = actor.sample_apart(2, 2, "2.sample", None, today(2))

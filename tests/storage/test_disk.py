@@ -60,7 +60,7 @@ def fails_on_a_full(disk: Disk, name: str, action) -> None:
 
 
 def a_buffer(directory: Path) -> SRLReplayBuffer:
-    return SRLReplayBuffer(capacity=50, on_secret="keep", directory=directory, run="one", seed=1)
+    return SRLReplayBuffer(capacity=50, admit=None, directory=directory, run="one", seed=1)
 
 
 # --- the memory -----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_a_fault_of_the_disk_that_is_not_for_want_of_room_is_called_otherwise(tm
 def test_an_actor_whose_buffer_could_not_be_opened_is_an_actor_all_the_same():
     """Ray asks for its truth after a failed call; an error there ends the worker, and Ray starts the next one."""
     assert ReplayBufferActor(ReplaySettings(capacity=0))
-    actor = ReplayBufferActor(ReplaySettings(capacity=5, on_secret="keep"))
+    actor = ReplayBufferActor(ReplaySettings(capacity=5, admit=None))
     assert len(actor) == 0 and actor
     actor.close()
 
@@ -285,7 +285,7 @@ class Clumsy(GRPOTorchLearner):
 @pytest.mark.timeout(240)
 def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_dir, ray_here):
     """At its start, where Ray restarted it without end; and in a commit, after which the same run can go on."""
-    settings = ReplaySettings(on_secret="keep")
+    settings = ReplaySettings(admit=None)
     where = {"directory": tmpfs.path / "replay", "seed": 1, "run": "full", "is_local": False}
     start = time.monotonic()
     with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):

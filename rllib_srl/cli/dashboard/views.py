@@ -129,7 +129,7 @@ class Views(PageViews):
             group = reading.group(int(reading.stored.seqs[at]))
             for g in range(group.size):
                 told = f"Reward {group.rewards_G[g]:g}, group {group.group_id}, ended as {group.stop_reasons[g].value}"
-                episodes.append((told, turns(group, g, decode, reading.detector)))
+                episodes.append((told, turns(group, g, decode)))
         return episodes
 
     async def close(self) -> None:

@@ -1,14 +1,17 @@
-"""Decides whether a group may be stored: pure checks, each with a reason that is counted.
+"""Decides whether a group may be stored, and which of its episodes get no loss: checks by reason, each counted.
 
-    admit(group, settings, ...) -> Verdict(is_admitted, reason, group)      the first reason that applies, in this order
+    admit(group, settings, ...) -> Refusal(reason, episodes, train) | None     the first reason that applies
 
-    too_few          no episode
-    bad_logp         a policy token's log-prob is not finite or above 0 (occurs in foreign and imported groups)
-    invalid          another invariant of `Group` is broken
-    too_long         an episode has more than `max_episode_tokens` tokens, prompt included
-    degenerate       more than half of the episodes are one repeated token or a loop
-    near_duplicate   cosine to the nearest item of another prompt at or above `near_duplicate`
-    secret           the policy wrote a secret, and `on_secret` is "refuse"; or masking leaves no loss tokens
+    not stored, no loss
+      too_few          no episode
+      bad_logp         a policy token's log-prob is not finite or above 0 (occurs in foreign and imported groups)
+      invalid          another invariant of `Group` is broken
+      secret           the policy wrote a secret in these episodes: the hook "secrets" of `hooks.py`
+      <reason>         of a user's own hook
+    not stored, trained on
+      too_long         an episode has more than `max_episode_tokens` tokens, prompt included
+      degenerate       more than half of the episodes are one repeated token or a loop
+      near_duplicate   cosine to the nearest item of another prompt at or above `near_duplicate`
 
 Why half: one degenerate episode among good ones is an ordinary failure, and its low reward is useful signal. If most
 episodes are degenerate, the policy has collapsed on this prompt, and training would only compare collapsed episodes.
@@ -16,9 +19,8 @@ episodes are degenerate, the policy has collapsed on this prompt, and training w
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -26,15 +28,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rllib_srl.common.setting_checks import is_integer, is_number
-from rllib_srl.replay.admission.secrets import DETECTORS, Masked, mask_spans
+from rllib_srl.replay.admission.hooks import Decode, Refusal, fault_of_names, names_of, refusal_by
 from rllib_srl.types import Group
 
-ON_SECRET = ("refuse", "mask", "keep")
 _MAX_LOGP = 1e-4  # as in Group.check_valid: rounding may put a token of probability 1 slightly above 0
 
 
 class Reason(str, Enum):
-    """Reasons to refuse a group, in the order of the checks; see the module's table."""
+    """Reasons to refuse a group beside those of users' hooks; see the module's table."""
 
     TOO_FEW = "too_few"
     BAD_LOGP = "bad_logp"
@@ -45,9 +46,10 @@ class Reason(str, Enum):
     SECRET = "secret"
 
 
+MALFORMED = (Reason.TOO_FEW.value, Reason.BAD_LOGP.value, Reason.INVALID.value)
 _LENGTH = "an integer of at least 1, or None"
 # Settings of the memory of the same names.
-SHARED = ("max_episode_tokens", "degenerate_share", "near_duplicate", "on_secret", "secret_detector")
+SHARED = ("max_episode_tokens", "degenerate_share", "near_duplicate", "admit")
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class AdmissionSettings:
     min_degenerate_tokens: int = 32  # policy-written tokens below which an episode is too short to judge
     max_loop_period: int = 64  # longest period that is searched, in tokens
     near_duplicate: float | None = None  # cosine
-    on_secret: str = "refuse"
-    secret_detector: str = "default"  # a key of `secrets.DETECTORS` or an import path
+    admit: str | tuple[str, ...] | None = "secrets"  # names of hooks, see `hooks.py`
 
     def faults(self) -> list[str]:
         """Return one error message for each setting out of range."""
@@ -70,11 +71,10 @@ class AdmissionSettings:
             ("min_degenerate_tokens", self.min_degenerate_tokens >= 2, "at least 2"),
             ("max_loop_period", self.max_loop_period >= 1, "at least 1"),
             ("near_duplicate", _is_share(self.near_duplicate), "a number in (0, 1], or None"),
-            ("on_secret", self.on_secret in ON_SECRET, f"one of {', '.join(map(repr, ON_SECRET))}"),
         )
         wrong = {name: f"expected {what}" for name, is_fine, what in ranges if not is_fine}
-        if fault := DETECTORS.fault(self.secret_detector):
-            wrong["secret_detector"] = fault
+        if fault := fault_of_names(self.admit):
+            wrong["admit"] = fault
         return [f"{name} = {getattr(self, name)!r}; {what}" for name, what in wrong.items()]
 
 
@@ -86,34 +86,15 @@ class Nearest:
     similarity: float  # cosine, in [-1, 1]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Result of the admission checks.
-
-    Invariant: `reason` is None exactly if the group is admitted; `group` is then the group to store, which differs
-    from the input only by `num_masked` tokens masked out of the loss and by redacted texts.
-    """
-
-    group: Group
-    reason: Reason | None = None
-    num_masked: int = 0
-    secrets: Counter[str] = field(default_factory=Counter)  # spans found, by kind, also in refused groups
-
-    @property
-    def is_admitted(self) -> bool:
-        """Return whether the group may be stored."""
-        return self.reason is None
-
-
 def admit(
     group: Group,
     settings: AdmissionSettings,
     *,
     nearest: Nearest | None = None,
-    decode: Callable[[Sequence[int]], str] | None = None,
+    decode: Decode | None = None,
     is_checked: bool = False,
-) -> Verdict:
-    """Run the admission checks on a group, cheap checks first.
+) -> Refusal | None:
+    """Run the admission checks on a group, those that keep episodes out of the loss first.
 
     Args:
         group: played in this run, or foreign.
@@ -123,23 +104,23 @@ def admit(
         is_checked: whether the caller has already run `settings.faults` and `fault_of` without findings.
 
     Raises:
-        ValueError: settings out of range, or no `decode` although `on_secret` needs it.
+        ValueError: settings out of range, or no `decode` although a hook needs it.
+        AdmissionError: a user's hook raised, took too long or returned something else than a refusal.
     """
     faults = [] if is_checked else settings.faults()
-    if settings.on_secret != "keep" and decode is None:
-        faults.append(f"decode = None; expected token ids -> text, because on_secret = {settings.on_secret!r}")
+    names = names_of(settings.admit)
+    if names and decode is None:
+        faults.append(f"decode = None; expected token ids -> text, because admit = {settings.admit!r}")
     if faults:
         raise ValueError("admission: " + "; ".join(faults))
-    fault = None if is_checked else fault_of(group)
-    if reason := fault or _refusal_of(group, settings, nearest):
-        return Verdict(group, reason)
-    if settings.on_secret == "keep":
-        return Verdict(group)
-    assert decode is not None
-    masked = mask_spans(group, decode, DETECTORS.named(settings.secret_detector))
-    if masked.num_tokens and _is_lost(masked, settings):
-        return Verdict(group, Reason.SECRET, secrets=masked.kinds)
-    return Verdict(masked.group, None, masked.num_tokens, masked.kinds)
+    if not is_checked and (fault := fault_of(group)):
+        return Refusal(fault.value, tuple(range(group.size)))
+    for name in names:
+        assert decode is not None
+        if refusal := refusal_by(name, group, decode):
+            return refusal
+    reason = _refusal_of(group, settings, nearest)
+    return None if reason is None else Refusal(reason.value, tuple(range(group.size)), train=True)
 
 
 def fault_of(group: Group) -> Reason | None:
@@ -172,10 +153,6 @@ def _refusal_of(group: Group, settings: AdmissionSettings, nearest: Nearest | No
     ):
         return Reason.NEAR_DUPLICATE
     return None
-
-
-def _is_lost(masked: Masked, settings: AdmissionSettings) -> bool:
-    return settings.on_secret == "refuse" or not masked.group.loss_mask_N.any()
 
 
 def degenerate_G(group: Group, settings: AdmissionSettings) -> np.ndarray:

@@ -1,14 +1,11 @@
-"""Detects secrets in policy-written text, masks their tokens out of the loss, and redacts exports.
+"""Detects secrets in policy-written text, and redacts texts.
 
     text ── detect ──> [Span(start, end, kind)]        private keys, access keys, tokens, passwords; personal data
-    group ── mask_spans ──> the same tokens, loss mask off and log-prob 0 where they overlap a span
+    group ── secret_episodes ──> the episodes whose policy-written tokens overlap a span
     text ── redact ──> "password=[password]"
 
 Token ids are never edited. The whole stream is searched, so a secret that the environment begins and the policy
-completes is found too. Only policy-written tokens are masked; the others are not trained on anyway.
-
-A user-defined detector is one function, text -> spans: `DETECTORS["mine"] = function`, or an import path
-(rllib_srl/common/rules.py).
+completes is found too.
 
 Every pattern takes time linear in the text: repetitions are bounded or possessive, and a match can begin only at the
 beginning of a word. Patterns are narrow on purpose (prefixes, lengths, check digits), because the text of environments
@@ -19,14 +16,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
-from rllib_srl.common.rules import Rules
 from rllib_srl.types import Group
 
 PERSONAL = ("email", "phone", "credit_card")
@@ -71,10 +66,6 @@ def detect_credentials(text: str) -> list[Span]:
     return [span for span in detect(text) if not span.is_personal]
 
 
-_OWN: dict[str, Detector] = {"default": detect, "credentials": detect_credentials}
-DETECTORS: Rules[Detector] = Rules("secret_detector", _OWN)
-
-
 def redact(text: str, detector: Detector = detect) -> str:
     """Return the text with each secret replaced by its kind in brackets, as in "[aws_key]"."""
     pieces, done = [], 0
@@ -107,56 +98,33 @@ def redact_turns(turns: Sequence[str], detector: Detector = detect) -> list[str]
     return ["".join(piece) for piece in pieces]
 
 
-@dataclass(frozen=True)
-class Masked:
-    """A group with its secrets masked out of the loss.
-
-    Invariant: `group` is the unchanged input exactly if `num_tokens` is 0.
-    """
-
-    group: Group
-    num_tokens: int = 0  # policy-written tokens masked out of the loss
-    kinds: Counter[str] = field(default_factory=Counter)  # spans that touch a policy-written token, by kind
-
-
-def mask_spans(group: Group, decode: Callable[[Sequence[int]], str], detector: Detector = detect) -> Masked:
-    """Mask every policy-written token that overlaps a secret out of the loss.
-
-    Token ids, offsets and rewards are unchanged; texts in `extra["turns"]`, which may become histories, are redacted.
+def secret_episodes(
+    group: Group, decode: Callable[[Sequence[int]], str], detector: Detector = detect
+) -> tuple[int, ...]:
+    """Return the episodes in which a token that the policy wrote is part of a secret.
 
     Args:
         group: any valid group.
         decode: token ids -> text, including special tokens, so that texts they separate are not joined.
         detector: text -> spans.
     """
-    mask_N, kinds, clean = group.loss_mask_N.copy(), Counter[str](), set[bytes]()
+    found, clean = [], set[bytes]()
     for g in range(group.size):
         data = group.stream(g).tobytes()
         if data in clean:  # short answers are often identical
             continue
         ids = group.stream(g).tolist()
-        found = detector(decode(ids))
-        if not found:  # the usual case, at the cost of one decode
+        shown = detector(decode(ids))
+        if not shown:  # the usual case, at the cost of one decode
             clean.add(data)
             continue
         text, starts_T, ends_T = token_spans(ids, decode)
-        # If piecewise decoding hides a secret that the whole text shows, mask the whole stream to be safe.
-        spans = detector(text) or [Span(0, len(text), found[0].kind)]
-        mask_T = mask_N[group.offsets[g] : group.offsets[g + 1]]
-        written_T = mask_T.copy()
-        for span in spans:
-            inside_T = written_T & (starts_T < span.end) & (ends_T > span.start)
-            kinds[span.kind] += bool(inside_T.any())
-            mask_T[inside_T] = False
-    num_tokens = int(group.loss_mask_N.sum() - mask_N.sum())
-    if not num_tokens:
-        return Masked(group)
-    extra = dict(group.extra)
-    if "turns" in extra:
-        extra["turns"] = [[redact(turn, detector) for turn in turns] for turns in extra["turns"]]
-    logp_N = np.where(mask_N, group.behaviour_logp_N, np.float32(0))
-    masked = replace(group, loss_mask_N=mask_N, behaviour_logp_N=logp_N, extra=extra)
-    return Masked(masked, num_tokens, +kinds)
+        # If piecewise decoding hides a secret that the whole text shows, take the whole stream to be safe.
+        spans = detector(text) or [Span(0, len(text), shown[0].kind)]
+        written_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
+        if any((written_T & (starts_T < span.end) & (ends_T > span.start)).any() for span in spans):
+            found.append(g)
+    return tuple(found)
 
 
 _MAX_PENDING = 8  # upper bound on the tokens of one character, which has at most 4 bytes; a token has at least 1

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.admission.secrets import DETECTORS, Detector
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.file import back_up_live
 from rllib_srl.replay.journal.journal import Journal, JournalError, Stored
@@ -31,7 +30,7 @@ from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
 PLACES = (f"replay/{JOURNAL}", f"memory/{SNAPSHOT}", JOURNAL, SNAPSHOT)
-RUN_BY_READERS = ("spacing", "embedding", "secret_detector")  # rules that reading a journal calls
+RUN_BY_READERS = ("spacing", "embedding")  # rules that reading a journal calls
 
 
 def journal_in(path: Path) -> Path:
@@ -102,11 +101,6 @@ class Reading:
     def rule(self) -> SpacingRule:
         """Return the spacing rule in use: as set, or as refitted in the run."""
         return self.correction.rule
-
-    @property
-    def detector(self) -> Detector | None:
-        """Return the detector of secrets to mask in output; None unless on_secret = "mask"."""
-        return DETECTORS.named(self.settings.secret_detector) if self.settings.on_secret == "mask" else None
 
     def groups_at(self, slot: int) -> np.ndarray:
         """Return the positions of an item's groups in the arrays of groups, oldest first."""

@@ -2,7 +2,7 @@
 
 find(readings, "4b9d") -> Found -> described   name and value, with units
                                 -> why         "drawn for iteration 12: due 3 iterations ago, ..."
-turns(group, g, decode, detector)              the token stream of a stored episode as turns by role, secrets redacted
+turns(group, g, decode)                        the token stream of a stored episode as turns by role
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.admission.secrets import Detector, Span, redact, token_spans
+from rllib_srl.replay.admission.secrets import token_spans
 from rllib_srl.replay.diversity.measures import interval_factor
 from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.journal.reader import Reading
@@ -37,42 +37,20 @@ from rllib_srl.types import Group, Prompt
 Decode = Callable[[Sequence[int]], str]
 
 
-def turns(group: Group, g: int, decode: Decode, detector: Detector | None) -> list[tuple[str, str]]:
+def turns(group: Group, g: int, decode: Decode) -> list[tuple[str, str]]:
     """Return the role ("environment" or "policy") and the text of each turn of an episode.
-
-    Secrets are detected in the whole stream, because one may span two turns.
 
     Args:
         group: a stored group.
         g: index of the episode.
         decode: token ids -> text, with special tokens.
-        detector: finds the secrets, which are replaced by their kinds in brackets; None replaces nothing.
     """
-    ids = group.stream(g).tolist()
-    mask_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]].copy()
-    text, starts_T, ends_T = token_spans(ids, decode)
-    spans = detector(text) if detector else []
-    if detector and not spans and (hidden := detector(decode(ids))):  # it shows only in the text decoded as a whole
-        spans = [Span(0, len(text), hidden[0].kind)]
-    for span in spans:  # admission removed secrets from the mask; a secret that continues a policy turn belongs to it
-        inside = np.flatnonzero((starts_T < span.end) & (ends_T > span.start))
-        mask_T[inside] |= inside[0] > 0 and mask_T[inside[0] - 1]
+    mask_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
+    text, starts_T, _ = token_spans(group.stream(g).tolist(), decode)
     cuts = (np.flatnonzero(np.diff(mask_T)) + 1).tolist()
     borders = [0, *starts_T[cuts].tolist(), len(text)]
     roles = ["policy" if mask_T[at] else "environment" for at in [0, *cuts]]
-    return [(role, _between(text, a, b, spans)) for role, (a, b) in zip(roles, pairwise(borders), strict=True)]
-
-
-def _between(text: str, start: int, end: int, spans: Sequence[Span]) -> str:
-    """Return a part of a text; a secret is replaced by its kind where it begins."""
-    pieces, at = [], start
-    for span in spans:
-        if span.end <= at or span.start >= end:
-            continue
-        pieces.append(text[at : max(at, span.start)])
-        pieces += [f"[{span.kind}]"] if span.start >= start else []
-        at = min(span.end, end)
-    return "".join([*pieces, text[at:end]])
+    return [(role, text[a:b]) for role, (a, b) in zip(roles, pairwise(borders), strict=True)]
 
 
 GRADE_NAMES = ("", "Again", "Hard", "Good", "Easy")
@@ -373,7 +351,7 @@ def described(item: Found) -> Iterator[tuple[str, str]]:
     yield "item", item.key
     yield "prompt", f"{prompt.env_id} [{prompt.prompt_id}]" + (f", step {prompt.step}" if prompt.step else "")
     for number, turn in enumerate(prompt.history, 1):
-        yield f"history, turn {number}", repr(redact(turn, reading.detector) if reading.detector else turn)
+        yield f"history, turn {number}", repr(turn)
     yield "domain", prompt.domain
     status = STATUS_NAMES[int(row["status"])]
     if row["status"] != WAITING and (reading.settings.has_due_dates or row["status"] == LEECH):

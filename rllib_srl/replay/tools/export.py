@@ -212,7 +212,6 @@ def export_groups(
     path: str | Path,
     item: np.dtype | None = None,
     text: Callable[[np.ndarray], str] | None = None,
-    redact: Callable[[Row], Row | None] | None = None,
 ) -> int:
     """Write groups to a `.jsonl` or `.parquet` file and return their number.
 
@@ -221,17 +220,15 @@ def export_groups(
         path: of the file; an existing file is replaced at the end.
         item: dtype of the items' records; None if no row has an item.
         text: token ids of an episode -> text, for the column `text`; None omits the column.
-        redact: changes a row before it is written, or returns None to leave it out. Secrets may be in tokens, text,
-            history and extra. The returned row must still be a valid group.
 
     Raises:
-        ValueError: another suffix, an item of another dtype, an `extra` that JSON cannot hold, or a row that `redact`
-            made invalid; then no file is written.
+        ValueError: another suffix, an item of another dtype, or an `extra` that JSON cannot hold; then no file is
+            written.
     """
     path = Path(path)
     write = _one_of({".jsonl": _write_jsonl, ".parquet": _write_parquet}, path)
     with _whole_file(path) as scratch:
-        return write(_rows_of(rows, path, item, text, redact), scratch, item)
+        return write(_rows_of(rows, path, item, text), scratch, item)
 
 
 def import_groups(path: str | Path, on_fault: str = "refuse") -> Imported:
@@ -265,7 +262,6 @@ def _rows_of(
     path: Path,
     item: np.dtype | None,
     text: Callable[[np.ndarray], str] | None,
-    redact: Callable[[Row], Row | None] | None,
 ) -> Iterator[Row]:
     for number, exported in enumerate(rows, 1):
         row = row_of(exported, text)
@@ -273,15 +269,6 @@ def _rows_of(
         if columns is not None and (item is None or columns != item.names):
             wanted = "none" if item is None else item.names
             raise ValueError(f"{path.name} row {number}: item has the columns {columns}; expected {wanted}")
-        if redact is not None:
-            redacted = redact(row)
-            if redacted is None:
-                continue
-            try:
-                exported_of(redacted)
-            except ValueError as error:
-                raise ValueError(f"{path.name} row {number}: redaction broke it: {error}") from error
-            row = redacted
         yield row
 
 

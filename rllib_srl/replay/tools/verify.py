@@ -114,5 +114,5 @@ def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
     needed.
     """
     rules = {name: getattr(ReplaySettings, name) for name in ("selection", "reuse_selection", "grade", "eviction")}
-    settings = replace(settings, **rules, selection_config={}, domains="all", on_secret="keep")
+    settings = replace(settings, **rules, selection_config={}, domains="all", admit=None)
     return SRLReplayBuffer(settings, directory=directory)
