@@ -531,17 +531,23 @@ class SRLConfig(AlgorithmConfig):
         name = self.model_config["model"]
         return (described_model(name) if self.is_stub else None) or local_model(name)
 
-    def engine_settings(self, model_dir: Path) -> dict[str, Any]:
-        """Return the arguments of `make_engine`."""
+    def described_model(self) -> Path | None:
+        """Return the directory of the model, downloaded if it has to be; None while a packaged model is not unpacked.
+
+        A packaged model is unpacked by the first process that asks for `model_dir`, while engines are imported.
+        """
+        return None if described_model(self.model_config["model"]) is None else self.model_dir()
+
+    def engine_settings(self) -> dict[str, Any]:
+        """Return the arguments of `make_engine` except the model's directory."""
         flat = self.flat()
         if self.is_stub:
             creators, configs = self.world_creators(), self.world_configs()
             answers = Answers({name: partial(create, configs[name]) for name, create in creators.items()})
             settings = {"law": Law.of(flat), "answers": answers, "context_length": self.max_episode_tokens}
-            return {"kind": "stub", "model_dir": model_dir, "seed": self.seed or 0, **settings}
+            return {"kind": "stub", "seed": self.seed or 0, **settings}
         common = {
             "kind": flat.engine,
-            "model_dir": model_dir,
             "dtype": self.compute_dtype,
             "seed": self.seed or 0,
             "context_length": self.max_episode_tokens,

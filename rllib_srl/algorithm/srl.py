@@ -66,8 +66,7 @@ from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
-from rllib_srl.rollout.runner_group import RunnerGroup
-from rllib_srl.rollout.started_runners import runners_started_in_time
+from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, History, Prompt
@@ -114,12 +113,12 @@ class SRL(SavedAlgorithm):
         if ray.util.get_current_placement_group() is None:
             check_cluster_holds(super().default_resource_request(self.config), self.config)
         starting.info("preparing the model")
-        model_dir = self.config.model_dir()  # once, before runners and learners start
+        described = self.config.described_model()
         check_build(self.config)
         if self.config.is_stub:
             logging.getLogger(__name__).warning("engine = 'stub': no model is trained, answers follow a law")
-        else:
-            check_memory(ModelShape.of(model_dir), self.config.flat(), card_bytes_here())
+        elif described is not None:
+            check_memory(ModelShape.of(described), self.config.flat(), card_bytes_here())
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         starting.info("starting engine and learner")
@@ -131,10 +130,11 @@ class SRL(SavedAlgorithm):
             self.source.iterating([], self.config.evaluation_iterations)
         if self.config.flat().replay_self_divergence:
             self.source.check_divergence()
-        self.runners, self.learners = RunnerGroup(self.env_runner_group), Learners(self.learner_group)
-        self.runners.check_started(self.config.start_timeout_s)
+        assert isinstance(self.env_runner_group, StartedRunners)
+        self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
         self.ahead = self._start_ahead()
         starting.info("testing the weight sync")
+        model_dir = self.config.model_dir()
         self.weight_sync = self._make_weight_sync(model_dir)
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
@@ -208,7 +208,7 @@ class SRL(SavedAlgorithm):
         if config.weight_transfer != "object_store":
             transport = VLLMTransport(*both, config.weight_transfer, config.flat().engine_tensor_parallel_size)
         has_adapters = config.flat().sends_adapter()
-        return WeightSync(transport, self.runners, sequences, config.compute_dtype, timeout_s, has_adapters)
+        return WeightSync(transport, self.runners, config.compute_dtype, timeout_s, has_adapters)
 
     def _setup_logdir(self) -> None:
         """Create the log directory: under Tune the trial's own, else `log_directory`, else RLlib's default."""

@@ -315,7 +315,7 @@ def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
     policy = about = None
     if source.checkpoint:  # first: a damaged checkpoint is found before an engine starts
         policy, about = policy_of(source.checkpoint, model_config_of(source.values))
-    engine = make_engine(**config.engine_settings(directory))
+    engine = make_engine(model_dir=directory, **config.engine_settings())
     if policy is not None and about is not None:
         version = int(about.get("version", 0))
         weights = (weights_layout(policy.model), policy_weights(policy.model))

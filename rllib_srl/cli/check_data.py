@@ -263,7 +263,7 @@ def solved(found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLCo
 def _played(ids: Sequence[str], config: SRLConfig) -> dict[str, list[float]]:
     """Return the rewards of the model's answers by prompt id, without those that infrastructure lost."""
     directory = local_model(config.model_config["model"])
-    engine = make_engine(**config.engine_settings(directory))
+    engine = make_engine(model_dir=directory, **config.engine_settings())
     calls = EnvCalls(num_workers=config.num_env_threads, timeout_s=config.env_timeout_s)
     (env_id, creator), = config.world_creators().items()
     prompts = {prompt_id: Prompt(env_id, prompt_id) for prompt_id in ids}

@@ -14,11 +14,8 @@ from typing import Any
 
 from rllib_srl.engine.canary import (
     CanaryGap,
-    SelfTestReport,
     canary_sequences,
     check_canary,
-    perturbed,
-    self_test,
 )
 from rllib_srl.engine.protocol import Engine, EngineBrokenError, EngineError, Sampling, Turn
 from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack, unpack, verify
@@ -32,20 +29,35 @@ __all__ = [
     "EngineBrokenError",
     "EngineError",
     "Sampling",
-    "SelfTestReport",
     "TensorSpec",
     "Turn",
     "WeightBundle",
     "WeightSyncError",
     "canary_sequences",
     "check_canary",
+    "import_engine",
     "make_engine",
     "pack",
-    "perturbed",
-    "self_test",
     "unpack",
     "verify",
 ]
+
+
+def import_engine(kind: str, dtype: str = "float32", num_threads: int | None = None, **_: Any) -> None:
+    """Import what an engine needs, which takes seconds for vLLM, before its model is at hand.
+
+    Args:
+        kind: as for `make_engine`, as are the others.
+        dtype: number format of the engine.
+        num_threads: torch's threads in this process; None leaves them unchanged.
+
+    Raises:
+        EngineError: vLLM is not installed.
+    """
+    if kind == "vllm":
+        from rllib_srl.engine.vllm_engine import import_vllm
+
+        import_vllm(dtype, num_threads)
 
 
 def make_engine(kind: str, model_dir: str | Path, **settings: Any) -> Engine:

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-from rllib_srl.engine.canary import signs
-
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TABLES = frozenset({"lm_head", "embed_tokens"})  # vLLM applies adapters to them by one index a request, not a token
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM reserves memory for
@@ -124,28 +122,3 @@ def expected_adapters(config: Any, spec: AdapterSpec) -> dict[str, tuple[int, ..
             shapes[f"{name}.lora_A.weight"] = (spec.rank, layer.in_features)
             shapes[f"{name}.lora_B.weight"] = (layer.out_features, spec.rank)
     return shapes
-
-
-def perturbed_adapters(model: torch.nn.Module, scale: float, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the self-test's adapters under the names of `adapter_tensors`: every entry differs, the originals do not.
-
-    Each entry a of A becomes a (1 + scale s) with s = +-1 at random. B changes by s c, where c is such that the change
-    of B @ A has `scale` times the root mean square of the layer's base weight: B starts at 0, so a change relative to B
-    would not move the policy.
-
-    Args:
-        model: with adapters.
-        scale: size of the change of each layer's weight, relative to its base weight.
-        seed: equal seeds give equal adapters, in every process and on every device.
-    """
-    for index, (name, layer) in enumerate(adapter_layers(model)):
-        a, b = (layer.lora_A[NAME].weight.detach(), layer.lora_B[NAME].weight.detach())
-        moved = a * (1 + scale * signs(a, seed, 2 * index))
-        yield f"{name}.lora_A.weight", moved
-        base, factor = layer.base_layer.weight.detach(), layer.scaling[NAME] * a.shape[0] ** 0.5
-        step = scale * _rms(base) / (factor * _rms(moved))
-        yield f"{name}.lora_B.weight", b + step * signs(b, seed, 2 * index + 1)
-
-
-def _rms(tensor: torch.Tensor) -> float:
-    return tensor.float().square().mean().sqrt().item() or 0.02

@@ -4,9 +4,10 @@
     check_canary(gap, healthy, dtype, version)      fp32: max <= 1e-3        bf16: mean <= 1.5 x the healthy mean
 
 The canary after an ordinary update proves little: in bf16 one small step moves the policy less than rounding does.
-Therefore `self_test` runs at start-up and after every restart of an engine. It sends weights in which every tensor is
-perturbed, then the true weights. The canary must follow the perturbation; in the engine's fingerprint every block of
-every module must change, and return to the same bits with the true weights.
+Therefore a self-test runs at start-up and after every restart of an engine (`weights/sync.py`). The engine fills every
+tensor with noise, then the learner's weights are sent. In the engine's fingerprint every block of every module must
+change both times; where the engine has read the same weights from its files before, it must return to the same bits.
+The canary must then agree with the learner.
 
 Both checks are needed. In bf16 a single stale matrix among the 270 of a 135M model changes the canary by less than
 rounding (measured: 1.12 to 1.4 x healthy for 21 of 29 tensors), so only the fingerprint detects it. Only the canary
@@ -15,7 +16,8 @@ covers the whole policy, however the engine computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
@@ -29,9 +31,8 @@ from rllib_srl.engine.sync import WeightSyncError
 FP32_MAX_GAP = 1e-3  # nats; healthy is about 5e-5
 BF16_GROWTH = 1.5  # times the healthy mean
 BF16_PLAUSIBLE_MEAN = 0.2  # nats; healthy is about 0.04, another model's weights give more than 1
-SELF_TEST_MOVE = 10.0  # times the healthy gap, at least, or the self-test shows nothing
-SELF_TEST_SCALES = (0.05, 0.1, 0.2)  # the first that moves the canary enough; more noise also means more rounding
-SELF_TEST_BF16_GROWTH = 3.0  # times the healthy mean: perturbed weights round worse (measured: 1.16 to 1.4)
+NOISE = 0.02  # size of the entries of the self-test's weights
+NOISE_PERIOD = 65_537  # after so many entries the noise of a tensor repeats
 MAX_SEQUENCE_TOKENS = 64
 UPDATE_TOKENS = 16  # of each text: scored after ordinary updates, which prove little and should cost little
 
@@ -112,7 +113,7 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
 
     Args:
         gap: the current gap between engine and learner.
-        healthy: the gap at version 0, whose weights the engine read from disk itself; None if `gap` is that one.
+        healthy: the gap measured by the last self-test; None if `gap` is that one.
         dtype: the dtype the engine computes in.
         version: of the weights under test.
 
@@ -130,176 +131,42 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
         raise WeightSyncError(f"the canary differs between engine and learner by {gap}; expected {limit}", version)
 
 
-def perturbed(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], scale: float, seed: int
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterate over the self-test's weights: every tensor perturbed by its own seeded noise, the originals unchanged.
-
-    Each number x becomes x (1 + scale s) with s = +-1 at random, which keeps outliers where they are. A zero, of which
-    whole rows may exist (tokens never seen), becomes scale s times the tensor's root mean square, or 0.02 if that is 0.
+def noise(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over (name, tensor) of the self-test's weights: entries +-`NOISE`, equal in every process.
 
     Args:
-        named_tensors: as from `named_parameters()`.
-        scale: relative size of the perturbation.
-        seed: equal seeds give equal weights, in every process and on every device.
+        shapes: of all tensors, by name.
+        dtype: of the engine.
     """
-    for index, (name, tensor) in enumerate(named_tensors):
-        if not tensor.is_floating_point():
-            yield name, tensor
-            continue
-        move = signs(tensor, seed, index).mul_(scale)
-        values = tensor.detach()
-        typical = values.square().mean().sqrt().item() or 0.02
-        yield name, torch.where(values == 0, move * typical, values * (1 + move))
+    generator = torch.Generator().manual_seed(NOISE_PERIOD)
+    sign = torch.randint(0, 2, (NOISE_PERIOD,), generator=generator) * 2 - 1
+    period = (sign * NOISE).to(dtype)
+    for name, shape in shapes.items():
+        num = math.prod(shape)
+        yield name, period.repeat(-(-num // NOISE_PERIOD))[:num].view(tuple(shape))
 
 
-def signs(tensor: torch.Tensor, seed: int, index: int) -> torch.Tensor:
-    """Return +-1 at random, equal on every device, in the shape and dtype and on the device of a tensor.
+def check_fingerprints(
+    before: Fingerprint, noisy: Fingerprint, after: Fingerprint, *, is_same: bool, version: int, who: str = ""
+) -> None:
+    """Check that an engine took the noise of the self-test, and then every tensor that it was sent.
 
     Args:
-        tensor: gives shape, dtype and device.
-        seed: of all tensors.
-        index: of this tensor among them.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-    sign = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-    return sign.to(device=tensor.device, dtype=tensor.dtype)
-
-
-@dataclass(frozen=True)
-class SelfTestReport:
-    """Measurements of a passed self-test.
-
-    Invariant: `move.mean` is at least 10 times `healthy.mean`.
-    """
-
-    healthy: CanaryGap  # engine against learner at version 0
-    healthy_update: CanaryGap  # the same before this test, over the canary of updates
-    perturbed: CanaryGap  # engine against learner, both with perturbed weights
-    move: CanaryGap  # the engine with perturbed weights against itself with the true weights
-    restored: CanaryGap  # engine against learner, after the true weights were loaded again
-    scale: float  # of the perturbation
-
-
-def self_test(
-    score_engine: Callable[[], Sequence[np.ndarray]],
-    score_learner: Callable[[float], Sequence[np.ndarray]],
-    load: Callable[[float], None],
-    fingerprint: Callable[[], Fingerprint],
-    *,
-    dtype: str,
-    version: int,
-    healthy: CanaryGap | None = None,
-) -> SelfTestReport:
-    """Check that the engine computes with every tensor that it receives.
-
-    `score_learner` and `load` take the scale of `perturbed`; 0 means the true weights.
-
-    Args:
-        score_engine: scores the canary with the engine's current weights.
-        score_learner: scores the canary with the learner's weights at a scale; leaves the learner unchanged.
-        load: sends the learner's weights at a scale to the engine and waits until they are loaded.
-        fingerprint: `Engine.fingerprint` of the engine.
-        dtype: the dtype the engine computes in.
-        version: of the true weights, which the engine must hold at the start.
-        healthy: the gap at version 0; None at start-up, when it is measured here.
+        before: digests of the weights that the engine held before the test.
+        noisy: of noise.
+        after: of the weights that were sent.
+        is_same: whether the engine held the weights of `version` before the test.
+        version: of the weights sent.
+        who: names the engine among several, for the message.
 
     Raises:
-        WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold
-            perturbed weights: do not play with it.
+        WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold noise: do
+            not play with it.
     """
-    (report,) = self_tests(
-        lambda: {0: score_engine()},
-        score_learner,
-        load,
-        lambda: {0: fingerprint()},
-        dtype=dtype,
-        version=version,
-        healthy=healthy,
-    ).values()
-    return report
-
-
-def self_tests(
-    score_engines: Callable[[], Mapping[int, Sequence[np.ndarray]]],
-    score_learner: Callable[[float], Sequence[np.ndarray]],
-    load: Callable[[float], None],
-    fingerprints: Callable[[], Mapping[int, Fingerprint]],
-    *,
-    dtype: str,
-    version: int,
-    healthy: CanaryGap | None = None,
-    num_of_updates: int | None = None,
-) -> dict[int, SelfTestReport]:
-    """Run `self_test` on several engines together, so that each set of weights is sent once.
-
-    Args:
-        score_engines: the scores of all engines, by id.
-        score_learner: as for `self_test`.
-        load: sends the learner's weights at a scale to all engines.
-        fingerprints: the fingerprints of all engines, by id.
-        dtype: as for `self_test`.
-        version: as for `self_test`.
-        healthy: the gap at version 0; None: that of the first engine, measured here.
-        num_of_updates: how many of the first sequences are the canary of updates; None: all.
-
-    Raises:
-        WeightSyncError: as for `self_test`; with several engines the message names one that failed.
-    """
-    before, learner, prints = score_engines(), score_learner(0.0), fingerprints()
-    starts = {i: CanaryGap.between(before[i], learner) for i in before}
-    updates = {i: CanaryGap.between(before[i][:num_of_updates], learner[:num_of_updates]) for i in before}
-
-    for start in starts.values():
-        check_canary(start, healthy, dtype, version)
-        healthy = healthy or start
-    if healthy is None:
-        return {}
-
-    for scale in SELF_TEST_SCALES:
-        load(scale)
-        after = score_engines()
-        moves = {i: CanaryGap.between(after[i], before[i]) for i in before}
-        if all(move.mean >= SELF_TEST_MOVE * healthy.mean for move in moves.values()):
-            break
-    prints_after, learner_after = fingerprints(), score_learner(scale)
-    follows = {i: CanaryGap.between(after[i], learner_after) for i in before}
-    for i, move in moves.items():
-        if stale := unmoved(prints[i], prints_after[i]):
-            raise _failed(before, i, "parts of the engine kept their old weights", version, stale)
-        if fault := _fault(move, follows[i], healthy, dtype, scale):
-            raise _failed(before, i, fault, version)
-
-    load(0.0)
-    prints_restored = fingerprints()
-    for i in before:
-        if misplaced := moved(prints[i], prints_restored[i]):
-            raise _failed(before, i, "the original weights were not restored exactly", version, misplaced)
-    ends = {i: CanaryGap.between(scored, learner) for i, scored in score_engines().items()}
-    for end in ends.values():
-        check_canary(end, healthy, dtype, version)
-    return {i: SelfTestReport(healthy, updates[i], follows[i], moves[i], ends[i], scale) for i in before}
-
-
-def _fault(move: CanaryGap, follow: CanaryGap, healthy: CanaryGap, dtype: str, scale: float) -> str:
-    """Return what is wrong with an engine whose weights were perturbed by `scale`; "" if nothing is.
-
-    Args:
-        move: how far its log-probs went from those before.
-        follow: how far they are from the learner's with the same perturbation.
-        healthy: the gap between engine and learner at version 0.
-    """
-    if not move.mean >= SELF_TEST_MOVE * healthy.mean:
-        return (
-            f"perturbing the weights by {scale:g} changed the engine's log-probs by {move}; expected a mean "
-            f"of at least {SELF_TEST_MOVE:g} x the initial {healthy.mean:.2g}"
-        )
-    is_near = follow.max <= FP32_MAX_GAP if dtype == "float32" else follow.mean <= SELF_TEST_BF16_GROWTH * healthy.mean
-    return "" if is_near else f"with perturbed weights, engine and learner differ by {follow}"
-
-
-def _failed(
-    engines: Collection[int], engine: int, message: str, version: int, tensors: Sequence[str] = ()
-) -> WeightSyncError:
-    where = f"engine {engine}: " if len(engines) > 1 else ""
-    return WeightSyncError(f"{where}self-test: {message}", version, tensors)
+    for message, modules in (
+        ("parts of the engine did not take the noise", unmoved(before, noisy)),
+        ("parts of the engine did not take the weights sent", unmoved(noisy, after)),
+        ("the weights sent are not those that the engine held before", moved(before, after) if is_same else []),
+    ):
+        if modules:
+            raise WeightSyncError(f"{who}self-test: {message}", version, modules)

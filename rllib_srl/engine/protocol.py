@@ -147,6 +147,9 @@ class Engine(TurnWriter, Protocol):
             EngineError: if the engine sleeps.
         """
 
+    def load_noise(self) -> None:
+        """Load noise into every tensor that `load_weights` sets, which must be called before the engine is used."""
+
     def fingerprint(self) -> Fingerprint:
         """Return digests of the output of each module on a fixed input, with the current weights."""
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters
+from rllib_srl.engine.canary import noise
 from rllib_srl.engine.fingerprint import Fingerprint, digests
 from rllib_srl.engine.model_dir import check_settings, end_token_ids, load_tokenizer
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end, uses_in
@@ -208,6 +209,13 @@ class TransformersEngine:
             parameters[name].data.copy_(tensor)
         self._waiting, self._rows = self._all_running(), None  # prefilled again, with these weights
         self.version = bundle.version
+
+    def load_noise(self) -> None:
+        """Load noise in place of the weights; see `Engine.load_noise`."""
+        self._check_awake("load_noise")
+        parameters = self._loaded()
+        for name, tensor in noise(self._expected, torch_dtype(self._dtype)):
+            parameters[name].data.copy_(tensor)
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of what `load_weights` sets: modules compute with it directly; see `Engine.fingerprint`."""

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from rllib_srl.engine.adapters import AdapterSpec
+from rllib_srl.engine.canary import noise
 from rllib_srl.engine.fingerprint import digests
+from rllib_srl.engine.sync import torch_dtype
 
 ADAPTER = ("policy", 1, "memory")  # name, id and path of vLLM's request; it reads no file, since the id is loaded
 _ID = ADAPTER[1]
@@ -81,6 +83,11 @@ class AdapterWorker:
         manager.remove_adapter(_ID)
         manager.add_adapter(adapter)
         manager.activate_adapter(_ID)
+
+    def adapter_noise(self, shapes: dict[str, tuple[int, ...]], dtype: str, spec: AdapterSpec) -> None:
+        """Load an adapter of noise."""
+        self.keep_adapter(noise(shapes, torch_dtype(dtype)))
+        self.load_adapter(spec)
 
     @torch.inference_mode()
     def adapter_fingerprint(self, spec: AdapterSpec) -> dict[str, tuple[int, ...]]:

@@ -85,18 +85,8 @@ def start_vllm(
         ValueError: if `weight_transfer` needs GPUs and there are none.
         EngineError: if vLLM is not installed or does not start.
     """
-    _prepare_process(num_threads, dtype)
-    try:
-        from vllm import EngineArgs
-        from vllm.config import WeightTransferConfig
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.llm_engine import LLMEngine
-    except ImportError as error:
-        raise EngineError(
-            f"vLLM cannot be imported ({error}); install it with `pip install rllib_srl[cpu]` (no GPU) or "
-            "`pip install rllib_srl[gpu]`, or use the engine 'transformers'"
-        ) from error
-    is_cpu = bool(current_platform.is_cpu())
+    vllm, llm_engine = import_vllm(dtype, num_threads)
+    is_cpu = bool(vllm.platforms.current_platform.is_cpu())
     if is_cpu and weight_transfer != "object_store":
         raise ValueError(f"weight_transfer = {weight_transfer!r}; expected 'object_store' without a GPU")
     place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": can_sleep}
@@ -107,21 +97,41 @@ def start_vllm(
     place |= _room_for(adapter) if adapter else {}
     if tensor_parallel_size > 1:
         place["distributed_executor_backend"] = "mp"  # "ray" would use the placement group of the Tune trial
-    args = EngineArgs(
+    args = vllm.EngineArgs(
         model=str(model_dir), dtype=dtype, seed=seed, max_model_len=context_length, max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size, logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
         disable_log_stats=True,
-        weight_transfer_config=WeightTransferConfig(backend=weight_transfer),
+        weight_transfer_config=vllm.config.WeightTransferConfig(backend=weight_transfer),
         worker_extension_cls="rllib_srl.engine.vllm_transfer.WorkerExtension",
         **place,
     )
     try:
         with _global_generators_kept():
-            _running.append(LLMEngine.from_engine_args(args))
+            _running.append(llm_engine.from_engine_args(args))
     except (RuntimeError, ValueError, OSError, AssertionError, ImportError) as error:
         raise EngineError(f"vLLM did not start on {model_dir.name}: {error}") from error
     return _running[-1], is_cpu
+
+
+def import_vllm(dtype: str, num_threads: int | None) -> tuple[Any, Any]:
+    """Return vLLM and its `LLMEngine`, imported after setting the variables of the environment that it reads then.
+
+    The arguments are those of an engine.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    _prepare_process(num_threads, dtype)
+    try:
+        import vllm
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        raise EngineError(
+            f"vLLM cannot be imported ({error}); install it with `pip install rllib_srl[cpu]` (no GPU) or "
+            "`pip install rllib_srl[gpu]`, or use the engine 'transformers'"
+        ) from error
+    return vllm, LLMEngine
 
 
 def _room_for(adapter: AdapterSpec) -> dict[str, Any]:
@@ -432,6 +442,13 @@ class VLLMEngine:
             for update_info in update_infos:
                 self._llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
             self._llm.collective_rpc("finish_weight_update")
+
+    def load_noise(self) -> None:
+        """Load noise in place of the weights; see `Engine.load_noise`."""
+        self._check_usable("load_noise")
+        call = ("adapter_noise", (self._adapter,)) if self._adapter else ("load_noise", ())
+        with self._broken_by_lost_worker("load_noise"):
+            self._llm.collective_rpc(call[0], args=(self._expected, self._dtype, *call[1]))
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the output of each module; see `Engine.fingerprint`."""

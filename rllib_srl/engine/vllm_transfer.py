@@ -36,8 +36,9 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rllib_srl.engine.canary import noise
 from rllib_srl.engine.fingerprint import digests, probe
-from rllib_srl.engine.sync import TensorSpec, WeightBundle, unpack
+from rllib_srl.engine.sync import TensorSpec, WeightBundle, torch_dtype, unpack
 from rllib_srl.engine.vllm_adapter import AdapterWorker
 
 BACKEND = "object_store"
@@ -147,21 +148,9 @@ class BundleTransferEngine(WeightTransferEngine[BundleInitInfo, BundleUpdateInfo
 
     def finish_weight_update(self) -> None:
         """Finish the reload and prepack tied heads again."""
-        # vLLM warns about layers without tensors of their own (rotary caches, tied heads); `verify` found none missing.
-        _reload_log.addFilter(_is_news)
-        try:
-            finalize_layerwise_reload(self.model, self.model_config)
-        finally:
-            _reload_log.removeFilter(_is_news)
-        self.repack_heads()
-
-    def repack_heads(self) -> None:
-        """Prepack the weight of each head again, from the weight that it shares with the embedding."""
-        if self.device.type != "cpu":
-            return
-        for layer in self.model.modules():
-            if isinstance(layer, ParallelLMHead):
-                layer.quant_method.process_weights_after_loading(layer)
+        finish_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            repack_heads(self.model)
 
     def shutdown(self) -> None:
         """Do nothing: there are no resources to release."""
@@ -172,6 +161,15 @@ class WorkerExtension(AdapterWorker):
 
     model_runner: Any  # vLLM's, as is `device`
     device: torch.device
+
+    def load_noise(self, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
+        """Load noise into every tensor of the model, as an update loads weights."""
+        model = self.model_runner.get_model()
+        initialize_layerwise_reload(model)
+        model.load_weights(noise(shapes, torch_dtype(dtype)))
+        finish_reload(model, self.model_runner.model_config)
+        if self.device.type == "cpu":
+            repack_heads(model)
 
     @torch.inference_mode()
     def fingerprint(self) -> dict[str, tuple[int, ...]]:
@@ -197,6 +195,25 @@ class WorkerExtension(AdapterWorker):
     def reseed(self, seed: int) -> None:
         """Reseed the generators that this worker samples from."""
         torch.manual_seed(seed)
+
+
+def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
+    """End a layerwise reload, without vLLM's warnings about layers that have no tensors of their own.
+
+    Those are rotary caches and tied heads; `verify` has found no tensor missing.
+    """
+    _reload_log.addFilter(_is_news)
+    try:
+        finalize_layerwise_reload(model, model_config)
+    finally:
+        _reload_log.removeFilter(_is_news)
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Prepack the weight of each head again, from the weight that it shares with the embedding."""
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _end(specs: Sequence[TensorSpec]) -> int:

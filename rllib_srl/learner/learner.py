@@ -405,25 +405,21 @@ class GRPOTorchLearner(TorchLearner):
         episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
         return self.regularisers.end_stages(domains, episodes, self.config.temperature, self.can_share_prefixes)
 
-    def send(self, version: int, scale: float = 0.0) -> Sent:
+    def send(self, version: int) -> Sent:
         """Put the weights into the object store; see `WeightSender.send`."""
-        return self._sender.send(version, scale)
+        return self._sender.send(version)
 
     def score_sent(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
         """Return the canary log-probs under the weights that were just sent; see `WeightSender.score_sent`."""
         return self._sender.score_sent(version, sequences)
 
-    def score_at(self, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
-        """Return the canary log-probs under the weights or perturbed weights; see `WeightSender.score_at`."""
-        return self._sender.score_at(sequences, scale)
-
     def connect(self, kind: str, client: Any) -> None:
         """Connect to the engines from GPU to GPU; see `WeightSender.connect`."""
         self._sender.connect(kind, client)
 
-    def send_direct(self, version: int, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
+    def send_direct(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
         """Send the weights from GPU memory to every engine; see `WeightSender.send_direct`."""
-        return self._sender.send_direct(version, sequences, scale)
+        return self._sender.send_direct(version, sequences)
 
     def offload(self) -> None:
         """Offload the optimiser state to host memory and free the gradients, for an engine on the same GPU."""

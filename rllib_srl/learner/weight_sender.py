@@ -1,4 +1,4 @@
-"""Learner's side of the verified weight transfer: pack weights, score the canary, perturb weights for the self-test.
+"""Learner's side of the verified weight transfer: pack weights and score the canary.
 
     learner 0: send(version)               -> ObjectRef of a WeightBundle
     driver:    passes the reference to every runner, and while the engines load it calls
@@ -8,8 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,14 +17,11 @@ import numpy as np
 import ray
 import torch
 
-from rllib_srl.engine.adapters import adapter_tensors, perturbed_adapters
-from rllib_srl.engine.canary import perturbed
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack_stream, unpack
 from rllib_srl.engine.vllm_trainer import open_trainer
-from rllib_srl.learner.fsdp.sharding import is_spread, local
+from rllib_srl.learner.fsdp.sharding import is_spread
 from rllib_srl.learner.model_setup import sent_weights
 
-SELF_TEST_SEED = 7
 CHECKED_STRIDE = 64  # one row in so many of each packed matrix is compared with the weights in training
 
 
@@ -66,19 +62,13 @@ class WeightSender:
         self._trainer: Any = None  # vLLM's trainer side, once connected
         self._client: Any = None
 
-    def send(self, version: int, scale: float = 0.0) -> Sent:
-        """Put the weights into the object store, cast to the engine's number format.
-
-        Args:
-            version: weight version that the engine will report.
-            scale: 0 sends the weights; above 0 sends weights perturbed for the self-test.
-        """
-        with self._moved(scale):
-            times = [time.perf_counter()]
-            bundle = self._pack(version)
-            times.append(time.perf_counter())
-            ref = ray.put(bundle) if bundle is not None else None
-            times.append(time.perf_counter())
+    def send(self, version: int) -> Sent:
+        """Put the weights into the object store, cast to the engine's number format, as the given version."""
+        times = [time.perf_counter()]
+        bundle = self._pack(version)
+        times.append(time.perf_counter())
+        ref = ray.put(bundle) if bundle is not None else None
+        times.append(time.perf_counter())
         spent = [end - start for start, end in pairwise(times)]
         return Sent(ref, dict(zip(("pack_s", "put_s"), spent, strict=True)))
 
@@ -97,11 +87,6 @@ class WeightSender:
         check_packed(self._bundle, dict(self._model.named_parameters()), version)
         return self._score(sequences, weights=cast_matrices(self._model, self._bundle))
 
-    def score_at(self, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
-        """Return the canary log-probs under the weights (`scale` 0) or under perturbed weights."""
-        with self._moved(scale):
-            return self._score(sequences)
-
     def connect(self, kind: str, client: Any) -> None:
         """Connect to the engines through vLLM's own transfer backend; GPUs only.
 
@@ -115,12 +100,11 @@ class WeightSender:
         address = ray.util.get_node_ip_address()
         self._trainer = open_trainer(kind, self._model, self._compute_dtype, client, address)
 
-    def send_direct(self, version: int, sequences: list[list[int]], scale: float) -> list[np.ndarray]:
+    def send_direct(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
         """Send the weights from GPU memory to every engine; return the canary log-probs under them."""
         self._client.version = version
-        with self._moved(scale):
-            self._trainer.send_weights()
-            return self._score(sequences) if sequences else []
+        self._trainer.send_weights()
+        return self._score(sequences)
 
     def _pack(self, version: int) -> WeightBundle | None:
         """Return the bundle of what is sent, None on a learner that only takes part in gathering it."""
@@ -141,28 +125,6 @@ class WeightSender:
         )
         is_cast = self._compute_dtype == "bfloat16" and own.keys() == {spec.name for spec in bundle.tensors}
         return is_here and is_cast and any(isinstance(layer, torch.nn.Linear) for layer in self._model.modules())
-
-    @contextmanager
-    def _moved(self, scale: float) -> Iterator[None]:
-        """Perturb what is sent inside the block and restore the exact old values after it."""
-        if not scale:
-            yield
-            return
-        named = adapter_tensors(self._model) if self._sends_adapter else self._model.named_parameters()
-        own = {name: local(parameter) for name, parameter in named}
-        kept = {name: part.clone() for name, part in own.items()}
-        try:
-            for name, tensor in self._perturbed(kept, scale):
-                own[name].copy_(tensor)
-            yield
-        finally:
-            for name, tensor in kept.items():
-                own[name].copy_(tensor)
-
-    def _perturbed(self, kept: dict[str, torch.Tensor], scale: float) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._sends_adapter:
-            return perturbed_adapters(self._model, scale, SELF_TEST_SEED)
-        return perturbed(kept.items(), scale, SELF_TEST_SEED)
 
 
 def check_packed(bundle: WeightBundle, parameters: Mapping[str, torch.Tensor], version: int) -> None:

@@ -36,7 +36,7 @@ from ray.rllib.utils.metrics import NUM_EPISODES
 
 from rllib_srl.common.remote_calls import Place
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.engine import Sampling, make_engine
+from rllib_srl.engine import Sampling, import_engine, make_engine
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
@@ -80,6 +80,12 @@ class TokenSpace(gym.Space[np.ndarray]):
 
     def __repr__(self) -> str:
         return f"TokenSpace({self.vocab_size})"
+
+
+def token_spaces(vocab_size: int) -> dict[str, Any]:
+    """Return the token spaces of a model under every key that RLlib uses."""
+    space = TokenSpace(vocab_size)
+    return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
 
 
 PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
@@ -173,8 +179,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _start(self) -> None:
         if self.worker_index and not self.config.num_gpus_per_env_runner:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # since 2.60 Ray leaves all GPUs visible to actors that have none
+        settings = self.config.engine_settings()
+        import_engine(**settings)  # takes seconds, while the driver may still unpack the model
         self._model_dir = self.config.model_dir()
-        self.engine = make_engine(**self.config.engine_settings(self._model_dir))
+        self.engine = make_engine(model_dir=self._model_dir, **settings)
         self.tokenizer = load_tokenizer(self._model_dir)
         self.transcript = make_transcript(self.config.prompt_format, self.tokenizer)
         self.calls = EnvCalls(num_workers=self.config.num_env_threads, timeout_s=self.config.env_timeout_s)
@@ -489,9 +497,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return Loaded(scored.logps, {**spent, **scored.seconds})
 
     def score_loaded(self, sequences: Sequence[Sequence[int]]) -> Loaded:
-        """Return the engine's log-probs of `sequences`, which may be none."""
+        """Return the engine's log-probs of `sequences`."""
         start = time.perf_counter()
-        logps = self.engine.score(sequences) if sequences else []
+        logps = self.engine.score(sequences)
         return Loaded(logps, {"engine_canary_s": time.perf_counter() - start})
 
     def init_transfer(self, init_info: dict[str, Any]) -> None:
@@ -502,9 +510,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Receive one whole update through vLLM's own backend; see `VLLMEngine.receive`."""
         cast("VLLMEngine", self.engine).receive(update_info, version)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Return the engine's log-probs of the canary; see `Engine.score`."""
-        return self.engine.score(sequences)
+    def load_noise(self) -> tuple[Fingerprint, Fingerprint]:
+        """Load noise in place of the weights; return the engine's fingerprints before and after."""
+        before = self.engine.fingerprint()
+        self.engine.load_noise()
+        return before, self.engine.fingerprint()
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the output of the engine's modules; see `Engine.fingerprint`."""
@@ -530,9 +540,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return Place.here()
 
     def get_spaces(self) -> dict[str, Any]:
-        """Return the token spaces of the model, under every key that RLlib uses."""
-        space = TokenSpace(1 if self._fault else len(self.tokenizer))
-        return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
+        """Return the token spaces of the model; see `token_spaces`."""
+        return token_spaces(1 if self._fault else len(self.tokenizer))
 
     def get_metrics(self) -> Any:
         """Return and reset the metrics logged on this runner since the last call."""

@@ -3,7 +3,7 @@
     runners.play_groups({id: arguments}, version, timeout_s)  ->  (id, RunnerBatch or Failure) in order of arrival
     runners.start_slice(id, version, ...)                     ->  PendingSlice, read by `slice_of`
     runners.start_loading(ids, ref, ...)                      ->  PendingLoads, read by `loaded`
-    runners.score(ids, sequences, timeout_s)                  ->  {id: the result}, or RunnerFailure
+    runners.load_noise(ids, timeout_s)                        ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
     runners.returned()                                        ->  those that were away with their node, and are back
 """
@@ -17,7 +17,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -146,16 +145,14 @@ class RunnerGroup:
         """Score the canary on engines that received weights directly; see `LLMEnvRunner.score_loaded`."""
         return self._same(ids, Call.of(LLMEnvRunner.score_loaded, sequences), timeout_s)
 
-    def score(
-        self, ids: Iterable[int], sequences: Sequence[Sequence[int]], timeout_s: float
-    ) -> dict[int, list[np.ndarray]]:
-        """Return the log-probs of the canary of each engine.
+    def load_noise(self, ids: Iterable[int], timeout_s: float) -> dict[int, tuple[Fingerprint, Fingerprint]]:
+        """Load noise in place of the weights of each engine; see `LLMEnvRunner.load_noise`.
 
         Raises:
             RunnerFailure: a runner died or timed out.
         """
-        calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.score, sequences))
-        return self._all(calls, timeout_s, "testing weights (score)")
+        calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.load_noise))
+        return self._all(calls, timeout_s, "testing weights (noise)")
 
     def fingerprint(self, ids: Iterable[int], timeout_s: float) -> dict[int, Fingerprint]:
         """Return the digests of each engine; see `LLMEnvRunner.fingerprint`.

@@ -1,19 +1,19 @@
 """Driver's side of the verified weight transfer: send weights and verify that every engine computes with them.
 
-    start          self-test of all engines at once: send perturbed weights, the canary must follow, send true ones
+    start          self-test of all engines at once: load noise, send the weights, compare fingerprints and canary
     sync           send weights of version v, check receipts, compare the canary                     (every update)
-    start(v, ids)  send current weights to restarted engines, then the self-test                     (after a failure)
+    start(v, ids)  the self-test of restarted engines, which sends them the current weights          (after a failure)
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from rllib_srl.common.remote_calls import Failure, RunnerFailure
-from rllib_srl.engine.canary import CanaryGap, check_canary, self_tests
+from rllib_srl.engine.canary import CanaryGap, check_canary, check_fingerprints
 from rllib_srl.engine.sync import WeightSyncError
+from rllib_srl.rollout.env_runner import Loaded
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
@@ -31,7 +31,6 @@ class WeightSync:
         self,
         transport: ObjectStoreTransport | VLLMTransport,
         runners: RunnerGroup,
-        sequences: list[list[int]],
         dtype: str,
         timeout_s: float,
         has_adapters: bool = False,
@@ -41,7 +40,6 @@ class WeightSync:
         Args:
             transport: of the weights.
             runners: that receive them.
-            sequences: the canary's token ids.
             dtype: number format of the engines.
             timeout_s: of each call.
             has_adapters: whether the engines receive adapters, which are in no file of the model.
@@ -49,9 +47,7 @@ class WeightSync:
         self._has_adapters = has_adapters
         self._transport, self._runners = transport, runners
         self._dtype, self._timeout_s = dtype, timeout_s
-        self._sequences = [*transport.of_updates, *sequences]  # of the self-test
-        self.healthy: CanaryGap | None = None  # gaps that are rounding only: of the self-test, and of updates
-        self.healthy_update: CanaryGap | None = None
+        self.healthy: CanaryGap | None = None  # of the last self-test: rounding only
         self.seconds: dict[str, float] = {}  # duration of each step of the last sync
 
     def start(self, version: int, runner_ids: Sequence[int] | None = None) -> None:
@@ -64,9 +60,7 @@ class WeightSync:
         """
         ids = self._runners.ids if runner_ids is None else list(runner_ids)
         self._transport.forget()
-        if version > 0 or self._has_adapters:  # a new engine has loaded the weights of the model's files
-            self._load(ids, version, 0.0)
-        self._test(ids, version)
+        self._test(ids, version, is_same=version == 0 and not self._has_adapters)  # a new engine has read the files
         self._transport.forget()
 
     def sync(self, version: int) -> tuple[CanaryGap | None, dict[int, Failure]]:
@@ -104,39 +98,41 @@ class WeightSync:
         """
         try:
             for gap in gaps:
-                check_canary(gap, self.healthy_update, self._dtype, version)
+                check_canary(gap, self.healthy, self._dtype, version)
         except WeightSyncError as error:
             if self._dtype == "float32":
                 raise
-            before = self.healthy, self.healthy_update
-            self.healthy = self.healthy_update = None
+            before, self.healthy = self.healthy, None
             logger.warning("%s; testing the engines again", error)
             try:
-                self._test(ids, version)
+                self._test(ids, version, is_same=True)
             except WeightSyncError as second:
-                self.healthy, self.healthy_update = before
+                self.healthy = before
                 raise error from second
             self._transport.forget()
-            now = self.healthy_update
-            logger.warning("the engines compute with the learner's weights; the canary's gap is now %s", now)
+            logger.warning("the engines compute with the learner's weights; the canary's gap is now %s", self.healthy)
 
-    def _test(self, ids: Sequence[int], version: int) -> None:
-        """Run the self-test on runners that hold the weights of `version`, all at the same time."""
-        reports = self_tests(
-            partial(self._runners.score, ids, self._sequences, self._timeout_s),
-            partial(self._transport.logps, sequences=self._sequences),
-            partial(self._load, ids, version),
-            partial(self._runners.fingerprint, ids, self._timeout_s),
-            dtype=self._dtype,
-            version=version,
-            healthy=self.healthy,
-            num_of_updates=len(self._transport.of_updates),
-        )
-        for report in reports.values():
-            self.healthy = self.healthy or report.healthy
-            self.healthy_update = self.healthy_update or report.healthy_update
+    def _test(self, ids: Sequence[int], version: int, is_same: bool) -> None:
+        """Run the self-test on runners, all at the same time; they then hold the weights of `version`.
 
-    def _load(self, ids: Sequence[int], version: int, scale: float) -> None:
-        for runner_id, answer in self._transport.load(version, scale, ids).items():
-            if isinstance(answer, Failure):
-                raise RunnerFailure(runner_id, answer, f"testing weights version {version}")
+        Args:
+            ids: of the runners.
+            version: of the learner's weights.
+            is_same: whether the engines hold these weights already.
+        """
+        prints = self._runners.load_noise(ids, self._timeout_s)
+        delivered = self._transport.update(version, ids)
+        answers = {i: self._arrived(i, delivered.answers, version) for i in ids}
+        after = self._runners.fingerprint(ids, self._timeout_s)
+        for i in ids:
+            who = f"engine {i}: " if len(ids) > 1 else ""
+            check_fingerprints(*prints[i], after[i], is_same=is_same, version=version, who=who)
+        for answer in answers.values():
+            gap = CanaryGap.between(answer.logps, delivered.learner_logps)
+            check_canary(gap, self.healthy, self._dtype, version)
+            self.healthy = self.healthy or gap
+
+    def _arrived(self, runner_id: int, answers: Mapping[int, Loaded | Failure], version: int) -> Loaded:
+        if isinstance(answer := answers[runner_id], Failure):
+            raise RunnerFailure(runner_id, answer, f"testing weights version {version}")
+        return answer

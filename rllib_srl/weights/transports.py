@@ -3,15 +3,11 @@
     ObjectStoreTransport   learner packs, Ray transfers, each engine verifies checksums and loads      any machine
     VLLMTransport          vLLM's own backends: "nccl" between GPUs, "ipc" within one GPU              GPUs only
 
-    transport.update(version, ids)         -> Delivered: the canary of updates by the engines, and by the learner
-    transport.load(version, scale, ids)    -> {runner id: Loaded or Failure}, without a canary
-    transport.logps(scale, sequences)      -> the learner's log-probs
+    transport.update(version, ids)         -> Delivered: the canary's log-probs by the engines, and by the learner
     transport.seconds                      -> duration of the learner's steps in the last delivery
 
-In an update the learner scores the canary while the engines load, each in its own process.
-
-`scale` 0 sends the weights; above 0 it sends the perturbed weights of the self-test. vLLM's transfer has no checksums;
-canary and self-test verify it. It was written without access to GPUs, so it has not been run there:
+The learner scores the canary while the engines load, each in its own process. vLLM's transfer has no checksums; canary
+and self-test verify it. It was written without access to GPUs, so it has not been run there:
 tests/weights/test_transports.py tests its handshake with a stand-in for vLLM's trainer side.
 """
 
@@ -34,12 +30,10 @@ from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded
 from rllib_srl.rollout.runner_group import PendingLoads, RunnerGroup
 from rllib_srl.types import ProcessBrokenError
 
-Key = tuple[int, float]  # (version, scale)
-
 
 @dataclass(frozen=True)
 class Delivered:
-    """The engines' log-probs of the canary of updates, by runner id, and the learner's under the same weights."""
+    """The engines' log-probs of the canary, by runner id, and the learner's under the same weights."""
 
     answers: dict[int, Loaded | Failure]
     learner_logps: list[np.ndarray]
@@ -54,8 +48,8 @@ class ObjectStoreTransport:
     def __init__(self, learners: Learners, runners: RunnerGroup, sequences: list[list[int]], timeout_s: float) -> None:
         """Set learners, runners, the canary's token ids and the timeout of each call."""
         self._learners, self._runners, self._timeout_s = learners, runners, timeout_s
-        self.of_updates = update_sequences(sequences)
-        self._sent: dict[Key, Sent] = {}
+        self._canary = update_sequences(sequences)
+        self._sent: dict[int, Sent] = {}  # by version
         self.seconds: dict[str, float] = {}
 
     def update(self, version: int, ids: Sequence[int]) -> Delivered:
@@ -65,17 +59,15 @@ class ObjectStoreTransport:
             LearnerFailure: a learner died or timed out, or the weights were lost with it after it had sent them.
             WeightSyncError: the weights sent are not those in training.
         """
-        sent = self._bundle(version, 0.0)
-        loading = self._runners.start_loading(ids, sent.ref, self.of_updates, self._timeout_s)
+        if version not in self._sent:
+            self.forget()
+            self._sent[version] = self._learners.send(version, self._timeout_s)
+        sent = self._sent[version]
+        loading = self._runners.start_loading(ids, sent.ref, self._canary, self._timeout_s)
         start = time.perf_counter()
-        logps = self._learners.score_sent(version, self.of_updates, self._timeout_s)
+        logps = self._learners.score_sent(version, self._canary, self._timeout_s)
         self.seconds = {**sent.seconds, "learner_canary_s": time.perf_counter() - start}
         return Delivered(self._loaded(loading, version), logps)
-
-    def load(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Loaded | Failure]:
-        """Send weights to some runners without a canary; raises as `update`."""
-        sent = self._bundle(version, scale)
-        return self._loaded(self._runners.start_loading(ids, sent.ref, [], self._timeout_s), version)
 
     def _loaded(self, loading: PendingLoads, version: int) -> dict[int, Loaded | Failure]:
         try:
@@ -83,19 +75,9 @@ class ObjectStoreTransport:
         except ObjectLostError as error:
             raise LearnerFailure(f"learner 0 died while the engines loaded weights version {version}") from error
 
-    def logps(self, scale: float, sequences: list[list[int]]) -> list[np.ndarray]:
-        """Return the learner's log-probs of token ids, under its weights or under perturbed ones."""
-        return self._learners.score_at(sequences, scale, self._timeout_s)
-
     def forget(self) -> None:
         """Free the bundle in the object store."""
         self._sent.clear()
-
-    def _bundle(self, version: int, scale: float) -> Sent:
-        if (version, scale) not in self._sent:
-            self.forget()
-            self._sent[version, scale] = self._learners.send(version, scale, self._timeout_s)
-        return self._sent[version, scale]
 
 
 class VLLMTransport:
@@ -115,34 +97,21 @@ class VLLMTransport:
     ) -> None:
         """Set the arguments of `ObjectStoreTransport`, the backend ("nccl" or "ipc") and the GPUs per engine."""
         self._learners, self._runners, self._timeout_s = learners, runners, timeout_s
-        self.of_updates = update_sequences(sequences)
+        self._canary = update_sequences(sequences)
         self._kind, self._tensor_parallel_size = kind, tensor_parallel_size
         self.seconds: dict[str, float] = {}
         self._is_connected = False
 
     def update(self, version: int, ids: Sequence[int]) -> Delivered:
-        """Send weights to all runners, and score the canary of updates on the learner and on the runners in `ids`."""
-        logps = self._send(version, 0.0, self.of_updates)
-        return Delivered(self._runners.score_loaded(ids, self.of_updates, self._timeout_s), logps)
-
-    def load(self, version: int, scale: float, ids: Sequence[int]) -> dict[int, Loaded | Failure]:
-        """Send weights to all runners without a canary."""
-        self._send(version, scale, [])
-        return self._runners.score_loaded(ids, [], self._timeout_s)
-
-    def _send(self, version: int, scale: float, sequences: list[list[int]]) -> list[np.ndarray]:
+        """Send weights to all runners, and score the canary on the learner and on the runners in `ids`."""
         if not self._is_connected:
             client = RunnersClient(self._runners.actors(), self._tensor_parallel_size, self._timeout_s)
             self._learners.connect(self._kind, client, self._timeout_s)
             self._is_connected = True
         start = time.perf_counter()
-        logps = self._learners.send_direct(version, sequences, scale, self._timeout_s)
+        logps = self._learners.send_direct(version, self._canary, self._timeout_s)
         self.seconds = {"send_s": time.perf_counter() - start}
-        return logps
-
-    def logps(self, scale: float, sequences: list[list[int]]) -> list[np.ndarray]:
-        """Return the learner's log-probs of token ids, under its weights or under perturbed ones."""
-        return self._learners.score_at(sequences, scale, self._timeout_s)
+        return Delivered(self._runners.score_loaded(ids, self._canary, self._timeout_s), logps)
 
     def forget(self) -> None:
         """Reconnect before the next delivery, because a process group does not survive the loss of a member."""

@@ -241,10 +241,9 @@ def test_the_engine_gets_its_settings(config):
     config.training(compute_dtype="bfloat16").debugging(seed=5)
     from rllib_srl.engine.vllm_engine import VLLMEngine
 
-    settings = config.engine_settings(Path("model"))
+    settings = config.engine_settings()
     assert settings == {
         "kind": "vllm",
-        "model_dir": Path("model"),
         "dtype": "bfloat16",
         "seed": 5,
         "context_length": 99,

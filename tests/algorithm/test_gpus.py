@@ -141,7 +141,7 @@ def test_shares_of_one_card_without_turns(config, monkeypatch):
     settled(config, monkeypatch, 1)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
     assert config.colocate is False and config.flat().engine_memory_utilization == 0.45
-    assert config.engine_settings(config.model_dir()).get("can_sleep", False) is False
+    assert config.engine_settings().get("can_sleep", False) is False
 
 
 @pytest.mark.parametrize("is_fsdp", [True, False])

@@ -34,16 +34,16 @@ def hang(config) -> None:
 class NoEngine(SRLConfig):
     """Its runners never get an engine."""
 
-    def engine_settings(self, model_dir):
+    def engine_settings(self):
         """Wait."""
         hang(self)
-        return super().engine_settings(model_dir)
+        return super().engine_settings()
 
 
 class DeadEngine(SRLConfig):
     """Its runners die while they start."""
 
-    def engine_settings(self, model_dir):
+    def engine_settings(self):
         """End the process."""
         note(self)
         os._exit(1)

@@ -155,7 +155,7 @@ def test_a_local_runner_loads_when_it_is_waited_for():
 
 def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
     loaded = Loaded([], {})
-    methods = ("load_weights", "score", "fingerprint", "check_started", "sleep")
+    methods = ("load_weights", "load_noise", "fingerprint", "check_started", "sleep")
     dead = SimpleNamespace(**dict.fromkeys(methods, Remote(DIED)))
     well = SimpleNamespace(load_weights=Remote(loaded), check_started=Remote(None), sleep=Remote(None))
     runners = runners_of(well, dead)
@@ -164,7 +164,7 @@ def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
     assert runners.loaded(pending, 9.0) == {1: loaded, 2: DIED}
     assert runners.sleep([1, 2], 5.0) == {2: DIED} and runners.sleep([1], 5.0) == {}
     for call, what in (
-        (lambda: runners.score([2], [[1]], 6.0), r"testing weights \(score\)"),
+        (lambda: runners.load_noise([2], 6.0), r"testing weights \(noise\)"),
         (lambda: runners.fingerprint([2], 6.0), r"testing weights \(fingerprint\)"),
         (lambda: runners.check_started(6.0), "starting"),
     ):
@@ -246,7 +246,7 @@ def test_weights_are_sent_by_every_learner_that_has_a_part(arrived, fsdp, num_as
     sent, scores = [Sent("bundle", {}), Sent(None, {})], (np.zeros(1), np.ones(1))
     workers = [SimpleNamespace(send=Remote(one), score_sent=Remote(logps)) for one, logps in zip(sent, scores)]
     learners = learners_of(*workers, fsdp=fsdp)
-    assert learners.send(3, 0.0, 8.0) is sent[0] and learners.score_sent(3, [[1, 2]], 8.0) is scores[0]
+    assert learners.send(3, 8.0) is sent[0] and learners.score_sent(3, [[1, 2]], 8.0) is scores[0]
     for method in ("send", "score_sent"):
         assert sum(len(getattr(worker, method).calls) for worker in workers) == num_asked
 

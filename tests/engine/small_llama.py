@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_srl.engine import WeightBundle, canary_sequences, pack, perturbed
+from rllib_srl.engine import WeightBundle, canary_sequences, pack
 
 CONTEXT_LENGTH = 128
 
@@ -63,6 +64,16 @@ def text_of(token: int) -> str:
     return make_byte_tokenizer().decode([token])
 
 
+def moved(named: Iterable[tuple[str, torch.Tensor]], scale: float) -> dict[str, torch.Tensor]:
+    """Return each tensor changed by +-`scale` of its entries at random, and a zero by `scale` * .02."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, tensor in named:
+        sign = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+        found[name] = torch.where(tensor == 0, sign * scale * 0.02, tensor.detach() * (1 + sign * scale))
+    return found
+
+
 class Learner:
     """What a learner does for the transfer: fp32 master weights, scored in the engine's dtype, packed."""
 
@@ -76,7 +87,7 @@ class Learner:
 
     def score(self, scale: float = 0.0, sequences: list[list[int]] | None = None) -> list[np.ndarray]:
         """Return log-probs of `sequences`, the canary's if None, one plain forward pass each."""
-        weights = dict(perturbed(self.model.named_parameters(), scale, seed=0)) if scale else {}
+        weights = moved(self.model.named_parameters(), scale) if scale else {}
         scores = []
         for sequence in sequences or self.sequences:
             ids_1T = torch.tensor([sequence])
@@ -86,6 +97,6 @@ class Learner:
         return scores
 
     def pack(self, version: int, scale: float = 0.0) -> WeightBundle:
-        """Return the weights, perturbed by `scale`."""
+        """Return the weights, moved by `scale`."""
         named = self.model.named_parameters()
-        return pack(perturbed(named, scale, seed=0) if scale else named, version, self.dtype)
+        return pack(moved(named, scale).items() if scale else named, version, self.dtype)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rllib_srl.engine import CanaryGap, Engine, Sampling, WeightBundle, WeightSyncError, make_engine, pack, unpack
-from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters, expected_adapters, perturbed_adapters
+from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters, expected_adapters
 from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.engine.fingerprint import unmoved
 from rllib_srl.engine.model_dir import load_config
 from rllib_srl.engine.transformers_engine import TransformersEngine
-from tests.engine.small_llama import CONTEXT_LENGTH, Learner
-from tests.engine.test_faults import run_self_test
+from tests.engine.small_llama import CONTEXT_LENGTH, Learner, moved
+from tests.engine.test_faults import noise_of, run_self_test
 
 SPEC = AdapterSpec(4, 6.0, ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))  # parts of stacked matrices, too
 ONE = "model.layers.1.self_attn.v_proj.lora_B.weight"
@@ -37,8 +37,8 @@ class AdapterLearner(Learner):
                 tensor.normal_(0, 0.05, generator=generator)
 
     def tensors(self, scale: float) -> dict[str, torch.Tensor]:
-        """Return the adapters, perturbed by `scale`."""
-        return dict(perturbed_adapters(self.model, scale, seed=0) if scale else adapter_tensors(self.model))
+        """Return the adapters, moved by `scale`."""
+        return moved(adapter_tensors(self.model), scale) if scale else dict(adapter_tensors(self.model))
 
     def score(self, scale: float = 0.0, sequences: list[list[int]] | None = None) -> list[np.ndarray]:
         """Return log-probs; see `Learner.score`."""
@@ -54,7 +54,7 @@ class AdapterLearner(Learner):
                 own[name].copy_(tensor)
 
     def pack(self, version: int, scale: float = 0.0) -> WeightBundle:
-        """Return the adapters, perturbed by `scale`."""
+        """Return the adapters, moved by `scale`."""
         return pack(self.tensors(scale).items(), version, self.dtype)
 
 
@@ -109,8 +109,7 @@ def test_a_new_engine_is_the_base_and_a_loaded_one_the_learner(started, learner,
 
 def test_the_self_test_passes_and_restores_the_adapter(engine, learner) -> None:
     before = engine.score(learner.sequences)
-    report = run_self_test(engine, learner)
-    assert report.move.mean >= 10 * report.healthy.mean
+    run_self_test(engine, learner)
     assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
 
 
@@ -124,9 +123,9 @@ def test_every_matrix_of_the_adapter_is_in_the_fingerprint(engine, learner) -> N
 
 
 def test_a_stale_matrix_is_found_and_named(engine, learner, monkeypatch) -> None:
-    old = learner.tensors(0.0)[ONE].clone()
+    old = noise_of(engine)[ONE]
     tampered(monkeypatch, engine, lambda name, tensor: old.to(tensor.dtype) if name == ONE else tensor)
-    with pytest.raises(WeightSyncError, match="kept their old weights") as caught:
+    with pytest.raises(WeightSyncError, match="did not take the weights sent") as caught:
         run_self_test(engine, learner)
     assert [("layers.1" in name, "v_proj" in name, "lora_B" in name) for name in caught.value.tensors] == [(True,) * 3]
 
@@ -137,7 +136,7 @@ def test_one_corrupted_entry_is_found(engine, learner, monkeypatch, dtype) -> No
             tensor[7, 2] += 4.0
         return tensor
 
-    healthy = run_self_test(engine, learner).healthy
+    healthy = run_self_test(engine, learner)
     bundle = learner.pack(2)
     buffer = bundle.buffer.copy()
     buffer[bundle.tensors[5].offset] ^= 1

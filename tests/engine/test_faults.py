@@ -13,16 +13,16 @@ from rllib_srl.engine import (
     CanaryGap,
     Engine,
     Sampling,
-    SelfTestReport,
     WeightBundle,
     WeightSyncError,
     canary_sequences,
     check_canary,
     make_engine,
-    self_test,
     unpack,
 )
+from rllib_srl.engine.canary import check_fingerprints, noise
 from rllib_srl.engine.fingerprint import unmoved
+from rllib_srl.engine.sync import torch_dtype
 from rllib_srl.engine.transformers_engine import TransformersEngine
 from tests.engine.conftest import StartEngine
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner
@@ -30,17 +30,21 @@ from tests.engine.small_llama import CONTEXT_LENGTH, Learner
 LAYER = "model.layers.1."
 
 
-def run_self_test(engine: Engine, learner: Learner, healthy: CanaryGap | None = None) -> SelfTestReport:
-    """Run the start-up proof as the algorithm does."""
-    return self_test(
-        score_engine=lambda: engine.score(learner.sequences),
-        score_learner=learner.score,
-        load=lambda scale: engine.load_weights(learner.pack(0, scale)),
-        fingerprint=engine.fingerprint,
-        dtype=learner.dtype,
-        version=0,
-        healthy=healthy,
-    )
+def run_self_test(engine: Engine, learner: Learner) -> CanaryGap:
+    """Run the self-test as the algorithm does; return the gap of a healthy engine."""
+    before = engine.fingerprint()
+    engine.load_noise()
+    noisy = engine.fingerprint()
+    engine.load_weights(learner.pack(0))
+    check_fingerprints(before, noisy, engine.fingerprint(), is_same=True, version=0)
+    gap = CanaryGap.between(engine.score(learner.sequences), learner.score())
+    check_canary(gap, None, learner.dtype, version=0)
+    return gap
+
+
+def noise_of(engine: Engine) -> dict[str, torch.Tensor]:
+    """Return the weights that the self-test loads first."""
+    return dict(noise(engine._expected, torch_dtype(engine._dtype)))
 
 
 @pytest.fixture
@@ -76,7 +80,7 @@ def stale_head(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         transfer = "rllib_srl.engine.vllm_transfer.BundleTransferEngine"
         monkeypatch.setattr(f"{transfer}.start_weight_update", start_with_kept_heads)
-        monkeypatch.setattr(f"{transfer}.repack_heads", lambda self: None)
+        monkeypatch.setattr("rllib_srl.engine.vllm_transfer.repack_heads", lambda model: None)
 
 
 def start_with_kept_heads(self) -> None:
@@ -128,10 +132,12 @@ def healthy_gap(engine: Engine, learner: Learner) -> CanaryGap:
 @pytest.mark.slow
 def test_a_healthy_engine_passes_and_keeps_its_weights(engine: Engine, learner: Learner) -> None:
     before = engine.score(learner.sequences)
-    report = run_self_test(engine, learner)
-    assert report.move.mean >= 10 * report.healthy.mean
+    healthy = run_self_test(engine, learner)
     assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
-    assert run_self_test(engine, learner, report.healthy).scale == report.scale
+    assert run_self_test(engine, learner) == healthy
+    engine.load_noise()
+    with pytest.raises(WeightSyncError, match="expected m"):
+        check_canary(healthy_gap(engine, learner), healthy, learner.dtype, version=0)
 
 
 def test_a_stale_tied_head_is_caught(engine: Engine, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +152,7 @@ def test_a_stale_tied_head_is_caught(engine: Engine, learner: Learner, monkeypat
 def test_a_stale_layer_is_caught(engine: Engine, learner: Learner, tamper) -> None:
     healthy = healthy_gap(engine, learner)
     tamper(stale_layer)
-    with pytest.raises(WeightSyncError, match="kept their old weights") as caught:
+    with pytest.raises(WeightSyncError, match="did not take the weights sent") as caught:
         run_self_test(engine, learner)
     assert caught.value.tensors
     assert all(name.startswith(LAYER) for name in caught.value.tensors)
@@ -155,12 +161,12 @@ def test_a_stale_layer_is_caught(engine: Engine, learner: Learner, tamper) -> No
 
 @pytest.mark.slow
 def test_each_single_stale_tensor_is_caught(engine: Engine, learner: Learner, tamper) -> None:
-    true = dict(unpack(learner.pack(0)))
+    old = noise_of(engine)
     stacks = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
     stacks |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
-    for stale in true:
-        tamper(lambda name, tensor, stale=stale: [(name, true[name] if name == stale else tensor)])
-        with pytest.raises(WeightSyncError, match="kept their old weights") as caught:
+    for stale in old:
+        tamper(lambda name, tensor, stale=stale: [(name, old[name] if name == stale else tensor)])
+        with pytest.raises(WeightSyncError, match="did not take the weights sent") as caught:
             run_self_test(engine, learner)
         module, part = stale.removesuffix(".weight").rpartition(".")[::2]
         places = {f"{module}.{part}", f"{module}.{stacks.get(part, part)}", "lm_head" if part == "embed_tokens" else ""}
@@ -180,7 +186,7 @@ def test_swapped_keys_and_values_are_caught(engine: Engine, learner: Learner, ta
 def test_a_skipped_sync_is_caught(engine: Engine, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = healthy_gap(engine, learner)
     monkeypatch.setattr(engine, "load_weights", lambda bundle: setattr(engine, "version", bundle.version))
-    with pytest.raises(WeightSyncError, match="kept their old weights"):
+    with pytest.raises(WeightSyncError, match="did not take the weights sent"):
         run_self_test(engine, learner)
     assert caught_by_canary(engine, learner, healthy)
 
@@ -226,20 +232,21 @@ def test_one_stale_matrix_of_the_real_model_escapes_the_bf16_canary_not_the_self
     learner.sequences = canary_sequences(AutoTokenizer.from_pretrained(model_dir), 256)
     engine = make_engine("vllm", model_dir, dtype="bfloat16", context_length=256, kv_cache_gib=0.25, num_threads=2)
     try:
-        report = run_self_test(engine, learner)
-        assert report.move.mean >= 10 * report.healthy.mean
+        healthy = run_self_test(engine, learner)
         stale = "model.layers.15.self_attn.o_proj.weight"
-        true = dict(learner.model.named_parameters())[stale].to(torch.bfloat16)
+        old = dict(learner.model.named_parameters())[stale].to(torch.bfloat16)
 
         def keep_one(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
-            return ((name, true if name == stale else tensor) for name, tensor in unpack(bundle))
+            return ((name, old if name == stale else tensor) for name, tensor in unpack(bundle))
 
         monkeypatch.setattr("rllib_srl.engine.vllm_transfer.unpack", keep_one)
+        engine.load_weights(learner.pack(1, scale=0.05))
+        gap = CanaryGap.between(engine.score(learner.sequences), learner.score(0.05))
+        check_canary(gap, healthy, "bfloat16", 0)
+        old = noise_of(engine)[stale]
         with pytest.raises(WeightSyncError) as caught:
-            run_self_test(engine, learner, report.healthy)
+            run_self_test(engine, learner)
         assert modules_of(caught.value.tensors) == {"model.layers.15.self_attn.o_proj"}
-        gap = CanaryGap.between(engine.score(learner.sequences), learner.score(report.scale))
-        check_canary(gap, report.healthy, "bfloat16", 0)
     finally:
         engine.close()
 

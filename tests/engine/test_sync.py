@@ -19,11 +19,10 @@ from rllib_srl.engine import (
     canary_sequences,
     check_canary,
     pack,
-    perturbed,
     unpack,
     verify,
 )
-from rllib_srl.engine.canary import update_sequences
+from rllib_srl.engine.canary import NOISE, NOISE_PERIOD, check_fingerprints, noise, update_sequences
 from rllib_srl.engine.fingerprint import digests, moved, unmoved
 from rllib_srl.engine.sync import pack_stream
 from tests.engine.small_llama import make_byte_tokenizer
@@ -199,21 +198,35 @@ def test_check_canary(dtype: str, gap: CanaryGap, healthy: CanaryGap | None, pas
     assert f"mean {gap.mean:.2g}" in str(caught.value)
 
 
-def test_perturbed_moves_every_tensor_by_the_scale_and_repeats() -> None:
-    tensors = {"w": torch.randn(40, 5), "zero": torch.zeros(6), "steps": torch.tensor([3])}
-    tensors["half"] = torch.tensor([0.0, 2.0])
-    originals = {name: tensor.clone() for name, tensor in tensors.items()}
-    first, second = (dict(perturbed(tensors.items(), 0.1, seed=2)) for _ in range(2))
-    other = dict(perturbed(tensors.items(), 0.1, seed=3))
-    torch.testing.assert_close((first["w"] / tensors["w"] - 1).abs(), torch.full((40, 5), 0.1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(first["zero"].abs(), torch.full((6,), 0.1 * 0.02))
-    # root mean square of (0, 2) is sqrt(2)
-    torch.testing.assert_close((first["half"] - tensors["half"]).abs(), torch.tensor([0.1 * 2**0.5, 0.2]))
-    assert torch.equal(first["steps"], tensors["steps"])
-    assert all(torch.equal(first[name], second[name]) for name in tensors)
-    assert not torch.equal(first["w"], other["w"])
-    assert all(torch.equal(originals[name], tensors[name]) for name in tensors)
-    assert ((first["w"] > tensors["w"]) == (tensors["w"] > 0)).float().mean().item() == pytest.approx(0.5, abs=0.15)
+def test_noise_fills_every_tensor_alike_in_every_process() -> None:
+    shapes = {"w": (700, 100), "b": (3,), "again": (700, 100)}
+    found = dict(noise(shapes, torch.bfloat16))
+    assert {name: tuple(one.shape) for name, one in found.items()} == shapes
+    for one in found.values():
+        assert one.dtype == torch.bfloat16 and torch.equal(one.abs(), torch.full_like(one, NOISE))
+    assert torch.equal(found["w"], found["again"])
+    assert torch.equal(found["w"].flatten()[NOISE_PERIOD:], found["w"].flatten()[: 70_000 - NOISE_PERIOD])
+    assert found["w"].float().mean().abs() < 0.02 / 70_000**0.5 * 5
+
+
+@pytest.mark.parametrize(
+    ("before", "noisy", "after", "is_same", "message"),
+    [
+        (1, 2, 1, True, ""),
+        (1, 2, 3, False, ""),
+        (1, 1, 3, False, "did not take the noise"),
+        (1, 2, 2, False, "did not take the weights sent"),
+        (1, 2, 3, True, "not those that the engine held before"),
+    ],
+)
+def test_check_fingerprints(before: int, noisy: int, after: int, is_same: bool, message: str) -> None:
+    prints = [{"good": (number,), "m": (at,)} for number, at in zip((7, 8, 7), (before, noisy, after), strict=True)]
+    if not message:
+        check_fingerprints(*prints, is_same=is_same, version=4)
+        return
+    with pytest.raises(WeightSyncError, match=f"version 4: engine 2: self-test: .*{message}") as caught:
+        check_fingerprints(*prints, is_same=is_same, version=4, who="engine 2: ")
+    assert caught.value.tensors == ("m",)
 
 
 def test_a_fingerprint_shows_one_stale_block() -> None:

@@ -164,8 +164,8 @@ def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(conf
         assert relative_gap(one, wanted[0][0][0]) < 1e-5
     Learners(sharded).gather(60)
     state = sharded.get_state()
-    sent = Learners(sharded)._every(Call.of(GRPOTorchLearner.send, 1, 0.1), 60, "sending")
-    scored = Learners(sharded)._every(Call.of(GRPOTorchLearner.score_at, [[1, 2, 3, 4]], 0.1), 60, "scoring")
+    sent = Learners(sharded)._every(Call.of(GRPOTorchLearner.send, 1), 60, "sending")
+    scored = Learners(sharded)._every(Call.of(GRPOTorchLearner.score_sent, 1, [[1, 2, 3, 4]]), 60, "scoring")
     assert sent[1].ref is None and np.array_equal(scored[0][0], scored[1][0])
     second, stats = update(sharded, GROUPS)
     for one in second:

@@ -195,15 +195,14 @@ def test_kl_pulls_back_to_the_starting_model(config, ray_here):
     assert kls[1] > 1e-4 and kls[-1] < 0.7 * kls[1], kls
 
 
-def test_sending_perturbed_weights_leaves_the_policy_as_it_was(config, ray_here):
+def test_sending_leaves_the_policy_as_it_was(config, ray_here):
     group = learner_group(config)
     learner, sequences = group._learner, [[1, 2, 3, 4, 5]]
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     sent, logps = learner.send(3), learner.score_sent(3, sequences)
-    moved, moved_logps = learner.send(3, scale=0.1), learner.score_at(sequences, 0.1)
     assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
-    assert np.abs(moved_logps[0] - logps[0]).max() > 1e-3
-    assert not np.array_equal(ray.get(sent.ref).buffer, ray.get(moved.ref).buffer)
+    np.testing.assert_array_equal(logps[0], learner.scorer.score(sequences)[0])
+    assert ray.get(sent.ref).version == 3
 
 
 def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):

@@ -13,6 +13,7 @@ from rllib_srl.rollout.env_runner import Loaded
 from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport
 
+NOISE = 77.0  # stands for weights of noise
 RAW = np.linspace(-3, -0.1, 50)
 
 
@@ -33,9 +34,12 @@ class Engines:
         sign = np.where(np.arange(50) % 2, 1, -1)
         return [logps_of(self.weights[runner_id])[0] + sign * self.noise]
 
-    def score(self, ids, sequences, timeout_s):
-        self.calls.append(("score", tuple(ids)))
-        return {i: self.rounded(i) for i in ids}
+    def load_noise(self, ids, timeout_s):
+        before = self.fingerprint(ids, timeout_s)
+        self.calls.append(("noise", tuple(ids)))
+        self.weights |= dict.fromkeys(ids, NOISE)
+        noisy = self.fingerprint(ids, timeout_s)
+        return {i: (before[i], noisy[i]) for i in ids}
 
     def fingerprint(self, ids, timeout_s):
         return {i: {"layer": (hash(self.weights[i]),)} for i in ids}
@@ -59,15 +63,12 @@ class Learner:
 
     weight, num_packs = 0.0, 0
 
-    def send(self, version, scale, timeout_s):
+    def send(self, version, timeout_s):
         self.num_packs += 1
-        return SimpleNamespace(ref=self.weight + scale * 10, seconds={"pack_s": 1.0})
+        return SimpleNamespace(ref=self.weight, seconds={"pack_s": 1.0})
 
     def score_sent(self, version, sequences, timeout_s):
         return logps_of(self.weight)
-
-    def score_at(self, sequences, scale, timeout_s):
-        return logps_of(self.weight + scale * 10)
 
 
 @pytest.fixture
@@ -77,59 +78,46 @@ def learner():
 
 def sync_of(learner, engines, dtype="bfloat16"):
     transport = ObjectStoreTransport(learner, engines, [[1, 2]], 5.0)
-    return WeightSync(transport, engines, [[1, 2]], dtype, 5.0)
+    return WeightSync(transport, engines, dtype, 5.0)
 
 
 @pytest.mark.parametrize("num_engines", [1, 2, 16])
-def test_the_start_sends_each_set_of_weights_once_for_all_engines(learner, num_engines):
+def test_the_start_sends_the_weights_once_for_all_engines(learner, num_engines):
     engines = Engines(learner, range(1, num_engines + 1))
     sync_of(learner, engines).start(0)
     ids = tuple(range(1, num_engines + 1))
-    assert engines.calls == [("score", ids), ("load", ids), ("score", ids), ("load", ids), ("score", ids)]
-    assert learner.num_packs == 2  # the perturbed and the true weights, however many engines there are
+    assert engines.calls == [("noise", ids), ("load", ids)]
+    assert learner.num_packs == 1
     assert set(engines.weights.values()) == {0.0}
 
 
-class TwoTexts(Engines):
-    """Engines that round the canary of updates and the rest of the self-test's canary differently."""
-
-    noises = (0.01, 0.05)
-
-    def rounded_texts(self, runner_id, sequences):
-        sign = np.where(np.arange(50) % 2, 1, -1)
-        noises = self.noises if len(sequences) == 3 else self.noises[:1]
-        return [logps_of(self.weights[runner_id])[0] + sign * noise for noise in noises]
-
-    def score(self, ids, sequences, timeout_s):
-        return {i: self.rounded_texts(i, sequences) for i in ids}
-
-    def start_loading(self, ids, ref, sequences, timeout_s):
-        return ids, ref, sequences
-
-    def loaded(self, loading, timeout_s):
-        ids, ref, sequences = loading
-        self.scored = sequences
-        self.weights |= dict.fromkeys(ids, ref)
-        return {i: Loaded(self.rounded_texts(i, sequences), {}) for i in ids}
-
-
-def test_an_update_scores_few_joined_tokens_and_is_held_to_their_gap(learner):
-    """The self-test scores the canary of updates and all texts; these stubs give one array to each of the two."""
-    engines, scored = TwoTexts(learner, [1]), []
-    learner.score_at = lambda sequences, scale, timeout_s: logps_of(learner.weight + scale * 10) * 2
-    learner.score_sent = lambda version, sequences, timeout_s: scored.append(sequences) or logps_of(learner.weight)
+def test_the_canary_is_few_joined_tokens(learner):
+    engines, given = Engines(learner, [1]), []
+    learner.score_sent = lambda version, sequences, timeout_s: given.append(sequences) or logps_of(learner.weight)
     tokens = [list(range(51)), [7, 8, 9]]
-    sync = WeightSync(ObjectStoreTransport(learner, engines, tokens, 5.0), engines, tokens, "bfloat16", 5.0)
+    sync = WeightSync(ObjectStoreTransport(learner, engines, tokens, 5.0), engines, "bfloat16", 5.0)
     sync.start(0)
-    assert engines.scored == []  # the self-test's loads need no canary of their own
-    assert sync.healthy.mean == pytest.approx((0.01 + 0.05) / 2)
-    assert sync.healthy_update.mean == pytest.approx(0.01)
     gap, _ = sync.sync(1)
-    assert scored == [engines.scored] == [[[*range(16), 7, 8, 9]]] and gap.mean == pytest.approx(0.01)
-    engines.noises = (0.016, 0.016)  # below the mean of the whole canary, above 1.5 times that of updates
-    packs = learner.num_packs
-    sync.sync(2)
-    assert learner.num_packs > packs + 1  # a second self-test
+    assert given == [[[*range(16), 7, 8, 9]]] * 2
+    assert sync.healthy.mean == pytest.approx(0.01) and gap.mean == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("version", "has_adapters", "is_found"), [(0, False, True), (0, True, False), (3, False, False)]
+)
+def test_an_engine_that_has_read_other_files_is_found_at_version_0(learner, version, has_adapters, is_found):
+    """A restarted engine holds the weights of version 0, and one with adapters an adapter of zeros."""
+    engines = Engines(learner, [1])
+    engines.weights = {1: 0.5}
+    transport = ObjectStoreTransport(learner, engines, [[1, 2]], 5.0)
+    sync = WeightSync(transport, engines, "float32", 5.0, has_adapters)
+    engines.noise = 1e-4
+    if not is_found:
+        sync.start(version)
+        assert engines.weights == {1: 0.0}
+        return
+    with pytest.raises(WeightSyncError, match=r"version 0: self-test: the weights sent are not those .* \[layer"):
+        sync.start(version)
 
 
 def test_the_learner_scores_while_the_engines_load(learner):
@@ -149,7 +137,7 @@ def test_the_learner_scores_while_the_engines_load(learner):
 def test_a_failing_engine_is_named_among_several(learner):
     engines = Engines(learner, [1, 2, 3])
     engines.deaf = {2}
-    with pytest.raises(WeightSyncError, match=r"engine 2: self-test: parts of the engine kept .* \[layer"):
+    with pytest.raises(WeightSyncError, match=r"engine 2: self-test: .* did not take the weights sent \[layer"):
         sync_of(learner, engines).start(0)
 
 

@@ -141,6 +141,10 @@ class StubEngine:
         ((_, skills),) = unpack(bundle)
         self.skills_S, self.version = skills.numpy().copy(), bundle.version
 
+    def load_noise(self) -> None:
+        """Load noise in place of the skills."""
+        self.skills_S = np.full_like(self.skills_S, 0.02)
+
     def fingerprint(self) -> Fingerprint:
         """Return digests of the skills."""
         return {SKILLS: digests(torch.from_numpy(self.skills_S))}

@@ -3,7 +3,7 @@
     learners.update(shards, timesteps, num_epochs, timeout_s)   one update; RLlib's own has no timeout, and the live
                                                                 learners hang in their all-reduce when one has died
     learners.reuse_report(timeout_s)                            a method of `GRPOTorchLearner`, called on all learners
-    learners.send(version, scale, timeout_s)                    called on those that gathered weights need
+    learners.send(version, timeout_s)                           called on those that gathered weights need
     learners.end()                                              kills all, after the loss of one
 """
 
@@ -153,9 +153,9 @@ class Learners:
 
     # --- weights ---------------------------------------------------------------------------------
 
-    def send(self, version: int, scale: float, timeout_s: float) -> Sent:
+    def send(self, version: int, timeout_s: float) -> Sent:
         """Put the weights into the object store; see `WeightSender.send`."""
-        call = Call.of(GRPOTorchLearner.send, version, scale)
+        call = Call.of(GRPOTorchLearner.send, version)
         return self._gathered(call, timeout_s, f"sending weights version {version}")
 
     def score_sent(self, version: int, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
@@ -167,16 +167,10 @@ class Learners:
         """Connect learner 0 to the engines; see `WeightSender.connect`."""
         self._run([Call.of(GRPOTorchLearner.connect, kind, client)], timeout_s, "connecting to the engines")
 
-    def send_direct(
-        self, version: int, sequences: list[list[int]], scale: float, timeout_s: float
-    ) -> list[np.ndarray]:
+    def send_direct(self, version: int, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
         """Send the weights of learner 0 to every engine; see `WeightSender.send_direct`."""
-        call = Call.of(GRPOTorchLearner.send_direct, version, sequences, scale)
+        call = Call.of(GRPOTorchLearner.send_direct, version, sequences)
         return self._run([call], timeout_s, f"sending weights version {version}")[0]
-
-    def score_at(self, sequences: list[list[int]], scale: float, timeout_s: float) -> list[np.ndarray]:
-        """Return the canary log-probs of learner 0; see `WeightSender.score_at`."""
-        return self._gathered(Call.of(GRPOTorchLearner.score_at, sequences, scale), timeout_s, "scoring the canary")
 
     def export(self, directory: str, timeout_s: float) -> None:
         """Write model and tokenizer; see `model_setup.export`."""

@@ -165,8 +165,8 @@ def train_slices(learner: SliceLearner, directory: Path) -> None:
 
 def learner_engine(job: Job) -> dict[str, Any]:
     """Return the arguments of the engine that plays held-out prompts."""
-    settings: dict[str, Any] = kept_config(job, job.keep[0]).engine_settings(local_model(job.model))
-    return settings
+    settings: dict[str, Any] = kept_config(job, job.keep[0]).engine_settings()
+    return {"model_dir": local_model(job.model), **settings}
 
 
 def answers_before(job: Job, examiner: Examiner, engine: Engine, path: Path) -> dict[str, Answers]:
