@@ -70,9 +70,13 @@ def help_page() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand.
 
+    Args:
+        argv: the command and its arguments; None: those of this program, which then ends with its local Ray at once.
+
     Returns:
         The exit status; 2 if the command is unknown.
     """
+    is_program = argv is None
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(help_page())
@@ -91,4 +95,9 @@ def main(argv: list[str] | None = None) -> int:
         quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
     if command.is_paged:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    return int(import_module(module_of(name)).main(rest) or 0)
+    status = int(import_module(module_of(name)).main(rest) or 0)
+    if is_program and command.starts_ray:
+        from rllib_srl.cli.shared.cluster import end_with_local_ray
+
+        end_with_local_ray(status)
+    return status

@@ -12,7 +12,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rllib_srl.cli.shared.stopping import STATUS, WATCH, Terminated, leave, spared_from_sigterm, stopped
@@ -67,6 +67,23 @@ def start_ray(verbose: bool) -> None:
             ray.init(address="local", include_dashboard=False, **said)
     if not verbose:
         _lower_ray_loggers()  # ray.init sets some of them back
+
+
+def end_with_local_ray(status: int) -> None:
+    """End this process and the local Ray that it started; return if there is none.
+
+    Ray's own shutdown and Python's take seconds, in which nothing is saved.
+    """
+    if "ray" not in sys.modules or os.environ.get("RAY_ADDRESS"):
+        return
+    import ray
+
+    if not ray.is_initialized():
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    leave(status)
 
 
 def command(name: str, *words: object) -> str:
