@@ -71,6 +71,14 @@ class Even(gym.Env):
         return "", reward, True, False, {}
 
 
+class Failing(Even):
+    """Loses every episode in its step."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        """Raise, as where a file of the environment is missing."""
+        raise FileNotFoundError("no such file: data.json")
+
+
 class Mixed(Even):
     """Pays 1 for an answer whose code points have an even sum, so that nearly every group has both rewards."""
 

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rllib_srl.envs.agents.endpoint import CALL_TIMEOUT_S, Ended
@@ -130,6 +131,9 @@ def _ssl_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+_ROOT = str(Path(__file__).resolve().parents[2])  # which a run that is not installed adds to PYTHONPATH
+
+
 class CommandProgram:
     """A command; its reward is the last line that it prints: a number, or {"reward": number}."""
 
@@ -143,8 +147,10 @@ class CommandProgram:
     ) -> None:
         self._command, self._on_end = list(command), on_end
         local = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1"]))
+        own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         self._environment = {
             **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in own if path != _ROOT),  # it may be another Python
             **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), url),
             **dict.fromkeys(("NO_PROXY", "no_proxy"), local),
             "OPENAI_API_KEY": token,

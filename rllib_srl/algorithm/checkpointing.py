@@ -85,6 +85,7 @@ class SavedAlgorithm(Algorithm):
     _newest: Path | None = None  # the checkpoint last written or restored
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
     _is_saving = False
+    _is_stopped = False
     _counted: tuple[int, int] = (0, 0)  # newest iteration whose groups were numbered, and how many they are
     _again: Sequence[tuple[Prompt, bool]] = ()  # prompts in play when the restored state was saved; is it a revisit?
     _is_due = False  # is a checkpoint due after the iteration?
@@ -96,7 +97,12 @@ class SavedAlgorithm(Algorithm):
 
         Raises:
             ProcessLost: a process is gone that cannot be replaced within this run. The learners have been ended.
+            RuntimeError: the algorithm was stopped.
         """
+        if self._is_stopped:
+            raise RuntimeError(
+                "train() was called after stop(); build a new algorithm, or go on with SRL.from_checkpoint(PATH)"
+            )
         with self._losses_reported():
             result: dict[str, Any] = super().train()
             if self._is_due:
@@ -207,9 +213,10 @@ class SavedAlgorithm(Algorithm):
         key = make_key(self.config.seal_key_file)
         if path is None:
             return self._save_to(path, key, **kwargs)
-        with checkpoints.written_whole(Path(path)):
-            saved = self._save_to(path, key, **kwargs)
-        self._newest = Path(saved).absolute()
+        target = Path(path).absolute()  # RLlib takes a relative path for a URI
+        with checkpoints.written_whole(target):
+            saved = self._save_to(str(target), key, **kwargs)
+        self._newest = Path(saved)
         return saved
 
     def _save_to(self, path: Any, key: bytes, **kwargs: Any) -> str:
@@ -258,20 +265,21 @@ class SavedAlgorithm(Algorithm):
             CheckpointError: another user sealed it, or a file is missing, damaged or unlisted; nothing was changed.
             ValueError: the checkpoint has other environments (nothing was changed) or another model.
         """
+        path = Path(path).absolute()  # RLlib takes a relative path for a URI
         if component is None:
-            about = _verified(Path(path), self.config.seal_key_file, trust)
+            about = _verified(path, self.config.seal_key_file, trust)
             self.source.check_worlds(about["worlds"])
             self.memory.check_fits(about["has_memory"])
         elif not trust:
-            checkpoints.verify_own(_whole(Path(path), component), self.config.seal_key_file)
-        super().restore_from_path(path, *args, component=component, **kwargs)
+            checkpoints.verify_own(_whole(path, component), self.config.seal_key_file)
+        super().restore_from_path(str(path), *args, component=component, **kwargs)
         if component is None:
             if about.get("has_learner_shards"):
-                self.learners.load_shards(str(Path(path).absolute() / SHARDS), self.config.sync_timeout_s)
-            self._restore_memory(Path(path) / SNAPSHOTS)
+                self.learners.load_shards(str(path / SHARDS), self.config.sync_timeout_s)
+            self._restore_memory(path / SNAPSHOTS)
         self._sync_restored()
         if component is None:
-            self._newest = Path(path).absolute()
+            self._newest = path
 
     def restore_weights(self, path: Any) -> None:
         """Load only the weights of a checkpoint and sync them to every engine; no pickle is opened.
@@ -324,9 +332,10 @@ class SavedAlgorithm(Algorithm):
         Raises:
             CheckpointError: another user sealed it, or a file is missing, damaged or unlisted.
         """
-        _verified(Path(path), seal_key_file, trust)
+        place = Path(path).absolute()  # RLlib takes a relative path for a URI
+        _verified(place, seal_key_file, trust)
         # The seal was checked one line above.
-        algo: SavedAlgorithm = super().from_checkpoint(path, *args, trust=True, **kwargs)
+        algo: SavedAlgorithm = super().from_checkpoint(str(place), *args, trust=True, **kwargs)
         return algo
 
     def check_export(self, directory: str | Path) -> None:

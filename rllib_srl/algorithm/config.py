@@ -68,7 +68,7 @@ from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
 from rllib_srl.engine.adapters import AdapterSpec
-from rllib_srl.engine.models import described_model, local_model
+from rllib_srl.engine.models import ModelError, described_model, local_model, sizes_of
 from rllib_srl.engine.stub.answers import Answers
 from rllib_srl.engine.stub.law import Law
 from rllib_srl.learner.regularisers.regularisers import made
@@ -83,6 +83,7 @@ logger = logging.getLogger(__name__)
 
 CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that are described by text
 
+LONGEST_EPISODE = 1024  # tokens: `max_episode_tokens`, unless the user or the model says less
 # Settings that `validate` chooses together from the GPUs at hand, where the user has not
 PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
 
@@ -94,6 +95,7 @@ class SRLConfig(AlgorithmConfig):
     """
 
     compute_dtype: str
+    max_episode_tokens: Any  # None until `validate` chooses
     env_config: dict[str, Any]
     engine: Any  # a name, or a dictionary of parameters
     num_gpus_per_env_runner: Any  # None until `validate` chooses, as is the next
@@ -351,7 +353,8 @@ class SRLConfig(AlgorithmConfig):
         """
         if not self.in_evaluation:
             self.create_local_env_runner = self.num_env_runners == 0
-            given = {name: getattr(self, name) for name in PLACEMENT}
+            given = {name: getattr(self, name) for name in (*PLACEMENT, "max_episode_tokens")}
+            self._choose_length()
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 for name, value in given.items():  # what is chosen must not count as given when this is called again
@@ -364,6 +367,19 @@ class SRLConfig(AlgorithmConfig):
                 self.colocate = not self._fit_awake()
                 logger.info("engine and learner share a GPU%s", " in turns" if self.colocate else ", both awake")
         super().validate()
+
+    def _choose_length(self) -> None:
+        """Set the longest episode, where the user has not: `LONGEST_EPISODE`, or the context of a shorter model."""
+        if self.max_episode_tokens is not None:
+            return
+        self.max_episode_tokens = LONGEST_EPISODE
+        try:
+            directory = described_model(self.model_config["model"])
+        except ModelError:  # `early_faults` reports it
+            return
+        context = sizes_of(directory).context if directory else None
+        if context is not None:
+            self.max_episode_tokens = min(LONGEST_EPISODE, context)
 
     def _choose_gpus(self) -> list[str]:
         """Set the GPUs of each process that the user has left open; return error messages.
@@ -627,6 +643,7 @@ class FlatSettings:
     def __init__(self, config: SRLConfig) -> None:
         """Take the present values of `config`."""
         self._config = config
+        self.max_episode_tokens = config.max_episode_tokens or LONGEST_EPISODE
         for group in GROUPS.values():
             vars(self).update(group.spread(getattr(config, group.name)))
 

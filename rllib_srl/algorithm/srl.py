@@ -66,6 +66,7 @@ from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
+from rllib_srl.rollout.loss_watch import LossWatch
 from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.seal_key import make_key
@@ -150,6 +151,7 @@ class SRL(SavedAlgorithm):
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         flat = self.config.flat()
         self.report = Report(self.metrics, Path(self.logdir), flat.replay_admit)
+        self.losses = LossWatch()
         self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
         self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
@@ -236,6 +238,7 @@ class SRL(SavedAlgorithm):
             batches = self._play_training(prompts, num_revisits=filled.num_revisits)
             num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in batches)
             batches += self._resampled(batches, now, plan)
+            self.losses.check(batches)
             groups, late = self._kept(batches)
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
@@ -715,6 +718,7 @@ class SRL(SavedAlgorithm):
 
     def cleanup(self) -> None:
         """Stop callbacks and the memory, close the log files, and stop runners and learners."""
+        self._is_stopped = True
         call_stopped(self)
         if self.ahead is not None:
             self.ahead.close()

@@ -297,7 +297,7 @@ def engine_config(source: Source, given: Mapping[str, Any], directory: Path) -> 
     values |= {"seed": secrets.randbelow(2**31), **{name: given[name] for name in OF_ENGINE if name in given}}
     longest = sizes_of(directory).context or CONTEXT
     if "max_episode_tokens" not in given:
-        values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens", 0)))
+        values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens") or 0))
     values["max_turn_tokens"] = 1
     config = build_config({**NO_TRAINING, **values, "model": source.values["model"]})
     refuse_stub(config, "srl chat talks to a model")

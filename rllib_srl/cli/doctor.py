@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rllib_srl.cli.diagnosis.lines import Findings
 
 GIB = 2**30
+WANTED_SHM_GIB = 2.0  # of /dev/shm, as scripts/preflight.py wants it
 DEFAULT_MODEL = "smollm2-135m"
 PLACED = (  # flat names of settings that a plan for GPUs chooses
     *("num_env_runners", "num_learners", "num_gpus_per_env_runner", "num_gpus_per_learner", "colocate"),
@@ -170,7 +171,9 @@ def machine() -> Iterator[str]:
     yield f"cores       {os.cpu_count()}"
     yield f"memory      {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / GIB:.0f} GiB"
     shm = os.statvfs("/dev/shm")
-    yield f"/dev/shm    {shm.f_blocks * shm.f_frsize / GIB:.1f} GiB, which holds weights on their way to the engines"
+    size = shm.f_blocks * shm.f_frsize / GIB
+    verdict = "" if size >= WANTED_SHM_GIB else f"; too small, {WANTED_SHM_GIB:g} wanted: docker run --shm-size=4g"
+    yield f"/dev/shm    {size:.2g} GiB, which holds weights on their way to the engines{verdict}"
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
         yield f"GPU {index}       {card.name}, {card.total_memory / GIB:.0f} GiB"

@@ -13,6 +13,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from io import TextIOWrapper
 
 from rllib_srl.common.foreign_names import nearest
 
@@ -78,6 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     is_program = argv is None
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a locale such as C cannot show every character of people's texts
+            stream.reconfigure(errors="backslashreplace")
     if not argv or argv[0] in ("-h", "--help"):
         print(help_page())
         return 0

@@ -165,6 +165,13 @@ FOREIGN = {
 }
 
 
+# Settings of other libraries that change what is sampled so that the learner's log-probs would be others.
+UNSUPPORTED = dict.fromkeys(
+    ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "top_p", "top_k", "logit_bias"),
+    "it would change the distribution that answers are drawn from, and the learner could not compute their log-probs",
+)
+
+
 def targets_of(entry: str) -> list[str]:
     """Return the settings that an entry of `FOREIGN` names."""
     return entry.partition(";")[0].split()
@@ -176,7 +183,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
-    """Return a hint for an unknown setting, "use ..." or "did you mean ...?"; "" if no name is similar.
+    """Return a hint for an unknown setting, "use ...", "did you mean ...?" or a reason; "" if no name is similar.
 
     Args:
         name: the name as typed by the user.
@@ -186,6 +193,8 @@ def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
     parts = name.strip("+-").replace("-", "_").casefold().split(".")
     for start in range(len(parts)):
         rest = ".".join(parts[start:])
+        if rest in UNSUPPORTED:
+            return UNSUPPORTED[rest]
         if rest in FOREIGN:
             return _use(rest, prefix)
         if rest in known and rest != name:

@@ -60,6 +60,11 @@ def test_near_misses_of_ours_go_before_foreign_names():
     assert in_place_of("xyzzy", known) == ""
 
 
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "--min-p", "sampling.top_p"])
+def test_what_would_change_the_sampled_distribution_is_refused_with_the_reason(name):
+    assert in_place_of(name, all_settings()).startswith("it would change the distribution that answers are drawn from")
+
+
 def test_the_config_gives_the_same_advice_however_names_come():
     with pytest.raises(TypeError) as caught:
         SRLConfig().training(learning_rate=1e-5, num_generations=8, max_turns=3, lr=1e-5)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from rllib_srl.cli.shared.stopping import STATUS, WATCH, Terminated, leave, spared_from_sigterm, stopped
@@ -30,6 +33,10 @@ HUSHED = {
 }
 # Ray reads this variable at import. With "0" its address is 127.0.0.1, so that all its sockets listen there.
 HAS_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# Ray reads this at import, too. Under `uv run` it would build an environment anew for every worker, for minutes.
+UV_RUN_HOOK = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+CONNECT_TIMEOUT_S = 10.0  # of a look whether a cluster answers
+LONGEST_TMPDIR = 40  # characters: Ray adds up to 66 for its sockets, whose paths may have 107
 PRIVATE = 0o077  # umask: only the user can read the files of a run
 
 
@@ -41,6 +48,7 @@ def quiet(verbose: bool) -> None:
     """
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault(HAS_CLUSTERS, "0")
+        os.environ.setdefault(UV_RUN_HOOK, "0")
     if verbose:
         return
     for name, value in HUSHED.items():
@@ -50,7 +58,17 @@ def quiet(verbose: bool) -> None:
 
 
 def start_ray(verbose: bool) -> None:
-    """Start a local Ray on this machine, or join the cluster of RAY_ADDRESS (`ray job submit` sets it)."""
+    """Start a local Ray on this machine, or join the cluster of RAY_ADDRESS (`ray job submit` sets it).
+
+    Raises:
+        ConnectionError: nothing answers at RAY_ADDRESS.
+        OSError: HOME cannot be written.
+    """
+    if address := os.environ.get("RAY_ADDRESS"):
+        check_address(address)
+    else:
+        check_home()
+        use_short_tmpdir()
     import ray
 
     if ray.is_initialized():
@@ -61,8 +79,8 @@ def start_ray(verbose: bool) -> None:
         with spared_from_sigterm():
             ray.init(address="auto", **said)
     else:
-        # Inherited by workers, so that a checkout that is not installed works too.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        if not _is_installed():  # inherited by workers; last, since a user may have packages named as ours beside it
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
         with spared_from_sigterm():
             ray.init(address="local", include_dashboard=False, **said)
     if not verbose:
@@ -84,6 +102,54 @@ def end_with_local_ray(status: int) -> None:
         with suppress(OSError):
             stream.flush()
     leave(status)
+
+
+def check_address(address: str) -> None:
+    """Check that something listens at the address of a cluster; Ray would look for it for minutes without a word.
+
+    Args:
+        address: RAY_ADDRESS, "" for none; "auto", "local" and URLs are not checked.
+
+    Raises:
+        ConnectionError: nothing answers.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"RAY_ADDRESS = {address!r}: no cluster answers there ({error}); start it, correct the variable, or unset "
+            "it for a Ray on this machine"
+        ) from error
+
+
+def check_home() -> None:
+    """Check that the home directory can be written, where Ray and this package keep files.
+
+    Raises:
+        OSError: it cannot.
+    """
+    home = Path.home()
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise OSError(f"HOME = {str(home)!r} cannot be written; set HOME to a directory of yours")
+
+
+def use_short_tmpdir() -> None:
+    """Let Ray keep its sockets in /tmp if TMPDIR is too long for their paths."""
+    if len(os.environ.get("TMPDIR", "")) > LONGEST_TMPDIR and os.access("/tmp", os.W_OK | os.X_OK):
+        os.environ.setdefault("RAY_TMPDIR", "/tmp")
+
+
+def _is_installed() -> bool:
+    """Return whether every Python process here imports this package without PYTHONPATH."""
+    try:
+        package = distribution("rllib_srl")
+    except PackageNotFoundError:
+        return False
+    origin = json.loads(package.read_text("direct_url.json") or "{}").get("url")
+    return origin == ROOT.as_uri() or Path(str(package.locate_file(""))).resolve() == ROOT
 
 
 def command(name: str, *words: object) -> str:

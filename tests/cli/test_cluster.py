@@ -1,0 +1,72 @@
+"""What a machine may lack: a cluster that answers, a home, short paths, a locale for every character."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rllib_srl.cli import doctor
+from rllib_srl.cli.shared import cluster
+from tests.conftest import ROOT
+
+
+def test_a_cluster_that_has_gone_is_named_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "auto", "local", "", "http://127.0.0.1:1"):
+            cluster.check_address(address)
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        with pytest.raises(ConnectionError, match=rf"RAY_ADDRESS = '{address}': no cluster answers .* unset it"):
+            cluster.check_address(address)
+
+
+def test_a_home_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cluster.check_home()
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", tmp_path / "missing"):
+        monkeypatch.setenv("HOME", str(home))
+        with pytest.raises(OSError, match=f"HOME = '{home}' cannot be written; set HOME"):
+            cluster.check_home()
+
+
+@pytest.mark.parametrize(("length", "expected"), [(40, None), (41, "/tmp")])
+def test_a_long_tmpdir_is_not_used_for_sockets(monkeypatch, length, expected):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/" + "x" * (length - 1))
+    cluster.use_short_tmpdir()
+    assert os.environ.get("RAY_TMPDIR") == expected
+
+
+def test_ray_builds_no_environment_for_workers_under_uv(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv(cluster.UV_RUN_HOOK, raising=False)
+    cluster.quiet(verbose=True)
+    assert os.environ[cluster.UV_RUN_HOOK] == "0"
+    from ray._private import ray_constants
+
+    assert cluster.UV_RUN_HOOK in Path(ray_constants.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_every_character_is_printed_in_any_locale(tmp_path, encoding):
+    program = "import sys; from rllib_srl.cli.main import main; main(['--help']); print('π 🦊')"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.decode(encoding).splitlines()[-1]
+    assert last == ("π 🦊" if encoding == "utf-8" else "\\u03c0 \\U0001f98a")
+
+
+@pytest.mark.parametrize(("num_gib", "expected"), [(2, "2 GiB, which"), (1 / 16, "0.062 GiB, which")])
+def test_doctor_judges_shared_memory(monkeypatch, num_gib, expected):
+    found = SimpleNamespace(f_blocks=int(num_gib * 2**18), f_frsize=4096)
+    monkeypatch.setattr(doctor.os, "statvfs", lambda path: found)
+    (line,) = [line for line in doctor.machine() if line.startswith("/dev/shm")]
+    assert expected in line and ("too small, 2 wanted" in line) == (num_gib < 2)
