@@ -14,6 +14,7 @@ import signal
 import sys
 import sysconfig
 import time
+import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -76,6 +77,7 @@ class ReplayClient:
         self.num_items = 0
         self.num_restarts = 0
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self._incarnation = _incarnation()
         self._asked: Counter[str] = Counter()  # requests of each name
 
     @classmethod
@@ -305,6 +307,7 @@ class ReplayClient:
         """Restore the snapshot in `directory`; return the number of groups stored after it, which are dropped."""
         num_dropped = self._call_long(Call.of(ReplayBufferActor.restore, directory / SNAPSHOT), "restoring a snapshot")
         self.num_items = self.size()
+        self._incarnation = _incarnation()
         self._asked.clear()
         return num_dropped
 
@@ -353,10 +356,14 @@ class ReplayClient:
     # --- calls -----------------------------------------------------------------------------------
 
     def _request(self, now: int, method: str) -> str:
-        """Return a new request name; the suffix keeps names unique if an iteration is retried after an error."""
+        """Return a new request name, such as "3f2a91c0/12.add".
+
+        The incarnation keeps a run that was started again, or has gone back, from getting answers of its past; the
+        suffix does so for an iteration that is retried after an error.
+        """
         self._asked[f"{now}.{method}"] += 1
         num = self._asked[f"{now}.{method}"]
-        return f"{now}.{method}" + (f".{num}" if num > 1 else "")
+        return f"{self._incarnation}/{now}.{method}" + (f".{num}" if num > 1 else "")
 
     def _call(
         self, call: Call[Result], what: str, timeout_s: float | None = None, restart_s: float | None = None
@@ -415,6 +422,10 @@ class ReplayClient:
 
 def _with_groups(metas: Any, groups: ray.ObjectRef[Any]) -> Any:
     return listed(metas, groups)
+
+
+def _incarnation() -> str:
+    return uuid.uuid4().hex[:8]
 
 
 def _sent(rules: Mapping[str, Any]) -> list[ray.ObjectRef[Any]] | None:

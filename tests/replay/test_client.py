@@ -109,6 +109,26 @@ def test_the_same_iteration_tried_again_asks_anew(start):
     assert len(one) == len(two) == 2 and memory.stats(2)["num_revisits"] == 4
 
 
+def test_a_run_that_is_started_again_is_not_answered_from_the_past(tmp_path):
+    """The journal of the first life has an answer for this iteration, also after its snapshot was restored."""
+
+    def client() -> ReplayClient:
+        settings = ReplaySettings(capacity=200, min_buffer_size=1, on_secret="keep", **HALF)
+        where = {"directory": tmp_path / "journal", "seed": 1, "run": "run"}
+        return ReplayClient.start(settings, **where, is_local=True, timeout_s=5.0)
+
+    first = client()
+    assert set(played(first, [1], 1)) == {"1.0"}
+    first.snapshot(tmp_path / "snapshot")
+    first.stop()
+    again = client()
+    assert set(played(again, [2, 3], 1)) == {"1.0", "1.1"}
+    assert again.restore(tmp_path / "snapshot") == 2
+    assert set(played(again, [2, 3, 4], 1)) == {"1.0", "1.1", "1.2"}
+    again.check_valid()
+    again.stop()
+
+
 def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
     memory = start(grade_reuse=True)
     played(memory, range(6), 1)
