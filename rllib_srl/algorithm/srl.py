@@ -348,8 +348,9 @@ class SRL(SavedAlgorithm):
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners and yield each runner's batch as it arrives.
 
-        A runner that dies or times out is restarted with the current weights, and its prompts are played again. Groups
-        that are played ahead of training are played to their end first, so that the engines are free.
+        A runner that dies or times out is restarted with the current weights, and plays its prompts again with the same
+        seed: the run goes on as if nothing had happened. If it does not come back, others play them. Groups that are
+        played ahead of training are played to their end first, so that the engines are free.
 
         Args:
             prompts: the prompts to play.
@@ -365,9 +366,9 @@ class SRL(SavedAlgorithm):
             self.ahead.finish(self._restore_runners)
         pending = {f"{self.iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
         revisits = frozenset(list(pending)[:num_revisits])
+        shares = _deal(pending, self.runners.ids)
+        seeds = {i: self._play_seed(stream, i, 0) for i in shares}
         for attempt in range(MAX_TRIES):
-            shares = _deal(pending, self.runners.ids)
-            seeds = {i: self._play_seed(stream, i, attempt) for i in shares}
             calls = {i: self._play_arguments(share, seeds[i], revisits, options) for i, share in shares.items()}
             lost: dict[int, Failure] = {}
             for runner_id, answer in self.runners.play_groups(calls, self.version, self.config.sample_timeout_s):
@@ -386,6 +387,10 @@ class SRL(SavedAlgorithm):
                 )
             self.report.count("num_groups_played_again", len(pending))
             self._restore_runners(lost)
+            shares = {i: shares[i] for i in lost}
+            if not lost.keys() <= set(self.runners.ids):
+                shares = _deal(pending, self.runners.ids)
+                seeds = {i: self._play_seed(stream, i, attempt + 1) for i in shares}
 
     def _play_training(self, prompts: Sequence[Prompt], **where: Any) -> list[RunnerBatch]:
         """Play prompts to train on.
