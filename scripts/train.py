@@ -12,4 +12,5 @@ if __name__ == "__main__":
 from rllib_srl.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.argv.insert(1, "train")
+    sys.exit(main())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
 
+from rllib_srl.cli import supervisor
 from rllib_srl.common.foreign_names import nearest
 
 
@@ -23,6 +24,7 @@ class Command:
     """A subcommand. Invariant: `module_of` its name, with _ for -, has a `main(argv)`."""
 
     summary: str
+    is_supervised: bool = False  # a parent process starts it again after it has lost a process
     starts_ray: bool = False  # the output of Ray, vLLM and transformers is suppressed, unless --verbose
     folder: str = ""  # of this package, with the module
     is_paged: bool = False  # output often goes to `head` or `less`; ends without an error when the pipe closes
@@ -35,7 +37,7 @@ def module_of(name: str) -> str:
 
 COMMANDS = {
     "quickstart": Command("train SmolLM2-135M on a CPU and show what it learned", starts_ray=True),
-    "train": Command("train a model, or resume a run", starts_ray=True),
+    "train": Command("train a model, or resume a run", starts_ray=True, is_supervised=True),
     "evaluate": Command("measure the accuracy of a model or a checkpoint on held-out prompts", starts_ray=True),
     "compare": Command("compare two runs or models on the same held-out prompts", starts_ray=True),
     "tune": Command("run a study or a hyperparameter search", starts_ray=True),
@@ -72,7 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a subcommand.
 
     Args:
-        argv: the command and its arguments; None: those of this program, which then ends with its local Ray at once.
+        argv: the command and its arguments; None: those of this program, which then ends with its local Ray at once and
+            may get a parent that starts it again (`supervisor.py`).
 
     Returns:
         The exit status; 2 if the command is unknown.
@@ -93,6 +96,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     sys.argv = [f"srl {name}", *rest]  # the program's name in usage lines
     command = COMMANDS[name]
+    if command.is_supervised and is_program:
+        if supervisor.is_needed(rest):
+            return supervisor.supervise([sys.executable, *sys.orig_argv[1:]])
+        supervisor.begin()
     if command.starts_ray:
         from rllib_srl.cli.shared.cluster import quiet
 

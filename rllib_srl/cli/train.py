@@ -7,8 +7,8 @@
 
 A resumed run keeps its settings and continues exactly; flags change them, except env, env_config, worlds, model, seed
 and optimizer_name. `--resume auto` resumes the run in --out, or starts it if there is no checkpoint yet. Ctrl-C and
-SIGTERM stop after the current iteration, with a checkpoint; grace_s seconds after SIGTERM the last checkpoint remains
-(exit status 130, 143). As a job, give --out a path that outlives the job's working directory.
+SIGTERM stop after the current iteration, with a checkpoint; grace_s seconds after SIGTERM the last one remains. A run
+that loses a learner or its driver starts again from its newest checkpoint (max_failures). Give --out a lasting path.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
@@ -34,11 +35,13 @@ from rllib_srl.cli.shared.settings import (
     check,
     given_settings,
     grace_of,
+    max_failures_of,
     refuse_stub,
     with_underscores,
 )
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
 from rllib_srl.cli.shared.training import empty_or_new, start, train_until
+from rllib_srl.common.remote_calls import is_loss
 
 AUTO = "auto"
 
@@ -59,6 +62,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="CHECKPOINT|DIR",
         help="resume from a checkpoint, or from the newest one of a run (default: --out); auto: start if it has none",
     )
+    parser.add_argument("--again", type=local_directory, help=argparse.SUPPRESS)  # the supervisor gives it
     add_trust(parser)
     text = "write the trained model to a Hugging Face directory"
     parser.add_argument("--export", type=local_directory, metavar="DIR", help=text)
@@ -73,15 +77,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def train(arguments: argparse.Namespace) -> int:
     """Train, and print where the results are."""
-    if arguments.resume == AUTO:
-        resume = runs.resume_or_restart(arguments.out)
-    else:
-        resume = None if arguments.resume is None else Path(arguments.resume or arguments.out)
+    resume = None if arguments.resume in (None, AUTO) else Path(arguments.resume or arguments.out)
+    if arguments.again or arguments.resume == AUTO:
+        arguments.out = arguments.again or arguments.out
+        resume = runs.resume_or_restart(arguments.out) or resume
     plan = runs.plan_run(arguments.out, resume, given_settings(arguments), arguments.trust_checkpoint)
     last = plan.values.get(ITERATIONS.name, ITERATIONS.default)
     is_count = isinstance(last, int) and last >= 1
     faults = [] if is_count else [f"iterations = {last!r}; expected an integer of at least 1"]
-    WATCH.grace_s = grace_of(plan.values)
+    WATCH.grace_s, max_failures = grace_of(plan.values), max_failures_of(plan.values)
     again: tuple[object, ...] = ()
     if arguments.export:
         empty_or_new(arguments.export)
@@ -94,6 +98,7 @@ def train(arguments: argparse.Namespace) -> int:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)
         algo = start(config, plan, last, arguments.verbose)
+        supervisor.report(plan.directory, max_failures)
         WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
         try:
             if plan.checkpoint is None and (hint := pool_hint(config, algo.source, last)):
@@ -102,7 +107,8 @@ def train(arguments: argparse.Namespace) -> int:
                 algo.check_export(arguments.export)
             return run(algo, plan, last, progress, arguments.export)
         except (Exception, KeyboardInterrupt) as error:
-            error.add_note(WATCH.last_words())
+            if not (supervisor.is_supervised() and is_loss(error)):
+                error.add_note(WATCH.last_words())
             raise
         finally:
             progress.end()

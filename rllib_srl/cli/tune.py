@@ -28,11 +28,13 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import (
     GRACE,
+    MAX_FAILURES,
     Parser,
     add_settings,
     add_trust,
     given_settings,
     grace_of,
+    max_failures_of,
     with_underscores,
 )
 from rllib_srl.cli.shared.stopping import WATCH
@@ -102,7 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     study, given = load(arguments.study), given_settings(arguments)
     WATCH.grace_s = grace_of(given)
-    given.pop(GRACE.name, None)
+    arguments.max_failures = max_failures_of(given)  # of each trial
+    for setting in (GRACE, MAX_FAILURES):
+        given.pop(setting.name, None)
     words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
     WATCH.last_words = lambda: f"resume with: {command('tune', *words)}, and the flags of the first start"
     if isinstance(study, Search):

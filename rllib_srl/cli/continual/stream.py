@@ -32,11 +32,13 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import (
     GRACE,
+    MAX_FAILURES,
     Parser,
     add_settings,
     add_trust,
     given_settings,
     grace_of,
+    max_failures_of,
     with_underscores,
 )
 from rllib_srl.cli.shared.stopping import WATCH
@@ -96,11 +98,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
     if arguments.resume is not None:
         directory = arguments.resume.absolute()
-        plans = earlier(directory)
+        plans, arguments.max_failures = earlier(directory), MAX_FAILURES.default
     else:
         given = given_settings(arguments)
         WATCH.grace_s = grace_of(given)
-        given.pop(GRACE.name, None)
+        arguments.max_failures = max_failures_of(given)  # of each trial
+        for setting in (GRACE, MAX_FAILURES):
+            given.pop(setting.name, None)
         arguments.out = directory = (arguments.out or new_directory("stream")).absolute()
         if directory.exists():
             raise RunError(f"--out {directory} exists; expected a new directory, or --resume {directory}")
@@ -162,7 +166,8 @@ def complete(plans: Sequence[Plan], arguments: argparse.Namespace) -> list[Excep
     for number, (plan, left) in enumerate(zip(plans, missing, strict=True), 1):
         names = " > ".join(domain.name for domain in plan.study.domains)
         print(f"order {number}/{len(plans)}: {names}" + ("" if left else "  finished"), flush=True)
-        errors += play(plan, left, arguments.verbose, arguments.trust_checkpoint) if left else []
+        how = (arguments.verbose, arguments.trust_checkpoint, arguments.max_failures)
+        errors += play(plan, left, *how) if left else []
     return errors
 
 

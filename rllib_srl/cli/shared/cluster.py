@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared.stopping import STATUS, WATCH, Terminated, leave, spared_from_sigterm, stopped
 
 ROOT = Path(__file__).resolve().parents[3]  # the directory that holds the package
@@ -205,11 +206,13 @@ def _status_of(action: Callable[[], int], debug: bool) -> int:
             return stopped(_with_notes(Terminated(), [message_of(error), *getattr(error, "__notes__", ())]))
         if debug:
             raise
+        from rllib_srl.common.remote_calls import is_loss
+
         where = "" if is_expected(error) else f"{type(error).__name__}: "
         hint = "" if is_expected(error) else "\n(--debug shows where it comes from)"
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         print(f"error: {where}{message_of(error)}{notes}{hint}", file=sys.stderr)
-        return 1
+        return supervisor.LOST if supervisor.is_supervised() and is_loss(error) else 1
 
 
 def _with_notes(error: Terminated, notes: Iterable[str]) -> Terminated:
@@ -220,10 +223,10 @@ def _with_notes(error: Terminated, notes: Iterable[str]) -> Terminated:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the message of an error is sufficient: invalid input, or a lost process."""
-    from rllib_srl.common.remote_calls import ActorFailure, cause_of
+    from rllib_srl.common.remote_calls import cause_of, is_loss
     from rllib_srl.engine.sync import WeightSyncError
 
-    return isinstance(cause_of(error), ValueError | OSError | ActorFailure | WeightSyncError)
+    return is_loss(error) or isinstance(cause_of(error), ValueError | OSError | WeightSyncError)
 
 
 def message_of(error: BaseException) -> str:

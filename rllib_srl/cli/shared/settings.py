@@ -85,7 +85,8 @@ OURS = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS, TRAINING: ours
 OURS |= {EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY, PLANNER: ours.PLANNER}
 ITERATIONS = Setting("iterations", RUN, 100, "total number of iterations, those before a resume included")
 GRACE = Setting("grace_s", RUN, GRACE_S, "seconds from SIGTERM to exit, in which the iteration may finish and be saved")
-SCRIPTS_OWN = (ITERATIONS, GRACE)
+MAX_FAILURES = Setting("max_failures", RUN, 3, "new starts after lost processes, without a newer checkpoint; 0: none")
+SCRIPTS_OWN = (ITERATIONS, GRACE, MAX_FAILURES)
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
     *("env", "env_config", "data", "reward", "model", "engine"),
@@ -256,6 +257,18 @@ def grace_of(values: Mapping[str, Any]) -> float:
     if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
         raise SettingsError(f"{GRACE.name} = {grace_s!r}; expected a number of at least 0")
     return float(grace_s)
+
+
+def max_failures_of(values: Mapping[str, Any]) -> int:
+    """Return `max_failures`, the new starts of a run, or of a trial of Tune, that has lost a process.
+
+    Raises:
+        SettingsError: the value is not an integer, or below 0.
+    """
+    number = values.get(MAX_FAILURES.name, MAX_FAILURES.default)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise SettingsError(f"{MAX_FAILURES.name} = {number!r}; expected an integer of at least 0")
+    return number
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from rllib_srl.studies.study import Primary, Study
 FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
 SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 600
-RETRIES = 1  # of a trial that fails, or whose process dies
 CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
 
 

@@ -23,7 +23,7 @@ from rllib_srl.cli.shared.cluster import message_of, start_ray
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import ITERATIONS, apply_settings
-from rllib_srl.cli.tuning.plan import RETRIES, check_directory, from_anywhere
+from rllib_srl.cli.tuning.plan import check_directory, from_anywhere
 from rllib_srl.tune_configs import Search
 
 
@@ -127,7 +127,7 @@ def tuner(search: Search, arguments: argparse.Namespace, target: Path) -> tune.T
             name=target.name,
             storage_path=str(target.parent),
             stop={"training_iteration": search.iterations},
-            failure_config=tune.FailureConfig(max_failures=RETRIES),
+            failure_config=tune.FailureConfig(max_failures=arguments.max_failures),
             callbacks=[Lines(search)],
             verbose=int(arguments.verbose),
         ),

@@ -27,7 +27,7 @@ from ray import tune
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.tuning.plan import RETRIES, Plan, check_directory, config_of, planned
+from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
 from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
@@ -68,7 +68,7 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
         if not arguments.no_dry_run:
             expect(plan, missing, at_once, arguments.verbose)
         write_study(plan.directory, plan.study)
-        errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint)
+        errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint, arguments.max_failures)
     else:
         print("all trials are finished", flush=True)
         errors = []
@@ -217,11 +217,13 @@ class Lines(tune.Callback):
         return f"{duration((time.monotonic() - self._start) * ahead / written)} left"
 
 
-def play(plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: bool = False) -> list[Exception]:
-    """Run the trials; return the errors. With `trust`, they resume from checkpoints sealed with any key."""
+def play(
+    plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: bool = False, retries: int = 1
+) -> list[Exception]:
+    """Run the trials as `fit` does; return the errors. With `trust`, they resume from anybody's checkpoints."""
     configs = [config_of(plan, arm, seed, plan.directory, trust=trust) for arm, seed in missing]
     name = time.strftime("%Y%m%d-%H%M%S")
-    return list(fit(configs, plan.directory / "tune", name, [Lines(plan, missing)], verbose, RETRIES).errors)
+    return list(fit(configs, plan.directory / "tune", name, [Lines(plan, missing)], verbose, retries).errors)
 
 
 def fit(

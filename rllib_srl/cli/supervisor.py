@@ -1,0 +1,177 @@
+"""Start `srl train` again when it has lost a process that it cannot replace.
+
+    srl train ARGS ...                  the parent: neither Ray nor torch, nothing of the run
+      └─ srl train ARGS [--again DIR]   the child: the run; it writes its directory and `max_failures` into a pipe
+
+    the child ends               the parent
+    with LOST, or by a signal    starts it again with `--again DIR`, which is `--out DIR --resume auto`
+    with anything else           ends with the same status
+
+The parent gives up after `max_failures` new starts without a newer checkpoint. It passes SIGINT and SIGTERM on, and
+starts nothing after them; Ctrl-C in a terminal reaches the child without it. If the parent is killed, so is the child.
+What a lost run leaves behind (a Ray of its own, hung workers of an engine) is ended before the next start.
+
+This file imports no third-party package before a run was lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+LOST = 75  # exit status of a child that has lost a process; EX_TEMPFAIL of sysexits.h
+DIRECT = ("-h", "--help", "--help-all", "--max-failures=0", "--max_failures=0")  # words that need no parent
+PIPE = "RLLIB_SRL_SUPERVISOR"  # environment variable of the child: descriptor of the pipe
+WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+LEFT_S = 10.0  # for processes that were killed to be gone
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl
+
+
+class Run(NamedTuple):
+    """What a child has written into the pipe."""
+
+    directory: str
+    max_failures: int
+
+
+# --- in the parent --------------------------------------------------------------------------------
+
+
+def is_needed(argv: Sequence[str]) -> bool:
+    """Return whether `srl train` with these arguments gets a parent: not for help, nor without new starts."""
+    is_off = any(name in ("--max-failures", "--max_failures") and value == "0" for name, value in pairwise(argv))
+    return PIPE not in os.environ and not is_off and not any(word in DIRECT for word in argv)
+
+
+def supervise(command: Sequence[str]) -> int:
+    """Run a command that trains, again after each loss; return the exit status of the last one.
+
+    Args:
+        command: the program and its arguments; it calls `begin` and `report`.
+    """
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    _prctl(_SET_SUBREAPER, 1)  # orphans of the child become ours
+    try:
+        return _supervised(command, usual)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
+def _supervised(command: Sequence[str], mask: set[int | signal.Signals]) -> int:
+    run, num_failures, newest = None, 0, ""
+    while True:
+        status, is_stopped, told = _lived(command if run is None else [*command, "--again", run.directory], mask)
+        run = told or run
+        if run is None or is_stopped or not (status == LOST or status < 0):
+            return _exit_status(status)
+        _end_what_is_left()
+        if not Path(run.directory).is_dir():
+            print(f"error: the run's directory {run.directory} is gone; start a new run", file=sys.stderr)
+            return _exit_status(status)
+        newest, before = _newest_checkpoint(run.directory), newest
+        num_failures = num_failures + 1 if newest == before else 1
+        why = f"the run was ended by {signal.Signals(-status).name}; " if status < 0 else ""
+        if num_failures > run.max_failures:
+            gave_up = f"gave up after {run.max_failures} new starts without a newer checkpoint (max_failures)"
+            print(f"{why}{gave_up}; --resume {run.directory} goes on", file=sys.stderr)
+            return _exit_status(status)
+        of = f"new start {num_failures} of {run.max_failures} without a newer checkpoint"
+        print(f"{why}starting again from {newest or 'the beginning'} ({of})", file=sys.stderr, flush=True)
+
+
+def _lived(command: Sequence[str], mask: set[int | signal.Signals]) -> tuple[int, bool, Run | None]:
+    """Run the child to its end; return its status, whether it was asked to stop, and what it has reported."""
+    reads, writes = os.pipe()
+    child = subprocess.Popen(
+        command,
+        env={**os.environ, PIPE: str(writes)},
+        pass_fds=(writes,),
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),  # this process has one thread
+    )
+    os.close(writes)
+    is_stopped, status = False, None
+    while status is None:
+        arrived = signal.sigwaitinfo(WATCHED)
+        if arrived.si_signo != signal.SIGCHLD:
+            is_stopped = True
+            if arrived.si_code <= 0:  # from `kill`; a terminal (SI_KERNEL) has signalled the child, too
+                os.kill(child.pid, arrived.si_signo)
+            continue
+        status = _reaped().get(child.pid)
+    child.returncode = status
+    os.set_blocking(reads, False)
+    with os.fdopen(reads, "rb") as stream:
+        lines = (stream.read() or b"").splitlines()
+    return status, is_stopped, Run(*json.loads(lines[-1])) if lines else None
+
+
+def _reaped() -> dict[int, int]:
+    """Return the exit statuses of the processes that have ended, by process id."""
+    ended = {}
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def _end_what_is_left() -> None:
+    """Kill all descendants, and wait until they are gone."""
+    from rllib_srl.cli.shared.peak_memory import descendants
+
+    deadline = time.monotonic() + LEFT_S
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+        _reaped()
+
+
+def _newest_checkpoint(directory: str) -> str:
+    """Return the path of the newest finished checkpoint, "" if there is none."""
+    return max((str(manifest.parent) for manifest in Path(directory).glob("checkpoint_*/manifest.json")), default="")
+
+
+def _exit_status(status: int) -> int:
+    """Return the status with which the parent ends: 1 after a loss, 128 + n after signal n."""
+    return 1 if status == LOST else 128 - status if status < 0 else status
+
+
+def _prctl(option: int, value: int) -> None:
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# --- in the child ---------------------------------------------------------------------------------
+
+_pipe: int | None = None
+
+
+def begin() -> None:
+    """Take over the pipe, if this process has a parent that supervises it, and end with that parent."""
+    global _pipe
+    if PIPE in os.environ:
+        _pipe = int(os.environ.pop(PIPE))  # the run's own processes must not get it
+        os.set_inheritable(_pipe, False)
+        _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def is_supervised() -> bool:
+    """Return whether a parent starts this run again after a loss."""
+    return _pipe is not None
+
+
+def report(directory: Path, max_failures: int) -> None:
+    """Tell the parent that the run has started; before that, nothing is started again."""
+    if _pipe is not None:
+        os.write(_pipe, (json.dumps([str(directory), max_failures]) + "\n").encode())
