@@ -1,14 +1,16 @@
 r"""Extract the final answers of a turn and grade them: the single grading order of questions with a known answer.
 
-The sort of the right answer decides how the turn is read; docs/grading.md has every rule.
+The class of the right answer decides how the turn is read; docs/grading.md has every rule.
 
-    1  \boxed{...}, <answer>...</answer>, "#### ..."     all of them
-    2  "answer is ...", "answer: ..."                    behind the last of 1, or anywhere if there is none of 1
-    3  else the last number (numbers), the last formula of the last line (expressions), the last line (words),
-       the one letter of the last line (choices)
+    1  thoughts are left out
+    2  \boxed{...}, <answer>...</answer>, "#### ..."     all of them
+    3  "answer is ...", "answer: ..."                    behind the last of 2, or anywhere if there is none of 2
+    4  else the last number (numbers), the last formula of the last line (formulas, lists), the last line (words), the
+       one letter of the last line (choices), the line that begins with yes or no, the one time of the last line
 
-A turn is right if every final answer that it states is right, so two different ones are wrong. A rejected answer ("not
-21", "21 is wrong") does not count, nor does a question, a copy of the question, or an unevaluated calculation.
+A turn is right if every final answer that it states is right, so two different ones are wrong, unless the right answer
+is a list and each states one of its parts. A rejected answer ("not 21", "21 is wrong") does not count, nor does a
+question, a copy of the question, or an unevaluated calculation.
 
     read("10 + 11 equals 21.", "number")     Reading(("21",), "bare")
     read("21 or 22", "number")               Reading(("21", "22"), "bare")
@@ -22,22 +24,56 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rllib_srl.envs.math.grading import DEADLINE_S, choice_in, grade, marked_answers, plain, sort_of, with_unit
+from rllib_srl.envs.math.answer_text import inner, items_of, plain
+from rllib_srl.envs.math.classes import TIME, class_of, is_based, is_prose
+from rllib_srl.envs.math.formula import levelled
+from rllib_srl.envs.math.grading import DEADLINE_S, choice_in, grade, words_of
+from rllib_srl.envs.math.marks import TAIL_CHARS, last_line, marked_answers, without_thoughts
 from rllib_srl.envs.math.number_reading import numbers_of, rejects
+from rllib_srl.envs.math.quantity import quantity_of
+from rllib_srl.envs.math.units import unit_of
 
 MAX_ANSWERS = 4  # most final answers of one turn; a turn with more counts as one without an answer
-_TAIL_CHARS = 20_000  # length of the end of a turn that is searched for an answer
+_MAX_PARTS = 32  # most of a list
+_MAX_NUMBERS = 100  # most of a list of numbers in prose, the last ones
+_MAX_LINE = 2_000  # characters of a line that is read as a formula or as words
 _MAX_QUESTION_WORDS = 400  # longest question whose copy is searched for
-_REASON = re.compile(r"\b(?:because|since|as|which|where)\b", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<=[^\s.])[.!;](?=\s|$)|\n")
+_LISTS = ("list", "set", "union")
+_REASON = re.compile(
+    r",?\s*\b(?:because|since|as|which|where|whereas|while|although|even though|due to|given that|for)\b", re.IGNORECASE
+)
+_SENTENCE_END = re.compile(r"(?<=[^\s.])[.!](?=\s|$)|(?<=[^\s.])\.(?=\s|$)|\n")
+_CLAUSE_END = re.compile(r"(?<=[^\s.])[.!;](?=\s|$)|\n")
 _SEGMENT = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_SAYS = re.compile(r"\b(?:is|are|equals?|gives?|get|becomes?|be|yields?)\b|:", re.IGNORECASE)
-_OR = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)\s*(?:maybe|perhaps)?\s*", re.IGNORECASE)
-_PROSE = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|exp|ln|log|sqrt|pi|mod|max|min|frac)\b)[^\W\d_]{2,}")
+_SAYS = re.compile(
+    r"\b(?:is|are|equals?|gives?|get|becomes?|be|yields?|satisfy|obtain|have|find)\b|(?<!\d):|:(?!\d)", re.IGNORECASE
+)
+_OR = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)*\s*(?:,|;|/|&|\bor\b|\band\b)\s*(?:maybe|perhaps)?\s*", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![\w'’])(?!I['’ ][a-z]|A (?!or\b|and\b)[a-z])\(?(?P<letter>[A-J])\)?(?![\w'’])")
-_FORMULA = re.compile(r"\\[a-zA-Z]|\b(?:sin|cos|tan|exp|ln|log)\s*\(")
-_CALCULATION = re.compile(r"(?:\\[dt]?frac|\\times|\\cdot|\\div|\\left|\\right|[\d\s+*/^().,{}×·÷−-])+", re.ASCII)
-_AROUND_WORDS = " \t\r\n\"'`*_“”‘’.,;:!"
+_NAMED_LETTER = re.compile(
+    r"(?:\b(?:is|are|be|choose|choice|option|pick|select|say|says|so|thus|hence|therefore|actually|it['’]s)\b|[:=])"
+    r"[\s*(]*(?:(?:option|choice|letter|the|answer)\s+)*[\s*(]*\(?(?P<letter>[A-J])\)?(?![\w'’])",
+    re.IGNORECASE,
+)
+_LETTER_REJECTED = re.compile(
+    r"\b(?:not|never|nor|neither|isn['’]t|than|unlike|instead of|eliminates?|excludes?|ruled? out|against|reject)"
+    r"(?:\s+(?:be|option|choice|letter|answer|the))*[\s*(]*$",
+    re.IGNORECASE,
+)
+_REJECTED_LETTER = re.compile(
+    r"[)\s*]*(?:(?:is|was|are|seems|looks|must be)\s+(?:too|not|wrong|incorrect|false|impossible|ruled|out)\b|isn['’]t"
+    r"|(?:can|could|does|do|did|would|will)(?:not|n['’]t|\s+not)\b|fails?\b|cannot\b)",
+    re.IGNORECASE,
+)
+_TRUTH = re.compile(
+    r"(?:^|(?<=[.!?:;,])\s*|\b(?:is|so|thus|hence|therefore|answer|say|clearly|definitely|certainly|absolutely)[,:]?\s+)"
+    r"[\"'*(]*(?P<word>yes|no|true|false)\b(?P<after>[\"'*)]*\s*(?:$|[.,;:!\n]|[-–—]|because\b|since\b|as\b|it\b|they\b"
+    r"|he\b|she\b|we\b|you\b|this\b|that\b|there\b))",
+    re.IGNORECASE,
+)
+_TRUTH_WORD = re.compile(r"\b(yes|no|true|false)\b", re.IGNORECASE)
+_TRUE = ("yes", "true")
+_TIMES = re.compile(rf"(?<![\w:])(?:{TIME.pattern})(?![\w:])", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -48,7 +84,7 @@ class Reading:
     """
 
     answers: tuple[str, ...]
-    marker: str  # of `rllib_srl.envs.math.grading.MARKERS`: how the first of them was marked
+    marker: str  # of `rllib_srl.envs.math.marks.MARKERS`: how the first of them was marked
     is_rejected: bool = False  # the turn states an answer and rejects it
 
 
@@ -73,7 +109,7 @@ def graded(
     Args:
         gold: the right answer
         turn: the policy's, of any length and content
-        marker: of `MARKERS`; answers with this marker are looked for first
+        marker: of `rllib_srl.envs.math.marks.MARKERS`; answers with this marker are looked for first
         kind: as in `rllib_srl.envs.math.grading.grade`
         deadline_s: seconds of symbolic work for each comparison, more than 0
         question: the question's text; a copy of it in the turn is ignored
@@ -81,142 +117,266 @@ def graded(
     Raises:
         PoolError: the symbolic workers fail for a reason other than the answer.
     """
-    sort = sort_of(gold, kind)
-    reading = read(turn, sort, marker, question)
-    if sort == "words":
-        right = _words(gold)
+    name = class_of(gold, kind)
+    reading = read(turn, name, marker, question)
+    if name == "word":
         # A marked answer may be followed by further sentences; the first of them is the answer then.
-        grades = [float(right in (_words(each), _words(_sentence(each)))) for each in reading.answers]
+        grades = [
+            max(grade(gold, each, kind) or 0.0, grade(gold, _clause(each), kind) or 0.0) for each in reading.answers
+        ]
         return Verdict(min(grades) if grades else _nothing(reading), reading)
-    wanted = with_unit(gold)[0] if sort == "number" else gold
+    if name in _LISTS and len(reading.answers) > 1:
+        joined = _joined(reading)
+        if joined is not None and grade(gold, joined, kind, deadline_s) == 1.0:
+            return Verdict(1.0, reading)
     worst: float | None = 1.0 if 0 < len(reading.answers) <= MAX_ANSWERS else _nothing(reading)
     for answer in reading.answers[:MAX_ANSWERS] if worst else ():
-        worst = grade(wanted, answer, kind, deadline_s)
+        worst = grade(gold, answer, kind, deadline_s)
         if not worst:
             break
     return Verdict(worst, reading)
 
 
-def read(turn: str, sort: str, marker: str = "any", question: str = "") -> Reading:
-    """Return the final answers of a turn. Only the last 20,000 characters are read.
+def read(turn: str, name: str, marker: str = "any", question: str = "") -> Reading:
+    """Return the final answers of a turn. Only the last 20,000 characters behind its thoughts are read.
 
     Args:
         turn: the policy's
-        sort: "number", "expression", "words" or "choice": the sort of the right answer
+        name: the class of the right answer, of `rllib_srl.envs.math.classes.CLASSES`
         marker: as in `graded`
         question: as in `graded`
     """
-    text = _without(turn[-_TAIL_CHARS:], question)
+    text = _without(without_thoughts(turn)[-TAIL_CHARS:], question)
     found = marked_answers(text, marker)
-    name = found[0].marker if found else "bare"
+    first = found[0].marker if found else "bare"
     answers: list[str] = []
     is_rejected = False
     for stated in found:
-        one = _stated(stated.answer, sort, stated.marker)
+        one = _stated(stated.answer, name, stated.marker)
         is_rejected |= stated.is_rejected or one.is_rejected
         answers += () if stated.is_rejected else one.answers
-    if not found or (not answers and not is_rejected and name == "phrase"):
-        one, name = _stated(text, sort, "bare"), "bare"
+    if not found or (not answers and not is_rejected and first == "phrase"):
+        one, first = _stated(text, name, "bare"), "bare"
         answers, is_rejected = list(one.answers), one.is_rejected
     distinct = tuple(dict.fromkeys(answers))
-    return Reading(distinct, name, is_rejected and not distinct)
+    return Reading(distinct, first, is_rejected and not distinct)
 
 
 def _nothing(reading: Reading) -> float | None:
     return 0.0 if reading.is_rejected or reading.answers else None
 
 
-def _stated(text: str, sort: str, marker: str) -> Reading:
-    if sort == "number":
-        return _number(text, marker)
+def _joined(reading: Reading) -> str | None:
+    """Return the answers as one list, if each is one part."""
+    parts = [inner(answer) for answer in reading.answers]
+    is_parted = len(parts) <= _MAX_PARTS and all(len(items_of(part)) == 1 for part in parts)
+    return ", ".join(parts) if is_parted else None
+
+
+def _stated(text: str, name: str, marker: str) -> Reading:
+    if name in ("number", "base"):
+        return _number(text, marker, name)
+    if name == "yes or no":
+        return _truth(text, marker)
     if marker == "bare":
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        text = lines[-1] if lines else ""
-    readers = {"expression": _expression, "words": _whole, "choice": _choice}
-    return readers[sort](text, marker)
+        text = last_line(text)
+    readers = {"word": _whole, "choice": _choice, "time": _time}
+    if name in readers:
+        return readers[name](text, marker)
+    return _formula(text, marker, is_list=name in _LISTS)
 
 
-def _number(text: str, marker: str) -> Reading:
-    """Return the last number, with those listed with it or alternative to it; else a formula without words."""
+def _number(text: str, marker: str, name: str) -> Reading:
+    """Return the number that a whole answer states, else the last one in it, with those listed with it."""
     if marker == "phrase":
-        text = _REASON.split(_sentence(text), maxsplit=1)[0]
-    is_rejected, last, answers = False, None, []
+        text = _REASON.split(_clause(text), maxsplit=1)[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    if marker != "bare" or len(lines) == 1:
+        whole = _whole_number(lines[-1].strip() if lines else "", name, marker)
+        if whole is not None:
+            return whole
+    is_rejected, last = False, None
+    answers: list[str] = []
     for number in numbers_of(text):
         if number.is_rejected:
             is_rejected = True
             continue
         if last is not None and not (number.is_joined_to(last)):
             break
+        if len(answers) == _MAX_NUMBERS:
+            break
         last = number
-        answers.append(number.text)
+        answers.append(number.text + _unit_behind(number.within[number.end : number.end + 60]))
     if answers:
         return Reading(tuple(dict.fromkeys(reversed(answers))), marker)
-    if not is_rejected and _FORMULA.search(text):
-        found = _expression(text.strip().splitlines()[-1], marker) if text.strip() else Reading((), marker)
-        return Reading(tuple(each for each in found.answers if not _is_calculation(each)), marker, found.is_rejected)
+    if not is_rejected and lines and (found := _worded(lines[-1])):
+        return Reading((found,), marker)
+    if not is_rejected and lines and _FORMULA.search(text):
+        found_formula = _formula(lines[-1].strip(), marker)
+        return Reading(found_formula.answers, marker, found_formula.is_rejected)
     return Reading((), marker, is_rejected)
 
 
-def _is_calculation(text: str) -> bool:
-    return _CALCULATION.fullmatch(plain(text)) is not None
+_FORMULA = re.compile(r"\\[a-zA-Z]|\b(?:sin|cos|tan|exp|ln|log|sqrt)\b|[√!|π]")
+_UNIT_BEHIND = re.compile(r"\s*(?P<unit>[A-Za-z°€£][^,;:!?()\n=]{0,50})")
 
 
-def _expression(text: str, marker: str) -> Reading:
-    """Return the last formula of a line, with those listed with it."""
+def _unit_behind(text: str) -> str:
+    found = _UNIT_BEHIND.match(re.split(r"\.(?:\s|$)|\b(?:and|or|because|since|but)\b", text, maxsplit=1)[0])
+    unit = found["unit"].strip() if found else ""
+    return f" {unit}" if unit and len(unit.split()) <= 4 and unit_of(unit) is not None else ""
+
+
+def _whole_number(text: str, name: str, marker: str) -> Reading | None:
+    """Return the answers of a text that is a number, a formula, or several of them, without a sentence around it."""
+    said = inner(text)
+    if not said or len(said) > _MAX_LINE or said.endswith("?") or rejects(said):
+        return None
+    if name == "base" and is_based(plain(said)):
+        return Reading((said,), marker)
+    if quantity_of(said) is not None and (marker != "bare" or not re.fullmatch(r"[^\d]*\d+!", said)):
+        return Reading((said,), marker)
+    level = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", said)
+    if is_prose(level) or (marker in ("bare", "phrase") and not _IS_FORMULA.search(levelled(said))):
+        return None
+    parts = items_of(said)
+    if marker in ("bare", "phrase") and any(re.fullmatch(r"[\d\s+*/.^()x×÷=-]+", part) for part in parts):
+        return None
+    return Reading(tuple(dict.fromkeys(parts)), marker)
+
+
+_IS_FORMULA = re.compile(
+    r"\\(?!approx|times|cdot|div|pm)[a-zA-Z]|[_^!|]|\b(?:sin|cos|tan|exp|ln|log|sqrt)\b|\d\.\(|\d\.\.\."
+)
+
+
+def _worded(line: str) -> str:
+    """Return the number words at the end of a sentence: twelve of "There are twelve apples"."""
+    said = _SAYS.split(_clause(line[-300:]))[-1].strip(" *_\"'")
+    said = re.sub(r"^(?:about|exactly|only|just|approximately|roughly)\s+", "", said, flags=re.IGNORECASE)
+    return said if quantity_of(said) is not None and not rejects(line) and not line.rstrip().endswith("?") else ""
+
+
+def _formula(text: str, marker: str, is_list: bool = False) -> Reading:
+    """Return the last formula of a line, with those listed with it; a list as one answer."""
+    text = text[-_MAX_LINE:]
     if rejects(text):
         return Reading((), marker, True)
     if text.rstrip().endswith("?"):
         return Reading((), marker)
     if marker == "phrase":
-        text = _REASON.split(_sentence(text), maxsplit=1)[0]
+        text = _REASON.split(_sentence(text) if is_list else _clause(text), maxsplit=1)[0]
     segments = list(_SEGMENT.finditer(text))
     outside = _SEGMENT.sub(" ", text)
-    if segments and _PROSE.search(outside):
+    if segments and (is_prose(outside) or len(segments) > 1):
         last = segments.pop()
         answers = [last[0]]
         while segments and _OR.fullmatch(text, segments[-1].end(), last.start()):
             last = segments.pop()
             answers.insert(0, last[0])
+        if is_list and len(answers) > 1:
+            answers = [", ".join(inner(each) for each in answers)]
         return Reading(tuple(dict.fromkeys(answers)), marker)
-    bare = plain(text)
-    if _PROSE.search(bare):
+    bare = inner(text)
+    if is_prose(_unfonted(bare)):
         said = list(_SAYS.finditer(bare))
         bare = bare[said[-1].end() :].strip() if said else bare
+    if is_list:
+        return Reading((bare,) if bare else (), marker)
     answers = [each.strip() for each in re.split(r"\bor\b", bare, flags=re.IGNORECASE) if each.strip()]
+    if any(re.search(r"[<>]|\\[lg]e", each) for each in answers) and len(answers) > 1:
+        answers = [bare]
     return Reading(tuple(dict.fromkeys(answers)), marker)
 
 
+def _unfonted(text: str) -> str:
+    return re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}", " ", text)
+
+
 def _whole(text: str, marker: str) -> Reading:
-    return Reading((text.strip(),) if _words(text) else (), marker)
+    return Reading((text.strip(),) if words_of(text) else (), marker)
+
+
+def _time(text: str, marker: str) -> Reading:
+    """Return the times of day of a line."""
+    said = plain(text[-_MAX_LINE:])
+    if rejects(said):
+        return Reading((), marker, True)
+    found = [each[0].strip() for each in _TIMES.finditer(said)]
+    return Reading(tuple(dict.fromkeys(found or ([said] if marker != "bare" and said else []))), marker)
+
+
+def _truth(text: str, marker: str) -> Reading:
+    """Return the yes or no that a line begins with or says; both if the text says both."""
+    said = plain(text[-_MAX_LINE:]) if marker != "bare" else text[-_MAX_LINE:]
+    found: list[str] = []
+    is_rejected = False
+    for line in said.splitlines():
+        line = plain(line)
+        if line.rstrip().endswith("?") or (
+            len(set(map(str.casefold, _TRUTH_WORD.findall(line[:60])))) > 1
+            and re.search(
+                r"\b(?:yes|no|true|false)\b[\s,/]*(?:and|or|/)[\s,]*\b(?:yes|no|true|false)\b", line, re.IGNORECASE
+            )
+        ):
+            found += [word.casefold() for word in _TRUTH_WORD.findall(line)] if not line.rstrip().endswith("?") else []
+            continue
+        first = _TRUTH.search(line)
+        if first is None:
+            continue
+        if rejects(line[: first.start("word")]):
+            is_rejected = True
+            continue
+        found.append(first["word"].casefold())
+    kinds = {word in _TRUE: word for word in found}
+    if not kinds and not is_rejected and (line := plain(last_line(text))):
+        return Reading((line,), marker)
+    return Reading(tuple(kinds.values()), marker, is_rejected and not kinds)
 
 
 def _choice(text: str, marker: str) -> Reading:
     """Return the letter that a line names, or all letters if it names several."""
-    said = plain(text.strip(" \t*"))
-    first = choice_in(said)
-    letters = [found["letter"] for found in _LETTER.finditer(said[:1000])]
-    if rejects(said[:200]) and letters:
+    said = plain(text.strip(" \t*"))[:1000]
+    whole = choice_in(said)
+    if whole is not None and len(said) <= 3:
+        return Reading((whole,), marker)
+    body = (
+        _REASON.split(said, maxsplit=1)[0] if not re.match(r"(?:because|since|as|for)\b", said, re.IGNORECASE) else said
+    )
+    letters, num_rejected = [], 0
+    for found in _LETTER.finditer(body):
+        if _LETTER_REJECTED.search(body, max(0, found.start() - 60), found.start()) or _REJECTED_LETTER.match(
+            body, found.end()
+        ):
+            num_rejected += 1
+        else:
+            letters.append(found)
+    if not letters:
+        return Reading((), marker, num_rejected > 0)
+    distinct = tuple(dict.fromkeys(found["letter"] for found in letters))
+    if rejects(body[: letters[0].start()]) and not num_rejected:
         return Reading((), marker, True)
-    if first is not None:
-        another = _alternative(said)
-        return Reading((first,) if another in (None, first) else (first, another), marker)
-    return Reading(tuple(dict.fromkeys(letters)), marker)
+    if len(distinct) == 1 or whole is None:
+        return Reading(distinct, marker)
+    # The text of a choice may itself name letters: "B. Between A and C".
+    another = _alternative(body, letters)
+    return Reading((whole,) if another in (None, whole) else (whole, another), marker)
 
 
-def _alternative(said: str) -> str | None:
-    """Return the letter that stands beside the first one, as in "A or B" and "A, B"."""
-    letters = list(_LETTER.finditer(said[:1000]))
-    if len(letters) < 2 or not re.fullmatch(r"[).\s]*" + _OR.pattern, said[letters[0].end() : letters[1].start()]):
-        return None
-    return letters[1]["letter"]
+def _alternative(said: str, letters: Sequence[re.Match[str]]) -> str | None:
+    """Return the letter that stands beside the first one, as in "A or B", or that is named behind it."""
+    if re.fullmatch(r"[).\s]*" + _OR.pattern, said[letters[0].end() : letters[1].start()], re.IGNORECASE):
+        return letters[1]["letter"]
+    named = _NAMED_LETTER.search(said, letters[0].end())
+    return named["letter"] if named and named["letter"].isupper() else None
 
 
 def _sentence(text: str) -> str:
     return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
 
 
-def _words(text: str) -> str:
-    return " ".join(plain(text).strip(_AROUND_WORDS).casefold().split())
+def _clause(text: str) -> str:
+    return _CLAUSE_END.split(text.strip(), maxsplit=1)[0]
 
 
 def _without(turn: str, question: str) -> str:

@@ -1,20 +1,17 @@
-"""Compare a mathematical answer with the right one: numbers and letters in process, formulas by math-verify in workers.
+r"""Compare an answer with the right one, by the class of the right one.
 
-    grade("1/2", "0.50")                         1.0      in process
-    grade("2x + 3", "3+2x")                      1.0      in a worker
+    grade("1/2", "0.50")                         1.0
+    grade("2x + 3", "3+2x")                      1.0
+    grade("2, 3", "x = 3 or x = 2")              1.0
+    grade("[2, 7)", "2 <= x < 7")                1.0
     grade("2x + 3", "3+2x+1")                    0.0
     grade("42", "")                              None     cannot be read
-    final_answer("So \\\\boxed{7}.")             Stated("7", "boxed")
 
-An answer is right if it is
-- equal text, except for white space, case and LaTeX's dollars, boxes and brackets around it;
-- a number of equal value; if one is a decimal, equal after rounding to 6 places, as in math-verify. "50%" is 50
-  and also 0.5; commas may separate thousands;
-- the same letter (multiple choice), in any form: "B", "(B)", "B. Paris";
-- the same words, for an answer in words: math-verify reads a word as a product of letters, so "stop" equals "post";
-- otherwise equal according to math-verify: expressions, equations, intervals, sets, tuples, matrices.
+docs/grading.md has the rules. Numbers, words, lists and formulas that envs/math/formula.py reads are compared in this
+process, in bounded time; matrices aside, everything else (integrals, sums, limits) by math-verify in killable workers,
+and only if the right answer is of that sort. An absurdly large answer, such as 10000000! or 9^{9^9}, is not computed
+(envs/math/size.py), unless the right answer is one too.
 
-An absurdly large answer, such as 10000000! or 9^{9^9}, is not computed (envs/math/size.py), unless the gold is one too.
 `grade` compares one answer with another; envs/math/final_answers.py extracts the answer from a turn.
 
 Source: Kydlicek 2025, math-verify; the answer formats are those of GSM8K (Cobbe et al. 2021, arXiv 2110.14168) and MATH
@@ -24,137 +21,37 @@ Source: Kydlicek 2025, math-verify; the answer formats are those of GSM8K (Cobbe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from rllib_srl.envs.math.answer_text import bracketed, inner, items_of, plain, squeezed
+from rllib_srl.envs.math.classes import BASED, CHOICE, RATIO, TIME, TRUTHS, base_of, class_of, special_of
+from rllib_srl.envs.math.formula import FormulaError, levelled, read_formula
+from rllib_srl.envs.math.identity import is_identical
 from rllib_srl.envs.math.pool import LateError, symbolic_pool
+from rllib_srl.envs.math.quantity import is_same_quantity, quantity_of
+from rllib_srl.envs.math.relations import (
+    RELATION,
+    TUPLE_NAME,
+    assigned,
+    ends_of,
+    is_same_relation,
+    is_same_union,
+    left_side,
+    name_of,
+    right_side,
+)
 from rllib_srl.envs.math.size import is_absurd
 
-KINDS = ("auto", "number", "choice", "symbolic", "text")
-SORTS = ("number", "expression", "words", "choice")  # sorts of right answers
-MARKERS = ("boxed", "tags", "hashes", "phrase", "bare")  # ways to mark the final answer of a turn
-NOT = (  # words that reject what follows them
-    r"(?:\b(?:not|never|neither|nor|cannot|isnt|except)\b|n['’]t\b"
-    r"|\b(?:instead\s+of|(?:rather|other)\s+than|(?:anything|all)\s+but)\b)"
-)
 MAX_ANSWER_CHARS = 1_000  # a longer answer is not read
 DEADLINE_S = 2.0
 
-_TAIL_CHARS = 20_000  # length of the end of a turn that is searched for an answer
-_NUM_PLACES = 6
-_MAX_UNIT_CHARS = 100  # of a number with its unit
-_MAX_MARKS = 16  # most marks of each kind that are read, the last ones
-_REJECTED = re.compile(rf"(?:{NOT}|\b(?:wrong|incorrect)\b)(?:\s+[\w'’]+){{0,3}}[\s*$(:]*$", re.IGNORECASE)
-_BRACE = re.compile(r"\\[{}]|\\(?:boxed|fbox)\{|[{}]")
-_TAGS = re.compile(r"<answer>(?P<inside>(?:(?!<answer>).)*?)</answer>", re.IGNORECASE | re.DOTALL)
-_UNIT = re.compile(r"(?P<number>\S*\d\S*?)\s*(?P<unit>[^\W\d_]{2,}|°[CF]?)")
-_NAMES = frozenset(
-    ("sin", "cos", "tan", "asin", "acos", "atan", "exp", "ln", "log", "sqrt", "pi", "mod", "max", "min", "inf", "oo")
-)
-_FORMAL = re.compile(r"[\\=^_{}+*<>|]")
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
-_PHRASE = re.compile(r"answer\s*(?:is\b\s*[:=]?|[:=])", re.IGNORECASE)
-_INTEGER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,60})"
-_DECIMAL = re.compile(rf"(?P<number>(?:{_INTEGER})?(?:\.\d{{0,60}})?(?:[eE][+-]?\d{{1,3}})?)(?P<percent>%?)", re.ASCII)
-_FRACTION = re.compile(rf"(?P<over>{_INTEGER})/(?P<under>{_INTEGER})", re.ASCII)
-_LATEX_FRACTION = re.compile(
-    rf"(?P<sign>[+-]?)\\[dt]?frac\{{(?P<over>{_INTEGER})\}}\{{(?P<under>{_INTEGER})\}}", re.ASCII
-)
-_CHOICE = re.compile(r"\(?(?P<letter>[A-J])(?:$|[).:](?:\s.*)?$|\s*\))", re.DOTALL)
-_AROUND = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
-# Function names as in program code: without a backslash LaTeX reads a name as a product of letters.
+_MAX_ITEMS = 32
+_BASED_WORDS = ("choice", "yes or no", "time", "ratio", "base", "word")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix)\}(?P<inside>.*)\\end\{\1\}", re.DOTALL)
 _FUNCTION = re.compile(r"(?<![\\\w])(?:a?(?:sin|cos|tan)|exp|ln|log)(?=\s*\()")
 _COMMANDS = {"exp": "e^", "log": r"\ln", "asin": r"\arcsin", "acos": r"\arccos", "atan": r"\arctan"}
-_NEEDLESS = re.compile(r"(?<!\w) | (?!\w)")
-_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\{(?P<inside>[^{}]*)\}")
-
-
-@dataclass(frozen=True)
-class Stated:
-    """The final answer of a turn and how it was marked. Invariant: `marker` is one of `MARKERS`."""
-
-    answer: str
-    marker: str
-    is_rejected: bool = False  # the words in front of the mark reject the answer
-
-
-def final_answer(turn: str, marker: str = "any") -> Stated:
-    r"""Return the final answer of a turn.
-
-    It is the last \boxed{...}, else the last <answer>...</answer>, else the text after the last "####", else the text
-    after the last "answer:" or "answer is" on its line, else the last line that is not empty. Only the last 20,000
-    characters are read.
-
-    Args:
-        turn: the policy's
-        marker: of `MARKERS`; looked for before the others
-    """
-    tail = turn[-_TAIL_CHARS:]
-    for name in dict.fromkeys((marker, *_FINDERS)):
-        found = _FINDERS[name](tail) if name in _FINDERS else None
-        if found is not None:
-            return Stated(found, name)
-    lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    return Stated(lines[-1] if lines else "", "bare")
-
-
-def marked_answers(text: str, marker: str = "any") -> list[Stated]:
-    r"""Return the answers that a text marks as final, in order, those marked by `marker` first.
-
-    These are all \boxed{...} and <answer>...</answer>, the last "####" and earlier ones that hold only a number, and
-    the text after "answer is" and "answer:", behind the last of the others if there are any.
-
-    Args:
-        text: the end of a turn
-        marker: of `MARKERS`, or "any"
-    """
-    tags = list(_TAGS.finditer(text))[-_MAX_MARKS:]
-    places = [(start, end, Stated(held, "boxed")) for start, end, held in _boxes(text)[-_MAX_MARKS:]]
-    places += [(found.start(), found.end(), Stated(found["inside"].strip(), "tags")) for found in tags]
-    places += _hash_lines(text)
-    last = max((end for _, end, _ in places), default=0)
-    spans = [found.span() for found in _PHRASE.finditer(text)][-_MAX_MARKS:]
-    ends = [*(start for start, _ in spans[1:]), len(text)]
-    places += [
-        (start, end, Stated(_first_line(text[end:until]), "phrase"))
-        for (start, end), until in zip(spans, ends, strict=False)
-        if start >= last or marker == "phrase"
-    ]
-    places.sort(key=lambda place: (place[2].marker != marker, place[0]))
-    return [
-        Stated(stated.answer, stated.marker, bool(_REJECTED.search(text, max(0, start - 60), start)))
-        for start, _, stated in places
-    ]
-
-
-def sort_of(gold: str, kind: str = "auto") -> str:
-    """Return the sort of a right answer, one of `SORTS`.
-
-    Args:
-        gold: the right answer
-        kind: "auto", or one of `KINDS`, which decides
-    """
-    given = {"number": "number", "choice": "choice", "symbolic": "expression", "text": "words"}
-    if kind in given:
-        return given[kind]
-    right = plain(gold)
-    if _CHOICE.fullmatch(right):
-        return "choice"
-    if numbers_in(with_unit(gold)[0]):
-        return "number"
-    if _DATE.fullmatch(right):
-        return "words"
-    names = set(re.findall(r"[^\W\d_]{2,}", right)) - _NAMES
-    is_prose = any(not name.isascii() or re.search("[aeiou]", name, re.IGNORECASE) for name in names)
-    return "words" if is_prose and not _FORMAL.search(right) else "expression"
-
-
-def with_unit(gold: str) -> tuple[str, str]:
-    """Return number and unit of a right answer such as "5 apples"; the answer and "" for one without a unit."""
-    right = plain(gold)
-    found = _UNIT.fullmatch(right) if len(right) <= _MAX_UNIT_CHARS else None
-    return (found["number"], found["unit"]) if found and numbers_in(found["number"]) else (right, "")
 
 
 def grade(gold: str, answer: str, kind: str = "auto", deadline_s: float = DEADLINE_S) -> float | None:
@@ -163,73 +60,320 @@ def grade(gold: str, answer: str, kind: str = "auto", deadline_s: float = DEADLI
     Args:
         gold: the right answer
         answer: the policy's, of any length and content
-        kind: "auto", or one of `KINDS` to allow only one kind of comparison
+        kind: "auto", or one of `rllib_srl.envs.math.classes.KINDS` to allow only one kind of comparison
         deadline_s: seconds of symbolic work, more than 0
 
     Raises:
         PoolError: the symbolic workers fail for a reason other than the answer.
     """
-    if len(answer) > MAX_ANSWER_CHARS:
+    if len(answer) > MAX_ANSWER_CHARS or not plain(answer):
         return None
-    right, said = plain(gold), plain(answer)
-    if not said:
-        return None
-    if _squeezed(right) == _squeezed(said):
+    name = class_of(gold, kind)
+    right, said = squeezed(plain(gold)), squeezed(plain(answer))
+    if right == said or (name in _BASED_WORDS and right.casefold() == said.casefold()):
         return 1.0
-    if kind == "text" or (kind == "auto" and sort_of(gold) == "words"):
-        return 0.0
-    if kind == "choice" or (kind == "auto" and _CHOICE.fullmatch(right)):
-        letter = choice_in(said)
-        return None if letter is None else float(letter == choice_in(right))
-    if kind != "symbolic":
-        numbers, wanted = numbers_in(said), numbers_in(right)
-        if numbers and wanted:
-            return float(any(_is_close(a, b) for a in wanted for b in numbers))
-        if kind == "number":
-            return None if not numbers else 0.0
-    return _by_symbols(right, said, deadline_s)
-
-
-def plain(answer: str) -> str:
-    r"""Return an answer without its markup: dollars, \text, \boxed, spacing, a final full stop."""
-    text = answer.strip().removesuffix(".").strip()
-    for left, right in _AROUND:
-        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-            text = text[len(left) : -len(right)].strip()
-    for command in (r"\!", r"\,", r"\;", r"\:", r"\left", r"\right", r"\displaystyle"):
-        text = re.sub(re.escape(command) + ("(?![a-zA-Z])" if command[1].isalpha() else ""), "", text)
-    text = _WRAPPED.sub(lambda found: found["inside"], text)
-    text = text.replace("\\ ", " ").replace(r"\$", "").replace(r"\%", "%").replace("\u2212", "-").removeprefix("$")
-    return text.strip().removesuffix(".").strip()
-
-
-def numbers_in(text: str) -> tuple[Fraction, ...]:
-    """Return the possible values of a plain number: one, two for a percentage, none for other text."""
-    squeezed = _squeezed(text)
-    for pattern in (_FRACTION, _LATEX_FRACTION):
-        found = pattern.fullmatch(squeezed)
-        if found:
-            under = _integer(found["under"])
-            sign = -1 if found.groupdict().get("sign") == "-" else 1
-            return (sign * Fraction(_integer(found["over"]), under),) if under else ()
-    found = _DECIMAL.fullmatch(squeezed)
-    if not found or not any(letter.isdigit() for letter in found["number"].lower().partition("e")[0]):
-        return ()
-    value = Fraction(found["number"].replace(",", "").removesuffix("."))
-    return (value, value / 100) if found["percent"] else (value,)
+    if name == "formula":
+        return _by_symbols(gold, answer, deadline_s)
+    return _COMPARED[name](inner(gold), inner(answer), name)
 
 
 def choice_in(answer: str) -> str | None:
     """Return the letter, A to J, that answers a multiple-choice question, or None."""
-    found = _CHOICE.match(answer.strip()[:200])
+    found = CHOICE.match(answer.strip()[:200])
     if found:
         return found["letter"]
     only = answer.strip().upper()
     return only if len(only) == 1 and "A" <= only <= "J" else None
 
 
-def _by_symbols(right: str, said: str, deadline_s: float) -> float | None:
-    right, said = _for_latex(right), _for_latex(said)
+def time_in(text: str) -> int | None:
+    """Return the seconds since midnight of a time of day, None for another text; 12 hours later if it ends in PM."""
+    found = TIME.fullmatch(plain(text))
+    if not found:
+        return None
+    if found["named"]:
+        return 43_200 if found["named"] == "noon" else 0
+    hour, half = int(found["hour"] or found["hour2"]), (found["half"] or found["half2"] or "").casefold()
+    if hour > (12 if half else 24) or (half and not hour):
+        return None
+    if half:
+        hour = hour % 12 + (12 if half.startswith("p") else 0)
+    return 3600 * hour + 60 * int(found["minute"] or 0) + int(found["second"] or 0)
+
+
+def _by_choice(gold: str, answer: str, _: str) -> float | None:
+    letter = choice_in(plain(answer))
+    return None if letter is None else float(letter == choice_in(plain(gold)))
+
+
+def _by_truth(gold: str, answer: str, _: str) -> float | None:
+    said = TRUTHS.get(plain(answer).casefold().strip(" .!"))
+    return float(said == TRUTHS[plain(gold).casefold()])
+
+
+def _by_time(gold: str, answer: str, _: str) -> float | None:
+    said = time_in(answer)
+    return None if said is None else float(said == time_in(gold))
+
+
+def _by_ratio(gold: str, answer: str, _: str) -> float | None:
+    said = re.sub(r"\s+to\s+", ":", plain(answer))
+    right = [int(part) for part in plain(gold).split(":")]
+    if not RATIO.fullmatch(said):
+        number = quantity_of(said, is_gold=True)
+        if number is None or len(right) != 2 or not right[1] or number.unit or number.is_percent:
+            return None if number is None else 0.0
+        return float(number.value == Fraction(right[0], right[1]))
+    parts = [int(part) for part in said.split(":")]
+    if len(parts) != len(right):
+        return 0.0
+    return float(all(a * right[0] == b * parts[0] for a, b in zip(parts, right)) and any(parts) == any(right))
+
+
+def _by_base(gold: str, answer: str, _: str) -> float | None:
+    return float(_digits_in(answer) == _digits_in(gold)) if _digits_in(answer) else 0.0
+
+
+def _digits_in(text: str) -> tuple[str, int] | None:
+    found = BASED.fullmatch(plain(text).replace(" _", "_"))
+    base = base_of(found["base"]) if found else None
+    return (found["digits"].casefold().lstrip("0"), base) if found and base else None
+
+
+def _by_number(gold: str, answer: str, _: str) -> float | None:
+    right = quantity_of(gold, is_gold=True)
+    if right is None:
+        return 0.0
+    said = answer
+    based = _digits_in(said)
+    if based is not None and based[1] != 10:
+        return 0.0
+    if based is not None:
+        said = based[0]
+    for part in (right_side(said), left_side(said)):
+        number = quantity_of(part, False, True, right.unit is not None) if part else None
+        if number is not None:
+            return float(is_same_quantity(right, number))
+    level = levelled(said)
+    held = bracketed(said)
+    has_parts = held is not None and (held.opened == "{" or len(held.items) > 1)
+    is_other = has_parts or len(items_of(said)) > 1 or bool(special_of(said)) or bool(_PLUS_MINUS.search(level))
+    return 0.0 if is_other or re.fullmatch(r"[\d\s.,]+", said, re.ASCII) else None
+
+
+def _by_words(gold: str, answer: str, _: str) -> float | None:
+    right, said = words_of(gold), words_of(answer)
+    if right == said:
+        return 1.0
+    wanted = items_of(right)
+    is_list = len(wanted) > 1 and re.search(r"\b(?:and|or)\b", right) and all(len(each.split()) <= 3 for each in wanted)
+    return float(bool(is_list) and sorted(wanted) == sorted(items_of(said)))
+
+
+def words_of(text: str) -> str:
+    """Return the words of an answer without case, and without what stands around them."""
+    return " ".join(plain(text).strip(" \t\r\n\"'`*_“”‘’.,;:!").casefold().split())
+
+
+def _by_product(gold: str, answer: str, _: str) -> float | None:
+    try:
+        right, said = (read_formula(_unwrapped(text), is_product=True) for text in (gold, answer))
+        return float(is_identical(right, said))
+    except FormulaError:
+        return None
+
+
+def _unwrapped(text: str) -> str:
+    return right_side(re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", text))
+
+
+def _by_formula(gold: str, answer: str, _: str) -> float | None:
+    """Compare two formulas by their values, at several places if they have names."""
+    if len(items_of(answer)) > 1 or (bracketed(answer) is not None and len(bracketed(answer).items) != 1):  # type: ignore[union-attr]
+        return 0.0
+    try:
+        right = read_formula(gold)
+        number = quantity_of(right_side(answer), takes_expressions=True)
+        if number is not None and not right.names:
+            wanted = quantity_of(gold, is_gold=True, takes_expressions=True)
+            if wanted is not None:
+                return float(is_same_quantity(wanted, number))
+        if number is not None and (number.is_percent or number.unit):
+            return 0.0
+        said = read_formula(right_side(answer))
+    except FormulaError:
+        return 0.0 if re.search(r"\\pm(?![a-z])|[<>]", levelled(answer)) else None
+    try:
+        return float(is_identical(right, said))
+    except FormulaError:
+        return 0.0
+
+
+def _by_items(gold: str, answer: str, name: str) -> float | None:
+    """Compare lists and sets: the same items in any order, a set without repetitions."""
+    if special_of(gold) or special_of(answer):
+        return _by_special(gold, answer)
+    held = bracketed(answer)
+    wanted = _items(gold)
+    if held is not None and held.opened != "{" and len(held.items) == 2 and not _is_list_of_brackets(gold):
+        return 0.0  # a point or an interval
+    said = _items(answer)
+    if not said:
+        return None
+    is_set = name == "set"
+    if held is not None and held.opened != "{" and len(held.items) > 1 and not _is_list_of_brackets(gold):
+        if is_set:
+            return 0.0
+        return _in_order(wanted, said)
+    names = {name_of(item) for item in wanted}
+    if len(names - {""}) > 1:
+        if not all(name_of(item) for item in said):
+            return 0.0
+    else:
+        wanted, said = ([right_side(item) for item in items] for items in (wanted, said))
+    if is_set:
+        wanted, said = _distinct(wanted), _distinct(said)
+    if len(wanted) != len(said) or len(wanted) > _MAX_ITEMS:
+        return 0.0
+    left = list(said)
+    for item in wanted:
+        match = next((other for other in left if _same_item(item, other)), None)
+        if match is None:
+            return 0.0
+        left.remove(match)
+    return 1.0
+
+
+def _is_list_of_brackets(gold: str) -> bool:
+    held = bracketed(gold)
+    items = held.items if held is not None and held.opened == "{" else items_of(gold)
+    return bool(items) and all((inside := bracketed(item)) is not None and len(inside.items) > 1 for item in items)
+
+
+def _in_order(wanted: Sequence[str], said: Sequence[str]) -> float:
+    if len(wanted) != len(said):
+        return 0.0
+    return float(all(_same_item(a, b) for a, b in zip(wanted, said)))
+
+
+def _same_item(gold: str, answer: str) -> bool:
+    return squeezed(plain(gold)) == squeezed(plain(answer)) or _graded_item(gold, answer) == 1.0
+
+
+def _graded_item(gold: str, answer: str) -> float | None:
+    name = class_of(gold, "symbolic")
+    if name == "formula" or (name == "list" and len(items_of(gold)) > 1):
+        return 0.0
+    if len(gold) == 1 and gold.isupper():
+        return float(plain(gold) == plain(answer))
+    return _COMPARED[name](inner(gold), inner(answer), name)
+
+
+def _items(text: str) -> list[str]:
+    """Return the items of a list or set, with both values of a plus-minus sign."""
+    text = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![a-z])|∈)\s*", "", text)
+    held = bracketed(text)
+    if held is not None and (held.opened == "{" or len(held.items) > 1):
+        parts = list(held.items)
+    else:
+        parts = items_of(text)
+        names = [name_of(part) for part in parts]
+        if names and not names[0] and "=" in parts[0]:
+            parts = [right_side(parts[0]), *parts[1:]] if special_of(right_side(parts[0])) else parts
+    items = []
+    for part in parts:
+        level = levelled(part)
+        if re.search(r"\\pm(?![a-z])|\\mp(?![a-z])", level):
+            items += [
+                re.sub(r"\\mp(?![a-z])", below, re.sub(r"\\pm(?![a-z])", above, level)) for above, below in ("+-", "-+")
+            ]
+        else:
+            inside = bracketed(part.partition("=")[2].strip())
+            items += inside.items if inside is not None and inside.opened == "{" else [part]
+    return items
+
+
+def _distinct(items: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    for item in items:
+        if not any(_same_item(other, item) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def _by_special(gold: str, answer: str) -> float | None:
+    right, said = (_whole_line(text) for text in (gold, answer))
+    if right and said:
+        return float(right == said)
+    return 0.0
+
+
+def _whole_line(text: str) -> str:
+    special = special_of(right_side(text))
+    ends = ends_of(text)
+    return r"\mathbb{R}" if ends == [("", "", True, True)] else special
+
+
+def _by_bracket(gold: str, answer: str, _: str) -> float | None:
+    """Compare a tuple or an interval: the same brackets, the same items in their order."""
+    right = bracketed(gold)
+    assert right is not None
+    said = bracketed(TUPLE_NAME.sub("", re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![a-z])|=|∈)\s*", "", answer)))
+    if said is None:
+        return _by_bare_items(gold, answer)
+    if (said.opened, said.closed) != (right.opened, right.closed):
+        return 0.0
+    return _in_order(right.items, said.items)
+
+
+def _by_bare_items(gold: str, answer: str) -> float | None:
+    """Compare a tuple with x = 1, y = 2, a sequence with its items, an interval with inequalities."""
+    right = bracketed(gold)
+    assert right is not None
+    ends = ends_of(gold)
+    if ends and RELATION.search(levelled(answer)) and (said := ends_of(answer)):
+        return float(is_same_union(ends, said, _same_item))
+    if special_of(answer):
+        return _by_special(gold, answer)
+    items = items_of(answer)
+    names = [name_of(item) for item in items]
+    if len(items) > 1 and all(names) and names == sorted(set(names)) and right.opened == "(":
+        return _in_order(right.items, [right_side(item) for item in items])
+    if len(items) > 2 and len(right.items) > 2:
+        return _in_order(right.items, items)
+    return 0.0 if items else None
+
+
+def _by_union(gold: str, answer: str, _: str) -> float | None:
+    right, said = ends_of(gold), ends_of(answer)
+    if not right:
+        return float(is_same_relation(gold, answer, _same_item))
+    if not said:
+        return 0.0
+    return float(is_same_union(right, said, _same_item))
+
+
+def _by_relation(gold: str, answer: str, _: str) -> float | None:
+    """Compare equations and inequalities."""
+    right = ends_of(gold)
+    if right:
+        said = ends_of(answer)
+        return float(is_same_union(right, said, _same_item)) if said else 0.0
+    if not RELATION.search(levelled(answer)):
+        value = assigned(gold)
+        if value is None:
+            return 0.0
+        return _graded_item(value, answer)
+    return float(is_same_relation(gold, answer, _same_item))
+
+
+def _by_symbols(gold: str, answer: str, deadline_s: float) -> float | None:
+    """Compare matrices by their entries, other formulas by math-verify."""
+    tables = [_matrix_of(inner(text)) for text in (gold, answer)]
+    if tables[0] is not None and tables[1] is not None:
+        same = [len(row) for row in tables[0]] == [len(row) for row in tables[1]]
+        return float(same and all(_in_order(a, b) for a, b in zip(tables[0], tables[1])))
+    right, said = _for_latex(plain(gold)), _for_latex(plain(answer))
     if is_absurd(said) and not is_absurd(right):
         return None
     try:
@@ -239,82 +383,32 @@ def _by_symbols(right: str, said: str, deadline_s: float) -> float | None:
     return None if verdict is None else float(verdict)
 
 
+def _matrix_of(text: str) -> list[list[str]] | None:
+    found = _MATRIX.fullmatch(right_side(text))
+    if not found:
+        return None
+    rows = re.split(r"\\\\(?:\[[^\]]*\])?", found["inside"])
+    return [[cell.strip() for cell in row.split("&")] for row in rows if row.strip()]
+
+
 def _for_latex(text: str) -> str:
     named = _FUNCTION.sub(lambda found: _COMMANDS.get(found[0], "\\" + found[0]), text)
     return " ".join(named.replace("**", "^").replace("$", " ").split())
 
 
-def _is_close(a: Fraction, b: Fraction) -> bool:
-    if a == b:
-        return True
-    return (a.denominator != 1 or b.denominator != 1) and round(a, _NUM_PLACES) == round(b, _NUM_PLACES)
-
-
-def _integer(digits: str) -> int:
-    return int(digits.replace(",", ""))
-
-
-def _squeezed(text: str) -> str:
-    # White space between two words or two numbers stays: "7 8" is not 78.
-    return _NEEDLESS.sub("", " ".join(text.split())).casefold()
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0].strip() if lines else ""
-
-
-def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Return (start, end, content) of the closed boxes, outermost ones only."""
-    opened: list[tuple[int, int, bool]] = []
-    closed = []
-    for found in _BRACE.finditer(text):
-        if found[0].endswith("{") and found[0] != r"\{":
-            opened.append((found.start(), found.end(), len(found[0]) > 1))
-        elif found[0] == "}" and opened:
-            start, begin, is_box = opened.pop()
-            if is_box:
-                closed.append((start, found.end(), text[begin : found.start()].strip()))
-    outermost: list[tuple[int, int, str]] = []
-    for box in sorted(closed):
-        if not outermost or box[0] >= outermost[-1][1]:
-            outermost.append(box)
-    return outermost
-
-
-def _last_box(text: str) -> str | None:
-    boxes = _boxes(text)
-    return boxes[-1][2] if boxes else None
-
-
-def _last_tags(text: str) -> str | None:
-    found = [each["inside"].strip() for each in _TAGS.finditer(text)]
-    return found[-1] if found else None
-
-
-def _hash_lines(text: str) -> list[tuple[int, int, Stated]]:
-    """Return the last "####" and earlier ones that hold only a number; others are headings."""
-    found = [(each.start(), each.end(), each[1].strip()) for each in re.finditer(r"####([^\n]*)", text)]
-    found = found[-_MAX_MARKS:]
-    kept = [(start, end, Stated(line, "hashes")) for start, end, line in found[:-1] if numbers_in(plain(line))]
-    if found:
-        kept.append((found[-1][0], found[-1][1], Stated(_after_hashes(text) or "", "hashes")))
-    return kept
-
-
-def _after_hashes(text: str) -> str | None:
-    _, mark, after = text.rpartition("####")
-    return _first_line(after) if mark else None
-
-
-def _after_phrase(text: str) -> str | None:
-    phrases = list(_PHRASE.finditer(text))
-    return _first_line(text[phrases[-1].end() :]) if phrases else None
-
-
-_FINDERS: dict[str, Callable[[str], str | None]] = {
-    "boxed": _last_box,
-    "tags": _last_tags,
-    "hashes": _after_hashes,
-    "phrase": _after_phrase,
+_COMPARED: dict[str, Callable[[str, str, str], float | None]] = {
+    "choice": _by_choice,
+    "yes or no": _by_truth,
+    "time": _by_time,
+    "ratio": _by_ratio,
+    "base": _by_base,
+    "number": _by_number,
+    "word": _by_words,
+    "set": _by_items,
+    "bracket": _by_bracket,
+    "union": _by_union,
+    "list": _by_items,
+    "relation": _by_relation,
+    "product": _by_product,
+    "expression": _by_formula,
 }

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rllib_srl.envs.math.grading import NOT, numbers_in
+from rllib_srl.envs.math.marks import NOT
+from rllib_srl.envs.math.quantity import numbers_in
 
 _WINDOW = 80  # characters before and behind a number in which a word may reject it
 _SPACES = "\u00a0\u2009\u202f"
@@ -27,7 +28,7 @@ _TOKEN = re.compile(
 )
 _BEHIND_UNIT = re.compile(rf"{_UNIT}(?![\w^])|°")
 _PERCENT = re.compile(r"\s*%")
-_OPERATOR_AFTER = re.compile(r"\s*(?:[+*/^±]\s*[\w(\\{.-]|-\s*(?:[\d(.\\]|[A-Za-z](?!\w)))")
+_OPERATOR_AFTER = re.compile(r"\s*(?:[+*/^±]\s*[\w(\\{.-]|-\s*(?:[\d(.\\]|[A-Za-z](?!\w))|[+*/^]\s*$)", re.MULTILINE)
 _JOINED = re.compile(
     r"\s*(?:[.,;/&|]|\band\b|\bor\b|\bto\b)?(?:\s*(?:and|or|maybe|perhaps|possibly)\b)*\s*", re.IGNORECASE
 )
@@ -43,9 +44,40 @@ _NEGATIVE_WORD = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
+# Words in front of a number, and behind it, that make another number or no number of it.
+_FUNCTIONS = r"sqrt|cbrt|(?:arc)?(?:sin|cos|tan)h?|sec|csc|cot|log|ln|exp|lg|abs|floor|ceil|gcd|lcm|max|min|det"
+_OPERAND_BEFORE = re.compile(
+    rf"(?:(?<![A-Za-z])(?:{_FUNCTIONS})|\\(?!approx|text|quad|qquad|to|implies|Rightarrow|therefore|equiv|in)[A-Za-z]+"
+    r"|[√∛∑∏∫]|\b(?:twice|thrice|double|triple|half|squared?|cubed?|nearly|almost|under|over|above|below|beyond|exceeds?"
+    r"|exceeding|up\s+to|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other)\s+than|at\s+(?:least|most)"
+    r"|(?:%|roots?|log(?:arithm)?|sine|cosine|tangent|factorial|powers?|multiples?|factors?|divisors?|squares?|cubes?"
+    r"|reciprocal|inverse|opposite|negation|half|halves|thirds?|quarters?|fourths?|fifths?|percent|fraction|double|triple"
+    r"|logarithm|absolute\s+value|times)\s+of)|%\s+of|(?:base|mod|modulo|power|exponent))"
+    r"(?:\s+(?:the|a|an|number|just|only|about))*[\s({$]*$",
+    re.IGNORECASE,
+)
+_OPERAND_AFTER = re.compile(
+    r"[\s)}$]*(?:(?:squared|cubed|factorial|choose|mod|modulo|to\s+the\s+(?:power|\w+th)|raised"
+    r"|times(?!\s*$)|less\s+than|more\s+than|fewer\s+than|or\s+(?:more|less|fewer|greater|higher|lower|above|below|so)"
+    r"|and\s+a\s+(?:half|third|quarter)|halves|thirds?|quarters?|fourths?|fifths?|sixths?|eighths?|tenths?"
+    r"|hundredths?|thousandths?|in\s+base|base)\b|\\(?:pmod|bmod|mod)\b)",
+    re.IGNORECASE,
+)
+
+
 def _mixed(found: re.Match[str]) -> str:
     whole, over, under = map(int, found.groups())
     return f"{whole * under + over}/{under}"
+
+
+def _mixed_text(found: re.Match[str]) -> str:
+    whole, over, under = map(int, found.groups())
+    return f"{whole * under + over}/{under}" if 0 < over < under else found[0]
+
+
+def _half(found: re.Match[str]) -> str:
+    parts = {"half": 2, "third": 3, "quarter": 4}
+    return f"{int(found[1]) * parts[found[2].lower()] + 1}/{parts[found[2].lower()]}"
 
 
 def _power(found: re.Match[str]) -> str:
@@ -59,6 +91,16 @@ _LEVELLED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
     (re.compile(r"\^\{?\\circ\}?"), "°"),
     (re.compile(r"\\([dt]?)frac(\d)(\d)", re.ASCII), r"\\\1frac{\2}{\3}"),
     (re.compile(r"(?<![\d.,])(\d{1,9})\s?\\[dt]?frac\{(\d{1,9})\}\{(\d{1,9})\}", re.ASCII), _mixed),
+    (re.compile(r"(?<![\d.,/])(\d{1,9}) (\d{1,9})\s?/\s?(\d{1,9})(?![\d.,/]\d)", re.ASCII), _mixed_text),
+    (re.compile(r"(?<![\d.,/])(\d{1,9}) and (?:a|one) (half|third|quarter)\b", re.ASCII | re.IGNORECASE), _half),
+    (
+        re.compile(r"(?<![\d.,/])[1-9]\d{0,2}(?: \d{3})+(?![\d/]|,\d)", re.ASCII),
+        lambda found: found[0].replace(" ", ""),
+    ),
+    (
+        re.compile(r"(?<![\d.,/])[1-9]\d{0,2}(?:['’_]\d{3})+(?!\d)", re.ASCII),
+        lambda found: re.sub("['’_]", "", found[0]),
+    ),
     (re.compile(r"(?<=\d)\s?(?:\\times|\\cdot|[×·*xX])\s?10\s?\^\s?\{?([+-]?\d{1,3})\}?(?!\d)", re.ASCII), r"e\1"),
     (re.compile(r"(?<![\w.^*/×·])10\s?\^\s?\{?(-\d{1,3})\}?(?!\d)", re.ASCII), r"1e\1"),
     (re.compile(r"(?<=\d)\s?(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE), _power),
@@ -128,6 +170,8 @@ def _is_attached(text: str, token: re.Match[str]) -> bool:
     start, end = token.span()
     before, after = text[start - 1 : start], text[end : end + 1]
     if before.isalnum() or before in tuple("_\\{^<±") or text[:start].rstrip()[-1:] in tuple("<±^"):
+        return True
+    if _OPERAND_BEFORE.search(text, max(0, start - _WINDOW), start) or _OPERAND_AFTER.match(text, end):
         return True
     if before == ":" and text[start - 2 : start - 1].isdigit():
         return True

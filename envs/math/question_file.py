@@ -45,11 +45,15 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.envs import text
+from rllib_srl.envs.math.answer_text import plain
+from rllib_srl.envs.math.classes import KINDS, class_of
 from rllib_srl.envs.math.data_place import local_file
 from rllib_srl.envs.math.final_answers import graded, read, shown
-from rllib_srl.envs.math.grading import KINDS, choice_in, final_answer, grade, numbers_in, plain, sort_of, with_unit
+from rllib_srl.envs.math.grading import choice_in, grade
+from rllib_srl.envs.math.marks import final_answer
 from rllib_srl.envs.math.pool import symbolic_pool
 from rllib_srl.envs.math.prompt_template import DEFAULT, QUESTION, PromptTemplate
+from rllib_srl.envs.math.quantity import is_same_quantity, numbers_in, quantity_of
 from rllib_srl.envs.math.question_rows import (
     ANSWER_FIELDS,
     LETTERS,
@@ -325,8 +329,8 @@ class QuestionFile(Listed, QuestionWorld):
         if self._rewards:
             return " ".join(self.answer_in(turns[-1]).casefold().split()) or None
         problem = self._problem(prompt_id)
-        sort = sort_of(problem.answer, self._kind(problem))
-        answers = read(self.answer_in(turns[-1]), sort, self.settings.answer_format, problem.question).answers
+        name = class_of(problem.answer, self._kind(problem))
+        answers = read(self.answer_in(turns[-1]), name, self.settings.answer_format, problem.question).answers
         return plain(answers[0]) or None if len(answers) == 1 else None
 
     def is_same_vote(self, prompt_id: str, vote: str, other: str) -> bool:
@@ -385,11 +389,14 @@ class QuestionFile(Listed, QuestionWorld):
 
     def _states(self, problem: Problem, turn: str) -> bool:
         """Return whether a turn states the right answer and no other."""
-        sort = sort_of(problem.answer, self._kind(problem))
-        answers = read(turn, sort, self.settings.answer_format, problem.question).answers
-        right = with_unit(problem.answer)[0]
-        values = set(numbers_in(right))
-        return bool(answers) and all(plain(each) == right or values & set(numbers_in(plain(each))) for each in answers)
+        name = class_of(problem.answer, self._kind(problem))
+        answers = read(turn, name, self.settings.answer_format, problem.question).answers
+        right, number = plain(problem.answer), quantity_of(problem.answer, is_gold=True)
+        stated = [quantity_of(each) for each in answers]
+        return bool(answers) and all(
+            plain(each) == right or (number is not None and said is not None and is_same_quantity(number, said))
+            for each, said in zip(answers, stated, strict=True)
+        )
 
 
 @dataclass(frozen=True)

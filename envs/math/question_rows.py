@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.envs.math.grading import final_answer
+from rllib_srl.envs.math.marks import final_answer
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "messages")

@@ -35,7 +35,8 @@ from typing import Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.math import grading
-from rllib_srl.envs.math.pool import symbolic_pool
+from rllib_srl.envs.math.answer_text import plain
+from rllib_srl.envs.math.quantity import numbers_in
 from rllib_srl.envs.math.reasoning_gym_data import SIZE, answer_of, make_dataset, question_of
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
 
@@ -195,10 +196,6 @@ class ReasoningGym(QuestionWorld):
             return float(grade >= _SUCCESS)
         return min(max(grade, 0.0), 1.0)
 
-    def _begin_episode(self) -> None:
-        if self.settings.dataset in READ_AS_ALGEBRA:
-            symbolic_pool().warm()
-
     def _entry(self, prompt_id: str) -> dict[str, Any]:
         parts = self._parts(prompt_id)
         if prompt_id not in self._entries:  # one episode asks for its entry several times
@@ -228,8 +225,8 @@ class ReasoningGym(QuestionWorld):
 
 def _near(right: str, answer: str, tolerance: Fraction) -> float | None:
     """Return 1 for a number within `tolerance` and 1 % of the right one, 0 for another, None for no number."""
-    values = grading.numbers_in(grading.plain(answer))
-    wanted = grading.numbers_in(right)
+    values = numbers_in(plain(answer))
+    wanted = numbers_in(right)
     return float(any(abs(a - b) <= min(tolerance, abs(b) / 100) for a in values for b in wanted)) if values else None
 
 

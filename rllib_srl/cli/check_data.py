@@ -46,7 +46,7 @@ from rllib_srl.cli.shared.settings import with_underscores as with_names
 from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.envs.math.grading import plain
+from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, make_transcript, play
 from rllib_srl.types import Prompt

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllib_srl.envs.math.classes import CLASSES, class_of
 from rllib_srl.envs.math.final_answers import graded, read, shown
-from rllib_srl.envs.math.grading import sort_of
 
 ASKED = "Tom has 10 apples. He gets 11 more. How many apples has he now?"
 
@@ -132,7 +132,7 @@ NUMBERS = [
     ("It is one half, 1/2", "0.5", 1),
     (r"so we get \frac{1}{2}", "0.5", 1),
     (r"$-\frac{1}{2}$", "0.5", 0),
-    ("1 1/2", "1.5", 0),
+    ("1 1/2", "1.5", 1),
     ("1.5e3", "1500", 1),
     (r"3 \times 10^{8}", "300000000", 1),
     ("3 x 10^8", "3e8", 1),
@@ -179,7 +179,8 @@ SYMBOLS = [
     (r"\{2,1\}", r"\{1,2\}", 1),
     ("(2,1)", "(1,2)", 0),
     (r"\boxed{(1,2)}", "(1,2)", 1),
-    ("yx", "xy", 1),
+    ("yx", "$xy$", 1),
+    ("yx", "xy", 0),
 ]
 WORDS = [
     ("Paris", "Paris", 1),
@@ -257,32 +258,58 @@ def test_the_table_weighs_wrong_answers_as_much_as_right_ones():
 
 
 @pytest.mark.parametrize(
-    ("gold", "sort"),
+    ("gold", "name"),
     [
         ("21", "number"),
         ("$1,234", "number"),
         ("50%", "number"),
         ("1/2", "number"),
         ("5 apples", "number"),
+        ("forty-two", "number"),
+        ("2.4 million", "number"),
+        (r"35\text{ cm}^2", "number"),
+        ("12 Main Street", "word"),
+        ("52_8", "base"),
+        ("3:2", "ratio"),
+        ("3:30", "time"),
+        ("7 pm", "time"),
         ("2x", "expression"),
-        ("xy", "expression"),
+        ("x", "expression"),
+        ("xy", "word"),
+        ("$xy$", "product"),
+        (r"\boxed{xy}", "product"),
+        (r"\boxed{\text{east}}", "word"),
         (r"\sqrt{2}", "expression"),
+        (r"10 \cdot 7", "expression"),
         ("sin(x)", "expression"),
         ("pi", "expression"),
-        ("(1,2)", "expression"),
-        ("Paris", "words"),
-        ("no", "words"),
-        ("June 21", "words"),
-        ("COVID-19", "words"),
-        ("2024-01-05", "words"),
-        ("3:30", "words"),
+        ("(1,2)", "bracket"),
+        ("[1, 2)", "bracket"),
+        (r"\{1, 2\}", "set"),
+        (r"\emptyset", "set"),
+        ("1, 2", "list"),
+        ("x = 2 or x = 3", "list"),
+        (r"\pm 2", "list"),
+        ("A, C", "list"),
+        ("x < 1 or x > 3", "union"),
+        ("x > 3", "relation"),
+        ("y = 2x", "relation"),
+        (r"\{x : x > 3\}", "relation"),
+        (r"\int_0^1 x\,dx", "formula"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "formula"),
+        ("Paris", "word"),
+        ("red and blue", "word"),
+        ("no", "yes or no"),
+        ("June 21", "word"),
+        ("COVID-19", "word"),
+        ("2024-01-05", "word"),
         ("B", "choice"),
+        ("(B)", "choice"),
     ],
 )
-def test_sorts_by_hand(gold, sort):
-    assert sort_of(gold) == sort
-    kinds = {"number": "number", "symbolic": "expression", "text": "words", "choice": "choice"}
-    assert {kind: sort_of(gold, kind) for kind in kinds} == kinds
+def test_classes_by_hand(gold, name):
+    assert class_of(gold) == name
+    assert [class_of(gold, kind) for kind in ("number", "text", "choice")] == ["number", "word", "choice"]
 
 
 def test_what_was_read_is_told():
@@ -306,7 +333,7 @@ def test_a_sentence_that_ends_in_a_number_states_that_number(gold, other):
 
 @given(st.text(alphabet="12 .,/-+=xan ot'isor$\\{}?\n#<>", max_size=40))
 def test_any_text_is_read(text):
-    for sort in ("number", "words", "choice"):
+    for sort in CLASSES:
         assert all(isinstance(answer, str) for answer in read(text, sort).answers)
 
 
@@ -324,6 +351,6 @@ def test_whatever_is_graded_ends_in_a_grade(text):
 )
 def test_reading_takes_time_in_proportion_to_the_text(piece):
     start = time.thread_time()
-    for sort in ("number", "expression", "words", "choice"):
+    for sort in ("number", "list", "word", "choice"):
         read(piece * (10_000_000 // len(piece)), sort)
     assert time.thread_time() - start < 2.0
