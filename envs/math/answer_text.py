@@ -21,6 +21,7 @@ _JOIN = re.compile(
     r"|\\(?:lor|vee|land|wedge|qquad|quad)(?![A-Za-z])|&(?![^{]*\\end))\s*",
     re.IGNORECASE,
 )
+_EDGES = re.compile(r"^(?:\\[,;:!]|\\(?:quad|qquad)(?![a-zA-Z])|~|\s)+|(?:\\[,;:! ]|\\(?:quad|qquad)|~|\s)+$")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*")
 _GROUP = re.compile(r",\d{3}(?!\d)", re.ASCII)
 
@@ -52,7 +53,7 @@ def inner(answer: str) -> str:
     text = answer.strip()
     for _ in range(6):
         before = text
-        text = _without_stop(text)
+        text = _without_stop(_EDGES.sub("", text))
         for left, right in (*_AROUND, ("*", "*"), ("`", "`")):
             if _is_around(text, left, right):
                 text = text[len(left) : -len(right)].strip()
@@ -141,7 +142,7 @@ def squeezed(text: str) -> str:
 
 
 def _is_around(text: str, left: str, right: str) -> bool:
-    inside = text[len(left) : -len(right)]
+    inside = text[len(left) : -len(right)].replace("\\$", "")
     return len(text) > len(left + right) and text.startswith(left) and text.endswith(right) and left not in inside
 
 

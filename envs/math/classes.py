@@ -126,6 +126,7 @@ def special_of(text: str) -> str:
 
 def is_prose(text: str) -> bool:
     r"""Return whether a text has words in it, outside of \text{...}: letters in a row that name nothing."""
+    text = re.sub(r"\\(?:begin|end)\s*\{[^{}]*\}", " ", text)
     said = re.sub(r"\\[a-zA-Z]+", " ", re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}", " word ", text))
     runs = re.findall(r"[^\W\d_]{2,}", said)
     return any(run not in _NAMES and run.casefold() not in ("and", "or") for run in runs)
@@ -149,7 +150,7 @@ def _shape(text: str) -> str:
         return "list"
     if r"\cup" in level:
         return "union"
-    if _RELATION.search(level) and not is_prose(re.sub(r"\\text\{[^{}]*\}", "", text)):
+    if _RELATION.search(re.sub(r"_\s*\{[^{}]*\}", "", level)) and not is_prose(re.sub(r"\\text\{[^{}]*\}", "", text)):
         return "relation"
     return ""
 

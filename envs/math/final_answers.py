@@ -49,7 +49,10 @@ _SAYS = re.compile(
     r"\b(?:is|are|equals?|gives?|get|becomes?|be|yields?|satisfy|obtain|have|find)\b|(?<!\d):|:(?!\d)", re.IGNORECASE
 )
 _OR = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)*\s*(?:,|;|/|&|\bor\b|\band\b)\s*(?:maybe|perhaps)?\s*", re.IGNORECASE)
-_LETTER = re.compile(r"(?<![\w'’])(?!I['’ ][a-z]|A (?!or\b|and\b)[a-z])\(?(?P<letter>[A-J])\)?(?![\w'’])")
+_LETTER = re.compile(  # "A" in front of another word is an article
+    r"(?<![\w'’])(?!I['’ ][a-z]|A (?!(?:or|and|is|was|because|since|as|would|can|cannot|could|does|must|seems|looks"
+    r"|fits|works|which|but|not|fails)\b)[a-z])\(?(?P<letter>[A-J])\)?(?![\w'’])"
+)
 _NAMED_LETTER = re.compile(
     r"(?:\b(?:is|are|be|choose|choice|option|pick|select|say|says|so|thus|hence|therefore|actually|it['’]s)\b|[:=])"
     r"[\s*(]*(?:(?:option|choice|letter|the|answer)\s+)*[\s*(]*\(?(?P<letter>[A-J])\)?(?![\w'’])",
@@ -61,7 +64,7 @@ _LETTER_REJECTED = re.compile(
     re.IGNORECASE,
 )
 _REJECTED_LETTER = re.compile(
-    r"[)\s*]*(?:(?:is|was|are|seems|looks|must be)\s+(?:too|not|wrong|incorrect|false|impossible|ruled|out)\b|isn['’]t"
+    r"[)\s*]*(?:(?:is|was|are|seems|looks|(?:would|must|could)\s+be)\s+(?:too|not|wrong|incorrect|false|impossible|ruled|out)\b|isn['’]t"
     r"|(?:can|could|does|do|did|would|will)(?:not|n['’]t|\s+not)\b|fails?\b|cannot\b)",
     re.IGNORECASE,
 )
@@ -321,13 +324,11 @@ def _truth(text: str, marker: str) -> Reading:
         ):
             found += [word.casefold() for word in _TRUTH_WORD.findall(line)] if not line.rstrip().endswith("?") else []
             continue
-        first = _TRUTH.search(line)
-        if first is None:
-            continue
-        if rejects(line[: first.start("word")]):
-            is_rejected = True
-            continue
-        found.append(first["word"].casefold())
+        for said_so in _TRUTH.finditer(line):
+            if rejects(line[: said_so.start("word")]) and not found:
+                is_rejected = True
+                continue
+            found.append(said_so["word"].casefold())
     kinds = {word in _TRUE: word for word in found}
     if not kinds and not is_rejected and (line := plain(last_line(text))):
         return Reading((line,), marker)

@@ -37,6 +37,7 @@ from rllib_srl.envs.math.relations import (
     ends_of,
     is_same_relation,
     is_same_union,
+    is_same_variable,
     left_side,
     name_of,
     right_side,
@@ -82,7 +83,7 @@ def choice_in(answer: str) -> str | None:
     found = CHOICE.match(answer.strip()[:200])
     if found:
         return found["letter"]
-    only = answer.strip().upper()
+    only = answer.strip().strip("().").upper()
     return only if len(only) == 1 and "A" <= only <= "J" else None
 
 
@@ -350,7 +351,7 @@ def _by_union(gold: str, answer: str, _: str) -> float | None:
         return float(is_same_relation(gold, answer, _same_item))
     if not said:
         return 0.0
-    return float(is_same_union(right, said, _same_item))
+    return float(is_same_variable(gold, answer) and is_same_union(right, said, _same_item))
 
 
 def _by_relation(gold: str, answer: str, _: str) -> float | None:
@@ -358,7 +359,7 @@ def _by_relation(gold: str, answer: str, _: str) -> float | None:
     right = ends_of(gold)
     if right:
         said = ends_of(answer)
-        return float(is_same_union(right, said, _same_item)) if said else 0.0
+        return float(is_same_variable(gold, answer) and is_same_union(right, said, _same_item)) if said else 0.0
     if not RELATION.search(levelled(answer)):
         value = assigned(gold)
         if value is None:

@@ -100,7 +100,8 @@ def _worded(said: str) -> Quantity | None:
 
 def is_same_quantity(gold: Quantity, answer: Quantity) -> bool:
     """Return whether an answer states the gold's number; a sign or unit that one of them lacks fits."""
-    if not is_same_kind(gold.unit, answer.unit):
+    is_mixed = (gold.is_percent and answer.unit) or (answer.is_percent and gold.unit)
+    if is_mixed or not is_same_kind(gold.unit, answer.unit):
         return False
     if gold.is_percent == answer.is_percent:
         if gold.unit and answer.unit and gold.unit.kinds == answer.unit.kinds and gold.unit.worth != answer.unit.worth:

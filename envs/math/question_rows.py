@@ -47,6 +47,7 @@ MAX_LINE_BYTES = 4 << 20  # of a line of JSONL or CSV: many times the longest pr
 _MAX_LISTED = 24  # names of a row's fields
 _HOLDERS = ("data", "rows", "problems")
 _ANSWER_TOO = ", and answer_field to the one that holds the answer if that is not found either"
+_FEW_LETTERS = re.compile(r"(?!no$)[A-Za-z]{2,3}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{2,12}")
 _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes to its calculator
 
 
@@ -184,7 +185,9 @@ def _answer(name: str, answer: Any, solution: str, wanted: str, row: Mapping[str
     found = final_answer(solution)
     if not found.answer or found.marker == "bare":
         raise RowFault("solution", r"states no answer; expected \boxed{...}, '#### ...' or 'the answer is ...' in it")
-    return found.answer, solution
+    # In a box a few letters are a product: the delimiters say so to the grader.
+    is_product = found.marker == "boxed" and _FEW_LETTERS.fullmatch(found.answer)
+    return f"${found.answer}$" if is_product else found.answer, solution
 
 
 def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: Any, solution: str) -> Problem:

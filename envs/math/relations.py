@@ -18,6 +18,7 @@ from rllib_srl.envs.math.formula import Formula, FormulaError, levelled, read_fo
 from rllib_srl.envs.math.identity import EQUAL, NUM_PLACES, values_at_places
 from rllib_srl.envs.math.quantity import RELATIVE, near
 
+_VARIABLE = re.compile(r"(?<![\\A-Za-z_{])[a-zA-TV-Z](?![A-Za-z])")
 Same = Callable[[str, str], bool]  # whether two answers mean the same
 Ends = tuple[str, str, bool, bool]  # start, end ("" for infinity), and whether each is left out
 
@@ -132,6 +133,12 @@ def _number_of(text: str) -> float | None:
         return None if isinstance(value, complex) else float(value)
     except OverflowError:
         return None
+
+
+def is_same_variable(one: str, other: str) -> bool:
+    """Return whether two relations are about the same variable, or one names none."""
+    names = [set(_VARIABLE.findall(_builder_rule(text))) for text in (one, other)]
+    return not all(names) or names[0] == names[1]
 
 
 def _start_of(ends: Ends) -> float:

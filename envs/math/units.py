@@ -20,7 +20,7 @@ _MAX_CHARS = 100
 _KINDS: dict[str, dict[str, str]] = {  # base -> worth of a unit in it -> spellings
     "m": {
         "1/1000": "mm millimeter millimetre", "1/100": "cm centimeter centimetre", "1/10": "dm decimeter decimetre",
-        "1": "m meter metre", "1000": "km kilometer kilometre", "0.0254": "inch inches", "0.3048": "ft foot feet",
+        "1": "m meter metre", "1000": "km kilometer kilometre", "0.0254": "inch inches in", "0.3048": "ft foot feet",
         "0.9144": "yd yard", "1609.344": "mi mile",
     },
     "g": {
@@ -49,6 +49,7 @@ _KNOWN = {
     for worth, names in worths.items()
     for name in names.split()
 }
+_INCH = (Fraction("0.0254"), (("m", 1),))  # "12 in", but not "12 in total"
 _COMPOUND = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "sqft": "ft^2", "sqm": "m^2", "fps": "ft/s"}
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "sterling"}
 _STOPS = frozenset((
@@ -157,6 +158,8 @@ def unit_of(tail: str) -> Unit | None:
     said = tail.strip().rstrip(".,;:!")
     for name, meaning in _COMPOUND.items():
         said = re.sub(rf"\b{name}\b", meaning, said)
+    if said == "in":
+        return Unit(*_INCH)
     kinds: dict[str, int] = {}
     worth, sign, raised = Fraction(1), 1, 0
     noun: str | None = None

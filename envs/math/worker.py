@@ -78,7 +78,25 @@ def _is_right(gold: str, answer: str) -> bool | None:
     read = [parse(f"${text}$", config, "no_fallback", parsing_timeout=None) for text in (gold, answer)]
     if not read[1]:
         return None
-    return bool(read[0]) and bool(verify(read[0], read[1], timeout_seconds=None))
+    if not read[0]:
+        return False
+    # math-verify rounds numbers to six places, which makes all small ones equal.
+    is_same = _is_same_number(read[0][0], read[1][0])
+    return bool(verify(read[0], read[1], timeout_seconds=None)) if is_same is None else is_same
+
+
+def _is_same_number(gold: Any, answer: Any) -> bool | None:
+    """Return whether two numbers agree within a relative tolerance, None for what are not two numbers."""
+    from sympy import Expr, Float, N
+
+    if not all(isinstance(each, Expr) and each.is_number for each in (gold, answer)):
+        return None
+    try:
+        a, b = (complex(N(each.doit(), 30)) for each in (gold, answer))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    tolerance = 1e-6 if gold.has(Float) or answer.has(Float) else 1e-9
+    return abs(a - b) <= tolerance * abs(a)
 
 
 def _private_stdout() -> TextIO:
