@@ -137,8 +137,8 @@ def bracketed(text: str) -> Bracketed | None:
 
 
 def squeezed(text: str) -> str:
-    """Return a text without the white space that has no meaning: "7 8" is not 78."""
-    return re.sub(r"(?<!\w) | (?!\w)", "", " ".join(text.split()))
+    """Return a text without the white space that has no meaning: "7 8" is not 78, nor is "1, 234" 1,234."""
+    return re.sub(r"(?<![\w.,]) | (?!\w)|(?<=[.,]) (?!\d)", "", " ".join(text.split()))
 
 
 def _is_around(text: str, left: str, right: str) -> bool:

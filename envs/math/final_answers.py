@@ -24,7 +24,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rllib_srl.envs.math.answer_text import inner, items_of, plain
+from rllib_srl.envs.math.answer_text import inner, items_of, plain, squeezed
 from rllib_srl.envs.math.classes import TIME, class_of, is_based, is_prose
 from rllib_srl.envs.math.formula import levelled
 from rllib_srl.envs.math.grading import DEADLINE_S, choice_in, grade, words_of
@@ -35,6 +35,7 @@ from rllib_srl.envs.math.units import unit_of
 
 MAX_ANSWERS = 4  # most final answers of one turn; a turn with more counts as one without an answer
 _MAX_PARTS = 32  # most of a list
+_CLOCK = re.compile(r"\d:\d\d")
 _MAX_NUMBERS = 100  # most of a list of numbers in prose, the last ones
 _MAX_LINE = 2_000  # characters of a line that is read as a formula or as words
 _MAX_QUESTION_WORDS = 400  # longest question whose copy is searched for
@@ -120,6 +121,9 @@ def graded(
     Raises:
         PoolError: the symbolic workers fail for a reason other than the answer.
     """
+    stated = _verbatim(gold, turn, marker)
+    if stated is not None:
+        return stated
     name = class_of(gold, kind)
     reading = read(turn, name, marker, question)
     if name == "word":
@@ -165,6 +169,17 @@ def read(turn: str, name: str, marker: str = "any", question: str = "") -> Readi
     return Reading(distinct, first, is_rejected and not distinct)
 
 
+def _verbatim(gold: str, turn: str, marker: str) -> Verdict | None:
+    """Return the verdict on a turn whose marked answers, or whose whole text, are the right answer as it is written."""
+    text = without_thoughts(turn)[-TAIL_CHARS:]
+    found = marked_answers(text, marker)
+    right = squeezed(plain(gold))
+    answers = [each.answer for each in found if not each.is_rejected] if found else [text.strip()]
+    if not right or not answers or len(answers) < len(found) or any(squeezed(plain(each)) != right for each in answers):
+        return None
+    return Verdict(1.0, Reading((answers[0],), found[0].marker if found else "bare"))
+
+
 def _nothing(reading: Reading) -> float | None:
     return 0.0 if reading.is_rejected or reading.answers else None
 
@@ -195,9 +210,13 @@ def _number(text: str, marker: str, name: str) -> Reading:
         text = _REASON.split(_clause(text), maxsplit=1)[0]
     lines = [line for line in text.splitlines() if line.strip()]
     if marker != "bare" or len(lines) == 1:
-        whole = _whole_number(lines[-1].strip() if lines else "", name, marker)
+        whole = _whole_number(text.strip(), name, marker)
         if whole is not None:
             return whole
+    if marker not in ("bare", "phrase") and (len(lines) > 1 or _CLOCK.search(text)):
+        lines = [line for line in lines if not re.fullmatch(r"[\W\d_]+", line)] if not _CLOCK.search(text) else []
+        if not lines:  # a table, or a number with a time behind it
+            return Reading((text.strip(),) if text.strip() else (), marker)
     is_rejected, last = False, None
     answers: list[str] = []
     for number in numbers_of(text):
