@@ -129,8 +129,6 @@ class SRL(SavedAlgorithm):
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         if self.config.evaluation_iterations:
             self.source.iterating([], self.config.evaluation_iterations)
-        if self.config.flat().replay_self_divergence:
-            self.source.check_divergence()
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
         self.ahead = self._start_ahead()

@@ -229,7 +229,5 @@ def _faults_of_pool(
         yield f"mixture = {dict(mixture)!r}; expected equal weights, or replay_selection = {{'weights': ...}} by domain"
     if settings.domains != "all":
         yield f"replay_domains = {settings.domains!r}; expected 'all'"
-    if settings.task_growth:
-        yield "replay_task_growth = True; expected False: histories would take the place of prompts"
-    if settings.self_divergence:
-        yield f"replay_self_divergence = {settings.self_divergence!r}; expected 0: prompts are asked as they are"
+    if settings.on_group is not None:
+        yield f"replay_on_group = {settings.on_group!r}; expected None: new items would take the place of prompts"

@@ -344,19 +344,6 @@ class PromptSource:
             )
         return [prompt for prompt in prompts if prompt.env_id in can]
 
-    def check_divergence(self) -> None:
-        """Check that every environment can show an earlier answer and ask for a different one.
-
-        Raises:
-            ValueError: names those that cannot.
-        """
-        cannot = [name for name, env in self._envs.items() if not getattr(env.unwrapped, "can_iterate", False)]
-        if cannot:
-            raise ValueError(
-                "replay_task_growth.self_divergence above 0; expected environments that can ask for a different "
-                f"answer, such as 'self_iteration', not {', '.join(map(repr, cannot))}"
-            )
-
     def get_state(self) -> dict[str, Any]:
         """Return the state, for a checkpoint."""
         return {

@@ -38,7 +38,6 @@ from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.schedule.review_log import RECENT, Reviews
-from rllib_srl.replay.selection.growth import answers_of, asked_differently, revisited
 from rllib_srl.replay.selection.pool import Surprise
 from rllib_srl.replay.selection.rules import WHOLE_POOL
 from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
@@ -231,7 +230,7 @@ class SRLReplayBuffer:
 
     def _drawn_prompts(self, slots: np.ndarray, now: int, change: Change) -> list[Prompt]:
         """Return the prompts of drawn items, and write them with the reasons of the draw to the journal."""
-        prompts = [self._asked(int(slot)) for slot in slots]
+        prompts = [self.store.prompt_of(int(slot)) for slot in slots]
         change.answer = [
             {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
             for prompt, slot in zip(prompts, slots, strict=True)
@@ -462,19 +461,6 @@ class SRLReplayBuffer:
         for slot, graded in zip(grades, review, strict=True):
             # A rating counts as one episode: a success from grade 2 (Hard) upwards, as for the spacing rules.
             self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
-
-    def _asked(self, slot: int) -> Prompt:
-        """Return the prompt to play for an item: its own, or a random prefix, another step or a different answer."""
-        prompt, generator = self.store.prompt_of(slot), self.generators["grow"]
-        if self.settings.task_growth:
-            return revisited(prompt, generator, self.settings.p_div)
-        if not self.settings.self_divergence or prompt.history or generator.random() >= self.settings.self_divergence:
-            return prompt
-        newest = self.store.groups_of(slot)[-1:]
-        groups = [self.ledger.payloads.get(int(self.store.groups["seq"][group])) for group in newest]
-        answers = [answer for group in groups for answer in answers_of(group, self.max_prompt_tokens)]
-        self.counts["num_diverged" if answers else "num_diverged_unanswered"] += 1
-        return asked_differently(prompt, answers, generator) if answers else prompt
 
     @staticmethod
     def _drawn(found: Sequence[StoredGroup], answer: DrawnAnswer) -> list[StoredGroup]:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
 
 NAN = float("nan")
-REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded", "diverged")
+REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_admitted", "num_revisits", "num_reuses", "num_evicted", "num_groups_replaced", "num_dropped_drifted"),
-    *("num_episodes_without_loss", "num_grown", "num_grown_too_deep", "num_grown_too_long", "num_grown_unfit"),
-    *("num_enrolled", "num_diverged", "num_diverged_unanswered", "num_refits", "num_recalibrations"),
+    *("num_episodes_without_loss", "num_grown"),
+    *("num_enrolled", "num_refits", "num_recalibrations"),
     *("num_histories_dropped",),
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing"),
 )
@@ -121,7 +121,7 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
     factor = float(buffer.recall.domains.factor(np.array([row["domain"]]), now)[0])
     is_lost = factor < 1 and overdue_by_recall(np.array([factor * recall]), buffer.settings.desired_retention)[0] >= 0
     return {
-        "key": f"{int(row['key']):016x}",  # with task growth the prompt played may be a prefix of this one
+        "key": f"{int(row['key']):016x}",
         "now": now,
         "due": round(float(row["due"]), 3),
         "late": round(now - float(row["due"]), 3),

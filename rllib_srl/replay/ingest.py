@@ -27,9 +27,8 @@ from rllib_srl.replay.diversity.tracker import Measured
 from rllib_srl.replay.history import after_visit, discounts
 from rllib_srl.replay.journal import codec
 from rllib_srl.replay.journal.transaction import Change
+from rllib_srl.replay.on_group import ON_GROUP
 from rllib_srl.replay.schedule.recall import Graded
-from rllib_srl.replay.selection.eviction import replaced_by
-from rllib_srl.replay.selection.growth import DIVERGE, Child, Visited, children
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.records import key_of, rows_at
 from rllib_srl.replay.visits import OF_GROUP, GroupFacts, Visit, facts_of
@@ -80,6 +79,7 @@ class Ingestion:
             ValueError: admission settings out of range, or secret detection is on without a tokenizer or `decode`.
         """
         self._settings, self._max_prompt_tokens = settings, max_prompt_tokens
+        self._on_group = None if settings.on_group is None else ON_GROUP.named(settings.on_group)
         self._admission = AdmissionSettings(**{name: getattr(settings, name) for name in SHARED})
         if faults := self._admission.faults():
             raise ValueError("admission: " + "; ".join(faults))
@@ -168,7 +168,6 @@ class Ingestion:
             pending.diversity = float(buffer.store.items["diversity"][pending.slot])
             if pending.refusal is None:
                 self._store(buffer, pending, now, change, policy_kl)
-        # Last, because a child may replace any item.
         grown = [self._grow(buffer, pending, now, change) if is_played else 0 for pending in pending_groups]
         visits = iter([self._visit(pending, num) for pending, num in zip(pending_groups, grown, strict=True)])
         return [next(visits) if isinstance(one, _PendingGroup) else one for one in entered]
@@ -188,13 +187,10 @@ class Ingestion:
     def _enter(
         self, buffer: SRLReplayBuffer, group: Group, facts: GroupFacts, measured: Measured, now: int, change: Change
     ) -> Visit | _PendingGroup:
-        """Check a group, and find or add its item; a different answer that `self_divergence` asked for has none."""
+        """Check a group, and find or add its item."""
         key = key_of(group.prompt)
         slot = buffer.store.slot_of(key)
         refusal = self._judge(buffer, group, slot, measured, change)
-        if self._settings.self_divergence and group.prompt.step == DIVERGE:
-            refusal = refusal if refusal and refusal.without_loss else Refusal("diverged", train=True)
-            return self._refused(buffer, group, refusal, facts.num_success / facts.size)
         if slot is None and refusal is None and facts.size < self._settings.min_graded:
             refusal = Refusal("ungraded", train=True)
         if refusal is not None:
@@ -294,7 +290,7 @@ class Ingestion:
         noted = {
             key_of(group.prompt): facts
             for group, facts, one in taken
-            if isinstance(one, Visit) and one.refused != "diverged" and facts.num_rewarded
+            if isinstance(one, Visit) and facts.num_rewarded
         }
         how = (self._settings.history_by, self._settings.history_half_life, policy_kl)
         if num_dropped := buffer.unstored.note(list(noted), list(noted.values()), *how):
@@ -362,43 +358,16 @@ class Ingestion:
         return tuple(bonus(np.array(measured.distance_G), mode).tolist())
 
     def _grow(self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change) -> int:
-        """Add the children of a visited item; a full memory adds one only if the lowest score is not above its own."""
-        group = pending.group
-        if pending.refusal or not self._settings.task_growth or "turns" not in group.extra:
+        """Add the new items that `on_group` makes of a stored group; known prompts are left out."""
+        if pending.refusal is not None or self._on_group is None:
             return 0
-        grown = children(
-            Visited.of(group),
-            buffer.generators["grow"],
-            max_depth=self._settings.growth_depth,
-            max_prompt_tokens=self._max_prompt_tokens,
-            known=_Known(buffer),
-        )
-        buffer.counts["num_grown_too_deep"] += grown.num_too_deep
-        buffer.counts["num_grown_too_long"] += grown.num_too_long
-        return sum(self._plant(buffer, child, now, change) for child in grown.children)
-
-    def _plant(self, buffer: SRLReplayBuffer, child: Child, now: int, change: Change) -> bool:
-        store = buffer.store
-        if len(store) >= self._settings.capacity:
-            pool = store.any_items(self._settings.candidate_pool, buffer.generators["evict"])
-            at = replaced_by(child.score, store.items["score"][pool], buffer.generators["evict"])
-            if at is None:
-                buffer.counts["num_grown_unfit"] += 1
-                return False
-            buffer.remove(int(pool[at]), change)
-        buffer.add_item(key_of(child.prompt), child.prompt, now, change, score=child.score)
-        buffer.counts["num_grown"] += 1
-        return True
-
-
-class _Known:
-    """Container view of the keys of a buffer's items."""
-
-    def __init__(self, buffer: SRLReplayBuffer) -> None:
-        self._buffer = buffer
-
-    def __contains__(self, key: object) -> bool:
-        return self._buffer.store.slot_of(int(str(key), 16)) is not None
+        num = 0
+        for prompt in self._on_group(pending.group, self._max_prompt_tokens, buffer.generators["grow"]):
+            if buffer.store.slot_of(key := key_of(prompt)) is None:
+                buffer.add_item(key, prompt, now, change)
+                num += 1
+        buffer.counts["num_grown"] += num
+        return num
 
 
 def _without_transformers(model_dir: Path) -> Any:

@@ -19,6 +19,7 @@ from rllib_srl.replay.admission.hooks import ADMISSIONS, names_of
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS
 from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.history import HALF_LIVES
+from rllib_srl.replay.on_group import ON_GROUP
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.load import LOAD_CONTROLS
 from rllib_srl.replay.schedule.spacing import SPACINGS, NoSpacing, SpacingRule, make_spacing
@@ -191,17 +192,8 @@ class ReplaySettings:
         'what keeps episodes out of memory and loss: "secrets", "credentials" (no personal data), "module:function", '
         "or a list of these (docs/memory.md); None: nothing",
     )
-    task_growth: bool = setting(
-        False, "add partial histories of played episodes as new items (ExIt)", of="task_growth.enabled", is_head=True
-    )
-    growth_depth: int = setting(8, "maximum number of turns in a history", of="task_growth.depth")
-    p_div: float = setting(
-        0.2, "probability that a revisit asks for a different answer, in [0, 1]", of="task_growth.p_div"
-    )
-    self_divergence: float = setting(
-        0.0,
-        "with enabled = False: chance that a revisit shows a stored answer and asks for a different one; 0: never",
-        of="task_growth.self_divergence",
+    on_group: str | None = setting(
+        None, 'function that makes new items of each stored group: "contrib.growth" or "module:function"; None: none'
     )
     local_directory: str | None = setting(
         None, "directory on a local disk for the journal, with results on a network file system; None: in the run's own"
@@ -276,8 +268,11 @@ RULES: dict[str, Rules[Any]] = {
     "embedding": EMBEDDINGS,
     "eviction": EVICTIONS,
     "admit": ADMISSIONS,
+    "on_group": ON_GROUP,
 }
-CHECKED_APART = ("domains", "admit")  # by `domain_filter` and by the settings of admission
+# By `domain_filter`, by the settings of admission, and where it is chosen.
+CHECKED_APART = ("domains", "admit", "on_group")
+
 
 def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
     """Return the parameters of the rule that a setting chooses, beside those of every rule; None: they are unknown.
@@ -311,7 +306,6 @@ _AT_LEAST = {
     "max_age": 1,
     "max_uses": 1,
     "neighbours": 1,
-    "growth_depth": 1,
     "reservoir_seed": 0,
 }
 _WITHIN: dict[str, tuple[float, float, str]] = {
@@ -325,8 +319,6 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
     "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
     "diversity_coeff": (0, math.inf, "a number of at least 0"),
-    "p_div": (0, 1, "a number in [0, 1]"),
-    "self_divergence": (0, 1, "a number in [0, 1]"),
     "timeout_s": (1e-9, math.inf, "a number above 0"),
 }
 
@@ -345,7 +337,7 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
     half_life = settings.history_half_life
     if half_life is not None and (not is_number(half_life) or half_life <= 0):
         yield f"history_half_life = {half_life!r}; expected a number above 0, or None"
-    yield from of_switches(settings, ("task_growth", "grade_reuse", "fill_with_not_due"))
+    yield from of_switches(settings, ("grade_reuse", "fill_with_not_due"))
 
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
@@ -361,6 +353,8 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
     for name, rules in RULES.items():
         if name not in CHECKED_APART and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
             yield f"{name} = {getattr(settings, name)!r}; {fault}"
+    if settings.on_group is not None and (fault := ON_GROUP.fault(settings.on_group)):
+        yield f"on_group = {settings.on_group!r}; {fault}, or None"
 
 
 def _parts(settings: ReplaySettings) -> Iterator[str]:
@@ -456,12 +450,6 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
         yield f"fill_with_not_due = False; expected True with selection = {settings.selection!r}, without due dates"
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
-    if settings.self_divergence:
-        given = f"self_divergence = {settings.self_divergence!r}"
-        if settings.task_growth:
-            yield f"{given} with task_growth enabled; expected enabled = False, or p_div, its share with task growth"
-        if settings.capacity == 0 or not settings.revisit_fraction:
-            yield f"{given} without revisits; expected capacity and revisit_fraction above 0"
     if settings.embedding == "policy" and "episodic" in settings.diversity_parts:
         yield "diversity_parts has 'episodic' with embedding = 'policy'; expected 'ngram' or 'sentence'"
     if settings.embedding == "policy" and settings.near_duplicate is not None:

@@ -97,7 +97,7 @@ class Visit:
 
     group_id: str
     key: str
-    refused: str = ""  # a reason of `admission.Reason` or of a hook, "ungraded" (too few valid episodes), "diverged"
+    refused: str = ""  # a reason of `admission.Reason` or of a hook, or "ungraded" (too few valid episodes)
     without_loss: tuple[int, ...] = ()  # episodes that are not trained on
     is_new: bool = False  # the item did not exist before
     timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
@@ -107,7 +107,7 @@ class Visit:
     is_lapse: bool = False
     diversity: float = 0.0
     bonus_G: tuple[float, ...] = ()  # factors of the episodes' advantages; () leaves them unchanged
-    num_grown: int = 0  # items added from partial histories
+    num_grown: int = 0  # items that `on_group` added
     history: History = NO_HISTORY  # before the call of `add`, discounted for this visit
 
     def as_dict(self) -> dict[str, Any]:

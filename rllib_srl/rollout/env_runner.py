@@ -392,7 +392,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         at_least: int,
     ) -> list[Group | None]:
         """Return the group of each prompt, None for one with fewer valid episodes than `at_least`."""
-        how: dict[str, Any] = {"at_least": at_least, "keep_turns": _keeps_turns(self.config.flat())}
+        how: dict[str, Any] = {"at_least": at_least, "keep_turns": self.config.replay_on_group is not None}
         return [
             to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
             for group_id, prompt in prompts.items()
@@ -652,8 +652,3 @@ def _is_enough(episodes: Sequence[SingleAgentEpisode], num_timesteps: int | None
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _keeps_turns(settings: Any) -> bool:
-    """Return whether the memory needs the policy's texts: task growth, and revisits that show an answer."""
-    return bool(settings.replay_task_growth or settings.replay_self_divergence)

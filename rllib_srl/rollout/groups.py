@@ -9,8 +9,8 @@ The tokens keep their order; the loss mask is 1 on tokens of the policy:
 The conversations of an agent's episode follow one another in its stream; `Group.starts` has where each begins.
 
 A group keeps the data for training. Texts, turn rewards and environment infos stay with the episodes; with
-`keep_turns` the group also keeps the policy's texts, for task growth. If the environment defines its own pass reward,
-it is in `extra["pass_reward"]`; if it pays no reward, `extra["is_unpaid"]` is True.
+`keep_turns` the group also keeps the policy's texts, for `replay_on_group`. If the environment defines its own pass
+reward, it is in `extra["pass_reward"]`; if it pays no reward, `extra["is_unpaid"]` is True.
 
 Group-level rewards depend on all episodes of a group and are computed once all have ended (`settle`):
 

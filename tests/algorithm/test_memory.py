@@ -421,7 +421,7 @@ def test_visits_are_early_on_time_or_late_by_the_due_date(config, build):
 
 @pytest.mark.slow
 def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
-    algo = build(config.training(num_prompts_per_batch=6), capacity=12, groups_per_item=1, task_growth=False)
+    algo = build(config.training(num_prompts_per_batch=6), capacity=12, groups_per_item=1)
     iterations = go(algo, 10)
     names = [set(one.replay) for one in iterations]
     assert all(other == names[0] for other in names) and len(names[0]) > 60

@@ -159,7 +159,7 @@ FAULTS = [
     ({}, {"num_prompts": 1}, "a pool of 1 prompts; expected at least"),
     ({"min_recall_interval": 3}, {}, "replay_min_recall_interval = 12, because each prompt is in play once"),
     ({"domains": ["even"]}, {}, r"replay_domains = \['even'\]; expected 'all'"),
-    ({"task_growth": True}, {}, "replay_task_growth = True; expected False"),
+    ({"on_group": "contrib.growth"}, {}, "replay_on_group = 'contrib.growth'; expected None"),
 ]
 
 

@@ -169,14 +169,14 @@ def test_flat_settings_are_few():
 
 def test_parameters_reach_the_settings_in_use(config):
     config.training(clip_rule={"name": "dual", "loss_cap": 2.5}, kl={"coeff": 0.1, "estimator": "k2"}, lora=8)
-    config.replay(spacing={"name": "sm2", "whole_days": True, "desired_retention": 0.8}, task_growth={"depth": 3})
+    config.replay(spacing={"name": "sm2", "whole_days": True, "desired_retention": 0.8})
     config.replay(selection={"name": "srl", "temperature": 0.0}, diversity={"neighbours": 3}, leeches=0)
     config.planner(objective={"name": "recap", "mix": 0.25}, adapt={"name": "revisit", "rate": 0.2})
     assert faults_of(config) == []
     loss, replay, planner = config.loss_settings(), config.replay_settings(), config.planner_settings()
     assert (loss.clip_rule, loss.dual_clip, loss.kl_coeff, loss.kl_estimator) == ("dual", 2.5, 0.1, "k2")
     assert (replay.spacing, replay.spacing_config, replay.desired_retention) == ("sm2", {"whole_days": True}, 0.8)
-    assert (replay.task_growth, replay.growth_depth, replay.neighbours, replay.leech_failures) == (True, 3, 3, 0)
+    assert (replay.neighbours, replay.leech_failures) == (3, 0)
     assert (replay.selection_config, replay.reuse_selection_config) == ({"temperature": 0.0}, {})
     assert (planner.objective, planner.recap_mix, planner.adapt, planner.adapt_rate) == ("recap", 0.25, "revisit", 0.2)
     assert (config.lora_rank, config.flat().advantage) == (8, "preset")

@@ -106,7 +106,8 @@ def played(indices, now, **group):
     return [a_group(i, now, i, rewards_of(a_prompt(i), now), **group) for i in indices]
 
 
-TIGHT = {"capacity": 30, "diversity_parts": ("variance", "novelty", "rarity"), "task_growth": True}
+ON_GROUP = "tests.replay.test_on_group:continued"
+TIGHT = {"capacity": 30, "diversity_parts": ("variance", "novelty", "rarity"), "on_group": ON_GROUP}
 
 
 def begun(directory=None, call="add", **given):

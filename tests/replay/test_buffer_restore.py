@@ -30,7 +30,7 @@ VARIANTS = {
         "selection": "fifo",
     },
     "none_per": {"spacing": "none", "selection": "per", "reuse_selection": "exgrpo", "candidate_pool": 6},
-    "growth": {"task_growth": True, "turns": 3, "capacity": 150, "growth_depth": 2, "p_div": 0.5},
+    "growth": {"on_group": "contrib.growth", "turns": 3, "capacity": 150},
     "policy": {"embedding": "policy", "diversity_parts": ("variance", "novelty", "rarity"), "capacity": 50},
     "leeches": {"leech_failures": 1, "leech_interval": 2, "leech_share": 0.3, "candidate_pool": 5, "spacing": "none"},
     "corrected": {"recalibrate_every": 2, "refit_every": 7},

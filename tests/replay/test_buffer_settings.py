@@ -118,10 +118,7 @@ ACTS = {
     "near_duplicate": ({"near_duplicate": 0.9}, {}),
     "degenerate_share": ({"degenerate_share": None}, {}),
     "admit": ({"admit": f"{__name__}:finds_nothing"}, {}),
-    "task_growth": ({"task_growth": True}, {}),
-    "growth_depth": ({"growth_depth": 1}, {"task_growth": True}),
-    "p_div": ({"p_div": 1.0}, {"task_growth": True, "capacity": 400, "load_control": "none"}),
-    "self_divergence": ({"self_divergence": 0.5}, {"load_control": "none"}),
+    "on_group": ({"on_group": "contrib.growth"}, {}),
 }
 
 
@@ -224,10 +221,7 @@ BAD = {
     "near_duplicate": (0.0, 1.1),
     "degenerate_share": (0.0, 2.0),
     "admit": ("defaults", ["secrets", 3], f"{__name__}:BAD"),
-    "task_growth": (1,),
-    "growth_depth": (0,),
-    "p_div": (-0.1, 2.0),
-    "self_divergence": (-0.1, 2.0),
+    "on_group": ("contrib.grow", "growth"),
     "local_directory": ("relative/path", 3),
     "timeout_s": (0.0,),
 }

@@ -43,7 +43,11 @@ WORLDS = {
         "leech_interval": 4,
     },
     "picky": {"capacity": 8, "near_duplicate": 0.6, "load_control": "stretch", "domain_quotas": "equal"},
-    "grows": {"capacity": 7, "task_growth": True, "diversity_parts": ("variance", "episodic", "rarity")},
+    "grows": {
+        "capacity": 7,
+        "on_group": "tests.replay.test_on_group:continued",
+        "diversity_parts": ("variance", "episodic", "rarity"),
+    },
 }
 FAULTS = {
     "commit": ("ledger.journal", "commit"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.replay.selection.candidates import Candidates, SelectionSettings
-from rllib_srl.replay.selection.eviction import EVICTIONS, evict, replaced_by, value_of
+from rllib_srl.replay.selection.eviction import EVICTIONS, evict, value_of
 from tests.replay.frequencies import fits
 
 DEFAULT = SelectionSettings()
@@ -126,14 +126,6 @@ def test_domains_over_their_quota_pay_first():
 def test_ties_are_broken_by_the_generator():
     gone = {tuple(EVICTIONS["least_diverse"](Candidates.of(10), 2, generator(seed), DEFAULT)) for seed in range(20)}
     assert len(gone) > 10
-
-
-def test_exit_replaces_the_minimum_with_at_least_its_score():
-    score_N = np.array([0.25, 0.1, 0.2, 0.1])
-    assert replaced_by(0.09, score_N, generator()) is None
-    assert replaced_by(0.1, score_N, generator()) in (1, 3)  # an equal score replaces
-    assert {replaced_by(0.3, score_N, generator(seed)) for seed in range(20)} == {1, 3}
-    assert replaced_by(0.3, np.array([]), generator()) is None
 
 
 def test_bad_rules_are_named(monkeypatch):

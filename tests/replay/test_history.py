@@ -245,7 +245,7 @@ def test_the_newest_histories_without_an_item_are_kept():
     assert again.get_state() == b""
 
 
-def test_a_call_that_fails_leaves_no_history_and_a_diverged_answer_has_none():
+def test_a_call_that_fails_leaves_no_history():
     with closing(a_buffer(max_episode_tokens=10)) as buffer:
         state = everything(buffer)
         full = mock.patch.object(buffer.ledger.journal, "commit", side_effect=JournalError("disk full"))

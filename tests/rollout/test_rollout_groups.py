@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration
-from rllib_srl.replay.selection.growth import Visited, children, revisited
-from rllib_srl.rollout import LiveEpisode, to_episodes, to_group
+from rllib_srl.rollout import to_episodes, to_group
 from rllib_srl.types import Prompt, StopReason
-from tests.replay.groups import a_buffer
 from tests.rollout.fakes import ScriptedEngine, World, unplayed
 
 PROMPT = Prompt("world", "q")
@@ -86,62 +83,6 @@ def test_turns_are_kept_on_request(play_with, tokenizer):
         said = {} if can_iterate is None else {"can_iterate": can_iterate}
         assert group.extra == {"turns": texts[:2], **said}  # of the valid episodes only
         assert to_group(live[0].prompt, "g", episodes).extra == {}
-
-
-def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
-    """Base answers, then one self-iteration step on one of them, as the memory would ask for it."""
-    written = {"g": [" 17\n", " 93\n"], "h": [" 93\n", " 93\n"]}
-
-    def script(name, ids):
-        return tokenizer(written[name[0]][int(name.split("/")[1])], add_special_tokens=False)["input_ids"]
-
-    engine = ScriptedEngine(tokenizer, script)
-    config = {"world": "rllib_srl.envs.math.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
-
-    def play_group(prompt, group_id):
-        live = [LiveEpisode(prompt, group_id, index) for index in (0, 1)]
-        episodes = list(play_with(live, engine, {"world": lambda: SelfIteration(config)}))
-        return to_group(prompt, group_id, episodes, keep_turns=True), episodes
-
-    base, _ = play_group(Prompt("world", "17, 93, 40", "compare"), "g")
-    generator = np.random.default_rng(0)
-    (child,) = children(Visited.of(base), generator).children
-    assert (child.score, child.prompt.history) in {(0.25, (" 17\n",)), (0.25, (" 93\n",))}
-    asked = revisited(child.prompt, generator, p_div=1.0)
-    again, episodes = play_group(asked, "h")
-    request = f"Question: Which is largest: 17, 93 or 40?\nAnswer:{asked.history[0]}{ASKED['diverge']}"
-    assert {episode.custom_data["text"][0] for episode in episodes} == {("environment", request)}
-    assert again.rewards_G.tolist() == [1.0, 1.0]
-    assert Visited.of(base).turn_ends_G[0] == (base.lengths_G()[0],)
-    assert children(Visited.of(again), generator).children == ()  # num_steps = 1: that was the last
-
-
-def test_a_revisit_that_asks_for_a_different_answer_shows_a_stored_one(play_with, tokenizer):
-    """Play, store, draw and play again: the text that the policy reads, and what the memory makes of the result."""
-    written = {"g": [" 17\n", " 93\n"], "h": [" max = 93\nAnswer: 93\n", " 40\n"]}
-
-    def script(name, ids):
-        return tokenizer(written[name[0]][int(name.split("/")[1])], add_special_tokens=False)["input_ids"]
-
-    engine = ScriptedEngine(tokenizer, script)
-    config = {"world": "rllib_srl.envs.math.compare:Compare", "world_config": {"num_shots": 0}}
-
-    def play_group(prompt, group_id):
-        live = [LiveEpisode(prompt, group_id, index) for index in (0, 1)]
-        episodes = list(play_with(live, engine, {"world": lambda: SelfIteration(config)}))
-        return to_group(prompt, group_id, episodes, keep_turns=True), episodes
-
-    buffer = a_buffer(self_divergence=1.0)
-    base = Prompt("world", "17, 93, 40", "compare")
-    buffer.add([play_group(base, "g")[0]], 1)
-    (asked,) = buffer.due(1, 5)
-    assert (asked.prompt_id, asked.step) == (base.prompt_id, "diverge") and asked.history in {(" 17\n",), (" 93\n",)}
-    again, episodes = play_group(asked, "h")
-    request = f"Question: Which is largest: 17, 93 or 40?\nAnswer:{asked.history[0]}{ASKED['diverge']}"
-    assert {episode.custom_data["text"][0] for episode in episodes} == {("environment", request)}
-    assert again.rewards_G.tolist() == [1.0, 0.0]  # what follows the last "Answer:" is graded
-    (visit,) = buffer.add([again], 5)
-    assert visit.refused == "diverged" and buffer.stats(5)["num_items"] == 1 and buffer.due(1, 6)[0].step == "diverge"
 
 
 def test_played_episodes_become_the_stream_the_engine_saw(play_with, tokenizer):

@@ -145,14 +145,3 @@ def _per_domain(
     places = quotas(len(candidates) - num, weights, have, generator).num
     over = {domain: have[domain] - places[domain] for domain in have}
     return [(np.flatnonzero(candidates.domain == domain), count) for domain, count in over.items() if count]
-
-
-def replaced_by(score: float, score_N: np.ndarray, generator: np.random.Generator) -> int | None:
-    """Return the index of the item that a new one of this score replaces, the lowest; None if all scores are higher.
-
-    An equal score replaces; ties among the lowest are broken by the generator.
-
-    Source: Jiang, Lupu and Bachrach 2025, arXiv 2509.04575 section 3.
-    """
-    lowest = score_N.min(initial=np.inf)
-    return int(generator.choice(np.flatnonzero(score_N == lowest))) if score >= lowest and len(score_N) else None

@@ -9,7 +9,7 @@ rlep), a task (exit, exgrpo, difficulty_pool) or a demonstration (pier).
 
 Differences from the sources:
 1. All draw without replacement; per and fresh_per do not stratify over a sum tree.
-2. exit draws among the candidates, not the whole buffer; the turn prefix is drawn elsewhere (`growth.revisited`).
+2. exit draws among the candidates, not the whole buffer.
 3. exgrpo cannot pick the trajectory of lowest entropy within a question: a group is drawn whole.
 4. repo has no strategy "all": every strategy takes all candidates if `num` is at least their number.
 5. pier uses the policy's mean -log-prob as uncertainty and 2 pass_rate - 1 as the novice's reward (-1 or +1 for a

@@ -1,0 +1,129 @@
+"""ExIt's growth: histories by hand, draws by their frequencies, a grown prompt that is played, and a real run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_srl.contrib.growth import Growth
+from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration
+from rllib_srl.rollout import LiveEpisode, to_group
+from rllib_srl.types import Prompt
+from tests.replay.groups import a_group
+from tests.rollout.conftest import calls as calls  # fixtures
+from tests.rollout.conftest import play_with as play_with
+from tests.rollout.conftest import tokenizer as tokenizer
+from tests.rollout.fakes import ScriptedEngine
+from tests.small_memory import go, memory_config
+
+PROMPT = Prompt("world", "q", "sums")
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def played(*turns_G, can_iterate=False, prompt=PROMPT):
+    """Return a group with these texts; each turn is five tokens after a reply of two."""
+    group = a_group(0, 1, num_turns=max(map(len, turns_G), default=1), rewards=(0.0,) * max(1, len(turns_G)))
+    return replace(group, prompt=prompt, extra={"turns": [list(one) for one in turns_G], "can_iterate": can_iterate})
+
+
+def histories(group, seed=0, room=None, **parameters):
+    return [prompt.history for prompt in Growth(**parameters)(group, room, generator(seed))]
+
+
+def test_partial_histories_by_hand():
+    grown = list(Growth()(played(["a", "b", "c"]), None, generator()))
+    assert [prompt.history for prompt in grown] == [("a",), ("a", "b")]  # after the last turn there is nothing to play
+    assert {(prompt.step, prompt.prompt_id, prompt.domain) for prompt in grown} == {("", "q", "sums")}
+    assert histories(played(["a"])) == [] == histories(played([])) == histories(replace(played(["a"]), extra={}))
+
+
+def test_an_environment_that_iterates_adds_the_whole_answer():
+    (first,) = Growth(p_div=0.0)(played(["y0"], can_iterate=True), None, generator())
+    assert first == replace(PROMPT, history=("y0",), step="improve")
+    (second,) = Growth(p_div=1.0)(played(["y1"], can_iterate=True, prompt=first), None, generator())
+    assert (second.history, second.step) == (("y0", "y1"), "diverge")
+    # The environment has said that this was the last step: more answers would be no turns to continue either.
+    assert histories(played(["y1", "y2"], prompt=first)) == []
+    steps = Counter(
+        next(iter(Growth()(played(["y0"], can_iterate=True), None, generator(seed)))).step for seed in range(600)
+    )
+    assert abs(steps["diverge"] - 120) < 40  # four deviations of 9.8
+
+
+def test_which_episode_is_drawn_is_uniform_and_two_numbers_are_drawn_a_group():
+    group = played(["a", "x"], ["b", "x"], [], ["c", "x"])
+    drawn = Counter(histories(group, seed)[0][0] for seed in range(600))
+    assert sorted(drawn) == ["a", "b", "c"] and min(drawn.values()) > 150  # 200 each, standard deviation 12
+    after = []
+    for one in (played(["a"]), played([]), played(["a", "b"], ["c"] * 9, can_iterate=True)):
+        numbers = generator()
+        list(Growth()(one, None, numbers))
+        after.append(numbers.random())
+    assert after == [generator().random(3)[2]] * 3
+
+
+def test_deep_and_long_histories_are_left_out():
+    group = played(["a", "b", "c", "d"], can_iterate=True, prompt=replace(PROMPT, history=("z",), step="improve"))
+    assert histories(group, depth=3) == [("z", "a"), ("z", "a", "b")] and histories(group, depth=0) == []
+    ends = np.flatnonzero(np.diff(group.loss_mask_N[: group.offsets[1]].astype(int), append=0) == -1) + 1
+    assert len(histories(group, room=int(ends[1]))) == 2 and len(histories(group, room=int(ends[1]) - 1)) == 1
+
+
+turns = st.lists(st.sampled_from(["", "a", "b"]), max_size=5)
+
+
+@given(st.lists(turns, min_size=1, max_size=4), st.booleans(), st.integers(0, 9))
+def test_grown_prompts_are_distinct_deeper_and_extend_their_parent(turns_G, can_iterate, seed):
+    grown = histories(played(*turns_G, can_iterate=can_iterate), seed)
+    assert [len(history) for history in grown] == list(range(1, len(grown) + 1))
+    assert all(any(history == tuple(one[: len(history)]) for one in turns_G) for history in grown)
+
+
+def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
+    """Base answers, then one self-iteration step on one of them, as the memory would ask for it."""
+    written = {"g": [" 17\n", " 93\n"], "h": [" 93\n", " 93\n"]}
+
+    def script(name, ids):
+        return tokenizer(written[name[0]][int(name.split("/")[1])], add_special_tokens=False)["input_ids"]
+
+    engine = ScriptedEngine(tokenizer, script)
+    config = {"world": "rllib_srl.envs.math.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
+
+    def play_group(prompt, group_id):
+        live = [LiveEpisode(prompt, group_id, index) for index in (0, 1)]
+        episodes = list(play_with(live, engine, {"world": lambda: SelfIteration(config)}))
+        return to_group(prompt, group_id, episodes, keep_turns=True), episodes
+
+    base, _ = play_group(Prompt("world", "17, 93, 40", "compare"), "g")
+    generator = np.random.default_rng(0)
+    (asked,) = Growth(p_div=1.0)(base, None, generator)
+    assert asked.history in {(" 17\n",), (" 93\n",)}
+    again, episodes = play_group(asked, "h")
+    request = f"Question: Which is largest: 17, 93 or 40?\nAnswer:{asked.history[0]}{ASKED['diverge']}"
+    assert {episode.custom_data["text"][0] for episode in episodes} == {("environment", request)}
+    assert again.rewards_G.tolist() == [1.0, 1.0]
+    assert list(Growth()(again, None, generator)) == []  # num_steps = 1: that was the last
+
+
+@pytest.mark.slow
+def test_a_run_plays_what_grew_and_goes_deeper(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5, on_group="contrib.growth")
+    config.environment("rllib_srl.envs.wrappers.self_iteration:SelfIteration")
+    config.env_config = {"world": "tests.small_worlds:Even", "world_config": {"num_prompts": 400}, "num_steps": 4}
+    algo = config.env_runners(max_episode_tokens=512).build_algo()
+    try:
+        iterations = go(algo, 5)
+    finally:
+        algo.stop()
+    asked = [group.prompt for one in iterations for group in one.played if group.prompt.history]
+    assert {prompt.step for prompt in asked} <= {"improve", "diverge"} and asked
+    assert max(len(prompt.history) for prompt in asked) > 1
+    assert sum(visit.num_grown for one in iterations for visit in one.visits.values()) > len(asked)
