@@ -1,12 +1,4 @@
-"""Divides batches among domains: accuracy bands, priorities, a minimum share for each domain, lending between bands.
-
-    accuracy  0 ── low ── 0.4 ── medium ── 0.8 ── high ── 1
-    priority  = band weight + 0.10 staleness + 0.05 uncertainty + base weight
-    share     = floor + (1 - K floor) softmax(priority / temperature)
-
-Additions to the design it follows (of another system, never built): staleness and uncertainty are scaled to [0, 1],
-and the softmax has a temperature, because at 1 priorities within [0, 2] leave shares within a factor of e^2.
-"""
+"""Divides draws from the memory among domains, and within one among bands of pass rates, with lending between bands."""
 
 from __future__ import annotations
 
@@ -57,40 +49,6 @@ def bands(acc_K: np.ndarray, bounds: Sequence[float]) -> np.ndarray:
     """Return the band of each accuracy: 0 below bounds[0], 2 above bounds[1], 1 in between (inclusive)."""
     acc_K = np.asarray(acc_K, float)
     return np.where(acc_K < bounds[0], LOW, np.where(acc_K > bounds[1], HIGH, MEDIUM))
-
-
-def staleness(num_since_K: np.ndarray, horizon: int) -> np.ndarray:
-    """Return the iterations since a domain was played, divided by `horizon`, at most 1."""
-    return np.minimum(1.0, np.asarray(num_since_K, float) / horizon)
-
-
-def uncertainty(variance_K: np.ndarray) -> np.ndarray:
-    """Return the standard error of each moving average, in standard deviations of one observation.
-
-    It is 1 before any observation and converges to sqrt(rate / (2 - rate)).
-
-    Args:
-        variance_K: sum of the squared weights of the average; see `averaged`.
-    """
-    error_K: np.ndarray = np.sqrt(np.asarray(variance_K, float))
-    return error_K
-
-
-def averaged(acc: float, variance: float, value: float, rate: float) -> tuple[float, float]:
-    """Return a moving average and the sum of its squared weights after one more value.
-
-    acc' = (1 - rate) acc + rate value;    variance' = (1 - rate)^2 variance + rate^2
-    """
-    return (1 - rate) * acc + rate * value, (1 - rate) ** 2 * variance + rate**2
-
-
-def floored_softmax(score_K: np.ndarray, floor: float) -> np.ndarray:
-    """Return shares that sum to 1: floor + (1 - K floor) softmax(score); all equal if K floor >= 1."""
-    num = len(score_K)
-    weight_K = np.exp(score_K - np.max(score_K))
-    left = max(0.0, 1.0 - num * floor)
-    share_K: np.ndarray = (1.0 - left) / num + left * weight_K / weight_K.sum()
-    return share_K
 
 
 def lent(share_K: np.ndarray, room_K: np.ndarray, distance_KK: np.ndarray) -> np.ndarray:
