@@ -13,7 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.shard import build_shards
-from rllib_srl.losses import PRESETS
+from rllib_srl.losses import CLIP_RULES, PRESETS
 from rllib_srl.types import GroupMeta
 from tests.losses import slow_loss
 from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
@@ -176,6 +176,28 @@ def test_a_name_acts_on_reused_tokens(gradient, without, change):
 
 
 @pytest.mark.slow
+def doubled(tokens, settings):
+    """Return twice the loss of the rule "none"."""
+    loss_N, weight_N = CLIP_RULES["none"](tokens, settings)
+    return 2 * loss_N, 2 * weight_N
+
+
+def halved(rho, settings):
+    """Return one half for each token."""
+    return torch.full_like(rho("token"), 0.5)
+
+
+def test_rules_by_import_path_reach_the_gradient(gradient, monkeypatch):
+    """A loss of twice "none" has twice its gradient, by import path and by a registered name; a weight of .5 half."""
+    plain, *_ = gradient(**BARE, clip_rule="none")
+    twice = {name: 2 * one for name, one in plain.items()}
+    assert relative_gap(gradient(**BARE, clip_rule=f"{__name__}:doubled")[0], twice) < 1e-6
+    monkeypatch.setitem(CLIP_RULES, "twice", doubled)
+    assert relative_gap(gradient(**BARE, clip_rule="twice")[0], twice) < 1e-6
+    both = gradient(clip_rule=f"{__name__}:doubled", correction=f"{__name__}:halved")[0]
+    assert relative_gap(both, plain) < 1e-6
+
+
 @pytest.mark.parametrize("loss", [name for name in PRESETS if name != "bapo"])
 def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
     off = {"ratio_anchor": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})

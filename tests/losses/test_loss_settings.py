@@ -208,3 +208,12 @@ def test_the_document_of_losses_names_every_one_of_them():
     shown_in_rows = map(shown, {*names, *settings} - {"kl_coeff", "bapo_target"})
     assert [name for name in sorted(shown_in_rows) if f"`{name}`" not in rows] == []
     assert [name for name in TABLE if shown(name) not in text] == []
+
+
+def test_a_rule_registered_here_is_refused_where_learners_are_other_processes(config, monkeypatch):
+    monkeypatch.setitem(CLIP_RULES, "mine", CLIP_RULES["none"])
+    assert faults_of(config.training(clip_rule="mine").learners(num_learners=0)) == []
+    (line,) = faults_of(config.learners(num_learners=1))
+    assert line.startswith("clip_rule = 'mine', registered in this process, with num_learners = 1; expected its import")
+    assert faults_of(config.training(clip_rule="rllib_srl.losses.clip:CLIP_RULES")) != []
+    assert faults_of(config.training(clip_rule="tests.learner.test_losses_in_the_learner:doubled")) == []
