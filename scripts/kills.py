@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill a process of a small real run in each phase of an iteration, and check that the run ends as an undisturbed one.
 
-    python scripts/kills.py                              runner, learner, buffer and driver: about fifteen minutes
+    python scripts/kills.py                              runner, learner, buffer, driver: about forty minutes
     python scripts/kills.py --times 1 --kinds learner    one kill in each phase
     python scripts/kills.py --kinds engine               a worker of a vLLM engine with two (needs vLLM)
 
@@ -63,7 +63,7 @@ OF_THE_PROCESS = re.compile(
     r"|num_groups_played_again|date|pid|hostname|node_ip|num_outstanding_async_reqs"
 )
 COUNTS = re.compile(r"^(training_iteration|env_runners/num_groups|env_runners/num_episodes|replay/num_groups_lost)$")
-RUN_S, GONE_S = 1200.0, 30.0
+RUN_S, KILL_S, GONE_S = 300.0, 180.0, 30.0  # for a run without kills, more for each kill, for a death
 
 
 # --- the command that is supervised ---------------------------------------------------------------
@@ -141,13 +141,14 @@ def run(kind: str, directory: Path, last: int, kills: Sequence[tuple[int, str]],
     words = [*flags, "--iterations", str(last), "--out", str(directory / "run"), "--export", str(directory / "model")]
     command = [sys.executable, __file__, "train", kind, str(marks), *words]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    limit_s = RUN_S + KILL_S * len(kills)
     with (directory / "said.txt").open("w", encoding="utf-8") as file:
         try:
             status: Any = subprocess.run(
-                command, stdout=file, stderr=file, env=environment, timeout=RUN_S, check=False
+                command, stdout=file, stderr=file, env=environment, timeout=limit_s, check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            status = f"no end within {RUN_S:g} s"
+            status = f"no end within {limit_s:g} s"
     missing = [f"{phase} of iteration {at}" for at, phase in kills if not (marks / f"done-{at}-{phase}").exists()]
     tail = (directory / "said.txt").read_text(encoding="utf-8")[-1500:]
     return [f"ended with {status}: {tail}"] * (status != 0) + [f"nothing was killed in {one}" for one in missing]
@@ -181,10 +182,10 @@ def digest(directory: Path) -> str:
     return hashlib.sha256((directory / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def kill_all(directory: Path, kinds: Sequence[str], times: int) -> list[dict[str, Any]]:
+def kill_all(directory: Path, kinds: Sequence[str], phases: Sequence[str], times: int) -> list[dict[str, Any]]:
     """Do all kills of each kind; return a row for each."""
-    rows, last = [], FIRST + times * len(PHASES)
-    kills = [(FIRST + at, phase) for at, phase in enumerate(PHASES * times)]
+    kills = [(FIRST + at, phase) for at, phase in enumerate([*phases] * times)]
+    rows, last = [], FIRST + len(kills)
     for is_exact in sorted({kind != "engine" for kind in kinds}):
         flags, unbroken = (LOCAL, directory / "unbroken") if is_exact else (VLLM, directory / "unbroken-vllm")
         faults = run("driver", unbroken, last, [], flags)
@@ -207,11 +208,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = [kind for kind in VICTIMS if kind != "engine"]
     parser.add_argument("--kinds", nargs="+", choices=list(VICTIMS), default=usual, metavar="KIND")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES, metavar="PHASE")
     parser.add_argument("--times", type=int, default=5, help="kills of each kind in each phase (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="new directory of the runs (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills_") as scratch:
-        rows = kill_all((arguments.out or Path(scratch)).absolute(), arguments.kinds, arguments.times)
+        rows = kill_all((arguments.out or Path(scratch)).absolute(), arguments.kinds, arguments.phases, arguments.times)
     return int(any(row["faults"] for row in rows))
 
 
