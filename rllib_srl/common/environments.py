@@ -158,18 +158,6 @@ def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
         yield f"{SEED_PREFIX}{2 * generator.getrandbits(30) + SPLITS.index(split)}"
 
 
-def seed_of(prompt_id: str) -> int:
-    """Return the seed in a prompt id "seed:<number>", as `prompts_of` yields it for environments without prompt ids.
-
-    Raises:
-        WorldError: `prompt_id` does not have this form.
-    """
-    number = prompt_id.removeprefix(SEED_PREFIX)
-    if number == prompt_id or not (number.isascii() and number.isdigit()):
-        raise WorldError(f"prompt_id = {prompt_id!r}; expected '{SEED_PREFIX}<number>' for one without prompt_ids")
-    return int(number)
-
-
 _EXPECTED_MODULE = "expected a module that every env runner can import: installed, or on PYTHONPATH"
 _WAYS = '"package.module:Class", a class, a callable, or a name registered with ray.tune.register_env'
 

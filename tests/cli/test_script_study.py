@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,6 +97,21 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert report.main([str(directory)]) == 0
     page = (directory / "report.md").read_text(encoding="utf-8")
     assert "uniform replay" in page and "no replay" in page and "generated tokens" in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_trial_whose_process_dies_is_started_again(ray_here, tmp_path, capsys):
+    words = ["replay", "--short", "--no-dry-run", "--seeds", "1", "--storage", str(tmp_path), "--debug"]
+    with ThreadPoolExecutor(1) as thread:
+        killed = thread.submit(kill_a_trial, tmp_path / "replay_short")
+        assert tune.main(words) == 0
+        assert killed.result(60) > 0
+    shown = capsys.readouterr().out
+    assert "dry run" not in shown and "ETA" not in shown and "primary comparison" in shown
+    results = read_results(tmp_path / "replay_short")
+    assert [trial.is_finished for trial in results.trials] == [True, True]
+    assert all({row.stage for row in trial.rows} == {-1, 0, 1} for trial in results.trials)
 
 
 @pytest.mark.slow
