@@ -262,7 +262,7 @@ class GroupMeta:
     weight: float = 1.0  # importance weight of a drawn group's loss; below 1 only for rules with importance weights
     pass_reward: float | None = None  # as `Group.pass_reward`
     has_reward_G: np.ndarray | None = None  # as `Group.has_reward_G`; None: all
-    history: History | None = None  # of a stored group that is judged by today's baseline: without the group itself
+    history: History | None = None  # of a stored group without the group itself, for the baseline from history
 
     def is_success_G(self, pass_reward: float) -> np.ndarray:
         """Return for each episode whether it passed, by the environment's mark or else by `pass_reward`."""

@@ -30,7 +30,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
-from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, Stored
+from rllib_srl.replay.journal.journal import Commit, Journal, Stored
 from rllib_srl.types import Prompt
 
 ITEM = np.dtype([("key", "u8"), ("due", "f8")])
@@ -60,7 +60,6 @@ class Twin:
         self.groups: dict[int, tuple[bytes, bytes]] = {}
         self.state: dict[str, Any] = {}
         self.answers: dict[str, Any] = {}
-        self.num_reviews = 0
 
     def next(self) -> Commit:
         """Return the next commit; it depends on the seed and on the commits before."""
@@ -81,7 +80,6 @@ class Twin:
             groups=rows,
             payloads=new_groups,
             removed_groups=old[3:6] if len(old) > 30 else [],
-            reviews=np.zeros(i % 3, REVIEW),
             request=f"{i}.add",
             answer={"position": i},
             state={"generator": generator.bit_generator.state, f"name {i % 5}": i},
@@ -104,7 +102,6 @@ class Twin:
             self.groups[seq] = (bytes(row), payload)
         self.state.update(commit.state)
         self.answers[str(commit.request)] = commit.answer
-        self.num_reviews += len(commit.reviews)
 
     def differences(self, journal: Journal) -> list[str]:
         """Return a message for each difference between the journal and this twin."""
@@ -122,7 +119,6 @@ class Twin:
             "groups": (groups, self.groups),
             "state": (stored.state, self.state),
             "answers": ({name: journal.answer(name) for name in self.answers}, self.answers),
-            "reviews": (len(journal.reviews()), self.num_reviews),
         }
         return [
             f"{name} differ at position {self.position}" for name, (theirs, ours) in pairs.items() if theirs != ours

@@ -37,9 +37,9 @@ PARAMETERS = """
 ## Parameters
 
 A setting with parameters takes one value or a dictionary: `replay_spacing="sm2"`, or
-`replay_spacing={"name": "sm2", "whole_days": True}`. Parameters that are left out have their defaults; without the
-first one, the setting keeps its own. On the command line: `--replay_spacing name=sm2 whole_days=true`, or
-`--replay_spacing '{"name": "sm2", "whole_days": true}'`. "of" lists the rules that read a parameter, if not all do;
+`replay_spacing={"name": "fixed", "interval": 8}`. Parameters that are left out have their defaults; without the
+first one, the setting keeps its own. On the command line: `--replay_spacing name=fixed interval=8`, or
+`--replay_spacing '{"name": "fixed", "interval": 8}'`. "of" lists the rules that read a parameter, if not all do;
 `validate()` rejects it with any other rule.
 """
 FORMER = """

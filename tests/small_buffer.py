@@ -36,7 +36,7 @@ def a_group(number: int, rewards: tuple[float, ...], now: int, ids: list[int] | 
 
 def by_hand(directory: Path, **settings: object) -> SRLReplayBuffer:
     """Return a buffer whose items are due every four iterations, with the rest of the schedule on."""
-    values = {"admit": None, "load_control": "none", "spacing": "fixed", "spacing_config": {"interval": 4.0}}
+    values = {"admit": None, "min_buffer_size": 1, "spacing": "fixed", "spacing_config": {"interval": 4.0}}
     return SRLReplayBuffer(directory=directory, **{**SCHEDULED, **values, "diversity_coeff": 0.0, **settings})
 
 

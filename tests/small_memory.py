@@ -24,8 +24,6 @@ SCHEDULED: dict[str, Any] = {
     "spacing": "fsrs",
     "selection": "srl",
     "reuse_selection": "srl",
-    "load_control": "throttle_new",
-    "leeches": 8,
     "diversity": 0.5,
     "max_age": 32,
 }

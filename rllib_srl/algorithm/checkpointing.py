@@ -35,7 +35,7 @@ from rllib_srl.common.callbacks import set_states, states_of
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
 from rllib_srl.curriculum.controller import Controller
-from rllib_srl.curriculum.filling import Filler
+from rllib_srl.curriculum.filling import StreamFiller
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
@@ -72,7 +72,7 @@ class SavedAlgorithm(Algorithm):
     memory: ReplayClient | NoMemory
     reference_clock: ReferenceClock
     controller: Controller
-    filler: Filler
+    filler: StreamFiller
     report: Report
     ratings: RatingFeed
     learner_group: Any  # RLlib's
@@ -247,7 +247,6 @@ class SavedAlgorithm(Algorithm):
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_groups_undone", self.memory.restore(directory))
         self.ratings.restart()
-        self.filler.start()
 
     def restore_from_path(
         self, path: Any, *args: Any, component: str | None = None, trust: bool = False, **kwargs: Any

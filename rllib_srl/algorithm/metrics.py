@@ -140,6 +140,7 @@ class Report:
         counts = counts_of([*groups, *reused], trained)
         memory.counts.update(counts)
         grades = [visit.grade for visit in visits.values() if visit.grade]
+        revisits = [visits[g.group_id].pass_rate for g in groups if g.origin == "revisit" and g.group_id in visits]
         values = {
             **memory.stats(now),
             **counts,
@@ -150,6 +151,7 @@ class Report:
             "reuse_share_intended": memory.settings.reuse_fraction,
             "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
             "grade_mean": float(np.mean(grades)) if grades else float("nan"),
+            "revisit_pass_rate": float(np.mean(revisits)) if revisits else float("nan"),
         }
         for name, value in values.items():
             if not name.startswith("domains/"):
@@ -193,17 +195,16 @@ class Report:
         mean = float(np.concatenate(surprises).mean()) if surprises else float("nan")
         self._metrics.log_value((REPLAY_RESULTS, "surprise_mean"), mean, reduce="mean", window=1)
 
-    def pool(self, groups: Sequence[GroupMeta], pass_reward: float, is_chosen: bool, rule: str) -> None:
+    def pool(self, groups: Sequence[GroupMeta], pass_reward: float, rule: str) -> None:
         """Warn once if choosing among the run's prompts can gain little; see `silent_groups.py`.
 
         Args:
             groups: the played groups.
             pass_reward: the lowest reward of a success, unless the environment defines its own.
-            is_chosen: whether prompts are chosen by signal.
             rule: the advantage rule.
         """
         self._silent_groups.count(groups, pass_reward)
-        if line := self._silent_groups.warning(is_chosen, rule):
+        if line := self._silent_groups.warning(rule):
             self.warn(line)
 
     def ahead(

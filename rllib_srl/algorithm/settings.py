@@ -19,7 +19,6 @@ from rllib_srl.engine.adapters import TARGETS
 from rllib_srl.losses.presets import PRESET, filled
 from rllib_srl.losses.settings import TABLE as LOSS_TABLE
 from rllib_srl.replay.settings import RENAMED as REPLAY_RENAMED
-from rllib_srl.replay.settings import RENAMED_VALUES as REPLAY_VALUES
 from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
 
 logger = logging.getLogger(__name__)
@@ -198,10 +197,10 @@ RENAMED = {
     "old_policy": "ratio_anchor",
     **{f"replay_{old}": f"replay_{new}" for old, new in REPLAY_RENAMED.items()},
 }
-RENAMED_VALUES = {f"replay_{name}": values for name, values in REPLAY_VALUES.items()}
+RENAMED_VALUES: dict[str, dict[str, str]] = {}
 # Flat names that users never gave.
 _NEW = (
-    *("tis_clip_max", "replay_reuse_selection_config", "replay_reservoir_seed"),
+    *("tis_clip_max", "replay_reuse_selection_config"),
     *("stub_chance", "stub_malformed", "stub_learns", "stub_forgets", "stub_spread"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
     "planner_ema_rate",

@@ -1,11 +1,7 @@
-"""Warn, with numbers, when choosing among the prompts of a run can gain little.
+"""Warn, with numbers, when nearly all groups of a run have equal rewards.
 
-A group whose rewards are all equal is silent: GRPO has no gradient from it (`TAUGHT` has what others have). If a share
-s of the groups is silent, a perfect choice of prompts divides the tokens needed by at most 1 / (1 - s). Two pools leave
-little to choose:
-
-    nearly all silent    too easy or too hard: what is left is too little to learn from; other prompts are needed
-    nearly none silent   every prompt teaches, so no order of them saves more than the share s
+A group whose rewards are all equal is silent: GRPO has no gradient from it (`TAUGHT` has what others have). If nearly
+all groups are silent, the prompts are too easy or too hard: what is left is too little to learn from.
 
 A group of one episode cannot differ in itself: in a run of such groups the rewards of different prompts are compared.
 """
@@ -20,7 +16,7 @@ from rllib_srl.batch.estimators import has_signal
 from rllib_srl.types import GroupMeta
 
 NUM_JUDGED = 256  # groups before the judgement: at a share of .1 its standard error is .02
-MANY, FEW = 0.75, 0.1
+MANY = 0.75
 NEARLY_ALL = 0.95  # of single episodes: 75 % of the groups of 8 are silent at a pass rate of .965
 GRPO = "GRPO learns nothing from equal rewards"
 TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
@@ -56,11 +52,10 @@ class SilentGroups:
             self.num_solved += bool(is_silent and success_G.all())
             self.num_failed += bool(is_silent and not success_G.any())
 
-    def warning(self, is_chosen: bool, rule: str) -> str | None:
-        """Return the warning after `NUM_JUDGED` groups, None before, after the first call, and for other pools.
+    def warning(self, rule: str) -> str | None:
+        """Return the warning after `NUM_JUDGED` groups, None before, after the first call, and for other prompts.
 
         Args:
-            is_chosen: whether prompts are chosen by signal; if not, few silent groups are no concern.
             rule: the advantage rule.
         """
         num_singles = self.singles.total()
@@ -76,11 +71,6 @@ class SilentGroups:
             return (
                 f"{share:.0%} of the first {self.num} groups had equal rewards ({solved:.0%} all right, {failed:.0%} "
                 f"all wrong). {taught}: use {remedy} prompts. See docs/does-memory-help.md."
-            )
-        if is_chosen and share <= FEW:
-            return (
-                f"only {share:.0%} of the first {self.num} groups had equal rewards: choosing prompts "
-                f"cannot save more than that share of the tokens. See docs/does-memory-help.md."
             )
         return None
 

@@ -59,10 +59,9 @@ from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.history import Policy
 from rllib_srl.replay.journal.place import journals_of
 from rllib_srl.replay.no_memory import NoMemory
-from rllib_srl.replay.selection.pool import Surprise
-from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
@@ -138,8 +137,7 @@ class SRL(SavedAlgorithm):
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
-        self.filler = make_filler(self.source, self.memory, self._num_in_flight, worlds[2], self._in_flight_named)
-        self.filler.start()
+        self.filler = make_filler(self.source, self.memory)
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(
             self.config.planner_settings(), fractions, self.source, self.metrics
@@ -169,13 +167,6 @@ class SRL(SavedAlgorithm):
         default: int = (self.config.max_lag + 1) * self.config.num_prompts_per_batch
         return default if self.config.in_flight is None else int(self.config.in_flight)
 
-    @property
-    def _in_flight_named(self) -> str:
-        """Return the settings that give `_num_in_flight`, for messages."""
-        if self.config.in_flight is not None:
-            return "in_flight"
-        return "(max_lag + 1) * num_prompts_per_batch" if self.config.max_lag else "num_prompts_per_batch"
-
     def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
         settings = self.config.replay_settings()
         if not settings.is_on:
@@ -187,18 +178,9 @@ class SRL(SavedAlgorithm):
             run=uuid.uuid4().hex[:12],
             model_dir=model_dir,
             max_prompt_tokens=self.config.max_episode_tokens - 2 * self.config.max_turn_tokens,
-            temperature=self.config.temperature,
-            surprise=self._surprise(),
             is_local=self.config.num_env_runners == 0,
             timeout_s=self.config.start_timeout_s,
         )
-
-    def _surprise(self) -> Surprise | None:
-        """Return group size and prior weight where groups without spread train by their surprise, else None."""
-        loss = self.config.loss_settings()
-        if loss.advantage != "posterior" and self.config.group_size > 1:
-            return None
-        return Surprise(self.config.group_size, loss.prior_weight)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s
@@ -241,8 +223,8 @@ class SRL(SavedAlgorithm):
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
             left_out = _unpaid(groups) | late | self._gone(groups, visits) | _malformed(visits)
-            today = self._today([group for group in groups if group.group_id not in left_out], visits)
-            reused = self.memory.sample(num_played, now, None, today)
+            policy = Policy(self.version, self.policy_kl) if self.advantage_estimator.uses_history else None
+            reused = self.memory.sample(num_played, now, None, policy)
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
             shards = self._shards(batch)
@@ -279,8 +261,7 @@ class SRL(SavedAlgorithm):
         self.report.memory(self.memory, groups, reused, batch.groups, visits, now)
         self.report.signal(groups, batch, visits, self.advantage_estimator)
         paid = [group for group in groups if group.has_reward_G is None]
-        is_chosen = self.config.may_draw("revisit") and self.config.replay_settings().chooses_by_history
-        self.report.pool(paid, self.config.replay_pass_reward, is_chosen, self.advantage_estimator.settings.advantage)
+        self.report.pool(paid, self.config.replay_pass_reward, self.advantage_estimator.settings.advantage)
 
     def _fill(self, now: int, plan: Plan) -> Batch:
         """Return the prompts to begin in this iteration; after a resume those that were in play come first."""
@@ -543,20 +524,6 @@ class SRL(SavedAlgorithm):
         found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
         batch = batch.without({name: visit.without_loss for name, visit in visits.items() if visit.without_loss})
         return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
-
-    def _today(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> Today | None:
-        """Return the baseline by which stored groups are judged, None if their own rewards alone judge them.
-
-        Args:
-            groups: played groups that are trained on; stored groups are measured by their surprises.
-            visits: of the played groups, by group id.
-        """
-        estimator, settings = self.advantage_estimator, self.advantage_estimator.settings
-        if not estimator.uses_history:
-            return None
-        scale = estimator.scale(estimator.shaped_rewards(groups), _histories(groups, visits))
-        least = settings.min_surprise * scale.spread
-        return Today(self.version, self.policy_kl, settings.prior_weight, scale.middle, least)
 
     def _shards(self, batch: AdvantageBatch) -> list[TrainingShard]:
         settings = self.advantage_estimator.settings

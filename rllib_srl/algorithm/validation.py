@@ -482,8 +482,6 @@ def _prompt_order(config: Any) -> Iterator[str]:
         yield "prompt_order = 'epochs' with a stream; expected 'mixture': a stream changes the weights of its domains"
     if config.mixture and len(set(config.mixture.values())) > 1:
         yield f"prompt_order = 'epochs' with mixture = {config.mixture!r}; expected equal weights, or 'mixture'"
-    if config.replay_revisit_fraction == AUTO:
-        yield "prompt_order = 'epochs' with replay_revisit_fraction = 'auto'; expected one of them: both order a pool"
 
 
 def _stream(config: Any) -> Iterator[str]:

@@ -4,8 +4,8 @@
     reused groups   their rewards  ── rule ──> advantages
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
-its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged by today's history without
-themselves, in units of the groups played today (`replay/selection/today.py`).
+its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged in the same way, by the
+history of their prompts as the policy in training finds it, without themselves, and in units of the groups just played.
 
 Pure NumPy on the driver, before any sharding. It uses metadata only, never tokens.
 
@@ -118,19 +118,22 @@ class AdvantageEstimator:
         is_live_P = self._live(rewards, histories)
         trained = [(group, a) for group, a, is_live in zip(groups, played, is_live_P, strict=True) if is_live]
         scale = self.scale(rewards, histories) if self.uses_history and groups else None
-        trained += self._reused(reused, scale)
-        counts = {"num_groups_unsurprising": is_live_P.count(False) if self.uses_history else 0}
+        rewarded = [whole for group in reused if (whole := rewarded_part(group)) is not None]
+        again = self._reused(rewarded, scale)
+        trained += again
+        num = (is_live_P.count(False), len(rewarded) - len(again)) if self.uses_history else (0, 0)
+        counts = dict(zip(("num_groups_unsurprising", "num_reuses_unsurprising"), num, strict=True))
         return AdvantageBatch([group for group, _ in trained], [a for _, a in trained], played, counts)
 
     def _reused(self, reused: Sequence[GroupMeta], scale: Scale | None) -> list[tuple[GroupMeta, np.ndarray]]:
         """Return the stored groups to train on, with their advantages; `scale` is None if nothing was played."""
         settings = self.settings
-        reused = [whole for group in reused if (whole := rewarded_part(group)) is not None]
         rewards = [group.rewards_G.astype(np.float64) for group in reused]
-        if self.uses_history:  # the draw filtered out unsurprising groups
+        if self.uses_history:
             histories = [group.history or NO_HISTORY for group in reused]
             found = surprises(rewards, histories, settings.prior_weight)
-            return list(zip(reused, scaled(found, scale or scale_of(found, settings.surprise_scale)), strict=True))
+            advantages = scaled(found, scale or scale_of(found, settings.surprise_scale))
+            return [pair for pair in zip(reused, advantages, strict=True) if self._is_surprise(pair[1])]
         rule = settings.advantage
         pairs = zip(reused, group_relative(rewards, rule), strict=True)
         return [(group, a) for group, a in pairs if trains(group.rewards_G, rule)]
@@ -146,5 +149,7 @@ class AdvantageEstimator:
         """Return which played groups are trained on."""
         if not self.uses_history:
             return [trains(rewards_G, self.settings.advantage) for rewards_G in rewards]
-        least = self.settings.min_surprise
-        return [bool(np.abs(a).max() >= least and np.any(a)) for a in self._played(rewards, histories)]
+        return [self._is_surprise(advantage_G) for advantage_G in self._played(rewards, histories)]
+
+    def _is_surprise(self, advantage_G: np.ndarray) -> bool:
+        return bool(np.abs(advantage_G).max() >= self.settings.min_surprise and np.any(advantage_G))

@@ -1,11 +1,10 @@
-"""Look into the memory of a run: its items, the reasons for its draws, and the accuracy of its predictions.
+"""Look into the memory of a run: its items, and the reasons for its draws.
 
     srl memory ls results/first --sort pass_rate --limit 20   items, hardest first
-    srl memory show results/first 4b9d                        one item: schedule, reviews, episodes
+    srl memory show results/first 4b9d                        one item: schedule, episodes
     srl memory why results/first 4b9d                         why it was drawn, or not
     srl memory stats results/first                            gauges and counts
-    srl memory plot results/first --out memory.png            visits, silence, forgetting curves
-    srl memory fit results/first                              a spacing rule's parameters, refitted to the reviews
+    srl memory plot results/first --out memory.png            visits, rewards, groups of equal rewards
     srl memory export results/first groups.parquet            groups and items, for other programs
     srl memory import results/first groups.jsonl              groups into a memory that no run is using
     srl memory verify results/first                           every page, payload and invariant
@@ -18,7 +17,6 @@ DIR; a run that is resumed from a checkpoint goes on without groups stored after
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,13 +33,9 @@ from rllib_srl.replay.ingest import decoder_of
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.journal.reader import Reading, copied, journal_in, reading
 from rllib_srl.replay.journal.transaction import JOURNAL
-from rllib_srl.replay.schedule.refit import config_of, refit, whole_log
 from rllib_srl.replay.settings import ReplaySettings, check_trusted
-from rllib_srl.replay.store.records import LEECH, WAITING
 from rllib_srl.replay.tools.exchange import export_journal, import_into
 from rllib_srl.replay.tools.explain import (
-    GRADE_NAMES,
-    STATUS_NAMES,
     Decode,
     Found,
     all_items,
@@ -57,7 +51,7 @@ from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
 
 WIDEST_PROMPT = 36  # characters of a prompt in `ls`
 ORDERS: dict[str, Callable[[Found], float]] = {  # ascending; items without a value come last
-    "due": lambda item: math.inf if item.row["status"] == WAITING else float(item.row["due"]),
+    "due": lambda item: float(item.row["due"]),
     "recall": lambda item: math.inf if math.isnan(item.recall) else item.recall,
     "pass_rate": lambda item: float(item.row["pass_rate"]) if item.row["visits"] else math.inf,
     "lapses": lambda item: -int(item.row["lapses"]),
@@ -73,40 +67,19 @@ def row_of(item: Found) -> list[str]:
     """Return an item's row in `ls`."""
     row, prompt = item.row, item.prompt
     late = item.reading.now - float(row["due"])
-    due, settings = lateness(late).removeprefix("due "), item.reading.settings
-    if row["status"] == WAITING and (settings.has_due_dates or settings.load_control == "throttle_new"):
-        due = "waiting"
-    elif row["status"] != LEECH and not settings.has_due_dates:
-        due = "any time"
+    due = lateness(late).removeprefix("due ") if item.reading.settings.has_due_dates else "any time"
     name = printable(f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else ""))
     return [
         item.key[:10],
         name if len(name) <= WIDEST_PROMPT else name[: WIDEST_PROMPT - 1] + "…",
         printable(prompt.domain),
-        f"leech, {due}" if row["status"] == LEECH else due,
+        due,
         rounded(item.recall),
         rounded(float(row["pass_rate"]) if row["visits"] else None),
         *(str(row[name]) for name in ("visits", "lapses")),
         rounded(float(row["diversity"])),
         str(row["num_groups"]),
     ]
-
-
-def review_rows(item: Found) -> Iterator[list[str]]:
-    """Yield the table of an item's reviews, oldest first; only its heading if there is none."""
-    predicts = item.reading.settings.has_due_dates
-    yield ["iteration", "grade", "pass rate", "predicted recall", "after", "policy version", "tokens with signal"]
-    for row in item.reviews():
-        is_first = math.isnan(row["predicted"])
-        yield [
-            str(row["now"]),
-            f"{row['grade']} {GRADE_NAMES[row['grade']]}",
-            f"{row['num_success'] / row['n']:.2f} ({row['num_success']} of {row['n']})",
-            "-" if is_first or not predicts else f"{row['predicted']:.2f}",
-            "first" if is_first else counted(row["elapsed"], "iteration"),
-            str(row["version"]),
-            str(row["trained_tokens"]),
-        ]
 
 
 def group_lines(one: Reading, at: int, decode: Decode | None) -> Iterator[str]:
@@ -146,7 +119,6 @@ def ls(arguments: argparse.Namespace) -> int:
             item
             for item in items
             if arguments.domain in (None, item.prompt.domain)
-            and arguments.status in (None, STATUS_NAMES[int(item.row["status"])])
         ]
         wanted.sort(key=ORDERS[arguments.sort])
         if wanted:
@@ -157,12 +129,10 @@ def ls(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Show one item with its reviews, and the text of its groups."""
+    """Show one item, and the text of its groups."""
     with reading(arguments.directory, arguments.trust_rules) as memory:
         item = find(memory, arguments.id)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
-        if len(rows := list(review_rows(item))) > 1:
-            print("\nreviews\n" + table(rows))
         decode = known_decoder(arguments)
         if decode is None:
             print("\n(" + NO_TOKENIZER + ")", file=sys.stderr)
@@ -190,7 +160,7 @@ def stats(arguments: argparse.Namespace) -> int:
     asked = f", desired retention {settings.desired_retention:g}{days}" if settings.has_due_dates else ""
     print(
         f"iteration {now}; spacing {settings.spacing}{asked}; selection {settings.selection}, "
-        f"reuse {settings.reuse_selection}, load control {settings.load_control}"
+        f"reuse {settings.reuse_selection}"
     )
     print(table(rows, indent=""))
     if domains := by_domain(found):
@@ -224,37 +194,13 @@ def plot(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def fit(arguments: argparse.Namespace) -> int:
-    """Refit the spacing rule, and compare it with the current one."""
-    with reading(arguments.directory, arguments.trust_rules) as memory:
-        log, rule = whole_log(memory), memory.rule
-    found = refit(rule, log, arguments.min_reviews)
-    figures = [("parameter", "before", "after")]
-    figures += [(name, f"{before:g}", f"{after:g}") for name, (before, after) in found.turned.items()]
-    print(f"spacing {rule.name}, {found.after.num_reviews} reviews of {found.after.num_items} revisited items")
-    print(table(figures))
-    losses = [("log loss, nats per episode", ""), ("  current rule", f"{found.before.log_loss:.4f}")]
-    losses += [("  fitted rule", f"{found.after.log_loss:.4f}")]
-    held_out = "-  (too few reviews)" if found.held_out is None else f"{found.held_out.log_loss:.4f}"
-    losses += [("  fitted to half of the items, evaluated on the rest", held_out)]
-    losses += [("  constant: the mean pass rate", f"{found.after.log_loss_constant:.4f}")]
-    print(table(losses))
-    judged = found.held_out or found.after
-    beats = "beats" if judged.beats_constant else "does not beat"
-    on = "held-out items" if found.held_out else "the reviews it was fitted to"
-    print(f"on {on}, the fitted rule {beats} the constant: {judged.gain:+.4f} +- {judged.gain_error:.4f} nats (1 s.e.)")
-    print("as a setting:")
-    print(f"replay_spacing: {json.dumps({'name': rule.name, **config_of(found.fitted)})}")
-    return 0
-
-
 def check(arguments: argparse.Namespace) -> int:
     """Verify a journal, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
     if (arguments.directory / MANIFEST).is_file():
         verify_sealed(arguments.directory)
     path = journal_in(arguments.directory)
     found = verify(path, arguments.trust_rules)
-    counts = f"{found.num_items} items, {found.num_groups} groups, {found.num_reviews} reviews"
+    counts = f"{found.num_items} items, {found.num_groups} groups"
     print(*(found.faults or [f"ok  {path}: {counts}, position {found.position}"]), sep="\n")
     return int(bool(found.faults))
 
@@ -392,7 +338,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     listing = command("ls", ls)
     listing.add_argument("--domain", help="only items of this domain")
-    listing.add_argument("--status", choices=sorted(STATUS_NAMES.values()), help="only items of this status")
     listing.add_argument("--sort", choices=sorted(ORDERS), default="due", help="default: %(default)s")
     listing.add_argument("--limit", type=positive, default=40, help="maximum number of items (default: %(default)s)")
     showing = command("show", show, "id")
@@ -400,7 +345,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     asking.add_argument("--limit", type=positive, default=10, help="number of last draws (default: %(default)s)")
     command("stats", stats)
     command("plot", plot).add_argument("--out", type=Path, default=Path("memory.png"), help="default: %(default)s")
-    command("fit", fit).add_argument("--min_reviews", type=positive, default=64, help="default: %(default)s")
     exporting = command("export", export, "file")
     exporting.add_argument("--no-text", action="store_true", help="omit the column `text`")
     importing = command("import", take_in, "file")

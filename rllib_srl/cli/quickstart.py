@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -212,7 +213,9 @@ def memory_lines(outcome: Outcome) -> Iterator[str]:
     }
     num_played = totals["fresh"] + totals["revisit"]
     signal = sum(iteration.memory["num_signal_revisit"] for iteration in outcome.iterations)
-    recalled = rounded(last["observed_recall_mean"])
+    rates = [(i.memory["revisit_pass_rate"], i.memory["num_groups_revisit"]) for i in outcome.iterations]
+    known = [(rate, num) for rate, num in rates if not math.isnan(rate)]
+    recalled = rounded(sum(rate * num for rate, num in known) / sum(num for _, num in known) if known else None)
     lines = [
         ("items", f"{last['num_items']:.0f} prompts"),
         ("revisited", f"{totals['revisit']} of {num_played} prompts played ({totals['revisit'] / num_played:.0%})"),

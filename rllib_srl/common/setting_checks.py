@@ -46,6 +46,20 @@ def of_ranges(settings: Any, within: Mapping[str, tuple[float, float, str]]) -> 
             yield f"{name} = {value!r}; expected {expected}"
 
 
+def check_within(rule: Any, within: Mapping[str, tuple[float, float, str]]) -> None:
+    """Check the parameters of a rule.
+
+    Args:
+        rule: the object.
+        within: as in `of_ranges`.
+
+    Raises:
+        ValueError: naming every parameter out of its range.
+    """
+    if faults := list(of_ranges(rule, within)):
+        raise ValueError("; ".join(faults))
+
+
 def of_choices(settings: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """Yield an error message for each attribute that is none of the given values."""
     for name, allowed in choices.items():

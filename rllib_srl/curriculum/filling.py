@@ -1,33 +1,25 @@
 """Fills a batch with prompts: revisits from the memory, and fresh or never visited ones.
 
     revisit_fraction = .25     a fixed share of revisits, the rest from the prompt source
-    "auto", endless prompts    the share follows what revisits teach (`LiveBalance`)
-    "auto", a finite pool      every prompt is an item of the memory from the start; unseen and stored ones compete by
-                               one priority, the selection rule's, and there is no share
-
-A pool is finite if there is no stream, every environment lists its prompts, and there are at most `capacity` of them.
+    "auto"                     the share follows what revisits teach (`LiveBalance`)
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
-from rllib_srl.replay.selection.rules import POOL_RULES, SELECTIONS
-from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.setting_advice import warnings_of_pool
 from rllib_srl.replay.settings import AUTO_START, ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
 
 logger = logging.getLogger(__name__)
-BAND_BOUNDS = (0.4, 0.8)  # of shares that do not divide items by band, so it does not matter
 FADE = 0.985  # a group: about 67 groups count
-AUTO_BOUNDS = (0.05, 0.5)  # lowest and highest revisit fraction of "auto" in an endless stream
+AUTO_BOUNDS = (0.05, 0.5)  # lowest and highest revisit fraction of "auto"
 AUTO_STEP = 0.05  # of an iteration, as a share of the range between the bounds
 NUM_SHOWN = 8  # domains in a warning
 MIN_GROUPS = 8.0  # faded groups of each kind below which the fraction stays
@@ -92,9 +84,6 @@ class StreamFiller:
         """Draw from both; `balance` adapts the share, None leaves it to the settings and the plan."""
         self._source, self._memory, self._balance = source, memory, balance
 
-    def start(self) -> None:
-        """Do nothing: the source needs no preparation."""
-
     def fill(self, num: int, now: int, plan: Plan, in_play: Collection[str] = ()) -> Batch:
         """Return the `num` prompts of iteration `now`; revisits are not among the keys `in_play`."""
         fraction = plan.revisit_fraction if self._balance is None else self._balance.fraction
@@ -121,85 +110,19 @@ class StreamFiller:
             self._balance.set_state(state)
 
 
-class PoolFiller:
-    """Fills batches from a finite pool whose prompts are all items of the memory. Invariant: it has no state."""
-
-    def __init__(self, memory: ReplayClient, pool: Sequence[Prompt]) -> None:
-        """Draw from `memory`, in which `start` adds the prompts of `pool`."""
-        self._memory, self._pool = memory, pool
-
-    def start(self) -> None:
-        """Add the prompts that are not in the memory yet: all of them, or after a restore those that are new."""
-        num_new = self._memory.enrol(self._pool, 0)
-        logger.info("a finite pool of %d prompts, %d of them new to the memory", len(self._pool), num_new)
-
-    def fill(self, num: int, now: int, plan: Plan, in_play: Collection[str] = ()) -> Batch:
-        """Return the `num` prompts of iteration `now`; a plan's shares divide them among domains.
-
-        Prompts in play were drawn last, so their priority is lowest: they need not be left out.
-        """
-        self._memory.set_fractions(None, plan.reuse_fraction)
-        return self.more(num, now, plan)
-
-    def more(self, num: int, now: int, plan: Plan) -> Batch:
-        """Return `num` prompts that this iteration has not drawn yet; fewer if the pool has no more."""
-        shares = None if plan.fresh is None else DomainShares(plan.fresh, {}, None, BAND_BOUNDS)
-        return Batch(*self._memory.from_pool(num, now, shares))
-
-    def observe(self, groups: Sequence[GroupMeta], trained: Collection[str]) -> None:
-        """Do nothing: the memory has seen the groups."""
-
-    def get_state(self) -> dict[str, Any]:
-        """Return {}."""
-        return {}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
-Filler = StreamFiller | PoolFiller
-
-
-def make_filler(
-    source: PromptSource,
-    memory: ReplayClient | NoMemory,
-    num_prompts: int,
-    mixture: Mapping[str, float],
-    named: str = "num_prompts_per_batch",
-) -> Filler:
-    """Return the filler for the memory's settings.
-
-    Args:
-        source: of fresh prompts.
-        memory: the run's memory; its `revisit_fraction` decides.
-        num_prompts: in play at the same time.
-        mixture: environment id -> weight among fresh prompts.
-        named: the settings that give `num_prompts`, for the message.
-
-    Raises:
-        ValueError: a finite pool with settings that do not fit it, all at once.
-    """
+def make_filler(source: PromptSource, memory: ReplayClient | NoMemory) -> StreamFiller:
+    """Return the filler for the memory's settings; `source` has the fresh prompts."""
     if not isinstance(memory, ReplayClient):
         return StreamFiller(source, memory, None)
     for line in unknown_domains(memory.settings, source):
         logger.warning(line)
-    if not memory.is_auto:
-        return StreamFiller(source, memory, None)
-    pool = source.pool(memory.settings.capacity)
-    if pool is None:
-        return StreamFiller(source, memory, LiveBalance())
-    if faults := list(_faults_of_pool(memory.settings, pool, num_prompts, mixture, named)):
-        raise ValueError("replay_revisit_fraction = 'auto' with a finite pool: " + "; ".join(faults))
-    for line in warnings_of_pool(memory.settings):
-        logger.warning(line)
-    return PoolFiller(memory, pool)
+    return StreamFiller(source, memory, LiveBalance() if memory.is_auto else None)
 
 
 def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]:
     """Return a warning for each setting that names domains of which the source has no prompt, where that is known."""
     quotas, chosen = settings.domain_quotas, settings.domains
     named: dict[str, Collection[str]] = {
-        "replay_selection.weights": settings.selection_config.get("weights", {}),
         "replay_domain_quotas": quotas if isinstance(quotas, Mapping) else (),
         "replay_domains": chosen if isinstance(chosen, list | tuple | set | frozenset) else (),
     }
@@ -212,22 +135,3 @@ def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]
         for name, names in named.items()
         if (unknown := sorted(set(names) - known))
     ]
-
-
-def _faults_of_pool(
-    settings: ReplaySettings, pool: Sequence[Prompt], num_prompts: int, mixture: Mapping[str, float], named: str
-) -> Iterator[str]:
-    if settings.selection in SELECTIONS.own and settings.selection not in POOL_RULES:
-        listed = ", ".join(POOL_RULES)
-        yield f"replay_selection = {settings.selection!r}; expected a rule for prompts never played too: {listed}"
-    if (least := num_prompts * settings.min_recall_interval) > len(pool):
-        yield (
-            f"a pool of {len(pool)} prompts; expected at least {named} * replay_min_recall_interval = "
-            f"{least}, because each prompt is in play once"
-        )
-    if len(set(mixture.values())) > 1:
-        yield f"mixture = {dict(mixture)!r}; expected equal weights, or replay_selection = {{'weights': ...}} by domain"
-    if settings.domains != "all":
-        yield f"replay_domains = {settings.domains!r}; expected 'all'"
-    if settings.on_group is not None:
-        yield f"replay_on_group = {settings.on_group!r}; expected None: new items would take the place of prompts"

@@ -103,19 +103,8 @@ class PromptSource:
         if self._epochs is not None:
             self._epochs = self._listed(MAX_POOL)
 
-    def pool(self, limit: int) -> list[Prompt] | None:
-        """Return all training prompts in an order of the seed; None for a stream, endless prompts or above `limit`.
-
-        A prompt that an environment lists twice is there once. Nothing is drawn; the prompts' domains count as known.
-
-        Raises:
-            ValueError: there are no prompts.
-        """
-        listed = self._listed(limit)
-        return None if listed is None else self._shuffled(listed, 0)
-
     def _listed(self, limit: int) -> list[Prompt] | None:
-        """Return all training prompts in an order that does not depend on the seed; None as in `pool`."""
+        """Return all training prompts in an order free of the seed; None for a stream or above `limit`."""
         if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
             return None
         ids: list[tuple[str, str]] = []

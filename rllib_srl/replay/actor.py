@@ -24,10 +24,10 @@ from typing import Any
 import ray
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.history import Policy
 from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
@@ -120,28 +120,14 @@ class ReplayBufferActor:
         num: int,
         now: int,
         request: str = "",
-        slots: float | None = None,
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Prompt]:
         """Draw prompts to revisit; see `SRLReplayBuffer.due`."""
         begin = time.perf_counter()
-        prompts = self.buffer.due(num, now, request, slots, without, shares)
+        prompts = self.buffer.due(num, now, request, without, shares)
         self._busy_s += time.perf_counter() - begin
         return prompts
-
-    def enrol(self, prompts: Sequence[Prompt], now: int, request: str = "") -> int:
-        """Add items for prompts that were never played; see `SRLReplayBuffer.enrol`."""
-        return self.buffer.enrol(prompts, now, request)
-
-    def from_pool(
-        self, num: int, now: int, request: str = "", shares: DomainShares | None = None
-    ) -> tuple[list[Prompt], int]:
-        """Draw prompts of a finite pool; see `SRLReplayBuffer.from_pool`."""
-        begin = time.perf_counter()
-        drawn = self.buffer.from_pool(num, now, request, shares)
-        self._busy_s += time.perf_counter() - begin
-        return drawn
 
     def sample(
         self,
@@ -149,12 +135,12 @@ class ReplayBufferActor:
         now: int = 0,
         request: str = "",
         shares: DomainShares | None = None,
-        today: Today | None = None,
+        policy: Policy | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
         """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw`."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items or 0, now, request, shares, today)
+        drawn = self.buffer.draw(num_items or 0, now, request, shares, policy)
         metas = [replace(one.meta, ref=one.group) for one in drawn]
         self._busy_s += time.perf_counter() - begin
         return metas
@@ -166,11 +152,11 @@ class ReplayBufferActor:
         now: int,
         request: str = "",
         shares: DomainShares | None = None,
-        today: Today | None = None,
+        policy: Policy | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items, now, request, shares, today)
+        drawn = self.buffer.draw(num_items, now, request, shares, policy)
         answer = ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
         self._busy_s += time.perf_counter() - begin
         return answer

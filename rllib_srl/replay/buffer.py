@@ -12,7 +12,7 @@ request name: a repeated request returns its stored answer and changes nothing. 
 
     journal --load--> store, generators, counts, calibrators --calls--> transaction --commit--> journal
 
-The content of a buffer is the journal's rows (items, groups, vectors, reviews) and its state (plain values by name).
+The content of a buffer is the journal's rows (items, groups, vectors) and its state (plain values by name).
 """
 
 from __future__ import annotations
@@ -29,23 +29,19 @@ import numpy as np
 from rllib_srl.replay.buffer_metrics import facts_of_item, gauges
 from rllib_srl.replay.diversity.tracker import DiversityTracker
 from rllib_srl.replay.domain_statistics import DomainStatistics
+from rllib_srl.replay.history import Policy, histories_without
 from rllib_srl.replay.ingest import Ingestion
 from rllib_srl.replay.journal.codec import StoredGroup, prompt_fields, prompt_of
 from rllib_srl.replay.journal.journal import Stored
 from rllib_srl.replay.journal.transaction import Change, Ledger
 from rllib_srl.replay.rated import RatedGroup, RatedGroups, apply
-from rllib_srl.replay.revisits import draw_revisits
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
-from rllib_srl.replay.schedule.review_log import RECENT, Reviews
-from rllib_srl.replay.selection.pool import Surprise
-from rllib_srl.replay.selection.rules import WHOLE_POOL
 from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
 from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import Header, key_of, rows_at
+from rllib_srl.replay.store.records import Header, rows_at
 from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, History, Prompt
@@ -71,8 +67,6 @@ class SRLReplayBuffer:
         model_dir: Path | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         max_prompt_tokens: int | None = None,
-        temperature: float = 1.0,
-        surprise: Surprise | None = None,
         **kwargs: Any,
     ) -> None:
         """Open the buffer and load its journal.
@@ -86,8 +80,6 @@ class SRLReplayBuffer:
             model_dir: of the policy, for its tokenizer.
             decode: token ids -> text, in place of that tokenizer.
             max_prompt_tokens: longest history that becomes an item, in tokens; None: no limit.
-            temperature: sampling temperature of the groups, written to the review log.
-            surprise: group size and prior weight, where a group trains by its surprise (`selection/pool.py`).
             kwargs: fields of `ReplaySettings`.
 
         Raises:
@@ -97,8 +89,7 @@ class SRLReplayBuffer:
         self.settings = (settings or ReplaySettings(**kwargs)).checked()
         if not self.settings.is_on:
             raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
-        self._seed, self._model_dir, self._temperature = seed, model_dir, temperature
-        self._surprise = surprise
+        self._seed, self._model_dir = seed, model_dir
         self._settings_dict = self.settings.as_dict()
         self.max_prompt_tokens = max_prompt_tokens
         self.ingestion = Ingestion(self.settings, model_dir, decode, max_prompt_tokens)
@@ -128,13 +119,10 @@ class SRLReplayBuffer:
             else ItemStore(settings.capacity + OVERFLOW, settings.groups_per_item)
         )
         self.recall = Recall(settings, self.store)
-        self.recall.rebuild()
         self.domain_statistics = DomainStatistics()
-        self.draws = Draws(settings, self.store, self.recall, self.domain_statistics, self._surprise)
+        self.draws = Draws(settings, self.store, self.recall)
         self.tracker = DiversityTracker(settings, self._model_dir, self._seed)
         self.tracker.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
-        newest = self.ledger.journal.reviews(last=RECENT)
-        self.reviews = Reviews(settings.iterations_per_day, self._temperature, newest)
         self.generators = {
             name: np.random.default_rng(np.random.SeedSequence([self._seed, sum(name.encode())])) for name in STREAMS
         }
@@ -180,8 +168,6 @@ class SRLReplayBuffer:
             return [Visit.from_dict(values) for values in answer]
         visits: list[Visit] = []
         with self._transaction(request) as change:
-            if is_played:  # before these visits are graded: their predictions know earlier reviews only
-                self.counts.update(self.recall.correct(self.reviews.log, now))
             histories = self.ingestion.histories(self, groups, policy_kl)
             for part in _apart(groups):
                 visits += self.ingestion.take(self, part, now, change, is_played, policy_kl)
@@ -195,7 +181,6 @@ class SRLReplayBuffer:
         num: int,
         now: int,
         request: str = "",
-        slots: float | None = None,
         without: Collection[str] = (),
         shares: DomainShares | None = None,
     ) -> list[Prompt]:
@@ -205,21 +190,19 @@ class SRLReplayBuffer:
             num: prompts wanted.
             now: the training iteration.
             request: name of the call.
-            slots: average number of revisits an iteration, the budget of load control; None: `num`.
             without: keys of prompts that are already in this batch.
             shares: domain shares of a planner; None: `domain_quotas` applies.
         """
         if (answer := self._answered(request)) is not None:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
-            self.recall.slots = float(num if slots is None else slots)
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
-            revisits = (self.draws, self.recall, self.settings, num, now, self.generators["revisit"])
-            drawn, num_admitted = draw_revisits(*revisits, taken, shares)
-            self.counts["num_admitted"] += num_admitted
-            prompts = self._drawn_prompts(drawn, now, change)
-            if self.settings.selection in WHOLE_POOL and len(drawn):
-                self.store.update_many(drawn, last_drawn=now)
+            drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
+            prompts = [self.store.prompt_of(int(slot)) for slot in drawn]
+            change.answer = [
+                {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
+                for prompt, slot in zip(prompts, drawn, strict=True)
+            ]
             self.counts["num_revisits"] += len(prompts)
             self.count_by_domain("num_revisits", prompts)
         return prompts
@@ -227,42 +210,6 @@ class SRLReplayBuffer:
     def count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
         """Add the prompts to a lifetime count of their domains, as part of a transaction."""
         self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
-
-    def _drawn_prompts(self, slots: np.ndarray, now: int, change: Change) -> list[Prompt]:
-        """Return the prompts of drawn items, and write them with the reasons of the draw to the journal."""
-        prompts = [self.store.prompt_of(int(slot)) for slot in slots]
-        change.answer = [
-            {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
-            for prompt, slot in zip(prompts, slots, strict=True)
-        ]
-        return prompts
-
-    def enrol(self, prompts: Sequence[Prompt], now: int, request: str = "") -> int:
-        """Add items for prompts that were never played, in this order; return how many are new.
-
-        Args:
-            prompts: of the pool; those that are items already stay as they are.
-            now: the training iteration.
-            request: name of the call.
-
-        Raises:
-            ValueError: the memory has no room for all of them; nothing was added.
-        """
-        answer: int | None = self._answered(request)
-        if answer is not None:
-            return answer
-        new = {key: prompt for prompt in prompts if self.store.slot_of(key := key_of(prompt)) is None}
-        if len(self.store) + len(new) > self.settings.capacity:
-            raise ValueError(
-                f"replay_capacity = {self.settings.capacity} with {len(self.store)} stored prompts and {len(new)} new "
-                f"ones of the pool; expected at least {len(self.store) + len(new)}"
-            )
-        with self._transaction(request) as change:
-            for key, prompt in new.items():
-                self.add_item(key, prompt, now, change)
-            self.counts["num_enrolled"] += len(new)
-            change.answer = len(new)
-        return len(new)
 
     def add_item(self, key: int, prompt: Prompt, now: int, change: Change, **fields: Any) -> int:
         """Add an item, with the history of its prompt's refused groups, as part of a transaction; return its slot.
@@ -274,37 +221,10 @@ class SRLReplayBuffer:
             change: the open transaction.
             fields: of its row.
         """
-        slot = self.store.add_item(key, prompt, prompt.domain, now, **self.unstored.take(key), **fields)
+        fields |= {"due": now + self.settings.min_recall_interval, **self.unstored.take(key)}
+        slot = self.store.add_item(key, prompt, prompt.domain, now, **fields)
         change.new_slots.add(slot)
         return slot
-
-    def from_pool(
-        self, num: int, now: int, request: str = "", shares: DomainShares | None = None
-    ) -> tuple[list[Prompt], int]:
-        """Draw `num` items of a finite pool, visited or not, by the priority of the selection rule.
-
-        Args:
-            num: prompts wanted; fewer only if fewer have rested for `min_recall_interval`.
-            now: the training iteration.
-            request: name of the call.
-            shares: domain shares of a planner; None: `domain_quotas` applies.
-
-        Returns:
-            The prompts, visited ones first, and the number of visited ones.
-        """
-        if (answer := self._answered(request)) is None:
-            with self._transaction(request) as change:
-                self.recall.slots = float(num)
-                slots_N = self.draws.from_pool(num, now, self.generators["revisit"], shares)
-                slots_N = slots_N[np.argsort(self.store.items["visits"][slots_N] == 0, kind="stable")]
-                self._drawn_prompts(slots_N, now, change)
-                if len(slots_N):
-                    self.store.update_many(slots_N, last_drawn=now)
-                answer = change.answer
-                visited = [prompt_of(drawn["prompt"]) for drawn in answer if drawn["why"]["visits"] > 0]
-                self.counts["num_revisits"] += len(visited)
-                self.count_by_domain("num_revisits", visited)
-        return [prompt_of(drawn["prompt"]) for drawn in answer], sum(drawn["why"]["visits"] > 0 for drawn in answer)
 
     def sample(self, num: int, now: int, request: str = "", shares: DomainShares | None = None) -> list[Group]:
         """Draw `num` stored groups as `draw` does, and return the groups without their weights."""
@@ -316,19 +236,19 @@ class SRLReplayBuffer:
         now: int,
         request: str = "",
         shares: DomainShares | None = None,
-        today: Today | None = None,
+        policy: Policy | None = None,
     ) -> list[StoredGroup]:
-        """Draw `num` stored groups to reuse, fewer only if fewer have a signal within `max_age` and `max_uses`.
+        """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
         Args:
             num: groups wanted.
             now: the training iteration.
             request: name of the call.
             shares: domain shares of a planner; None: `domain_quotas` applies.
-            today: baseline that decides which groups have a signal; None: those whose rewards differ.
+            policy: in training, where the baseline is one from history; None leaves out groups of equal rewards.
 
         Returns:
-            Groups with `origin` "reuse"; with `today` also the history of each, without the group itself.
+            Groups with `origin` "reuse"; with `policy` also the history of each, without the group itself.
 
         Raises:
             JournalError: nothing was drawn; or the request is a repeated one, and groups it drew have been removed.
@@ -337,11 +257,11 @@ class SRLReplayBuffer:
             answered = drawn_in(answer)
             return self._drawn(list(map(self.ledger.payloads.open, answered.seqs)), answered)
         with self._transaction(request) as change:
-            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], shares, today)
+            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], shares, must_vary=policy is None)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
             found = list(map(self.ledger.payloads.open, seqs))
-            drawing = DrawnAnswer(seqs, weight_N.tolist(), self._todays_histories(found, drawn, today))
+            drawing = DrawnAnswer(seqs, weight_N.tolist(), self._histories(found, drawn, policy))
             groups = self._drawn(found, drawing)
             self.drawn = {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
             self.rated.note_trained(one.group.group_id for one in groups)
@@ -447,20 +367,16 @@ class SRLReplayBuffer:
         with self._transaction(request) as change:
             slots = {key: self.store.slot_of(int(key, 16)) for key in grades}
             reviewed = {slot: grades[key] for key, slot in slots.items() if slot is not None and grades[key]}
-            self.review(reviewed, now, change)
+            self.review(reviewed, now)
             num = len(reviewed)
             self.counts["num_reviews_of_nothing"] += len(grades) - num
             self.counts[counted] += num
             change.answer = num
         return num
 
-    def review(self, grades: Mapping[int, int], now: int, change: Change) -> None:
-        """Review items, by slot, with grades of 1 to 4 that no visit gave, as part of a transaction."""
-        grade_N = np.array(list(grades.values()), np.int64)
-        review = self.recall.review(list(grades), grade_N, now, np.zeros(len(grades), bool))
-        for slot, graded in zip(grades, review, strict=True):
-            # A rating counts as one episode: a success from grade 2 (Hard) upwards, as for the spacing rules.
-            self.reviews.note(change, self.store.items[slot], graded, now, graded.grade > 1, 1)
+    def review(self, grades: Mapping[int, int], now: int) -> None:
+        """Review items, by slot, with grades of 1 to 4 that no visit gave, in a transaction."""
+        self.recall.review(list(grades), np.array(list(grades.values()), np.int64), now)
 
     @staticmethod
     def _drawn(found: Sequence[StoredGroup], answer: DrawnAnswer) -> list[StoredGroup]:
@@ -472,24 +388,25 @@ class SRLReplayBuffer:
             groups.append(one)
         return groups
 
-    def _todays_histories(
-        self, found: Sequence[StoredGroup], drawn: np.ndarray, today: Today | None
+    def _histories(
+        self, found: Sequence[StoredGroup], drawn: np.ndarray, policy: Policy | None
     ) -> list[History | None]:
-        """Return the histories of drawn groups without the groups themselves; None each without `today`.
+        """Return the histories of drawn groups without the groups themselves; None each without `policy`.
 
         Args:
             found: the drawn groups.
             drawn: their slots.
-            today: as in `draw`.
+            policy: as in `draw`.
         """
-        if today is None or not found:
+        if policy is None or not found:
             return [None] * len(found)
         groups = [one.group for one in found]
         rows_N = rows_at(self.store.groups, drawn)
         items_N = rows_at(self.store.items, rows_N["slot"])
         sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
-        past = self.draws.histories(today, rows_N, items_N, [group.prompt.domain for group in groups], sums_N)
-        return [History(*row) for row in zip(*(column_N.tolist() for column_N in past), strict=True)]
+        how = (self.settings.history_by, self.settings.history_half_life, self.domain_statistics)
+        domains = [group.prompt.domain for group in groups]
+        return list(histories_without(policy, *how, domains, items_N, rows_N, sums_N))
 
     def _surplus_groups(self) -> list[int]:
         """Return the oldest groups of items that have more than `groups_per_item`."""
@@ -505,7 +422,6 @@ class SRLReplayBuffer:
 
     def remove(self, slot: int, change: Change) -> None:
         """Remove an item with its groups and its vector, as part of a transaction."""
-        self.recall.forget([slot])
         self.tracker.forget(slot)
         change.removed_groups += self.store.remove_item(slot)
         change.removed_slots.add(slot)
@@ -531,13 +447,11 @@ class SRLReplayBuffer:
         before = self.ledger.agreed or self._state()
         with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
             yield change
-        self.reviews.commit(change)
         self.tracker.commit()
 
     def _undo(self, before: dict[str, Any]) -> None:
         self.tracker.rollback()
         self._set_state(before)
-        self.recall.rebuild()
 
     def _state(self) -> dict[str, Any]:
         """Return all state that is not in rows, as JSON types or bytes."""
@@ -547,12 +461,9 @@ class SRLReplayBuffer:
             "counts": dict(self.counts),
             "draws": self.draws.get_state(),
             "drawn": dict(self.drawn),
-            "slots": self.recall.slots,
-            "domain_recall": self.recall.domains.get_state(),
             "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
-            **({"correction": self.recall.correction.get_state()} if self.recall.correction.is_on else {}),
             **({"rated": text} if (text := self.rated.get_state()) else {}),
             **({} if (unstored := self.unstored.get_state()) is None else {"unstored": unstored}),
             **self.tracker.get_state(),
@@ -564,9 +475,6 @@ class SRLReplayBuffer:
         self.counts = Counter(state["counts"])
         self.draws.set_state(state["draws"])
         self.drawn = dict(state["drawn"])
-        self.recall.slots = state["slots"]
-        self.recall.domains.set_state(state["domain_recall"])
-        self.recall.correction.set_state(state.get("correction", {}))
         self.domain_statistics.set_state(state["domain_statistics"])
         self.rated.set_state(state.get("rated", ""))
         self.unstored.set_state(state.get("unstored"))
@@ -609,13 +517,13 @@ class SRLReplayBuffer:
         self.ledger.close()
 
     def check_valid(self) -> None:
-        """Check every invariant: the tables and their indexes, the load, the vectors, the journal.
+        """Check every invariant: the tables and their indexes, the vectors, the journal.
 
         Raises:
             ValueError: naming every broken invariant.
         """
         faults: list[str] = []
-        for check in (self.store.check_valid, self.recall.check, lambda: self.tracker.check(self.store)):
+        for check in (self.store.check_valid, lambda: self.tracker.check(self.store)):
             try:
                 check()
             except ValueError as error:

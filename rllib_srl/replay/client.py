@@ -29,13 +29,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
 from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.history import Policy
 from rllib_srl.replay.journal.file import holder_of
 from rllib_srl.replay.journal.transaction import JOURNAL, SNAPSHOT
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
-from rllib_srl.replay.schedule.load import Share, reuse_share
+from rllib_srl.replay.schedule.slots import Share, reuse_share
 from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.settings import AUTO, ReplaySettings, users_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
@@ -70,7 +70,6 @@ class ReplayClient:
         self.is_auto = settings.revisit_fraction == AUTO
         self.settings = replace(settings, revisit_fraction=settings.first_revisit_fraction)  # from now on a number
         self._actor, self._is_local = actor, is_local
-        self._has_pool = False
         self._revisits = Share(settings.first_revisit_fraction)
         self._reuses = reuse_share(settings.reuse_fraction)
         self._rules: Any = None
@@ -122,8 +121,8 @@ class ReplayClient:
 
     @property
     def revisit_fraction(self) -> float:
-        """Return the revisit fraction in use, which "auto" and a planner change; nan for a finite pool."""
-        return float("nan") if self._has_pool else self.settings.first_revisit_fraction
+        """Return the revisit fraction in use, which "auto" and a planner change."""
+        return self.settings.first_revisit_fraction
 
     # --- an iteration ----------------------------------------------------------------------------
 
@@ -145,36 +144,13 @@ class ReplayClient:
         num = self._revisits.owed(num_prompts)
         prompts: list[Prompt] = []
         if num:
-            slots = self.revisit_fraction * num_prompts
-            call = Call.of(ReplayBufferActor.due, num, now, self._request(now, "due"), slots, list(in_play), shares)
+            call = Call.of(ReplayBufferActor.due, num, now, self._request(now, "due"), list(in_play), shares)
             prompts = self._call(call, "drawing")
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
         if now % TIDY_EVERY == 0:
             self._tidy()
         return prompts
-
-    def enrol(self, prompts: Sequence[Prompt], now: int) -> int:
-        """Make every prompt of a finite pool an item, and draw by `from_pool` from now on; return how many are new.
-
-        Raises:
-            ValueError: the memory has no room.
-        """
-        self._has_pool = True
-        call = Call.of(ReplayBufferActor.enrol, list(prompts), now, self._request(now, "enrol"))
-        return self._call(call, "adding the pool")
-
-    def from_pool(self, num: int, now: int, shares: DomainShares | None = None) -> tuple[list[Prompt], int]:
-        """Draw `num` prompts of the pool, visited ones first, and their number; see `SRLReplayBuffer.from_pool`.
-
-        Slots without an available prompt are counted in `num_revisits_short`.
-        """
-        call = Call.of(ReplayBufferActor.from_pool, num, now, self._request(now, "due"), shares)
-        prompts, num_revisits = self._call(call, "drawing")
-        self.counts["num_revisits_short"] += num - len(prompts)
-        if now % TIDY_EVERY == 0:
-            self._tidy()
-        return prompts, num_revisits
 
     def _tidy(self) -> None:
         tidy = Call.of(ReplayBufferActor.tidy)
@@ -193,18 +169,18 @@ class ReplayClient:
         return {visit.group_id: visit for visit in visits}
 
     def sample(
-        self, num_played: int, now: int, shares: DomainShares | None = None, today: Today | None = None
+        self, num_played: int, now: int, shares: DomainShares | None = None, policy: Policy | None = None
     ) -> list[GroupMeta]:
         """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`; see `due`.
 
-        `today` as in `SRLReplayBuffer.draw`.
+        `policy` as in `SRLReplayBuffer.draw`.
         """
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
         groups: list[GroupMeta] = []
         if num:
-            drawing = (num, now, self._request(now, "sample"), shares, today)
+            drawing = (num, now, self._request(now, "sample"), shares, policy)
             call = (
                 Call.of(ReplayBufferActor.sample, *drawing)
                 if self._is_local

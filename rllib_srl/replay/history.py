@@ -1,7 +1,8 @@
-"""Discount and update the history of items: rewards, silence, groups until the first solution, and cost.
+"""Discount and update the history of items: discounted rewards, and groups of equal rewards in a row.
 
     before a visit   s, n *= rho,  rho = 0.5 ** (elapsed / half_life)       what `Visit.history` returns
     after it         s += sum of raw rewards,  n += episodes                what the item's row stores
+    of a stored group   rho (s - w S),  rho (n - w n_g)                     `histories_without` the group itself
                      clock += elapsed                                       ... so that a group of the past has the
                                                                             weight 0.5 ** (its ago / half_life) in s
 
@@ -20,18 +21,26 @@ Sources: `docs/design/0003-memory.md`; SPO, arXiv 2509.13232 (tracker of a promp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.visits import GroupFacts
+from rllib_srl.types import History
 
 HALF_LIVES = {"versions": 11.0, "visits": 1.0, "kl": 0.06}
 TOLD_BY = {"versions": "version", "visits": "visits", "kl": "history_clock"}  # field with the time of an item's visit
-MAX_SILENT = 8.0
-SMALL_GROUP = 4  # episodes below which equal rewards are weak evidence of silence and of a solution
-COST_VISITS = 8  # the mean cost of an item is of about so many visits
+MAX_SILENT = 8
+_ROUNDING = 1e-9  # episodes
+
+
+class Policy(NamedTuple):
+    """The policy that finds a history."""
+
+    version: int
+    kl: float  # nats per token by which it has moved since the start of the run
 
 
 def discounts(
@@ -68,12 +77,7 @@ def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndar
 
 
 def after_visit(
-    rows_N: np.ndarray,
-    facts: Sequence[GroupFacts],
-    by: str,
-    half_life: float | None,
-    policy_kl: float,
-    compares_singles: bool = True,
+    rows_N: np.ndarray, facts: Sequence[GroupFacts], by: str, half_life: float | None, policy_kl: float
 ) -> dict[str, np.ndarray]:
     """Return the fields of the items' history after a visit.
 
@@ -81,63 +85,57 @@ def after_visit(
         rows_N: items before the visit.
         facts: summary of the group played for each.
         by: as in `discounts`, like `half_life` and `policy_kl`.
-        compares_singles: as in `varies`.
     """
     elapsed_N = elapsed(by, rows_N, np.array([one.version for one in facts], np.float64), policy_kl)
     rho_N = discount(by, half_life, elapsed_N)
-    size_N, reward_sum_N, num_success_N, tokens_N = (
-        np.array([getattr(one, name) for one in facts], np.float64)
-        for name in ("size", "reward_sum", "num_success", "num_loss_tokens")
+    size_N, reward_sum_N, variance_N = (
+        np.array([getattr(one, name) for one in facts], np.float64) for name in ("size", "reward_sum", "variance")
     )
-    has_signal_N = np.array([one.variance > 0 for one in facts], bool)
-    pairs = zip(facts, rows_N, strict=True)
-    varies_N = np.array([varies(one, before, compares_singles) for one, before in pairs], bool)
-    silence_N = np.array([chance_of_silence(one.num_success, one.size) for one in facts])
-    is_solved_N = rows_N["is_solved"] | solves(rows_N, num_success_N, size_N)
-    weight_N = np.where(rows_N["cost"] > 0, 1 / np.minimum(rows_N["visits"] + 1, COST_VISITS), 1.0)
+    is_right_N = np.array([one.num_success == one.size for one in facts], bool)
     return {
         "history_sum": rho_N * rows_N["history_sum"] + reward_sum_N,
         "history_count": rho_N * rows_N["history_count"] + size_N,
         # The policy's KL only grows, so its sum of elapsed KL is the KL itself, without rounding.
         "history_clock": np.full(len(rows_N), policy_kl) if by == "kl" else rows_N["history_clock"] + elapsed_N,
-        "num_silent": np.where(has_signal_N, 0.0, np.minimum(MAX_SILENT, rows_N["num_silent"] + silence_N)),
-        "num_unsolved": np.where(is_solved_N, 0, rows_N["num_unsolved"] + varies_N),
-        "is_solved": is_solved_N,
-        "cost": rows_N["cost"] + weight_N * (tokens_N - rows_N["cost"]),
+        "num_silent": np.where(variance_N > 0, 0, np.minimum(MAX_SILENT, rows_N["num_silent"] + 1)),
+        "is_solved": rows_N["is_solved"] | is_right_N,
     }
 
 
-def varies(facts: GroupFacts, before: np.void | None, compares_singles: bool = True) -> bool:
-    """Return whether rewards differ within a group, or a single episode ended otherwise than the visit before.
+def histories_without(
+    policy: Policy,
+    by: str,
+    half_life: float | None,
+    statistics: DomainStatistics,
+    domains: Sequence[str],
+    items_N: np.ndarray,
+    groups_N: np.ndarray,
+    reward_sum_N: np.ndarray,
+) -> list[History]:
+    """Return the history of each stored group's prompt as a policy finds it now, without the group itself.
 
-    A visit ends in one of two ways: all of its episodes pass, or not.
+    No reward of a group is part of its own baseline: its sum S and its episodes n_g leave the prompt's history with the
+    weight w that they have in it by now, and the mean of the domain is that of its other groups.
 
     Args:
-        facts: summary of the group.
-        before: row of its item before the visit; None: it has no item.
-        compares_singles: False: the variance decides, also of a single episode.
+        policy: that finds them.
+        by: as in `discounts`, like `half_life`.
+        statistics: of the domains.
+        domains: name of the domain of each group.
+        items_N: row of each group's item; zeros without one.
+        groups_N: row of each group.
+        reward_sum_N: exact sum of each group's rewards.
     """
-    if not compares_singles or facts.size > 1 or before is None or not before["group_size"]:
-        return facts.variance > 0
-    return bool((facts.num_success == facts.size) != (before["num_success"] == before["group_size"]))
-
-
-def solves(rows_N: np.ndarray, num_success_N: np.ndarray, size_N: np.ndarray) -> np.ndarray:
-    """Return whether a visit solves each item: all episodes right; in small groups, also at the visit before."""
-    is_right_N = num_success_N == size_N
-    was_right_N = (rows_N["group_size"] > 0) & (rows_N["num_success"] == rows_N["group_size"])
-    is_solution_N: np.ndarray = is_right_N & ((size_N >= SMALL_GROUP) | was_right_N)
-    return is_solution_N
-
-
-def chance_of_silence(num_success: int, size: int) -> float:
-    """Return how far a group of equal rewards counts as a silent one.
-
-    1 from `SMALL_GROUP` episodes. Below, P(p < .1 or p > .9) for p ~ Beta(k + 1, n - k + 1), with k of n right.
-    """
-    if size >= SMALL_GROUP:
-        return 1.0
-    num = size + 1  # P(p < x) is that of more than k successes in n + 1 trials of probability x
-    below = sum(math.comb(num, j) * 0.1**j * 0.9 ** (num - j) for j in range(num_success + 1, num + 1))
-    above = sum(math.comb(num, j) * 0.9**j * 0.1 ** (num - j) for j in range(num_success + 1))
-    return below + above
+    num_N = groups_N["num_rewarded"].astype(np.float64)
+    is_part_N = groups_N["history_clock"] >= 0
+    rho_N = discounts(by, half_life, items_N, np.full(len(items_N), policy.version), policy.kl)
+    weight_N = is_part_N * discount(by, half_life, items_N["history_clock"] - groups_N["history_clock"])
+    count_N = items_N["history_count"] - weight_N * num_N
+    is_left_N = count_N > _ROUNDING
+    sum_N = np.where(is_left_N, items_N["history_sum"] - weight_N * reward_sum_N, 0.0)
+    names = list(dict.fromkeys(domains))
+    domain_N = np.array([names.index(name) for name in domains], np.int64)
+    mean_reward_N = reward_sum_N / np.maximum(1.0, num_N)
+    mean_N = statistics.means_without(names, domain_N, groups_N["domain_place"], mean_reward_N)
+    columns = (rho_N * sum_N, rho_N * np.where(is_left_N, count_N, 0.0), mean_N)
+    return [History(*row) for row in zip(*(column_N.tolist() for column_N in columns), strict=True)]

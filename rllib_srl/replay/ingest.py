@@ -1,6 +1,6 @@
 """Ingests played groups: checks, measures, grades and stores each, and grows new items from it.
 
-    group -> admit? -> item (new: waits; known: a visit) -> diversity -> grade, due date, history -> children
+    group -> admit? -> item, new or known -> diversity -> grade, due date, history -> children
 
 A refused group still grades an item that exists, because the recall test has happened; the episodes that its visit
 names get no loss. A group with too few valid
@@ -48,7 +48,7 @@ class _PendingGroup:
     slot: int
     refusal: Refusal | None  # why it is not stored, None if it is
     is_new: bool
-    before: np.void | None = None  # row of the item before the visit; None: no visit
+    is_visit: bool = False  # of its item
     domain_place: int = 0  # number of the group among those of its domain, from 1; 0: it is not among them
     graded: Graded = field(default_factory=lambda: Graded(0))
     diversity: float = 0.0
@@ -212,7 +212,6 @@ class Ingestion:
             is_new=pending.is_new,
             timing=pending.graded.timing,
             grade=pending.graded.grade,
-            predicted=pending.graded.predicted,
             is_lapse=pending.graded.is_lapse,
             diversity=pending.diversity,
             bonus_G=self._bonus(pending.measured, pending.group),
@@ -275,10 +274,9 @@ class Ingestion:
         """Count a group in the statistics of its domain, unless another policy played it for a known item."""
         if isinstance(one, Visit):  # it has no item
             if is_played:
-                buffer.domain_statistics.note(domain, facts, None, is_solved=False)
-        elif one.before is not None:
-            is_solved = bool(buffer.store.items["is_solved"][one.slot])
-            one.domain_place = buffer.domain_statistics.note(domain, facts, one.before, is_solved)
+                buffer.domain_statistics.note(domain, facts.reward)
+        elif one.is_visit:
+            one.domain_place = buffer.domain_statistics.note(domain, facts.reward)
 
     def _note_unstored(
         self,
@@ -302,15 +300,14 @@ class Ingestion:
         """Grade visits and write the changed fields of their items' rows."""
         facts = [pending.facts for pending in played]
         slots = [pending.slot for pending in played]
-        size_N, tokens_N, variance_N, *others = (
+        size_N, variance_N, *others = (
             np.array([getattr(one, name) for one in facts])
-            for name in ("size", "signal_tokens", "variance", "num_success", "reward", "nll", "version")
+            for name in ("size", "variance", "num_success", "reward", "nll", "version")
         )
         fields = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
         before_N = rows_at(buffer.store.items, slots)
         settings = self._settings
         fields |= after_visit(before_N, facts, settings.history_by, settings.history_half_life, policy_kl)
-        fields |= {"last_drawn": np.full(len(slots), now)}
         graded = buffer.recall.visit(
             slots,
             facts,
@@ -320,15 +317,11 @@ class Ingestion:
             variance=variance_N,
             score=variance_N,
             visits=before_N["visits"] + 1,
-            trained_tokens=before_N["trained_tokens"] + tokens_N,
             **fields,
             **self._measure(buffer, {pending.slot: pending.measured for pending in played}, change),
         )
-        for pending, one, before in zip(played, graded, before_N, strict=True):
-            pending.before = before
-            pending.graded, item, of = one, buffer.store.items[pending.slot], pending.facts
-            if one.grade:
-                buffer.reviews.note(change, item, one, now, of.num_success, of.size, of.signal_tokens)
+        for pending, one in zip(played, graded, strict=True):
+            pending.is_visit, pending.graded = True, one
 
     def _store(
         self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change, policy_kl: float
@@ -344,7 +337,7 @@ class Ingestion:
             born=now,
             num_bytes=change.keep(seq, group),
             # Without a visit the group is no part of the history.
-            history_clock=-1.0 if pending.before is None else buffer.store.items["history_clock"][pending.slot],
+            history_clock=buffer.store.items["history_clock"][pending.slot] if pending.is_visit else -1.0,
             domain_place=pending.domain_place,
             **{name: getattr(facts, name) for name in OF_GROUP},
         )

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.replay.history import Policy
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.selection.shares import DomainShares
-from rllib_srl.replay.selection.today import Today
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -29,7 +29,7 @@ class NoMemory:
         return {}
 
     def sample(
-        self, num_played: int, now: int, shares: DomainShares | None = None, today: Today | None = None
+        self, num_played: int, now: int, shares: DomainShares | None = None, policy: Policy | None = None
     ) -> list[GroupMeta]:
         """Return nothing."""
         return []

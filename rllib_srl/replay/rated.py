@@ -196,7 +196,7 @@ def apply(buffer: SRLReplayBuffer, groups: Sequence[RatedGroup], now: int, chang
             graded.setdefault(stored.slot, []).extend(found)
             num_too_old += age > buffer.settings.max_age
     grades = {slot: grade_of(answers) for slot, answers in graded.items()}
-    buffer.review(grades, now, change)
+    buffer.review(grades, now)
     return {
         "num_applied": buffer.rated.num_applied - num_applied,
         "num_changed": buffer.rated.num_changed - num_changed,
@@ -320,5 +320,5 @@ def _corrections(
     if is_last and item["group_size"] == facts.size:
         variance = facts.variance
         fields |= {"reward": facts.reward, "variance": variance, "score": variance, "num_success": facts.num_success}
-        fields |= {"pass_rate": facts.num_success / facts.size} | ({"num_silent": 0.0} if variance > 0 else {})
+        fields |= {"pass_rate": facts.num_success / facts.size} | ({"num_silent": 0} if variance > 0 else {})
     return fields, history_clock

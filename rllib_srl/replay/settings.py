@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_ranges, of_switches
+from rllib_srl.common.rules import CONTRIB, Rules
+from rllib_srl.common.setting_checks import is_number, of_choices, of_integers, of_ranges, of_switches
 from rllib_srl.common.setting_tables import Setting, setting, table_of
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.hooks import ADMISSIONS, names_of
@@ -21,16 +21,13 @@ from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.history import HALF_LIVES
 from rllib_srl.replay.on_group import ON_GROUP
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
-from rllib_srl.replay.schedule.load import LOAD_CONTROLS
-from rllib_srl.replay.schedule.spacing import SPACINGS, NoSpacing, SpacingRule, make_spacing
-from rllib_srl.replay.selection.candidates import SETTING_NAMES, SelectionSettings
-from rllib_srl.replay.selection.context import SignalSettings
+from rllib_srl.replay.schedule.spacing import SPACINGS, NoSpacing, make_spacing
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
-from rllib_srl.replay.selection.rules import SELECTIONS, SETTINGS_OF, WHOLE_POOL, make_settings
+from rllib_srl.replay.selection.rules import SELECTIONS
 
-AUTO = "auto"  # revisit_fraction: adapted, or without a share in a finite pool (`curriculum/filling.py`)
-AUTO_START = 0.25  # revisit fraction with which "auto" starts in an endless stream
+AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
+AUTO_START = 0.25  # revisit fraction with which "auto" starts
 CORRECTIONS = ("clip", "truncate", "mask")
 DIVERSITY_ON = ("interval", "draw")
 
@@ -41,8 +38,7 @@ class ReplaySettings:
 
     revisit_fraction: float | str = setting(
         0.25,
-        'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted, and in a finite pool of prompts no '
-        "share: unseen and stored ones compete (docs/memory.md)",
+        'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
     )
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)")
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory")
@@ -51,7 +47,7 @@ class ReplaySettings:
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused")
     spacing: str = setting(
         "none",
-        'when items are due: none (always) fsrs sm2 leitner fixed expanding srl1 or "module:rule"',
+        'when items are due: none (always) fsrs sm2 leitner fixed expanding or "module:rule"',
         of="spacing.name", is_head=True,
     )
     spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name", of="spacing.*")
@@ -61,29 +57,10 @@ class ReplaySettings:
     iterations_per_day: float = setting(
         1.0, "training iterations per day of the spacing rule, > 0", of="spacing.iterations_per_day"
     )
-    domain_half_life: float = setting(
-        0.0,
-        "half-life of a review's weight in the recall of its domain, iterations; 0: disabled",
-        of="spacing.domain_half_life",
-    )
-    recalibrate_every: int = setting(
-        0,
-        "iterations between two corrections of predicted recall by a line fitted to the reviews so far; 0: never",
-        of="spacing.recalibrate_every",
-    )
-    refit_every: int = setting(
-        0,
-        "iterations between two refits of the spacing rule to the reviews so far; 0: never",
-        of="spacing.refit_every",
-    )
     fill_with_not_due: bool = setting(
         True, "if too few items are due, revisit items before they are; False: play fresh prompts"
     )
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item")
-    load_control: str = setting(
-        "none",
-        '"none", "throttle_new" (new items wait until their reviews fit) or "stretch" (longer intervals)',
-    )
     grade: str = setting(
         "pass_rate",
         'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"',
@@ -121,21 +98,11 @@ class ReplaySettings:
         of="reuse_selection.name", is_head=True,
     )
     selection_config: Mapping[str, Any] = setting({}, "parameters of the rule for revisits", of="selection.*")
-    reuse_selection_config: Mapping[str, Any] | None = setting(
-        None,
-        "parameters of the rule for reuse; None: `selection_config`, which has those of both",
-        of="reuse_selection.*",
-    )
-    candidate_pool: int = setting(4096, "number of candidates of a rule; exact if the memory holds no more")
+    reuse_selection_config: Mapping[str, Any] = setting({}, "parameters of the rule for reuse", of="reuse_selection.*")
     domains: Any = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a predicate'
     )
     domain_quotas: Any = setting(None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas')
-    leech_failures: int = setting(
-        0, "failed visits in a row that make an item a leech; 0: no leeches", of="leeches.failures", is_head=True
-    )
-    leech_share: float = setting(0.1, "maximum share of leeches among revisits, in [0, 1]", of="leeches.share")
-    leech_interval: int = setting(32, "iterations between two visits of a leech", of="leeches.interval")
     max_age: int = setting(6, "maximum age of a reused group, iterations")
     max_uses: int = setting(4, "maximum number of times a group is reused")
     reuse_coeff: float = setting(
@@ -156,7 +123,7 @@ class ReplaySettings:
     )
     diversity_coeff: float = setting(
         0.0,
-        "strength of diversity in intervals of spacing, draws by srl, and eviction by lowest_value; 0: no effect",
+        "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
         of="diversity.coeff", is_head=True,
     )
     diversity_parts: tuple[str, ...] = setting(
@@ -177,11 +144,9 @@ class ReplaySettings:
     neighbours: int = setting(8, "number of nearest neighbours (k) for novelty", of="diversity.neighbours")
     embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
     eviction: str = setting(
-        "lowest_value",
-        'rule that evicts items from a full memory (docs/memory.md), or "module:rule"',
-        of="eviction.name", is_head=True,
+        "fifo",
+        'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"',
     )
-    reservoir_seed: int = setting(0, "seed of the lottery numbers", of="eviction.seed", rules="reservoir")
     max_episode_tokens: int | None = setting(None, "maximum tokens of a stored episode, prompt included; None: any")
     near_duplicate: float | None = setting(
         None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check"
@@ -220,11 +185,6 @@ class ReplaySettings:
         """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
 
-    @property
-    def chooses_by_history(self) -> bool:
-        """Return whether a rule that reads each prompt's history chooses prompts."""
-        return self.is_on and self.selection in WHOLE_POOL
-
     def faults(self, prefix: str = "") -> list[str]:
         """Return all validation errors, each as "name = value; expected ..."; [] if there are none."""
         lines = [line for check in (_ranges, _choices, _parts, _rules, _place, _together) for line in check(self)]
@@ -251,14 +211,12 @@ class ReplaySettings:
         """Return the settings whose `as_dict` this is, without validation; names of other versions are left out."""
         is_tuple = {name for name, row in TABLE.items() if isinstance(row.default, tuple)}
         values = {RENAMED.get(name, name): value for name, value in values.items()}
-        values |= {name: new.get(values[name], values[name]) for name, new in RENAMED_VALUES.items() if name in values}
         known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items() if n in TABLE}
         return cls(**known)
 
 
 TABLE = table_of(ReplaySettings)
 RENAMED = {"early": "fill_with_not_due", "max_drift": "max_logp_gap"}  # former name -> name, also in old journals
-RENAMED_VALUES = {"load_control": {"intake": "throttle_new"}}
 RULES: dict[str, Rules[Any]] = {
     "spacing": SPACINGS,
     "grade": GRADES,
@@ -285,8 +243,8 @@ def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
         return None
     if setting_name == "spacing":
         return {name: row for name, row in table_of(SPACINGS.own[rule]).items() if name != "desired_retention"}
-    table = table_of(SignalSettings if rule == "signal" else SelectionSettings)
-    return {name: row for name, row in table.items() if name in SETTINGS_OF[rule]}
+    own = SELECTIONS.own[rule]
+    return table_of(own) if isinstance(own, type) else {}
 
 
 NOT_CHOSEN = {"grade": ("likelihood",)}  # grades reused groups (`grade_reuse`), not visits
@@ -296,26 +254,18 @@ _AT_LEAST = {
     "groups_per_item": 1,
     "max_bytes": 1,
     "min_buffer_size": 0,
-    "recalibrate_every": 0,
-    "refit_every": 0,
     "min_recall_interval": 1,
     "min_graded": 1,
-    "candidate_pool": 1,
-    "leech_failures": 0,
-    "leech_interval": 1,
     "max_age": 1,
     "max_uses": 1,
     "neighbours": 1,
-    "reservoir_seed": 0,
 }
 _WITHIN: dict[str, tuple[float, float, str]] = {
     "revisit_fraction": (0, 1, "a number in [0, 1], or 'auto'"),
     "reuse_fraction": (0, 1 - 1e-9, "a number in [0, 1)"),
     "desired_retention": (1e-9, 1 - 1e-9, "a number in (0, 1)"),
     "iterations_per_day": (1e-9, math.inf, "a number above 0"),
-    "domain_half_life": (0, math.inf, "a number of at least 0"),
     "pass_reward": (-math.inf, math.inf, "a number"),
-    "leech_share": (0, 1, "a number in [0, 1]"),
     "reuse_coeff": (0, math.inf, "a number of at least 0"),
     "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
     "diversity_coeff": (0, math.inf, "a number of at least 0"),
@@ -342,7 +292,6 @@ def _ranges(settings: ReplaySettings) -> Iterator[str]:
 
 def _choices(settings: ReplaySettings) -> Iterator[str]:
     choices: dict[str, tuple[Any, ...]] = {
-        "load_control": tuple(LOAD_CONTROLS),
         "history_by": tuple(HALF_LIVES),
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
@@ -372,66 +321,27 @@ def _parts(settings: ReplaySettings) -> Iterator[str]:
 
 
 def _rules(settings: ReplaySettings) -> Iterator[str]:
-    configs = {name: getattr(settings, name) for name in ("selection_config", "spacing_config")}
-    if settings.reuse_selection_config is not None:
-        configs["reuse_selection_config"] = settings.reuse_selection_config
+    names = ("selection_config", "reuse_selection_config", "spacing_config")
+    configs = {name: getattr(settings, name) for name in names}
     if bad := {name: value for name, value in configs.items() if not isinstance(value, Mapping)}:
         yield from (f"{name} = {value!r}; expected parameters by name" for name, value in bad.items())
         return
     if "desired_retention" in settings.spacing_config:
         yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
         return
-    rules = (settings.selection, settings.reuse_selection)
-    if settings.reuse_selection in WHOLE_POOL:
-        yield (
-            f"reuse_selection = {settings.reuse_selection!r}; expected a rule that draws groups: this one draws "
-            "prompts by their history"
-        )
-        return
-    if not any(map(SELECTIONS.fault, rules)):
-        faults = []
-        for name in ("selection_config", "reuse_selection_config"):
-            first, other = rules if name == "selection_config" else rules[::-1]
+    for name in ("selection", "reuse_selection"):
+        rule, config = getattr(settings, name), configs[f"{name}_config"]
+        if not SELECTIONS.fault(rule):
             try:
-                make_settings(first, dict(configs.get(name, {})), [other])
+                SELECTIONS.make(rule, config)
             except (TypeError, ValueError) as error:
-                faults.append(f"{name} = {configs[name]!r}; {error}")
-        yield from faults or _weights(settings)
+                yield f"{name}_config = {config!r}; {error}"
     retention = settings.desired_retention
     if not SPACINGS.fault(settings.spacing) and is_number(retention) and 0 < retention < 1:
         try:
-            rule = make_spacing(settings.spacing, retention, **settings.spacing_config)
+            make_spacing(settings.spacing, retention, **settings.spacing_config)
         except (TypeError, ValueError) as error:
             yield f"spacing_config = {settings.spacing_config!r}; {error}"
-        else:
-            yield from _refits(settings, rule)
-
-
-def _refits(settings: ReplaySettings, rule: Any) -> Iterator[str]:
-    """Yield errors for corrections that the spacing rule does not support."""
-    is_own = isinstance(rule, SpacingRule)
-    for name in ("recalibrate_every", "refit_every"):
-        if not is_integer(value := getattr(settings, name), 1):
-            continue
-        if not is_own:
-            yield f"{name} = {value}; expected 0 with spacing = {settings.spacing!r}, which is no SpacingRule"
-        elif name == "refit_every" and not rule.knobs():
-            yield f"{name} = {value}; expected 0 with spacing = {settings.spacing!r}, which has no parameter to fit"
-
-
-def _weights(settings: ReplaySettings) -> Iterator[str]:
-    """Yield errors for importance-weight exponents that `reuse_selection` does not read.
-
-    Only reused groups have importance weights: revisits are played by the current policy.
-    """
-    read = SETTINGS_OF.get(settings.reuse_selection, SETTING_NAMES)
-    for name in ("per_beta", "pier_beta"):
-        if name in settings.selection_config and name not in read:
-            rules = " or ".join(repr(rule) for rule, names in SETTINGS_OF.items() if name in names)
-            yield (
-                f"selection_config = {settings.selection_config!r}; {name} weighs the loss of reused groups: expected "
-                f"reuse_selection = {rules}, not {settings.reuse_selection!r}"
-            )
 
 
 def _place(settings: ReplaySettings) -> Iterator[str]:
@@ -446,8 +356,6 @@ def _place(settings: ReplaySettings) -> Iterator[str]:
 
 def _together(settings: ReplaySettings) -> Iterator[str]:
     fractions = (settings.revisit_fraction, settings.reuse_fraction)
-    if settings.selection in WHOLE_POOL and not settings.fill_with_not_due:
-        yield f"fill_with_not_due = False; expected True with selection = {settings.selection!r}, without due dates"
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
     if settings.embedding == "policy" and "episodic" in settings.diversity_parts:
@@ -466,14 +374,10 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
 
 def _without_effect(settings: ReplaySettings) -> Iterator[str]:
     """Yield errors for parameters of a part that is off."""
-    if not settings.has_due_dates and not settings.domain_half_life:
+    if not settings.has_due_dates:
         for name in ("desired_retention", "iterations_per_day"):
             if (value := getattr(settings, name)) != TABLE[name].default:
                 yield f"{name} = {value!r}; expected it only with a rule of spacing: items are always due without one"
-    if not settings.leech_failures:
-        for name in ("leech_share", "leech_interval"):
-            if (value := getattr(settings, name)) != TABLE[name].default:
-                yield f"{name} = {value!r}; expected it only with leech_failures above 0"
     if not settings.diversity_coeff and tuple(settings.diversity_on) != DIVERSITY_ON:
         yield f"diversity_on = {settings.diversity_on!r}; expected it only with diversity_coeff above 0"
 
@@ -490,6 +394,7 @@ def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
     """
     chosen = [(name, rule) for name in names or RULES for rule in _chosen(settings, name)]
     named = [(name, rule) for name, rule in chosen if isinstance(rule, str) and ":" in rule and rule not in RULES[name]]
+    named = [(name, rule) for name, rule in named if not rule.startswith(CONTRIB)]
     if named:
         listed = ", ".join(f"{name} = {rule!r}" for name, rule in named)
         raise ValueError(f"the memory has rules of somebody's own: {listed}; expected --trust-rules, to run their code")

@@ -20,13 +20,13 @@ from rllib_srl.replay.visits import GroupFacts
 LIMIT = 4096  # prompts
 PAST = np.dtype(
     [("key", "u8"), ("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8"), ("version", "i4")]
-    + [("num_silent", "f4"), ("num_unsolved", "i4"), ("cost", "f4")]
+    + [("num_silent", "i4")]
     + [("visits", "i4"), ("num_success", "i4"), ("group_size", "i4"), ("is_solved", "?"), ("spare", "V3")],
     align=True,
 )
 _TAKEN_OVER = (  # by a new item; its own visits are still to come
     *("history_sum", "history_count", "history_clock", "version", "num_success", "group_size"),
-    *("num_silent", "num_unsolved", "cost", "is_solved"),
+    *("num_silent", "is_solved"),
 )
 
 

@@ -42,14 +42,6 @@ class GroupFacts:
     lowest: float  # reward
     highest: float
 
-    @property
-    def signal_tokens(self) -> int:
-        """Return the number of loss tokens, 0 where all rewards are equal.
-
-        Which groups are trained on is decided later, by the advantage estimator (`realised.counts_of`).
-        """
-        return self.num_loss_tokens if self.variance > 0 else 0
-
 
 def facts_of(group: Group, pass_reward: float) -> GroupFacts:
     """Compute the summary numbers of a group.
@@ -102,7 +94,6 @@ class Visit:
     is_new: bool = False  # the item did not exist before
     timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
     grade: int = 0  # 1 to 4; 0 where nothing was graded
-    predicted: float = float("nan")  # recall predicted by the spacing rule, nan at a first visit
     pass_rate: float = 0.0
     is_lapse: bool = False
     diversity: float = 0.0
@@ -112,17 +103,14 @@ class Visit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON types, for the journal."""
-        predicted = None if math.isnan(self.predicted) else self.predicted
         lists = {name: list(getattr(self, name)) for name in ("bonus_G", "without_loss", "history")}
-        return {**vars(self), "predicted": predicted, **lists}
+        return {**vars(self), **lists}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
         """Return the visit whose `as_dict` this is."""
-        predicted = float("nan") if values["predicted"] is None else values["predicted"]
         tuples = {name: tuple(values[name]) for name in ("bonus_G", "without_loss")}
-        tuples["history"] = History(*values["history"])
-        return cls(**{**values, "predicted": predicted, **tuples})
+        return cls(**{**values, **tuples, "history": History(*values["history"])})
 
 
 def timing_of(now: int, due: float, interval: float) -> str:

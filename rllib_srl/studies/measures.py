@@ -180,13 +180,10 @@ EXTRAS = {  # meaning of names in a row's `measures`, which may also hold others
     "num_chains": "number of answers that were improved K times",
     "online_accuracy": "share of right answers to prompts at their first play, before they were trained on",
     "online_prompts": "prompts in the online accuracy",
-    "median_reviews": "reviews of the median item of the memory",
     "revisit_share": "share of played prompts that were revisits",
     "reuse_share": "share of reused groups in the batches",
     "reuse_share_tokens": "share of reused tokens among trained tokens",
-    "observed_recall": "share of reviews that were recalled",
-    "predicted_recall": "share of reviews that the spacing rule predicted to be recalled",
-    "load_ratio": "due reviews over the capacity for reviews; above 1 the backlog grows",
+    "revisit_pass_rate": "share of right answers to revisited prompts",
 }
 
 

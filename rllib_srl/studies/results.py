@@ -55,7 +55,7 @@ class Row:
     parse_rate: float | None = None  # share of answers that could be parsed
     num_probe_tokens: int = 0  # tokens generated in evaluations and probes so far, not part of the budget
     probe_s: float = 0.0
-    measures: dict[str, float] = field(default_factory=dict)  # other measures: "pass_at_8", "median_reviews"
+    measures: dict[str, float] = field(default_factory=dict)  # other measures: "pass_at_8", "revisit_share"
     num_live_tokens: int = 0  # played tokens that entered the loss so far, each counted once: those with a gradient
 
     def faults(self, study: Study) -> list[str]:

@@ -45,13 +45,10 @@ from rllib_srl.types import GroupMeta, StopReason
 RUNS = "runs"  # folder in a results directory for the checkpoints of unfinished trials
 CONFIG = "trial"  # key of Tune's param_space that holds all settings of a trial
 MEASURES = {  # name in a row -> metric of the memory
-    "median_reviews": "reviews_median",
     "revisit_share": "revisit_share_prompts",
     "reuse_share": "reuse_share_prompts",
     "reuse_share_tokens": "reuse_share_tokens",
-    "load_ratio": "load_ratio",
-    "observed_recall": "observed_recall_mean",
-    "predicted_recall": "predicted_recall_mean",
+    "revisit_pass_rate": "revisit_pass_rate",
 }
 
 

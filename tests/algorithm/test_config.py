@@ -75,7 +75,7 @@ FAULTS = [
     ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.0); expected both 0"),
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'expanding', 'fixed', 'fsrs'"),
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing_config = {'boxes': 3}; spacing 'none' has no parameters"),
-    ("replay_selection_config", {"kappa": 3}, "replay_selection_config = {'kappa': 3}; kappa = 3; expected a setting"),
+    ("replay_selection_config", {"kappa": 3}, "replay_selection_config = {'kappa': 3}; selection 'uniform' has no"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
     ("replay_mask_window", (2.0, 0.5), "replay_mask_window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
     ("replay_diversity_parts", ("rarety",), "replay_diversity_parts = ('rarety',); expected some of"),

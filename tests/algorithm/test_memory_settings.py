@@ -18,14 +18,7 @@ def of_one(**replay) -> SRLConfig:
 @pytest.mark.parametrize(
     ("replay", "start"),
     [
-        ({"selection": "greso"}, "replay_selection = 'greso' with group_size = 1; expected 'signal', 'mopps' or 'spo'"),
-        ({"selection": {"name": "learnability"}}, "replay_selection = 'learnability' with group_size = 1; expected "),
-        ({"selection": "exit"}, "replay_selection = 'exit' with group_size = 1; expected "),
-        ({"selection": "rlep"}, "replay_selection = 'rlep' with group_size = 1; expected rlep_min_success of at most"),
-        (
-            {"reuse_fraction": 0.2, "reuse_selection": "exgrpo"},
-            "replay_reuse_selection = 'exgrpo' with group_size = 1; expected 'srl' or 'per'",
-        ),
+        ({"selection": {"name": "per", "alpha": 1.0}}, "replay_selection = 'per' with group_size = 1; expected "),
         ({"diversity_bonus": "paper"}, "replay_diversity_bonus = 'paper' with group_size = 1; expected None"),
         (
             {"diversity": {"coeff": 1.0, "parts": ("variance",)}},
@@ -40,13 +33,13 @@ def test_rules_of_groups_are_refused_with_groups_of_one(replay, start):
 
 
 def test_groups_of_one_without_the_baseline_from_history_are_one_error():
-    lines = faults_of(of_one(selection="greso").training(advantage="group"))
+    lines = faults_of(of_one(selection="per").training(advantage="group"))
     assert lines == ["group_size = 1; expected an integer of at least 2, or advantage = 'posterior'"]
 
 
 def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
-    config = SRLConfig().environment("compare").replay(revisit_fraction=0.0, selection="mopps", max_uses=9)
-    starts = [f"replay_{name} = {value!r} has no effect" for name, value in (("max_uses", 9), ("selection", "mopps"))]
+    config = SRLConfig().environment("compare").replay(revisit_fraction=0.0, selection="per", max_uses=9)
+    starts = [f"replay_{name} = {value!r} has no effect" for name, value in (("max_uses", 9), ("selection", "per"))]
     assert [line.partition(" with")[0] for line in warnings_of(config)] == starts
     adapted = config.replay(reuse_fraction=0.0).planner(adapt={"name": "both", "bounds": (0.0, 0.5)})
     assert warnings_of(adapted) == [] and faults_of(adapted) == []
@@ -55,12 +48,12 @@ def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
 def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):
     monkeypatch.setattr("rllib_srl.algorithm.settings._warned", set())
     config = SRLConfig().environment("compare", env_config={"num_shots": 0}).rl_module(model_config={"model": "tiny"})
-    config.replay(history={"by": "visits"}, selection="signal", leeches={"failures": 4})
+    config.replay(history={"by": "visits"}, spacing="fsrs")
     config.env_runners(max_turn_tokens=8, max_episode_tokens=128)
     with caplog.at_level(logging.WARNING, "rllib_srl"):
         config.validate()
         config.copy(copy_frozen=False).validate()  # as a run does
-    starts = ["replay_history.by = 'visits' changes metrics only", "replay_leeches.failures = 4 has no effect on draws"]
+    starts = ["replay_history.by = 'visits' changes metrics only", "replay_spacing = 'fsrs' with replay_selection = "]
     found = [record.getMessage() for record in caplog.records if record.getMessage().startswith("replay_")]
     assert len(found) == 2 and all(line.startswith(start) for line, start in zip(found, starts, strict=True))
     assert warnings_of(SRLConfig().environment("compare")) == []

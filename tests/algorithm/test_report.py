@@ -117,13 +117,13 @@ def test_a_resumed_run_does_not_begin_again(tmp_path, caplog):
     assert reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING, first=2) == []
 
 
-def warned_of(tmp_path, caplog, *parts, is_chosen=False, rule="group"):
+def warned_of(tmp_path, caplog, *parts, rule="group"):
     """Report groups of (number, rewards); return the warnings about the pool."""
     report = Report(MetricsLogger(root=True), tmp_path)
     with caplog.at_level(logging.WARNING, "rllib_srl"):
         for num, rewards in parts:
             groups = [GroupMeta.of(a_group(1, rewards=rewards), None)] * num
-            report.pool(groups, 0.9, is_chosen, rule)
+            report.pool(groups, 0.9, rule)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -165,26 +165,23 @@ def test_groups_of_one_are_warned_of_where_nearly_all_have_the_same_reward(tmp_p
     (warning,) = warned_of(tmp_path / "b", caplog, (256, wrong), rule="posterior")
     assert warning.startswith("100% of ") and "0 (wrong)" in warning and "use easier prompts" in warning
     caplog.clear()
-    assert warned_of(tmp_path / "c", caplog, (243, right), (13, wrong), is_chosen=True, rule="posterior") == []
+    assert warned_of(tmp_path / "c", caplog, (243, right), (13, wrong), rule="posterior") == []
     assert warned_of(tmp_path / "d", caplog, (128, wrong), (128, partly), rule="posterior") == []  # failed unlike
     assert warned_of(tmp_path / "e", caplog, (255, right), rule="posterior") == []  # too few yet
 
 
 @pytest.mark.parametrize(
-    ("parts", "is_chosen", "told"),
+    ("parts", "told"),
     [
-        ([(255, NOTHING)], False, None),  # too few groups yet
-        ([(255, NOTHING), (1, MIXED)], False, "use easier prompts"),
-        ([(191, RIGHT), (65, MIXED)], True, None),  # 74.6 %
-        ([(25, RIGHT), (231, MIXED)], True, "only 10% of the first 256 groups had equal rewards: choosing"),
-        ([(25, RIGHT), (231, MIXED)], False, None),  # no rule chooses by history
-        ([(26, RIGHT), (230, MIXED)], True, None),  # 10.2 %
-        ([(255, (1.0,)), (255, NOTHING)], False, None),  # groups of one are counted apart
-        ([(255, (1.0,)), (256, NOTHING)], False, "100% of the first 256 groups had equal rewards"),
+        ([(255, NOTHING)], None),  # too few groups yet
+        ([(255, NOTHING), (1, MIXED)], "use easier prompts"),
+        ([(191, RIGHT), (65, MIXED)], None),  # 74.6 %
+        ([(255, (1.0,)), (255, NOTHING)], None),  # groups of one are counted apart
+        ([(255, (1.0,)), (256, NOTHING)], "100% of the first 256 groups had equal rewards"),
     ],
 )
-def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, is_chosen, told):
-    warnings = warned_of(tmp_path, caplog, *parts, is_chosen=is_chosen)
+def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, told):
+    warnings = warned_of(tmp_path, caplog, *parts)
     assert len(warnings) == (told is not None) and (told is None or told in warnings[0])
 
 

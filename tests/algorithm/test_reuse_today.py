@@ -63,15 +63,16 @@ def check_values(iterations, least=LEAST):
             assert (group.group_id in trained) == is_live
             if is_live:
                 np.testing.assert_allclose(trained[group.group_id][1], surprises[group.group_id] / spread, atol=1e-6)
-        assert {meta.group_id for meta in one.reused} == {i for i, (origin, _) in trained.items() if origin == "reuse"}
         for meta in one.reused:
             history = visits.history(meta, version)
             assert meta.history == pytest.approx(history, abs=1e-6)
             (own,) = [group for group in visits.groups if group.group_id == meta.group_id]
             expected_G = surprise_of(own, history) / spread
-            np.testing.assert_allclose(trained[meta.group_id][1], expected_G, atol=1e-6)
-            assert np.abs(expected_G).max() >= least - 1e-6
-            reused.append(own)
+            is_live = np.abs(expected_G).max() >= least
+            assert (meta.group_id in trained) == is_live
+            if is_live:
+                np.testing.assert_allclose(trained[meta.group_id][1], expected_G, atol=1e-6)
+                reused.append(own)
     return reused
 
 
@@ -82,7 +83,8 @@ def test_reused_groups_are_judged_by_the_history_of_today(config, build, size):
     before = weights_of(algo)
     iterations = go(algo, 6)
     reused = check_values(iterations)
-    assert iterations[-1].replay["num_reuses"] == len(reused) >= 8
+    num_left_out = iterations[-1].result["num_reuses_unsurprising"]
+    assert iterations[-1].replay["num_reuses"] == len(reused) + num_left_out and len(reused) >= 4
     assert any(np.ptp(group.rewards_G) == 0 for group in reused)  # silent groups were a surprise
     assert not np.array_equal(weights_of(algo), before)
     check_memory(algo)

@@ -125,8 +125,7 @@ def test_the_overview_has_the_facts_of_the_report(page: TestClient) -> None:
 def test_what_is_forgotten(page: TestClient) -> None:
     text = text_of(page.get("/forgetting").text)
     assert "1 of 2 domains are below their best evaluation" in text and "a 0.900 0.400 0.500" in text
-    assert re.search(r"domain items reviewed recall now lapses leeches sums 2 2 0\.\d\d 1 0 ", text)
-    assert re.search(r"Reviews graded Again, the newest first\. .* p1 sums 8 0\.\d\d 0 of 2", text)
+    assert re.search(r"domain items reviewed recall now lapses sums 2 2 0\.\d\d 1 ", text)
 
 
 def test_what_comes_back_and_why_is_what_srl_memory_says(page: TestClient, run: Path, capsys: Any) -> None:
@@ -142,10 +141,10 @@ def test_what_comes_back_and_why_is_what_srl_memory_says(page: TestClient, run: 
         assert lines[0].split(": ", 1)[1].removesuffix(", rule srl") in text_of(html)
 
 
-def test_an_item_has_its_reviews_and_stored_episodes(page: TestClient) -> None:
+def test_an_item_has_its_stored_episodes(page: TestClient) -> None:
     key = re.findall(r'<a href="/memory/([0-9a-f]{16})">p1</a>', page.get("/memory").text)[0]
     text = text_of(page.get(f"/memory/{key}").text)
-    assert "1 1 Again" not in text and "8 1 Again 0.00 (0 of 2)" in text and "Reward 0, group 8.1" in text
+    assert "Reward 0, group 8.1" in text
     for wrong in ("0" * 16, key.upper() + "x", "%00", key[:10]):
         assert page.get(f"/memory/{wrong}").status_code == 404
 

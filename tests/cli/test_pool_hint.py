@@ -50,7 +50,7 @@ def test_generators_and_chosen_orders_get_no_hint(data):
     assert hint(SRLConfig().environment(worlds=worlds), 1000) == ""
     for own in (
         SRLConfig().data(data).environment(prompt_order="epochs"),
-        SRLConfig().data(data).replay(revisit_fraction="auto", selection="signal"),
+        SRLConfig().data(data).replay(revisit_fraction="auto"),
         SRLConfig().data(data).replay(revisit_fraction=0.0),
         SRLConfig().data(data).replay(selection="fifo"),
         SRLConfig().data(data).replay(spacing="fsrs"),

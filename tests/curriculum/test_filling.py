@@ -10,7 +10,6 @@ import pytest
 from rllib_srl.curriculum.filling import (
     AUTO_BOUNDS,
     LiveBalance,
-    PoolFiller,
     StreamFiller,
     make_filler,
     unknown_domains,
@@ -127,7 +126,6 @@ def source_of(**creators) -> PromptSource:
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"selection": "signal", "selection_config": {"weights": {"od": 2.0, "odd": 3.0}}}, "replay_selection.weights"),
         ({"domain_quotas": {"od": 1.0, "odd": 1.0}}, "replay_domain_quotas"),
         ({"domains": ["od", "odd"]}, "replay_domains"),
     ],
@@ -147,8 +145,7 @@ def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
 
 def test_domains_with_prompts_and_defaults_are_not_warned_of():
     source = source_of(even=Even, mixed=Mixed)
-    given = {"selection": "signal", "selection_config": {"weights": {"large": 2.0}}, "domain_quotas": {"even": 1.0}}
-    for settings in (given, {}, {"domain_quotas": "equal"}, {"domains": "last"}):
+    for settings in ({"domain_quotas": {"even": 1.0}}, {}, {"domain_quotas": "equal"}, {"domains": "last"}):
         assert unknown_domains(ReplaySettings(**settings), source) == []
 
 
@@ -156,17 +153,7 @@ def test_the_warning_is_logged_when_a_run_starts(caplog):
     memory = object.__new__(ReplayClient)
     memory.settings, memory.is_auto = ReplaySettings(domain_quotas={"evem": 1.0}), False
     with caplog.at_level("WARNING", "rllib_srl"):
-        assert isinstance(make_filler(source_of(even=Even), memory, 4, {"even": 1.0}), StreamFiller)
+        assert isinstance(make_filler(source_of(even=Even), memory), StreamFiller)
     assert [line.partition(";")[0] for line in caplog.messages] == [
         "replay_domain_quotas has 'evem', but no training prompt is of this domain"
-    ]
-
-
-def test_a_setting_without_effect_in_a_finite_pool_is_logged_when_a_run_starts(caplog):
-    memory = object.__new__(ReplayClient)
-    memory.settings, memory.is_auto = ReplaySettings(revisit_fraction="auto", leech_failures=2), True
-    with caplog.at_level("WARNING", "rllib_srl"):
-        assert isinstance(make_filler(source_of(even=Even), memory, 4, {"even": 1.0}), PoolFiller)
-    assert [line.partition(" on draws")[0] for line in caplog.messages] == [
-        "replay_leech_failures = 2 has no effect"
     ]

@@ -25,7 +25,7 @@ from rllib_srl.curriculum.planner import (
     recap_weights,
     scaled_softmax,
 )
-from rllib_srl.replay.schedule.load import reuse_share
+from rllib_srl.replay.schedule.slots import reuse_share
 from rllib_srl.replay.selection.shares import (
     bands,
     class_shares,
@@ -265,7 +265,7 @@ def config(random_llama_dir, tmp_path, ray_here):
 def remembering(config, **settings):
     """Switch a memory on that has something to give from the third iteration on."""
     return config.replay(
-        capacity=500, min_buffer_size=4, spacing="none", load_control="none", degenerate_share=None, **settings
+        capacity=500, min_buffer_size=4, spacing="none", degenerate_share=None, **settings
     )
 
 

@@ -137,19 +137,3 @@ def test_epochs_go_on_exactly_from_a_state(num_before):
 def test_epochs_need_a_finite_list():
     with pytest.raises(ValueError, match="prompt_order = 'epochs'; expected environments with a finite list"):
         source(mixture={"even": 1, "seeds": 1}, order="epochs")
-
-
-def test_the_pool_is_every_prompt_in_an_order_of_the_seed_and_draws_nothing():
-    one = source(3, **WORLDS)
-    state = one.get_state()
-    pool = one.pool(7)
-    assert len({prompt.key for prompt in pool}) == 7 and one.get_state() == state
-    assert pool == source(3, **WORLDS).pool(100) != source(4, **WORLDS).pool(100)
-    assert one.pool(6) is None and source(mixture={"seeds": 1}).pool(10**6) is None
-
-
-def test_prompts_listed_twice_are_in_the_pool_once(caplog):
-    assert len(source(mixture={"twice": 1}, twice={"num_prompts": 4}).pool(100)) == 4
-    assert "4 of 8 training prompts are listed twice; each is played once" in caplog.text
-    with pytest.raises(ValueError, match=r"environments \['even'\] have no training prompts; expected some"):
-        source(even={"num_prompts": 0}).pool(10)

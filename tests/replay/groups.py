@@ -73,8 +73,6 @@ SCHEDULED: dict[str, Any] = {
     "spacing": "fsrs",
     "selection": "srl",
     "reuse_selection": "srl",
-    "load_control": "throttle_new",
-    "leech_failures": 8,
     "diversity_coeff": 0.5,
     "max_age": 32,
 }
@@ -97,7 +95,7 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
 
     Fresh prompts are numbered by iteration and place, so that a run which is restored gets the same.
     """
-    prompts = buffer.due(num_revisits, now, f"{now}.due", slots=float(num_revisits)) if now > 2 else []
+    prompts = buffer.due(num_revisits, now, f"{now}.due") if now > 2 else []
     asked = list(prompts)
     prompts += [
         a_prompt(100 * now + place, ("sums", "words", "maps")[(now + place) % 3])
@@ -145,8 +143,6 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "groups": {int(row["seq"]): row.tobytes() for row in held},
         "groups_of": {slot: [int(store.groups[g]["seq"]) for g in store.groups_of(slot)] for slot in slots},
         "state": {**buffer._state(), "counts": dict(+buffer.counts)},
-        "load": buffer.recall.load.get_state(),
-        "reviews": buffer.reviews.rows.tobytes(),
         "to_come": (sorted(buffer.tracker._set), sorted(buffer.tracker._removed)),
         "vectors": {} if index is None else {int(i): index.vectors([i]).tobytes() for i in index.ids()},
         "centroid": None if index is None else index.centroid().tolist(),
@@ -166,5 +162,4 @@ def journalled(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "groups": stored.groups.tobytes(),
         "state": stored.state,
         "vectors": {slot: vector.tobytes() for slot, vector in journal.vectors()},
-        "reviews": journal.reviews().tobytes(),
     }

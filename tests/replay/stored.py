@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_srl.replay.journal.codec import encode
-from rllib_srl.replay.journal.journal import REVIEW, Commit
+from rllib_srl.replay.journal.journal import Commit
 from rllib_srl.types import Group, Prompt, StopReason
 
 ITEM = np.dtype([("key", "u8"), ("due", "f8"), ("status", "i1"), ("domain", "i4")], align=True)
@@ -55,16 +55,13 @@ def a_row(seq: int, slot: int = 0, uses: int = 0) -> np.void:
 
 
 def a_visit(index: int, **parts) -> Commit:
-    """Return a commit with one new item, its vector and group, a review, an answered request and two states."""
-    review = np.zeros(1, REVIEW)
-    review[["key", "now", "grade", "predicted"]] = (2**64 - 1 - index, index, 3, np.nan if index % 2 else 0.75)
+    """Return a commit with one new item, its vector and group, an answered request and two states."""
     values = {
         "items": {index: an_item(2**64 - 1 - index, index / 3)},
         "prompts": {index: Prompt("world", f"p{index}", "sums", ("a",))},
         "vectors": {index: np.full(3, index, np.float32)},
         "groups": {index: a_row(index, index)},
         "payloads": {index: encode(a_group(index))},
-        "reviews": review,
         "request": f"{index}.add",
         "answer": {"stored": [index, None, 0.1]},
         "state": {"generator": np.random.default_rng(index).bit_generator.state, "raw": bytes([index % 256])},

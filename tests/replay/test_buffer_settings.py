@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.selection import sampler
 from rllib_srl.replay.settings import TABLE, ReplaySettings
-from rllib_srl.replay.store.records import SCHEDULED
 from tests.replay.groups import a_buffer, a_group, a_prompt, rewards_of
 
 
@@ -49,9 +49,10 @@ def trace(**given):
                 [(group.prompt.key, group.token_ids_N.tobytes(), group.loss_mask_N.tobytes()) for group in reused],
                 buffer.rate(rated, now) if rated else 0,
                 {k: None if np.isnan(v) else v for k, v in buffer.stats(now).items()},
+                buffer.store.items[buffer.store.slots()]["due"].tolist(),
             )
         )
-    return [*seen, buffer.reviews.rows.tobytes()]
+    return seen
 
 
 def odd_groups(now):
@@ -82,12 +83,8 @@ ACTS = {
     "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
     "desired_retention": ({"desired_retention": 0.5}, {}),
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
-    "domain_half_life": ({"domain_half_life": 4.0}, {}),
-    "recalibrate_every": ({"recalibrate_every": 2}, {}),
-    "refit_every": ({"refit_every": 2}, {}),
     "fill_with_not_due": ({"fill_with_not_due": False}, {}),
     "min_recall_interval": ({"min_recall_interval": 4}, {}),
-    "load_control": ({"load_control": "stretch"}, {}),
     "grade": ({"grade": "reward"}, {}),
     "rating_scale": ({"rating_scale": "binary"}, {}),
     "pass_reward": ({"pass_reward": 0.6}, {}),
@@ -98,13 +95,8 @@ ACTS = {
     "reuse_selection": ({"reuse_selection": "recent"}, {}),
     "selection_config": ({"selection_config": {"temperature": 0.0}}, {}),
     "reuse_selection_config": ({"reuse_selection_config": {"temperature": 0.0}}, {}),
-    "reservoir_seed": ({"reservoir_seed": 3}, {"eviction": "reservoir", "capacity": 20}),
-    "candidate_pool": ({"candidate_pool": 5}, {}),
     "domains": ({"domains": ["words"]}, {}),
     "domain_quotas": ({"domain_quotas": "equal"}, {}),
-    "leech_failures": ({"leech_failures": 2}, {}),
-    "leech_share": ({"leech_share": 0.0}, {"leech_failures": 1, "leech_interval": 1, "selection": "hardest"}),
-    "leech_interval": ({"leech_interval": 2}, {"leech_failures": 1, "selection": "hardest", "leech_share": 1.0}),
     "max_age": ({"max_age": 1}, {}),
     "max_uses": ({"max_uses": 1}, {}),
     "diversity_coeff": ({"diversity_coeff": 5.0}, {}),
@@ -113,7 +105,7 @@ ACTS = {
     "diversity_bonus": ({"diversity_bonus": "mean1"}, {}),
     "neighbours": ({"neighbours": 1}, {}),
     "embedding": ({"embedding": "policy"}, {}),
-    "eviction": ({"eviction": "fifo"}, {"capacity": 20}),
+    "eviction": ({"eviction": "mastered_first"}, {"capacity": 20}),
     "max_episode_tokens": ({"max_episode_tokens": 30}, {}),
     "near_duplicate": ({"near_duplicate": 0.9}, {}),
     "degenerate_share": ({"degenerate_share": None}, {}),
@@ -153,7 +145,7 @@ def test_a_trace_is_the_same_twice():
 
 def test_domains_by_all_their_names():
     def drawn(domains):
-        buffer = a_buffer(domains=domains, load_control="none")
+        buffer = a_buffer(domains=domains)
         names = ("sums", "words", "maps")
         buffer.add([a_group(a_prompt(i, names[i // 4]), 1, i) for i in range(12)], 1)
         found = {p.domain for now in range(2, 6) for p in buffer.due(4, now)}
@@ -179,12 +171,8 @@ BAD = {
     "spacing_config": ({"unknown": 1}, {"desired_retention": 2.0}, None),
     "desired_retention": (0.0, 1.0),
     "iterations_per_day": (0.0, float("inf")),
-    "domain_half_life": (-1.0, "long", None),
-    "recalibrate_every": (-1, 0.5, True),
-    "refit_every": (-1, "often", None),
     "fill_with_not_due": (1, "no", None),
     "min_recall_interval": (0, 0.5),
-    "load_control": ("much",),
     "grade": ("likelihood", "mood"),
     "grade_reuse": ("yes", 1),
     "rating_scale": ("stars",),
@@ -194,15 +182,10 @@ BAD = {
     "history_half_life": (0.0, -1.0, "long", float("inf")),
     "selection": ("best",),
     "reuse_selection": ("best",),
-    "selection_config": ({"temperature": -1.0}, {"kappa": 1.0}, None),
-    "reuse_selection_config": ({"temperature": -1.0}, {"kappa": 1.0}, 3),
-    "reservoir_seed": (-1, 0.5),
-    "candidate_pool": (0,),
+    "selection_config": ({"temperature": -1.0}, None),
+    "reuse_selection_config": ({"temperature": -1.0}, 3),
     "domains": ("some", [], "no.such.module:thing", 3),
     "domain_quotas": ({"a": 0.0}, {}, "fair", {"a": "b"}),
-    "leech_failures": (-1,),
-    "leech_share": (1.5,),
-    "leech_interval": (0,),
     "max_age": (0,),
     "max_uses": (0,),
     "reuse_coeff": (-1.0,),
@@ -244,10 +227,7 @@ def test_a_bad_value_is_named(name, value):
     "name, value, beside",
     [
         ("desired_retention", 0.8, {"spacing": "fsrs"}),
-        ("desired_retention", 0.8, {"domain_half_life": 4.0}),
         ("iterations_per_day", 4.0, {"spacing": "sm2"}),
-        ("leech_share", 0.2, {"leech_failures": 8}),
-        ("leech_interval", 16, {"leech_failures": 8}),
         ("diversity_on", ("draw",), {"diversity_coeff": 0.5}),
     ],
 )
@@ -267,15 +247,16 @@ def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
 
 
 @pytest.mark.parametrize(("selection", "spacing"), [("uniform", "none"), ("uniform", "fsrs"), ("fifo", "none")])
-def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spacing):
+def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spacing, monkeypatch):
     """Of 24 items a pool holds 6, visited in different iterations; `fifo` plays the one that waited longest."""
-    buffer = a_buffer(selection=selection, spacing=spacing, load_control="none", candidate_pool=6, leech_failures=0)
+    monkeypatch.setattr(sampler, "MOST_CANDIDATES", 6)
+    buffer = a_buffer(selection=selection, spacing=spacing)
     buffer.add([a_group(a_prompt(i, "sums"), 1, i) for i in range(24)], 1)
     for now in range(2, 8):
-        prompts = buffer.due(5, now, slots=5.0)
+        prompts = buffer.due(5, now)
         buffer.add([a_group(prompt, now, 30 * now + i) for i, prompt in enumerate(prompts)], now)
     slots = buffer.store.slots()
-    assert len(slots) == buffer.store.num_items(SCHEDULED) == 24
+    assert len(slots) == 24
     generator, counts = np.random.default_rng(0), Counter()
     for _ in range(1200):
         counts[int(buffer.draws.items(1, 40, generator)[0])] += 1

@@ -27,22 +27,19 @@ from hypothesis.stateful import (
 )
 
 from rllib_srl.replay.journal.journal import JournalError
-from rllib_srl.replay.store.records import LEECH
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
 WORLDS = {
     "small": {"capacity": 6, "groups_per_item": 2, "eviction": "fifo"},
-    "tight": {"capacity": 4, "groups_per_item": 1, "max_uses": 1, "max_age": 3, "candidate_pool": 2},
+    "tight": {"capacity": 4, "groups_per_item": 1, "max_uses": 1, "max_age": 3},
     "rests": {
         "capacity": 9,
-        "eviction": "reservoir",
+        "eviction": "mastered_first",
         "min_recall_interval": 3,
         "min_graded": 3,
-        "leech_failures": 2,
-        "leech_interval": 4,
     },
-    "picky": {"capacity": 8, "near_duplicate": 0.6, "load_control": "stretch", "domain_quotas": "equal"},
+    "picky": {"capacity": 8, "near_duplicate": 0.6, "domain_quotas": "equal"},
     "grows": {
         "capacity": 7,
         "on_group": "tests.replay.test_on_group:continued",
@@ -56,7 +53,6 @@ FAULTS = {
     "rank": ("tracker", "rank"),
     "review": ("recall", "review"),
     "place": ("recall", "change"),
-    "note": ("reviews", "note"),
     "draw": ("draws", "_select"),
     "payload": ("ledger.payloads", "get"),
 }
@@ -182,12 +178,9 @@ class BufferMachine(RuleBasedStateMachine):
     def asked(self, num):
         """Draw prompts, and check that they may be played."""
         self.now += 1
-        # Waiting items enter where a batch would not be full; a leech comes back when it is due, and not before.
         rest = self.given.get("min_recall_interval", 1)
         rows = {f"{int(row['key']):016x}": row for row in self.buffer.store.items[self.buffer.store.slots()]}
-        back = {
-            key: row["due"] if row["status"] == LEECH else self.items[key]["last"] + rest for key, row in rows.items()
-        }
+        back = {key: self.items[key]["last"] + rest for key in rows}
         free = [key for key, now in back.items() if now <= self.now]
         prompts = self.call("due", num, self.now)
         assert len(prompts) == min(num, len(free))

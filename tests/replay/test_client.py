@@ -113,7 +113,7 @@ def test_a_run_that_is_started_again_is_not_answered_from_the_past(tmp_path):
     """The journal of the first life has an answer for this iteration, also after its snapshot was restored."""
 
     def client() -> ReplayClient:
-        settings = ReplaySettings(capacity=200, min_buffer_size=1, on_secret="keep", **HALF)
+        settings = ReplaySettings(capacity=200, min_buffer_size=1, admit=None, **HALF)
         where = {"directory": tmp_path / "journal", "seed": 1, "run": "run"}
         return ReplayClient.start(settings, **where, is_local=True, timeout_s=5.0)
 

@@ -77,8 +77,8 @@ def test_ten_successes_with_diversity_leave_the_base_interval_alone():
     source_interval = 1.0
     for visit in range(10):
         elapsed_N = np.array(plain.interval_N, float)
-        state = rule.review(state, np.array([3]), elapsed_N, np.array([True]))
-        plain = rule.review(plain, np.array([3]), elapsed_N, np.array([True]))
+        state = rule.review(state, np.array([3]), elapsed_N)
+        plain = rule.review(plain, np.array([3]), elapsed_N)
         # Only what is due is shortened: the product is never stored.
         due_in = state.interval_N * diversity.interval_factor(np.array([1.0]), coeff=1.0)
         assert due_in == pytest.approx(plain.interval_N / 2), visit

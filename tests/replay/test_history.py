@@ -1,9 +1,8 @@
-"""The history of prompts and domains: by hand, beside a naive twin, after faults, and in earlier journals."""
+"""The history of prompts and domains: by hand, beside a naive twin, and after faults."""
 
 from __future__ import annotations
 
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.history import chance_of_silence, discounts, varies
+from rllib_srl.replay.history import Policy, discounts, histories_without
 from rllib_srl.replay.journal.file import JournalError
 from rllib_srl.replay.store.records import ITEM, key_of
 from rllib_srl.replay.unstored import UnstoredHistories
@@ -27,10 +26,7 @@ from rllib_srl.types import History
 from tests.conftest import ROOT
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
-NEW_FIELDS = (
-    *("history_sum", "history_count", "history_clock"),
-    *("num_silent", "num_unsolved", "cost", "is_solved"),
-)
+FIELDS = ("history_sum", "history_count", "history_clock", "num_silent", "is_solved")
 
 
 def row_of(buffer, index):
@@ -84,64 +80,24 @@ def test_what_discounts_a_history(by, half_life, versions, kl, rho):
     assert history == (pytest.approx(2 * rho), pytest.approx(2 * rho), 1.0)
 
 
-def test_silence_solutions_and_cost_by_hand():
+def test_silence_and_solutions_by_hand():
     buffer = a_buffer()
-    names = ("num_silent", "num_unsolved", "is_solved")
     for now, (rewards, expected) in enumerate(
         [
-            ((0, 0, 0, 0), (1, 0, False)),
-            ((0, 0, 0, 0), (2, 0, False)),
-            ((1, 0, 0, 0), (0, 1, False)),  # signal: no longer silent
-            ((1, 1, 0, 0), (0, 2, False)),
-            ((1, 1, 1, 1), (1, 0, True)),  # solved, and silent
-            ((1, 0, 0, 0), (0, 0, True)),  # for good
-            ((0.5,) * 4, (1, 0, True)),  # equal rewards are silent, whatever they are
+            ((0, 0, 0, 0), (1, False)),
+            ((0, 0, 0, 0), (2, False)),
+            ((1, 0, 0, 0), (0, False)),  # signal: no longer silent
+            ((1, 1, 1, 1), (1, True)),  # solved, and silent
+            ((1, 0, 0, 0), (0, True)),  # for good
+            ((0.5,) * 4, (1, True)),  # equal rewards are silent, whatever they are
         ],
         start=1,
     ):
         add(buffer, now, played(0, now, rewards))
-        assert tuple(row_of(buffer, 0)[name] for name in names) == expected
-    assert row_of(buffer, 0)["cost"] == 20  # four episodes of five written tokens
-    add(buffer, 8, played(0, 8, (0, 0)))
-    assert row_of(buffer, 0)["cost"] == pytest.approx(20 + (10 - 20) / 8)
+        assert tuple(row_of(buffer, 0)[name] for name in ("num_silent", "is_solved")) == expected
     for now in range(9, 20):
         add(buffer, now, played(0, now, (0, 0, 0, 0)))
     assert row_of(buffer, 0)["num_silent"] == 8
-
-
-def test_small_groups_are_weak_evidence():
-    # n = 1, k = 0: P(p < .1) = 1 - .9^2 = .19 and P(p > .9) = .1^2 = .01
-    assert chance_of_silence(0, 1) == pytest.approx(0.2) and chance_of_silence(1, 1) == pytest.approx(0.2)
-    # n = 3, k = 0: 1 - .9^4 + .1^4; n = 2, k = 1: 2 P(Beta(2, 2) < .1) = 2 (3 * .01 - 2 * .001)
-    assert chance_of_silence(0, 3) == pytest.approx(1 - 0.9**4 + 0.1**4)
-    assert chance_of_silence(1, 2) == pytest.approx(0.056)
-    assert chance_of_silence(0, 4) == 1
-    buffer = a_buffer(min_graded=1)
-    for now, is_solved in ((1, False), (2, True), (3, True)):
-        add(buffer, now, played(0, now, (1,)))
-        assert row_of(buffer, 0)["is_solved"] == is_solved  # a small group needs two in a row
-        assert row_of(buffer, 0)["num_silent"] == pytest.approx(0.2 * now)
-
-
-def test_single_episodes_count_as_unsolved_where_the_one_before_ended_otherwise():
-    buffer = a_buffer(min_graded=1)
-    for now, (reward, unsolved) in enumerate(((0, 0), (0.2, 0), (1, 1), (0, 2), (0, 2), (1, 3), (1, 0)), 1):
-        add(buffer, now, played(0, now, (reward,)))
-        assert row_of(buffer, 0)["num_unsolved"] == unsolved
-    domains = DomainStatistics()
-    for was, reward, unsolved in ((0, 0, 0), (0, 1, 1), (1, 1, 1), (1, 0, 2)):
-        domains.note("a", facts(reward), before(visits=1, group_size=1, num_success=was), is_solved=False)
-        assert domains.num_unsolved("a") == unsolved
-    domains.note("a", facts(0.5), None, is_solved=False)  # a prompt without an item has no visit before
-    assert domains.num_unsolved("a") == 2
-
-
-def test_a_visit_of_one_with_a_variance_of_its_own_is_not_compared():
-    """A failed transition has its squared error, a passed one nothing."""
-    last = before(visits=1, group_size=1, num_success=0)
-    passed, failed = facts(1), replace(facts(0), variance=2.0)
-    assert varies(passed, last) and not varies(failed, last)
-    assert not varies(passed, last, compares_singles=False) and varies(failed, last, compares_singles=False)
 
 
 def test_groups_of_one_call_see_the_history_before_it():
@@ -217,7 +173,7 @@ def test_a_prompt_whose_first_groups_are_refused_has_a_history(tmp_path, reason)
         assert len(buffer.unstored) == 0
         row = row_of(buffer, 1)
         assert [row["history_sum"], row["history_count"]] == pytest.approx([size / 4 + 1, size * 0.75 + 2])
-        assert (row["visits"], row["num_unsolved"]) == (1, 1 + (size == 1))  # single episodes: 1, then 0
+        assert row["visits"] == 1
         buffer.check_valid()
         buffer.restore(tmp_path / "copy")
         assert len(buffer.unstored) == 1
@@ -259,9 +215,9 @@ def test_a_call_that_fails_leaves_no_history():
 def test_groups_of_another_policy_change_no_history_of_a_known_item():
     buffer = a_buffer()
     add(buffer, 1, played(0, 1, (1, 0)))
-    before = [row_of(buffer, 0)[name] for name in NEW_FIELDS], buffer.domain_statistics.get_state()
+    before = [row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.get_state()
     buffer.add([played(0, 2, (0, 0))], 2, is_played=False)
-    assert ([row_of(buffer, 0)[name] for name in NEW_FIELDS], buffer.domain_statistics.get_state()) == before
+    assert ([row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.get_state()) == before
 
 
 def test_history_leaves_with_the_item():
@@ -278,53 +234,48 @@ def facts(*rewards):
     return facts_of(a_group(0, rewards=rewards), 0.9)
 
 
-def before(**fields):
-    row = np.zeros(1, ITEM)
-    for name, value in fields.items():
-        row[name] = value
-    return row[0]
-
-
-def test_statistics_of_a_domain_by_hand():
+def test_the_mean_of_a_domain_by_hand():
     domains = DomainStatistics()
-    assert (domains.mean("a"), domains.signal_rate("a"), domains.unsolved_scale("a")) == (0.5, 0.5, 4.0)
-    assert domains.expected_reward("a") == 0.5
-    domains.note("a", facts(1, 0, 0, 0), None, is_solved=False)
+    assert domains.mean("a") == 0.5
+    assert domains.note("a", 0.25) == 1
     assert (domains.mean("a"), domains.mean("b")) == (0.25, 0.25)  # an unknown domain is like all of them
-    assert domains.expected_reward("a") == domains.expected_reward("b") == (0.25 + 1) / (1 + 2)
-    domains.note("a", facts(0, 0, 0, 0), before(visits=1, group_size=4, num_success=1), is_solved=False)
+    assert domains.note("a", 0.0) == 2
     assert domains.mean("a") == pytest.approx(0.97 * 0.25 / 1.97)
-    assert domains.expected_reward("a") == pytest.approx((0.97 * 0.25 + 1) / (1.97 + 2))
-    assert domains.signal_rate("a") == pytest.approx((0.985 + 1) / (1.985 + 2))
-    assert domains.num_unsolved("a") == 1
-    known = {"visits": 1, "group_size": 4, "num_success": 1, "num_unsolved": 9}
-    domains.note("a", facts(1, 1, 1, 1), before(**known), is_solved=True)
-    assert (domains.num_unsolved("a"), domains.unsolved_scale("a")) == (0, (8 + 9) / 3)
-    domains.note("a", facts(1, 0, 1, 1), before(**known, is_solved=True), is_solved=True)
-    assert (domains.num_unsolved("a"), domains.unsolved_scale("a")) == (0, (8 + 9) / 3)  # solved once, for good
-    for _ in range(20):
-        domains.note("b", facts(1, 1, 1, 1), before(visits=1, group_size=4, num_success=4), is_solved=True)
-    assert domains.unsolved_scale("b") == 4.0  # never below
+    # Without the first group, without the second, and of a group that is not among them.
+    without_N = domains.means_without(["a"], np.zeros(3, int), np.array([1, 2, 0]), np.array([0.25, 0.0, 1.0]))
+    assert without_N.tolist() == pytest.approx([0.0, 0.25, 0.97 * 0.25 / 1.97])
+    domains.note("b", 1.0)
+    assert domains.means_without(["b"], np.zeros(1, int), np.ones(1, int), np.ones(1)).tolist() == pytest.approx(
+        [0.97 * 0.25 / 1.97]  # alone in its domain: the mean of all others
+    )
 
 
-def test_the_likeness_of_items_is_the_correlation_of_successive_pass_rates():
-    generator = np.random.default_rng(0)
-    domains, pairs = DomainStatistics(), []
-    for number in range(60):
-        x = int(generator.integers(0, 5))
-        y = int(np.clip(x + generator.integers(-1, 2), 0, 4))
-        pairs.append((x / 4, y / 4))
-        row = before(visits=1, group_size=4, num_success=x)
-        domains.note("a", facts(*[1.0] * y, *[0.0] * (4 - y)), row, is_solved=False)
-        assert math.isnan(domains.icc("a")) == (sum(0.985**k for k in range(number + 1)) < 8)
-    x, y = np.array(pairs).T
-    weight = 0.985 ** np.arange(len(pairs))[::-1]
-    covariance = np.cov(x, y, aweights=weight, ddof=0)
-    assert domains.icc("a") == pytest.approx(covariance[0, 1] / math.sqrt(covariance[0, 0] * covariance[1, 1]))
-    assert math.isnan(domains.icc("never"))
-    for _ in range(600):
-        domains.note("same", facts(1, 0), before(visits=1, group_size=2, num_success=1), is_solved=False)
-    assert math.isnan(domains.icc("same"))  # no spread
+def test_a_stored_group_is_no_part_of_its_own_history():
+    # Visits at versions 1, 3 and 5 with sums 3, 1 and 2 of 4 episodes each; found by version 7, half-life 2.
+    buffer = a_buffer(history_half_life=2.0, groups_per_item=3)
+    for now, rewards in ((1, (1, 1, 1, 0)), (3, (1, 0, 0, 0)), (5, (1, 1, 0, 0))):
+        add(buffer, now, played(0, now, rewards))
+    store, policy = buffer.store, Policy(7, 0.0)
+    rows_N = store.groups[store.groups_of(store.slots()[0])]
+    items_N = store.items[np.zeros(3, int)]
+    how = ("versions", 2.0, buffer.domain_statistics, ["sums"] * 3)
+    found = histories_without(policy, *how, items_N, rows_N, np.array([3.0, 1.0, 2.0]))
+    sums = [3 / 8, 1 / 4, 2 / 2]  # discounted until version 7
+    assert [one.reward_sum for one in found] == pytest.approx([sum(sums) - own for own in sums])
+    assert [one.num_episodes for one in found] == pytest.approx([1 + 2, 0.5 + 2, 0.5 + 1])
+    means, weights = np.array([0.75, 0.25, 0.5]), 0.97 ** np.array([2, 1, 0])
+    others = [np.delete(np.arange(3), at) for at in range(3)]
+    averages = [np.average(means[o], weights=weights[o]) for o in others]
+    assert [one.domain_mean for one in found] == pytest.approx(averages)
+    drawn = {one.group.group_id: one.history for one in buffer.draw(3, 6, policy=policy)}
+    assert [drawn[f"{now}.0"] for now in (1, 3, 5)] == [pytest.approx(one) for one in found]
+    assert all(one.history is None for one in buffer.draw(3, 6))
+
+
+def test_with_a_policy_groups_of_equal_rewards_are_drawn_too():
+    buffer = a_buffer()
+    add(buffer, 1, played(0, 1, (1, 1)), played(1, 1, (1, 0)))
+    assert len(buffer.draw(2, 2)) == 1 and len(buffer.draw(2, 2, policy=Policy(2, 0.0))) == 2
 
 
 # A naive twin
@@ -371,18 +322,11 @@ def test_histories_agree_with_a_list_of_all_visits(calls, by):
         undiscounted = 1.0 if by == "versions" else 2**0.5  # `past` is that of one visit more
         sums = [part * undiscounted for part in past(index, last)]
         assert [row["history_sum"], row["history_count"]] == pytest.approx(sums)
-        groups = [rewards for _, rewards in of]
-        silent, unsolved, is_solved = 0.0, 0, False
-        for nth, rewards in enumerate(groups):
-            right, has_signal = all(r >= 0.9 for r in rewards), len(set(rewards)) > 1
-            before_right = nth > 0 and all(r >= 0.9 for r in groups[nth - 1])
-            is_solved |= right and (len(rewards) >= 4 or before_right)
-            num_success = sum(r >= 0.9 for r in rewards)
-            silent = 0.0 if has_signal else min(8.0, silent + chance_of_silence(num_success, len(rewards)))
-            of_one = len(rewards) == 1 and nth > 0 and right != before_right
-            unsolved = 0 if is_solved else unsolved + (has_signal or of_one)
-        assert (row["num_unsolved"], row["is_solved"]) == (unsolved, is_solved)
-        assert row["num_silent"] == pytest.approx(silent, rel=1e-5)
+        silent = 0
+        for _, rewards in of:
+            silent = 0 if len(set(rewards)) > 1 else min(8, silent + 1)
+        is_solved = any(all(r >= 0.9 for r in rewards) for _, rewards in of)
+        assert (row["num_silent"], row["is_solved"]) == (silent, is_solved)
     buffer.check_valid()
     buffer.close()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import GROUP, ITEM, LEECH, SCHEDULED, WAITING, Header
+from rllib_srl.replay.store.records import GROUP, ITEM, Header
 from rllib_srl.replay.store.tables import Table
 from rllib_srl.types import Prompt
 
@@ -42,8 +42,7 @@ def content(store):
         slot: (store.items[slot].tobytes(), store.prompt_of(slot), store.groups["seq"][store.groups_of(slot)].tolist())
         for slot in store.slots().tolist()
     }
-    counts = [store.num_items(status, domain) for status in range(4) for domain in range(len(store.domains))]
-    sizes = (len(store), store.num_groups, store.num_bytes, counts)
+    sizes = (len(store), store.num_groups, store.num_bytes)
     return rows, {int(row["seq"]): row.tobytes() for row in groups}, store.header, sizes
 
 
@@ -53,22 +52,19 @@ def content(store):
 def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
     store = ItemStore(10, 2)
     rng = np.random.default_rng(0)
-    due = add(store, 0, status=SCHEDULED, due=4, last_review=1)
-    overdue = add(store, 1, status=SCHEDULED, due=2, last_review=1)
-    rested = add(store, 2, status=SCHEDULED, due=9, last_review=3)
-    add(store, 3, status=SCHEDULED, due=9, last_review=4)  # reviewed this iteration: not rested
-    add(store, 4, due=0)  # waiting
-    leech = add(store, 5, status=LEECH, due=3)
-    add(store, 6, status=LEECH, due=8)  # a leech that is not due
-    assert store.pool(4, 10, rng).tolist() == [overdue, leech, due, rested]
-    assert store.pool(4, 3, rng).tolist() == [overdue, leech, due]
-    assert store.pool(4, 10, rng, min_recall_interval=2).tolist() == [overdue, leech, due]
+    due = add(store, 0, due=4, last_review=1)
+    overdue = add(store, 1, due=2, last_review=1)
+    rested = add(store, 2, due=9, last_review=3)
+    add(store, 3, due=9, last_review=4)  # reviewed this iteration: not rested
+    assert store.pool(4, 10, rng).tolist() == [overdue, due, rested]
+    assert store.pool(4, 2, rng).tolist() == [overdue, due]
+    assert store.pool(4, 10, rng, min_recall_interval=2).tolist() == [overdue, due]
     assert store.pool(4, 10, rng, domains=[store.domain_id("products")]).tolist() == [overdue]
     assert store.pool(4, 0, rng).tolist() == []
-    assert store.num_due(4) == 3
-    store.update(due, status=WAITING)
-    assert store.pool(4, 10, rng).tolist() == [overdue, leech, rested]
-    assert store.waiting(10).tolist() == [due, 4] and store.waiting(1).tolist() == [due]
+    assert store.num_due(4) == 2
+    store.remove_item(overdue)
+    assert store.pool(4, 10, rng).tolist() == [due, rested]
+    assert store.holds(np.arange(4)).tolist() == [True, False, True, True]
 
 
 def test_the_group_pool_holds_what_may_be_trained_on_again():
@@ -84,6 +80,7 @@ def test_the_group_pool_holds_what_may_be_trained_on_again():
         return sorted(store.group_pool(7, 9, rng, max_age, max_uses, **more).tolist())
 
     assert pool() == [good, used]
+    assert len(pool(must_vary=False)) == 3
     assert pool(max_uses=2) == [good] and pool(max_age=1) == [used] and pool(domains=[9]) == []
     store.update_groups([good], uses=3)
     assert pool() == [used]
@@ -112,7 +109,7 @@ def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
 
 
 def test_rows_are_small():
-    for dtype, size in ((ITEM, 192), (GROUP, 96)):
+    for dtype, size in ((ITEM, 176), (GROUP, 96)):
         assert dtype.itemsize == size == sum(dtype[name].itemsize for name in dtype.names), "no gaps"
 
 
@@ -136,7 +133,7 @@ class Twin:
 
     def add(self, number, now, fields):
         slot = min(set(range(len(self.items) + 1)) - set(self.items))
-        item = {"key": number, "seq": self.next_seq, "domain": DOMAINS[number % 3], "status": WAITING}
+        item = {"key": number, "seq": self.next_seq, "domain": DOMAINS[number % 3]}
         self.items[slot] = item | {"created": now, "last_review": now, "due": now} | fields
         self.next_seq += 1
         return slot
@@ -178,12 +175,6 @@ class Twin:
         for seq, row in self.groups.items():
             for name, value in row.items():
                 assert store.groups[name][slot_of_group(store, seq)] == value, name  # eighths are exact in float32
-        for status in (None, WAITING, SCHEDULED, LEECH):
-            want = [item for item in self.items.values() if status in (None, item["status"])]
-            assert store.num_items(status) == len(want)
-            for domain in store.domains:
-                of_domain = [item for item in want if item["domain"] == domain]
-                assert store.num_items(status, store.domain_id(domain)) == len(of_domain)
 
     def check_draws(self, store, rng, now):
         most, rest = int(rng.integers(0, 30)), int(rng.integers(0, 4))
@@ -191,9 +182,9 @@ class Twin:
         domains = None if len(names) == 3 else [d for d in map(store.domain_id, names) if d is not None]
         twin_rng = np.random.default_rng()
         twin_rng.bit_generator.state = rng.bit_generator.state
-        due = self.by("due", "seq", status=[SCHEDULED, LEECH], domain=names)
+        due = self.by("due", "seq", domain=names)
         due = [slot for slot in due if self.items[slot]["due"] <= now]
-        rested = self.by("last_review", "seq", status=[SCHEDULED], domain=names)
+        rested = self.by("last_review", "seq", domain=names)
         rested = [slot for slot in rested if self.items[slot]["last_review"] + rest <= now]
         rested.sort(key=lambda slot: store.domain_id(self.items[slot]["domain"]))
         want = due[:most]
@@ -201,7 +192,6 @@ class Twin:
             want += [slot for slot in ranked(rested, most, twin_rng) if slot not in due][: most - len(want)]
         assert store.pool(now, most, rng, domains, rest).tolist() == want
         assert store.num_due(now, domains) == len(due)
-        assert store.waiting(most, domains).tolist() == self.by("created", "seq", status=[WAITING], domain=names)[:most]
         able = [
             seq
             for seq, row in sorted(self.groups.items())
@@ -229,8 +219,7 @@ def slot_of_group(store, seq):
 
 def random_fields(rng, now):
     last_review = now - int(rng.integers(0, 6))
-    status = int(rng.choice([WAITING, SCHEDULED, SCHEDULED, SCHEDULED, LEECH]))
-    return {"status": status, "last_review": last_review, "due": float(last_review + rng.integers(0, 12))}
+    return {"last_review": last_review, "due": float(last_review + rng.integers(0, 12))}
 
 
 def random_group(rng, now):
@@ -342,18 +331,18 @@ def test_what_was_undone_changes_no_later_draw():
     stores = [ItemStore(200, 2) for _ in range(2)]
     for store in stores:
         for number in range(150):
-            slot = add(store, number, status=SCHEDULED, due=50 + number % 7, last_review=0)
+            slot = add(store, number, due=50 + number % 7, last_review=0)
             store.add_group(slot, born=0, variance=0.1, size=2)
         store.commit()
     tried, never = stores
     for slot in range(0, 150, 2):
         tried.remove_item(slot)
     for number in range(1000, 1060):
-        tried.add_item(number, prompt(number), "another domain", 1, status=SCHEDULED)
+        tried.add_item(number, prompt(number), "another domain", 1)
     tried.update_many(tried.slots(), due=60.0)
     tried.rollback()
     for store in stores:
-        add(store, 500, status=SCHEDULED)
+        add(store, 500)
     assert content(tried) == content(never) and tried.domains == DOMAINS
     one, other = np.random.default_rng(0), np.random.default_rng(0)
     for now in (10, 53, 90):
@@ -364,7 +353,7 @@ def test_what_was_undone_changes_no_later_draw():
 def test_every_rested_item_is_sampled_equally_often():
     store, rng = ItemStore(20, 1), np.random.default_rng(0)
     for number in range(12):
-        add(store, number, status=SCHEDULED, due=1 if number < 3 else 99, last_review=0)
+        add(store, number, due=1 if number < 3 else 99, last_review=0)
     drawn = np.concatenate([store.pool(2, 6, rng)[3:] for _ in range(900)])
     # Three are due, three of the other nine are sampled: each 300 of 900 times, deviation sqrt(900 * 2/9) = 14.
     counts = np.bincount(drawn, minlength=12)
@@ -374,8 +363,8 @@ def test_every_rested_item_is_sampled_equally_often():
 def test_every_item_that_may_come_is_sampled_equally_often_where_due_dates_do_not_count():
     store, rng = ItemStore(20, 1), np.random.default_rng(0)
     for number in range(12):
-        add(store, number, status=SCHEDULED, due=1 if number < 9 else 99, last_review=number % 2)
-    add(store, 12, status=SCHEDULED, due=3, last_review=2)  # reviewed in this iteration
+        add(store, number, due=1 if number < 9 else 99, last_review=number % 2)
+    add(store, 12, due=3, last_review=2)  # reviewed in this iteration
     drawn = np.concatenate([store.pool(2, 6, rng, is_by_due=False) for _ in range(600)])
     counts = np.bincount(drawn, minlength=13)  # each 600 * 6 / 12 = 300 times, deviation sqrt(600 / 4) = 12
     assert counts[12] == 0 and np.abs(counts[:12] - 300).max() < 4 * 13
@@ -395,7 +384,7 @@ def test_every_fault_of_an_item_is_named_and_nothing_changes():
     for fault in ("num_items = 1", "key = 0x0", "seq = 3", "colour = 1"):
         assert fault in str(error.value)
     for slot, fields in [
-        (0, {"key": 5}), (0, {"due": np.nan}), (0, {"status": 0}), (0, {"status": 4}), (0, {"domain": 1}),
+        (0, {"key": 5}), (0, {"due": np.nan}), (0, {"domain": 1}),
         (0, {"reps": 2**40}), (0, {"reps": "many"}), (7, {"reps": 1}), (-1, {"reps": 1}), (0, {"reps": 1, "x": 1}),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match="expected"):
@@ -449,7 +438,6 @@ BREAKS = {
     "due is not before": lambda store: store.update(0, due=-1),
     "at most reps": lambda store: store.update(0, lapses=2),
     "at most group_size": lambda store: store.update(0, num_success=2),
-    "waiting, scheduled or a leech": lambda store: set_row(store._items, 0, status=9),
     "one of the 3 that came": lambda store: set_row(store._items, 0, domain=3),
     "not so for ['due']": lambda store: store._items.columns["due"].__setitem__(0, 9),
     "not so for ['uses']": lambda store: store._groups.columns["uses"].__setitem__(0, 9),
@@ -466,7 +454,7 @@ BREAKS = {
 def test_a_broken_invariant_is_named(fault):
     store = ItemStore(30, 2)
     for number in (0, 3, 6, 1, 2):
-        add(store, number, status=SCHEDULED)
+        add(store, number)
     store.add_group(0, born=0, variance=0.1, size=2)
     store.check_valid()
     BREAKS[fault](store)
@@ -481,7 +469,7 @@ def test_a_broken_invariant_is_named(fault):
 def test_the_tables_take_no_more_than_256_bytes_an_item_and_the_keys_112():
     store, num = ItemStore(10_000, 2), 10_000
     for number in range(num):
-        add(store, (number << 48) + 7919, status=SCHEDULED, due=number * 7919 % 5003)
+        add(store, (number << 48) + 7919, due=number * 7919 % 5003)
     of_keys = store.nbytes - store._items.nbytes - store._groups.nbytes - store._links_NG.nbytes
     assert store.nbytes - of_keys - 8 * num <= 256 * num  # 8 bytes are the reference to the prompt
     assert of_keys <= 112 * num
@@ -492,7 +480,7 @@ def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
     num, rng, times = 65_536, np.random.default_rng(0), []
     store = ItemStore(num, 1)
     for number in range(num):
-        slot = add(store, number, status=1 + number % 2, due=5 + number % 900, last_review=number % 5)
+        slot = add(store, number, due=5 + number % 900, last_review=number % 5)
         store.add_group(slot, born=number % 5, variance=0.1, size=8)
     store.commit()
     for _ in range(5):

@@ -20,7 +20,7 @@ from rllib_srl.replay.journal import file
 from rllib_srl.replay.journal import journal as journal_module
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.journal.file import PAGE_BYTES
-from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, JournalError
+from rllib_srl.replay.journal.journal import Commit, Journal, JournalError
 from rllib_srl.replay.store import items as memory
 from rllib_srl.types import Prompt
 from scripts.kill_loop import GROUP as KILL_GROUP
@@ -42,8 +42,7 @@ def contents(journal) -> tuple:
     payloads = [journal.read_group(seq) for seq in stored.seqs]
     arrays = (stored.slots, stored.items, stored.seqs, stored.groups)
     vectors = [(slot, vector.tobytes()) for slot, vector in journal.vectors()]
-    reviews = journal.reviews().tobytes()
-    return stored.position, [a.tobytes() for a in arrays], stored.prompts, stored.state, payloads, vectors, reviews
+    return stored.position, [a.tobytes() for a in arrays], stored.prompts, stored.state, payloads, vectors
 
 
 def helper(*arguments, **options) -> subprocess.Popen:
@@ -70,10 +69,6 @@ def test_three_visits_by_hand(path):
         assert stored.state == {"generator": np.random.default_rng(1).bit_generator.state, "raw": b"\1"}
         assert [(slot, vector.tolist()) for slot, vector in journal.vectors()] == [(1, [1, 1, 1]), (2, [2, 2, 2])]
         assert_same(decode(journal.read_group(2)), a_group(2))
-        reviews = journal.reviews()
-        assert reviews.dtype == REVIEW and reviews["key"].tolist() == [2**64 - 1, 2**64 - 3, 2**64 - 2]
-        np.testing.assert_array_equal(reviews["predicted"], [0.75, 0.75, np.nan])
-        assert journal.reviews(last=2)["now"].tolist() == [2, 1] and journal.reviews(last=1)["now"].tolist() == [1]
         assert (journal.has_group(0), journal.has_group(1)) == (True, False)
         assert journal.answer("2.add") == {"stored": [2, None, 0.1]}
 
@@ -187,7 +182,6 @@ BAD = {
     "UNIQUE constraint failed: groups.seq": {"groups": {0: a_row(0)}, "payloads": {0: b""}},
     "groups [5] are new; expected their payloads": {"groups": {5: a_row(5)}},
     "payload 6 comes without its row": {"payloads": {6: b""}},
-    "reviews are of float64": {"reviews": np.zeros(2)},
     "request = 'x' with answer = None": {"request": "x"},
     "state 'tuple' is a tuple": {"state": {"tuple": (1, 2)}},
 }
@@ -208,8 +202,8 @@ def test_a_commit_that_is_not_valid_changes_nothing(path, fault):
 
 def test_the_faults_of_a_commit_are_named_together(path):
     with Journal(path, ITEM, GROUP) as journal, pytest.raises(JournalError) as caught:
-        journal.commit(Commit(vectors={7: np.zeros(2)}, payloads={6: b""}, reviews=np.zeros(2), request="x"))
-    for fault in ("vector 7 comes", "payload 6 comes", "reviews are of float64", "request = 'x'"):
+        journal.commit(Commit(vectors={7: np.zeros(2)}, payloads={6: b""}, request="x"))
+    for fault in ("vector 7 comes", "payload 6 comes", "request = 'x'"):
         assert fault in str(caught.value)
 
 

@@ -11,28 +11,17 @@ from hypothesis import strategies as st
 
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
 
-FAITHFUL = ("srl1", {"faithful": True})
-RULES = [
-    *((name, {}) for name in sorted(SPACINGS)),
-    ("fsrs", {"whole_days": True}),
-    ("sm2", {"whole_days": True}),
-    ("expanding", {"whole_days": True}),
-    ("leitner", {"boxes": [0.5, 3.0], "scale": 2.0}),
-    ("fixed", {"interval": 2.5}),
-    ("srl1", {"success_grade": 4}),
-]
-EVERY = pytest.mark.parametrize("name, parameters", [*RULES, FAITHFUL], ids=str)
-MENDED = pytest.mark.parametrize("name, parameters", RULES, ids=str)
-# Visits of 3 items: grade, days since the last one, trained.
-ONE = st.tuples(st.integers(1, 4), st.one_of(st.floats(0, 3), st.floats(0, 1e5)), st.booleans())
+RULES = [*((name, {}) for name in sorted(SPACINGS)), ("leitner", {"boxes": [0.5, 3.0]}), ("fixed", {"interval": 2.5})]
+EVERY = pytest.mark.parametrize("name, parameters", RULES, ids=str)
+# Visits of 3 items: grade, days since the last one.
+ONE = st.tuples(st.integers(1, 4), st.one_of(st.floats(0, 3), st.floats(0, 1e5)))
 VISITS = st.lists(st.tuples(ONE, ONE, ONE), min_size=1, max_size=12)
 RETENTIONS = st.floats(0.05, 0.99)
 LAWS = settings(max_examples=12)
 
 
 def columns_of(visit):
-    grade_N, elapsed_N, trained_N = (np.array(column) for column in zip(*visit))
-    return grade_N, elapsed_N, trained_N, np.full(len(grade_N), 0.3)
+    return tuple(np.array(column) for column in zip(*visit))
 
 
 def after(rule, visits, num: int = 3) -> list[SpacingState]:
@@ -45,10 +34,9 @@ def after(rule, visits, num: int = 3) -> list[SpacingState]:
 
 @EVERY
 @LAWS
-@given(visits=VISITS, retention=RETENTIONS, gain=st.sampled_from([0.0, 0.4, 1.0]))
-def test_states_are_finite_and_count(name, parameters, visits, retention, gain) -> None:
-    gain = 1.0 if parameters.get("faithful") else gain
-    rule = make_spacing(name, retention, untrained_gain=gain, **parameters)
+@given(visits=VISITS, retention=RETENTIONS)
+def test_states_are_finite_and_count(name, parameters, visits, retention) -> None:
+    rule = make_spacing(name, retention, **parameters)
     for n, state in enumerate(after(rule, visits)):
         for column in state.columns().values():
             assert np.isfinite(column).all() and len(column) == 3
@@ -57,22 +45,15 @@ def test_states_are_finite_and_count(name, parameters, visits, retention, gain) 
     assert (state.stability_N > 0).all()
 
 
-@MENDED
+@EVERY
 @LAWS
-@given(visits=VISITS, retention=RETENTIONS, gain=st.sampled_from([0.0, 0.4, 1.0]))
-def test_success_never_shortens(name, parameters, visits, retention, gain) -> None:
-    rule = make_spacing(name, retention, untrained_gain=gain, **parameters)
+@given(visits=VISITS, retention=RETENTIONS)
+def test_success_never_shortens(name, parameters, visits, retention) -> None:
+    rule = make_spacing(name, retention, **parameters)
     states = after(rule, visits)
     for before, state in itertools.pairwise(states):
         succeeded_N = state.streak_N > 0
         assert (state.interval_N >= before.interval_N * (1 - 1e-12))[succeeded_N].all()
-
-
-def test_the_faithful_rule_is_the_exception() -> None:
-    rule = make_spacing(*FAITHFUL[:1], **FAITHFUL[1])
-    visits = [[(grade, 1.0, True)] * 3 for grade in (1, 1, 4)]
-    states = after(rule, visits)
-    assert (states[3].interval_N < states[2].interval_N).all()
 
 
 @EVERY
@@ -91,16 +72,12 @@ def test_recall_falls_with_time(name, parameters, visits, retention, elapsed) ->
 @LAWS
 @given(visits=VISITS, retention=RETENTIONS)
 def test_recall_at_the_interval_is_the_desired_one(name, parameters, visits, retention) -> None:
-    rule = make_spacing(name, retention, maximum_interval=np.inf, **{**parameters, **exact(parameters)})
+    rule = make_spacing(name, retention, maximum_interval=np.inf, **parameters)
     state = after(rule, visits)[-1]
     np.testing.assert_allclose(rule.retrievability(state, state.interval_N), retention, rtol=1e-6)
 
 
-def exact(parameters) -> dict:
-    return {"whole_days": False} if "whole_days" in parameters else {}
-
-
-@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding", "srl1"])
+@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding"])
 @LAWS
 @given(visits=VISITS, retention=RETENTIONS)
 def test_recall_after_the_stability_is_nine_tenths(name, visits, retention) -> None:
@@ -109,9 +86,9 @@ def test_recall_after_the_stability_is_nine_tenths(name, visits, retention) -> N
     np.testing.assert_allclose(rule.retrievability(state, state.stability_N), 0.9, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding", "srl1"])
+@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding"])
 def test_a_lower_desired_retention_waits_longer(name) -> None:
-    visit = columns_of([(3, 0.0, True)] * 3)
+    visit = columns_of([(3, 0.0)] * 3)
     intervals = [make_spacing(name, r).review(SpacingState.new(3), *visit).interval_N[0] for r in (0.9, 0.7, 0.5)]
     assert intervals[0] < intervals[1] < intervals[2]
 
@@ -133,28 +110,10 @@ def test_items_do_not_see_each_other(name, parameters, visits, order) -> None:
             np.testing.assert_allclose(value, together.columns()[column][[i]], rtol=1e-12, err_msg=column)
 
 
-@pytest.mark.parametrize("name", ["fsrs", "sm2", "leitner", "expanding", "srl1"])
-def test_a_success_that_trained_nothing_gains_its_share(name) -> None:
-    start = make_spacing(name).review(SpacingState.new(1), [3], [0.0], [True])
-    start = make_spacing(name).review(start, [3], start.interval_N, [True])
-    full, half, none = (
-        make_spacing(name, untrained_gain=gain).review(start, [4], start.interval_N, [False]).stability_N[0]
-        for gain in (1.0, 0.5, 0.0)
-    )
-    s = start.stability_N[0]
-    assert none == s < half < full
-    np.testing.assert_allclose(half, s * (full / s) ** 0.5)
-    kept = make_spacing(name, untrained_gain=0.0)
-    assert kept.review(start, [4], start.interval_N, [True]).stability_N[0] == full
-    assert kept.review(start, [1], start.interval_N, [False]).stability_N[0] < s  # failing is failing, trained or not
-    first = kept.review(SpacingState.new(1), [3], [0.0], [False]).stability_N
-    assert first == make_spacing(name).review(SpacingState.new(1), [3], [0.0], [True]).stability_N
-
-
 def test_lapses_and_streaks() -> None:
     rule, state, seen = make_spacing("fixed"), SpacingState.new(1), []
     for grade in (1, 3, 2, 1, 1, 4):
-        state = rule.review(state, [grade], [1.0], [True])
+        state = rule.review(state, [grade], [1.0])
         seen.append((int(state.streak_N[0]), int(state.lapses_N[0])))
     # Failing at first, or again, forgets nothing that was known.
     assert seen == [(-1, 0), (1, 0), (2, 0), (-1, 1), (-2, 1), (1, 1)]
@@ -163,22 +122,22 @@ def test_lapses_and_streaks() -> None:
 def test_new_items_are_not_remembered_and_have_no_elapsed_time() -> None:
     rule = make_spacing("fsrs")
     np.testing.assert_array_equal(rule.retrievability(SpacingState.new(2), np.array([0.0, np.nan])), 0.0)
-    a = rule.review(SpacingState.new(1), [3], [np.nan], [True])
-    assert a.stability_N == rule.review(SpacingState.new(1), [3], [7.0], [True]).stability_N
+    a = rule.review(SpacingState.new(1), [3], [np.nan])
+    assert a.stability_N == rule.review(SpacingState.new(1), [3], [7.0]).stability_N
 
 
 def test_intervals_stop_at_the_maximum() -> None:
-    for name in ("fsrs", "sm2", "leitner", "fixed", "expanding", "srl1"):
+    for name in ("fsrs", "sm2", "leitner", "fixed", "expanding"):
         rule = make_spacing(name, 0.5, maximum_interval=2.0)
         state = SpacingState.new(1)
         for _ in range(6):
-            state = rule.review(state, [4], [30.0], [True])
+            state = rule.review(state, [4], [30.0])
         assert state.interval_N == 2.0, name
 
 
 def test_hundreds_of_successes_stay_finite() -> None:
-    for name in ("fsrs", "sm2", "srl1"):  # 2.25^900 is beyond float64
-        state = after(make_spacing(name, 0.2), [[(4, 50.0, True)]] * 900, num=1)[-1]
+    for name in ("fsrs", "sm2"):  # 2.25^900 is beyond float64
+        state = after(make_spacing(name, 0.2), [[(4, 50.0)]] * 900, num=1)[-1]
         assert all(np.isfinite(column).all() for column in state.columns().values()), name
 
 
@@ -188,7 +147,7 @@ def test_a_table_gives_and_takes_the_state() -> None:
         [("key", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("reps", "i4")]
         + [("lapses", "i4"), ("streak", "i4")],
     )
-    state = make_spacing("sm2").review(SpacingState.of(rows), [3, 1], [0, 0], [True, True])
+    state = make_spacing("sm2").review(SpacingState.of(rows), [3, 1], [0, 0])
     for name, column in state.columns().items():
         rows[name] = column
     for name, column in SpacingState.of(rows).columns().items():
@@ -210,25 +169,23 @@ def test_faults_are_named_all_at_once() -> None:
         make_spacing("anki")
     with pytest.raises(ValueError, match=r"spacing 'sm2' has no parameters \['boxes', 'w'\]; expected some of"):
         make_spacing("sm2", w=(), boxes=())
-    fault = r"desired_retention = 1\.0; expected more than 0 and less than 1; untrained_gain = 2; expected 0 to 1"
+    fault = r"desired_retention = 1\.0; expected more than 0 and less than 1; maximum_interval = 0; expected 0\.001"
     with pytest.raises(ValueError, match=fault):
-        make_spacing("fsrs", 1.0, untrained_gain=2)
+        make_spacing("fsrs", 1.0, maximum_interval=0)
     with pytest.raises(ValueError, match="boxes = .*; expected days > 0, each more than the last"):
         make_spacing("leitner", boxes=(1, 1))
-    with pytest.raises(ValueError, match="faithful = True with untrained_gain = 0.5, scale = 1.0; expected 1 for both"):
-        make_spacing("srl1", faithful=True, untrained_gain=0.5)
 
 
 def test_impossible_reviews_are_named_all_at_once() -> None:
     rule = make_spacing("fsrs")
-    state = rule.review(SpacingState.new(2), [3, 3], [0, 0], [True, True])
-    fault = r"trained_N has shape \(1,\), the state has 2 items; grade_N holds \[0, 5\]; .*; elapsed_N holds \[-1\.0\]"
+    state = rule.review(SpacingState.new(2), [3, 3], [0, 0])
+    fault = r"grade_N holds \[0, 5\]; .*; elapsed_N holds \[-1\.0\]"
     with pytest.raises(ValueError, match=fault):
-        rule.review(state, [0, 5], [-1.0, 1.0], [True])
+        rule.review(state, [0, 5], [-1.0, 1.0])
     with pytest.raises(ValueError, match=r"elapsed_N holds \[nan\]; expected finite days"):
-        rule.review(state, [3, 3], [np.nan, 1.0], [True, True])
-    with pytest.raises(ValueError, match="expected diversity_N"):
-        make_spacing("srl1", faithful=True).review(state, [3, 3], [1, 1], [True, True])
+        rule.review(state, [3, 3], [np.nan, 1.0])
+    with pytest.raises(ValueError, match=r"elapsed_N has shape \(1,\), the state has 2 items"):
+        rule.review(state, [3, 3], [1.0])
 
 
 def test_a_rule_of_ones_own(monkeypatch) -> None:

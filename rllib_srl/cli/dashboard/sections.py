@@ -9,21 +9,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rllib_srl.cli.dashboard.live_run import LiveRun
 from rllib_srl.cli.dashboard.memory_view import MemoryView
 from rllib_srl.cli.dashboard.page_views import Blocks, Section
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.memory import HEADING, ORDERS, review_rows, row_of
+from rllib_srl.cli.memory import HEADING, ORDERS, row_of
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import domain_table, memory_table, opening, shortened
 from rllib_srl.cli.report.run_plots import PlotRow, cost_plots, domain_row, learner_plots, learning_plots, live_plot
 from rllib_srl.cli.report.run_plots import memory_rows as memory_plots
 from rllib_srl.cli.shared.display import rounded
 from rllib_srl.replay.journal.reader import Reading
-from rllib_srl.replay.store.records import LEECH
-from rllib_srl.replay.tools.explain import GRADE_NAMES, Draw, Found, all_items, described, newest_draws, why
+from rllib_srl.replay.tools.explain import Draw, Found, all_items, described, newest_draws, why
 from rllib_srl.studies.report.blocks import Cell, Details, Heading, Notice, Table, Text, Verbatim
 
 MOST_DRAWS, MOST_ITEMS, MOST_LAPSES = 30, 20, 20
@@ -152,7 +149,7 @@ def _lapses(reading: Reading) -> Blocks:
     items = all_items(reading)
     for item in items:
         by_domain[item.prompt.domain].append(item)
-    header = ("domain", "items", "reviewed", "recall now", "lapses", "leeches")
+    header = ("domain", "items", "reviewed", "recall now", "lapses")
     domains = tuple(_domain_row(name, by_domain[name]) for name in sorted(by_domain))
     predicts = reading.settings.has_due_dates
     how = "the mean of what the spacing rule predicts for reviewed items" if predicts else "none without a spacing rule"
@@ -166,8 +163,6 @@ def _lapses(reading: Reading) -> Blocks:
         yield Table(f"Of those that were solved once: the lowest {first} first.", ("prompt", *RECALL_COLUMNS), rows)
     else:
         yield Text("No item that was reviewed has been solved yet.")
-    yield Heading("Last lapses", 3)
-    yield from _newest_lapses(reading, {item.key: item for item in items})
 
 
 def _recall_row(item: Found) -> tuple[Cell, ...]:
@@ -178,31 +173,9 @@ def _recall_row(item: Found) -> tuple[Cell, ...]:
 def _domain_row(name: str, items: Sequence[Found]) -> tuple[Cell, ...]:
     recall = [item.recall for item in items if item.row["reps"]]
     lapses = sum(int(item.row["lapses"]) for item in items)
-    leeches = sum(1 for item in items if item.row["status"] == LEECH)
     mean = rounded(sum(recall) / len(recall)) if recall else "-"
-    counts = (f"{len(items):,}", f"{len(recall):,}", mean, f"{lapses:,}", f"{leeches:,}")
+    counts = (f"{len(items):,}", f"{len(recall):,}", mean, f"{lapses:,}")
     return (Cell(printable(name) or "-"), *map(Cell, counts))
-
-
-def _newest_lapses(reading: Reading, item_of: dict[str, Found]) -> Blocks:
-    """Yield the newest failures of items that were recalled before."""
-    reviews, predicts = reading.reviews, reading.settings.has_due_dates
-    failed = reviews[(reviews["grade"] == GRADE_NAMES.index("Again")) & ~np.isnan(reviews["predicted"])]
-    rows = [(row, item_of.get(f"{int(row['key']):016x}")) for row in failed[-MOST_LAPSES:]]
-    rows = sorted(rows, key=lambda pair: -int(pair[0]["now"]))[:MOST_LAPSES]
-    if not rows:
-        yield Text("No item failed a review after its first one.")
-        return
-    cells = tuple(
-        (
-            _item_cell(item) if item else Cell(f"{int(row['key']):016x}", "evicted"),
-            Cell(str(row["now"])),
-            Cell(f"{row['predicted']:.2f}" if predicts else "-"),
-            Cell(f"{row['num_success']} of {row['n']}"),
-        )
-        for row, item in rows
-    )
-    yield Table("Reviews graded Again, the newest first.", ("prompt", "iteration", "predicted recall", "solved"), cells)
 
 
 def item_blocks(item: Found, groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> Blocks:
@@ -218,9 +191,6 @@ def item_blocks(item: Found, groups: Sequence[tuple[str, Sequence[tuple[str, str
     yield Heading("Schedule")
     about = [(Cell(name), Cell(printable(value))) for name, value in described(item) if name != "journal"]
     yield Table("", ("", ""), tuple(about), is_text=True)
-    header, *rows = review_rows(item)
-    if rows:
-        yield Table("Reviews, oldest first.", tuple(header), tuple(tuple(map(Cell, row)) for row in rows))
     if groups:
         yield Heading("Stored episodes")
     for title, turns in groups:

@@ -49,8 +49,7 @@ MEMORY = {  # metric of the memory -> title and meaning
     "num_evicted": "items evicted",
     "num_refused": "groups refused",
     "num_groups_replaced": "groups replaced by newer ones",
-    "observed_recall_mean": "recall, observed",
-    "predicted_recall_mean": "recall, predicted",
+    "revisit_pass_rate": "pass rate of revisits",
     "surprise_mean": "mean surprise, |reward - prediction from history|",
 }
 

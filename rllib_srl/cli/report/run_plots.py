@@ -25,7 +25,7 @@ LEARNED = {  # learner metric -> title
 MEANINGS = {
     "Revisits, reuse, live tokens": "Realised shares since the start: prompts played again, and stored groups trained "
     "on again. Live: share of an iteration's generated tokens that are trained on.",
-    "Recall of revisited prompts": "Share of revisits that succeed, over the newest reviews.",
+    "Pass rate of revisits": "Share of right answers to revisited prompts.",
     "Surprise by history": "Mean difference of a reward from the one that the prompt's history predicts.",
     "Items": "Prompts in the memory, and those that wait to be scheduled.",
 }
@@ -117,12 +117,12 @@ def memory_rows(facts: RunFacts) -> Iterator[PlotRow]:
         "reuse, of groups": facts.values("replay/reuse_share_prompts"),
         "live tokens": facts.values(LIVE_TOKENS),
     }
-    recall = {name: facts.values(f"replay/{name}_recall_mean") for name in ("observed", "predicted")}
+    recall = {"pass rate": facts.values("replay/revisit_pass_rate")}
     surprise = {"surprise": facts.values("replay/surprise_mean")}
-    size = {"items": facts.values("replay/num_items"), "waiting": facts.values("replay/num_waiting")}
+    size = {"items": facts.values("replay/num_items")}
     drawn = (
         ("Revisits, reuse, live tokens", shares, "share"),
-        ("Recall of revisited prompts", recall, "share"),
+        ("Pass rate of revisits", recall, "share"),
         ("Surprise by history", surprise, "reward"),
         ("Items", size, "items"),
     )

@@ -6,7 +6,7 @@
       model: smollm2-135m
       lr: 2e-5
 
-      replay_spacing: {name: sm2, whole_days: true}      the same as --replay_spacing name=sm2 whole_days=true
+      replay_spacing: {name: fixed, interval: 8}      the same as --replay_spacing name=fixed interval=8
 
 Flags, `--help` and docs/settings.md are made from one table: `rllib_srl.algorithm.settings` and, for RLlib's own
 settings, `RLLIB` below. Former names (`ALIASES`) are read too; `--help` does not show them.

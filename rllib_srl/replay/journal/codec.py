@@ -219,7 +219,7 @@ class StoredGroup:
     payload: bytes
     places: dict[str, Place]
     weight: float = 1.0  # loss weight from the draw
-    history: History | None = None  # of its prompt without the group, where today's baseline judges it
+    history: History | None = None  # of its prompt without the group, where the baseline is one from history
 
     @classmethod
     def of(cls, payload: bytes, name: str, origin: str) -> StoredGroup:

@@ -25,13 +25,11 @@ import numpy as np
 
 from rllib_srl.replay.journal.file import JournalError, JournalLock, connect, explained, to_one_file, transaction
 from rllib_srl.replay.journal.schema import (
-    REVIEW,
     Commit,
     Stored,
     create_tables,
     is_empty,
     read_meta,
-    reviews_in,
     stored_in,
     write_commit,
 )
@@ -40,7 +38,7 @@ from rllib_srl.replay.journal.snapshots import write_snapshot
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-__all__ = ["REVIEW", "Commit", "Journal", "JournalError", "Stored"]
+__all__ = ["Commit", "Journal", "JournalError", "Stored"]
 
 
 class Journal:
@@ -193,7 +191,7 @@ class Journal:
             return self.db.execute("SELECT 1 FROM groups WHERE seq = ?", (int(seq),)).fetchone() is not None
 
     def load(self) -> Stored:
-        """Return the stored state without vectors, reviews and payloads.
+        """Return the stored state without vectors and payloads.
 
         Raises:
             JournalError: the file is damaged.
@@ -210,11 +208,6 @@ class Journal:
         with self._mutex, self._explained("reading vectors"):
             for slot, data in self.db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
                 yield slot, np.frombuffer(data, "<f4")
-
-    def reviews(self, last: int | None = None) -> np.ndarray:
-        """Return the `last` newest reviews, oldest first, as rows of `REVIEW`; None returns all."""
-        with self._mutex, self._explained("reading reviews"):
-            return reviews_in(self.db, last)
 
     # ------------------------------------------------------------------ ending
 

@@ -1,6 +1,6 @@
 """Read journals from outside the process that owns them, on a copy, without disturbing the run or writing to its files.
 
-    DIR --journal_in--> its path --copied--> a temporary copy --reading--> Reading: rows, state, reviews
+    DIR --journal_in--> its path --copied--> a temporary copy --reading--> Reading: rows, state
 
 The copy is made by SQLite in one read transaction: it contains every commit that finished before the copy began, and
 the run's commits do not wait for it.
@@ -22,8 +22,7 @@ from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.file import back_up_live
 from rllib_srl.replay.journal.journal import Journal, JournalError, Stored
 from rllib_srl.replay.journal.transaction import JOURNAL, SNAPSHOT
-from rllib_srl.replay.schedule.correction import Correction
-from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
+from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings, check_trusted
 from rllib_srl.replay.store.records import GROUP, ITEM, Header
 from rllib_srl.types import Group
@@ -71,13 +70,8 @@ class Reading:
     journal: Journal
     stored: Stored
     settings: ReplaySettings
-    correction: Correction
+    rule: SpacingRule
     now: int  # the newest iteration recorded in the journal; 0 if it is empty
-
-    @cached_property
-    def reviews(self) -> np.ndarray:
-        """Return all reviews, oldest first, as rows of `REVIEW`."""
-        return self.journal.reviews()
 
     @cached_property
     def answers(self) -> list[tuple[str, Any]]:
@@ -94,13 +88,8 @@ class Reading:
         """Return the predicted recall of each item now, in [0, 1]; nan for items without a review."""
         rows_N = self.stored.items
         elapsed_N = (self.now - rows_N["last_review"]) / self.settings.iterations_per_day
-        recall_N = self.correction.recall(SpacingState.of(rows_N), elapsed_N)
+        recall_N = self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
         return np.where(rows_N["reps"] > 0, recall_N, np.nan)
-
-    @property
-    def rule(self) -> SpacingRule:
-        """Return the spacing rule in use: as set, or as refitted in the run."""
-        return self.correction.rule
 
     def groups_at(self, slot: int) -> np.ndarray:
         """Return the positions of an item's groups in the arrays of groups, oldest first."""
@@ -137,15 +126,14 @@ def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
         settings = ReplaySettings.from_dict(stored.state.get("settings", {}))  # an empty journal fits any
         if not trusts_rules:
             check_trusted(settings, RUN_BY_READERS)
-        correction = Correction(settings)
-        correction.set_state(stored.state.get("correction", {}))
-        one = Reading(path, journal, stored, settings, correction, now=0)
+        rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+        one = Reading(path, journal, stored, settings, rule, now=0)
         yield replace(one, now=_newest(one))
 
 
 def _newest(one: Reading) -> int:
     items, groups = one.stored.items, one.stored.groups
-    times = [items["last_review"], items["created"], groups["born"], one.reviews["now"]]
+    times = [items["last_review"], items["created"], groups["born"]]
     asked = [int(first) for name, _ in one.answers if (first := name.split(".")[0]).isdigit()]
     return max([0, *asked, *(int(column.max()) for column in times if len(column))])
 

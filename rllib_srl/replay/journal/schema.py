@@ -5,7 +5,6 @@
     vectors   slot -> float32 vector
     groups    seq -> row                   mutable rows, stored apart from
     payloads  seq -> bytes of the group    immutable payloads
-    reviews   one row per review, append-only
     requests  position -> name, answer                                          the last few thousand
     state     name -> JSON, or bytes
 
@@ -32,30 +31,12 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 3
 
-REVIEW = np.dtype(
-    [
-        ("key", "u8"),
-        ("now", "i8"),
-        ("elapsed", "f8"),  # iterations since the last review
-        ("grade", "i8"),
-        ("num_success", "i8"),
-        ("n", "i8"),  # valid episodes
-        ("predicted", "f8"),  # predicted recall, NaN on the first visit
-        ("trained", "?"),
-        ("version", "i8"),
-        ("temperature", "f8"),
-        ("trained_tokens", "i8"),
-    ]
-)
-REVIEW_COLUMNS = ", ".join(REVIEW.names or ())
-
-TABLES = f"""
+TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS reviews ({REVIEW_COLUMNS});
 CREATE TABLE IF NOT EXISTS requests (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, answer TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
@@ -77,7 +58,6 @@ class Commit:
     groups: Mapping[int, Row] = field(default_factory=dict)  # seq -> row, of the journal's group dtype
     payloads: Mapping[int, bytes] = field(default_factory=dict)  # seq -> bytes; exactly the new groups
     removed_groups: Collection[int] = ()
-    reviews: np.ndarray = field(default_factory=lambda: np.empty(0, REVIEW))
     request: str | None = None  # the name for `Journal.answer`
     answer: Any = None  # JSON types
     state: Mapping[str, Any] = field(default_factory=dict)  # name -> bytes or JSON types
@@ -146,8 +126,6 @@ def write_commit(db: Connection, commit: Commit, position: int, item: np.dtype, 
     db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
     _update_rows(db, "items", "slot", commit.items, commit.prompts)
     _update_rows(db, "groups", "seq", commit.groups, commit.payloads)
-    marks = ", ".join("?" * len(REVIEW.names or ()))
-    db.executemany(f"INSERT INTO reviews VALUES ({marks})", _review_rows(commit.reviews))
     if commit.request is not None:
         answer = (position, commit.request, compact_json(commit.answer))
         db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?)", answer)
@@ -173,8 +151,6 @@ def _faults_of_values(commit: Commit) -> Iterator[str]:
         ("payload", commit.payloads, commit.groups),
     ):
         yield from (f"{name} {number} comes without its row" for number in part if number not in whole)
-    if commit.reviews.dtype != REVIEW:
-        yield f"reviews are of {commit.reviews.dtype}; expected {REVIEW}"
     if (commit.request is None) != (commit.answer is None):
         yield f"request = {commit.request!r} with answer = {commit.answer!r}; expected both or neither"
     yield from json_faults(commit.answer, "answer")
@@ -187,11 +163,6 @@ def is_of(row: Row, dtype: np.dtype) -> bool:
     if isinstance(row, bytes):
         return len(row) == dtype.itemsize
     return row.dtype is dtype or row.dtype == dtype  # identity first: comparing all fields dominates the cost
-
-
-def _review_rows(reviews: np.ndarray) -> Iterator[tuple[Any, ...]]:
-    for key, *rest in reviews.tolist():
-        yield key - (key >> 63 << 64), *rest  # SQLite's integers are signed
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -216,15 +187,6 @@ def stored_in(db: Connection, position: int, item: np.dtype, group: np.dtype) ->
         groups=np.frombuffer(b"".join(row for _, row in groups), group),
         state={name: value if isinstance(value, bytes) else json.loads(value) for name, value in state},
     )
-
-
-def reviews_in(db: Connection, last: int | None) -> np.ndarray:
-    """Return the `last` newest reviews, oldest first; None returns all."""
-    query = f"SELECT {REVIEW_COLUMNS} FROM reviews ORDER BY rowid DESC LIMIT ?"
-    rows = db.execute(query, (-1 if last is None else last,)).fetchall()[::-1]
-    # SQLite keeps NaN as NULL.
-    whole = [tuple(np.nan if value is None else value for value in (key % (1 << 64), *rest)) for key, *rest in rows]
-    return np.array(whole, REVIEW)
 
 
 # --- meta ---------------------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ import numpy as np
 
 from rllib_srl.replay.journal.codec import encode
 from rllib_srl.replay.journal.file import move, remove
-from rllib_srl.replay.journal.journal import REVIEW, Commit, Journal, JournalError, Stored
+from rllib_srl.replay.journal.journal import Commit, Journal, JournalError, Stored
 from rllib_srl.replay.journal.payloads import Payloads
 from rllib_srl.replay.journal.snapshots import restore
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import FREE, GROUP, ITEM, Header, bytes_at
+from rllib_srl.replay.store.records import GROUP, ITEM, Header, bytes_at
 from rllib_srl.storage.disk import writing
 from rllib_srl.types import Group
 
@@ -42,7 +42,6 @@ class Change:
     payloads: dict[int, bytes] = field(default_factory=dict)  # group seq -> bytes
     removed_groups: list[int] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> vector
-    reviews: list[tuple[Any, ...]] = field(default_factory=list)
     answer: Any = None
 
     def keep(self, seq: int, group: Group) -> int:
@@ -136,7 +135,7 @@ class Ledger:
     def _commit_of(self, store: ItemStore, change: Change, written: dict[str, Any], request: str) -> Commit:
         changed = store.changed()
         item_N, group_N = np.array(changed.items, np.int64), np.array(changed.groups, np.int64)
-        item_N = item_N[store.items["status"][item_N] != FREE]
+        item_N = item_N[store.holds(item_N)]
         group_N = group_N[store.groups["size"][group_N] > 0]  # a free row is zero
         items = dict(zip(item_N.tolist(), bytes_at(store.items, item_N), strict=True))
         groups = dict(zip(store.groups["seq"][group_N].tolist(), bytes_at(store.groups, group_N), strict=True))
@@ -149,7 +148,6 @@ class Ledger:
             groups=groups,
             payloads={seq: payload for seq, payload in change.payloads.items() if seq not in gone},
             removed_groups=sorted(gone),
-            reviews=np.array(change.reviews, REVIEW),
             request=request or None,
             answer=change.answer if request else None,
             state={name: value for name, value in written.items() if self._written.get(name) != value},

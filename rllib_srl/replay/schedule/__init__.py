@@ -1,1 +1,1 @@
-"""Scheduling of items: recall, spacing rules, grades of reviews, load control."""
+"""Scheduling of items: recall, spacing rules, grades of reviews, shares of slots."""

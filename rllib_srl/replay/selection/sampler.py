@@ -1,6 +1,6 @@
 """Draws items and groups from the tables: builds candidates, applies a rule, returns slots.
 
-    pool of slots (bounded, `candidate_pool`) -> Candidates -> select -> slots
+    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> select -> slots
 
 Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
 """
@@ -9,51 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.schedule.recall import Recall, overdue_by_recall
-from rllib_srl.replay.selection.candidates import Candidates
-from rllib_srl.replay.selection.eviction import evict
-from rllib_srl.replay.selection.pool import COLUMNS as POOL_COLUMNS
-from rllib_srl.replay.selection.pool import (
-    DISCOUNTED_BY,
-    HISTORY,
-    SlotClock,
-    Surprise,
-    context_of,
-    discounted,
-    pool_candidates,
-)
+from rllib_srl.replay.history import discounts
+from rllib_srl.replay.schedule.recall import Recall
+from rllib_srl.replay.selection.candidates import MOST_CANDIDATES, Candidates
+from rllib_srl.replay.selection.eviction import EVICTIONS, evict
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
-from rllib_srl.replay.selection.rules import (
-    BY_DUE,
-    DATELESS,
-    READ_HISTORY,
-    SELECTIONS,
-    WHOLE_POOL,
-    Carry,
-    Rule,
-    importance,
-    make_settings,
-    select,
-)
-from rllib_srl.replay.selection.shares import NUM_BANDS, DomainShares
-from rllib_srl.replay.selection.signal import Recorded, signal
-from rllib_srl.replay.selection.today import Judged, Past, Today, judged, past_of, trains_again
+from rllib_srl.replay.selection.rules import BY_DUE, DATELESS, SELECTIONS, Carry, Rule, loss_weights, select
+from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import LEECH, WAITING, rows_at
+from rllib_srl.replay.store.records import rows_at
 from rllib_srl.types import History
-
-RESERVE = 0.125  # share of the capacity reserved for items that wait to be scheduled
 
 
 class DrawnGroups(NamedTuple):
-    """Slots of drawn groups, and the loss weight of each (`rules.importance`)."""
+    """Slots of drawn groups, and the loss weight of each (`rules.loss_weights`)."""
 
     groups_N: np.ndarray
     weight_N: np.ndarray
@@ -71,43 +45,21 @@ class Draws:
     takes all candidates without any rounding, so it leaves the carry unchanged.
     """
 
-    def __init__(
-        self,
-        settings: ReplaySettings,
-        store: ItemStore,
-        recall: Recall,
-        statistics: DomainStatistics,
-        surprise: Surprise | None = None,
-    ) -> None:
-        """Draw from `store` by the rules of `settings`.
-
-        Args:
-            settings: of the memory.
-            store: the items.
-            recall: their schedule.
-            statistics: of the domains.
-            surprise: as in `pool.context_of`.
-        """
+    def __init__(self, settings: ReplaySettings, store: ItemStore, recall: Recall) -> None:
+        """Draw from `store`, whose schedule is `recall`, by the rules of `settings`."""
         self._settings, self._store, self._recall = settings, store, recall
-        self._statistics, self._surprise = statistics, surprise
-        self._clock = SlotClock()
-        # Of the last draw by `signal`: slot -> factors of its priority; number of a domain -> `DomainSlots.facts_of`.
-        self.reasons: dict[int, dict[str, float]] = {}
-        self.domain_reasons: dict[int, dict[str, float]] = {}
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
-        coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
-        common = {"leech_share": settings.leech_share, "diversity_coeff": coeff}
-        common["reservoir_seed"] = settings.reservoir_seed
-        of_reuse = settings.reuse_selection_config
-        rules = settings.selection, settings.reuse_selection
-        # Without parameters of its own, the rule of groups reads those that both rules share.
-        of_groups = (rules, settings.selection_config) if of_reuse is None else (rules[::-1], of_reuse)
-        given = {"items": (rules, settings.selection_config), "groups": of_groups}
-        self._rule_settings = {
-            kind: make_settings(one, {**common, **values}, [other]) for kind, ((one, other), values) in given.items()
+        self._diversity_coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
+        self._rules: dict[str, tuple[str, Rule]] = {
+            "items": (settings.selection, SELECTIONS.make(settings.selection, settings.selection_config)),
+            "groups": (
+                settings.reuse_selection,
+                SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
+            ),
         }
-        self._carries = {"items": Carry(), "groups": Carry(), "planned_items": Carry(), "planned_groups": Carry()}
+        self._eviction = EVICTIONS.make(settings.eviction, {})
+        self._carries: dict[str, Carry] = {"items": {}, "groups": {}, "planned_items": {}, "planned_groups": {}}
 
     def items(
         self,
@@ -128,9 +80,6 @@ class Draws:
         """
         store, settings = self._store, self._settings
         domains = self.domains(shares)
-        if settings.selection in WHOLE_POOL:
-            return self._of_all(num, now, generator, without, shares)
-
         is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
         is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
 
@@ -138,7 +87,7 @@ class Draws:
             found = store.pool(now, size, generator, domains, settings.min_recall_interval, is_by_due)
             return self._wanted_items(found[~np.isin(found, np.array(without, found.dtype))], now)
 
-        pool = pooled(size := max(num + len(without), settings.candidate_pool))
+        pool = pooled(size := max(num + len(without), MOST_CANDIDATES))
         if self._sees_entries and len(pool) < num and size < len(store):
             pool = pooled(len(store))  # items that pass the predicate may be anywhere
         if not len(pool) or num < 1:
@@ -147,61 +96,8 @@ class Draws:
         if not settings.fill_with_not_due:
             due = np.flatnonzero(candidates.overdue >= 0)
             pool, candidates = pool[due], candidates.take(due)
-        is_leech_N = store.items["status"][pool] == LEECH
-        selected = self._select(settings.selection, "items", candidates, num, generator, is_leech_N, shares)
-        slots_K: np.ndarray = pool[selected.indices]
+        slots_K: np.ndarray = pool[self._select("items", candidates, num, generator, shares).indices]
         return slots_K
-
-    def from_pool(
-        self, num: int, now: int, generator: np.random.Generator, shares: DomainShares | None = None
-    ) -> np.ndarray:
-        """Return the slots of `num` items to play, visited or not: all that have rested are candidates of the rule.
-
-        Args:
-            num: items wanted.
-            now: the training iteration.
-            generator: of this draw.
-            shares: domain shares in place of `domain_quotas`.
-        """
-        return self._of_all(num, now, generator, (), shares)
-
-    def _of_all(
-        self,
-        num: int,
-        now: int,
-        generator: np.random.Generator,
-        without: Sequence[int],
-        shares: DomainShares | None,
-    ) -> np.ndarray:
-        store, settings = self._store, self._settings
-        self.reasons, self.domain_reasons = {}, {}
-        slots_N = store.rested(now, self.domains(shares), settings.min_recall_interval)
-        slots_N = slots_N[~np.isin(slots_N, np.array(without, np.int64))] if len(without) else slots_N
-        slots_N = self._wanted_items(slots_N, now)
-        if not len(slots_N) or num < 1:
-            return np.empty(0, np.int64)
-        candidates = self.all_candidates(slots_N, now)
-        name = settings.selection
-        rule = Recorded() if SELECTIONS.named(name) is signal else None  # a user's rule of this name has no reasons
-        drawn = self._select(name, "items", candidates, num, generator, shares=shares, applied=rule).indices
-        if name == "signal":
-            self._clock.advance(candidates.domain[drawn].tolist())
-        if rule is not None:
-            pairs = zip(slots_N[drawn].tolist(), candidates.seq[drawn].tolist(), strict=True)
-            self.reasons = {slot: rule.factors[seq] for slot, seq in pairs}
-            self.domain_reasons = rule.domains
-        drawn_K: np.ndarray = slots_N[drawn]
-        return drawn_K
-
-    def all_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
-        """Build the candidates of the rules that read the history of every item; their recall is left out."""
-        store, settings = self._store, self._settings
-        columns = store.columns_of(slots_N, POOL_COLUMNS)
-        if settings.selection in READ_HISTORY or self._surprise:
-            history = store.columns_of(slots_N, (*HISTORY, *DISCOUNTED_BY[settings.history_by]))
-            columns |= discounted(history, settings.history_by, settings.history_half_life)
-        context = context_of(self._statistics, store.domains, self._clock, self._surprise)
-        return pool_candidates(columns, now, context, store.domains, self._rule_settings["items"].signal.weights)
 
     def groups(
         self,
@@ -209,7 +105,7 @@ class Draws:
         now: int,
         generator: np.random.Generator,
         shares: DomainShares | None = None,
-        today: Today | None = None,
+        must_vary: bool = True,
     ) -> DrawnGroups:
         """Return `num` groups to reuse, fewer only if fewer may be reused.
 
@@ -218,125 +114,75 @@ class Draws:
             now: the training iteration.
             generator: of this draw.
             shares: domain shares in place of `domain_quotas`.
-            today: baseline that decides which groups have a signal; None: those whose rewards differ.
+            must_vary: leave out groups whose rewards are all equal.
         """
         store, settings = self._store, self._settings
         domains = self.domains(shares, are_groups=True)
-        has_signal = None if today is None else partial(self._trains_again, today=today)
 
         def pooled(size: int) -> np.ndarray:
-            limits = (settings.max_age, settings.max_uses)
-            found = store.group_pool(now, size, generator, *limits, domains, has_signal)
+            found = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
             return self._wanted_groups(found, now)
 
-        pool = pooled(size := max(num, settings.candidate_pool))
+        pool = pooled(size := max(num, MOST_CANDIDATES))
         if self._sees_entries and len(pool) < num and size < store.num_groups:
             pool = pooled(store.num_groups)
         if not len(pool) or num < 1:
             return DrawnGroups(np.empty(0, np.int64), np.empty(0))
-        candidates = self.group_candidates(pool, now, today)
-        drawn = self._select(settings.reuse_selection, "groups", candidates, num, generator, shares=shares)
+        drawn = self._select("groups", self.group_candidates(pool, now), num, generator, shares)
         return DrawnGroups(pool[drawn.indices], drawn.weight_N)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the slots of `num` items to evict, fewer only if the pool has fewer.
-
-        `lowest_value` evicts only waiting items while at least `num` + `RESERVE` * capacity items wait. A learned item
-        has a lower value than an unlearned one, so it would otherwise be evicted after its first success, before its
-        next review.
-        """
-        store, settings = self._store, self._settings
-        is_reserve_full = store.num_items(WAITING) >= num + max(1, int(RESERVE * settings.capacity))
-        if settings.eviction == "lowest_value" and is_reserve_full:
-            pool = store.waiting(settings.candidate_pool)
-        else:
-            pool = store.any_items(settings.candidate_pool, generator)
+        """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
+        pool = self._store.any_items(MOST_CANDIDATES, generator)
         candidates = self.item_candidates(pool, now)
         weights = self._weights(candidates)
-        evicted_K = evict(self._settings.eviction, candidates, num, generator, self._rule_settings["items"], weights)
-        slots_K: np.ndarray = pool[evicted_K]
+        name = self._settings.eviction
+        slots_K: np.ndarray = pool[evict(name, self._eviction, candidates, num, generator, weights)]
         return slots_K
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
-        """Build the candidates of items; their recall is corrected by the domain factor (`schedule/recall.py`)."""
+        """Build the candidates of items; their histories are discounted up to the newest visit of any of them."""
         rows_N = rows_at(self._store.items, slots_N)
-        elapsed_N = now - rows_N["last_review"]
         interval_N = np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
-        factor_N = self._recall.domains.factor(rows_N["domain"], now)
-        recall_N = factor_N * self._recall.retrievability(slots_N, now)
-        overdue_N = (now - rows_N["due"]) / interval_N
-        missing_N = overdue_by_recall(recall_N, self._settings.desired_retention)
+        newest_N = np.full(len(rows_N), rows_N["version"].max(initial=0))
+        how = (self._settings.history_by, self._settings.history_half_life)
+        rho_N = discounts(*how, rows_N, newest_N, float(rows_N["history_clock"].max(initial=0.0)))
         return Candidates.of(
             len(slots_N),
+            diversity_coeff=self._diversity_coeff,
             **_shared(rows_N),
+            **_of_item(rows_N),
             pass_rate=rows_N["pass_rate"],
             group_size=rows_N["group_size"],
             abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
             age=now - rows_N["created"],
-            elapsed=elapsed_N,
-            overdue=np.where(factor_N < 1, np.maximum(overdue_N, missing_N), overdue_N),
-            retrievability=recall_N,
+            elapsed=now - rows_N["last_review"],
+            overdue=(now - rows_N["due"]) / interval_N,
+            retrievability=self._recall.recall_of(rows_N, now),
             is_new=rows_N["visits"] <= 1,
-            **_of_item(rows_N, factor_N),
+            num_silent=rows_N["num_silent"],
+            history_sum=rho_N * rows_N["history_sum"],
+            history_count=rho_N * rows_N["history_count"],
         )
 
-    def histories(
-        self,
-        today: Today,
-        rows_N: np.ndarray,
-        items_N: np.ndarray,
-        domains: Sequence[str],
-        reward_sum_N: np.ndarray | None = None,
-    ) -> Past:
-        """Return the histories of stored groups' prompts as of today, without the groups themselves.
-
-        Args:
-            today: the policy that finds them.
-            rows_N: of the groups.
-            items_N: rows of their items; zeros without one.
-            domains: name of the domain of each.
-            reward_sum_N: as in `today.past_of`.
-        """
-        names = list(dict.fromkeys(domains))
-        domain_N = np.array([names.index(name) for name in domains], np.int64)
-        by, half_life = self._settings.history_by, self._settings.history_half_life
-        return past_of(today, by, half_life, self._statistics, names, items_N, rows_N, domain_N, reward_sum_N)
-
-    def _trains_again(self, groups_N: np.ndarray, today: Today) -> np.ndarray:
-        return trains_again(today, self._judged(groups_N, today))
-
-    def _judged(self, groups_N: np.ndarray, today: Today) -> Judged:
+    def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
+        """Build the candidates of groups."""
         rows_N = rows_at(self._store.groups, groups_N)
         items_N = rows_at(self._store.items, rows_N["slot"])
-        by, half_life = self._settings.history_by, self._settings.history_half_life
-        domain_N = items_N["domain"].astype(np.int64)
-        names = self._store.domains
-        return judged(
-            today, past_of(today, by, half_life, self._statistics, names, items_N, rows_N, domain_N), rows_N
-        )
-
-    def group_candidates(self, groups_N: np.ndarray, now: int, today: Today | None = None) -> Candidates:
-        """Build the candidates of groups; with `today` their spread is around its baseline, not around their mean."""
-        rows_N = rows_at(self._store.groups, groups_N)
-        slots_N = rows_N["slot"].astype(np.int64)
-        items_N = rows_at(self._store.items, slots_N)
-        shared, abs_advantage_N = _shared(rows_N), rows_N["abs_advantage"]
-        if today is not None:
-            shared["variance"] = self._judged(groups_N, today).mean_square
-            abs_advantage_N = np.sqrt(shared["variance"])
         return Candidates.of(
             len(groups_N),
             are_groups=True,
-            **shared,
+            diversity_coeff=self._diversity_coeff,
+            **_shared(rows_N),
+            **_of_item(items_N),
             pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
             group_size=rows_N["size"],
-            abs_advantage=abs_advantage_N,
+            abs_advantage=rows_N["abs_advantage"],
             age=now - rows_N["born"],
             elapsed=now - rows_N["born"],
-            retrievability=self._recall.retrievability(slots_N, now),
+            retrievability=self._recall.recall_of(items_N, now),
             uses=rows_N["uses"],
             is_new=rows_N["uses"] == 0,
-            **_of_item(items_N),
         )
 
     def domains(self, shares: DomainShares | None = None, are_groups: bool = False) -> Collection[int] | None:
@@ -358,11 +204,6 @@ class Draws:
             return are_groups or domain != self._store.header.newest_domain
         is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
         return is_wanted(domain)
-
-    @property
-    def entry_filter(self) -> Callable[[np.ndarray, int], np.ndarray] | None:
-        """Return a function of slots and `now` that keeps the items passing the predicate; None without one."""
-        return self._wanted_items if self._sees_entries else None
 
     def _wanted_items(self, slots_N: np.ndarray, now: int) -> np.ndarray:
         if not self._sees_entries or not len(slots_N):
@@ -386,50 +227,32 @@ class Draws:
         return bool(self._filter(entry.prompt.domain, entry))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the carried fractions of slots, and the clock of slots if the rule reads it, as JSON types."""
-        carries = {
-            name: {"leeches": carry.leeches, "domains": [[int(d), float(c)] for d, c in carry.domains.items()]}
-            for name, carry in self._carries.items()
-        }
-        if self._settings.selection != "signal":
-            return carries
-        surprise = list(self._surprise) if self._surprise else None  # for readers of the journal
-        return {**carries, "clock": self._clock.get_state(), "surprise": surprise}
+        """Return the carried fractions of slots, as JSON types."""
+        return {name: [[int(d), float(c)] for d, c in carry.items()] for name, carry in self._carries.items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
-        self._carries |= {
-            name: Carry(carry["leeches"], {int(d): float(c) for d, c in carry["domains"]})
-            for name, carry in state.items()
-            if name in self._carries
-        }
-        self._clock.set_state(state.get("clock", {}))
+        self._carries = {name: {int(d): float(c) for d, c in carry} for name, carry in state.items()}
 
     def _select(
         self,
-        rule: str,
-        carried: str,
+        kind: str,
         candidates: Candidates,
         num: int,
         generator: np.random.Generator,
-        is_leech_N: np.ndarray | None = None,
-        shares: DomainShares | None = None,
-        applied: Rule | None = None,
+        shares: DomainShares | None,
     ) -> _Chosen:
+        name, rule = self._rules[kind]
         weights: Mapping[int, float] | None = self._weights(candidates)
-        settings = self._rule_settings[carried]
+        carried = kind
         if shares is not None:
             columns = (candidates.domain, candidates.pass_rate)
             class_N, weights = shares.divided(self._store.domains, *columns, num)
-            context = candidates.context.divided(len(self._store.domains), NUM_BANDS)
-            candidates = replace(candidates, domain=class_N, context=context)
-            carried = f"planned_{carried}"
-        carry = self._carries[carried]
-        chosen = select(rule, candidates, num, generator, settings, weights, is_leech_N, carry, applied)
+            candidates, carried = replace(candidates, domain=class_N), f"planned_{kind}"
+        chosen = select(name, rule, candidates, num, generator, weights, self._carries[carried])
         if len(chosen.indices) == num:
             self._carries[carried] = chosen.carry
-        weight_N = importance(rule, candidates, chosen.indices, settings, weights)
-        return _Chosen(chosen.indices, weight_N)
+        return _Chosen(chosen.indices, loss_weights(rule, candidates, chosen.indices, weights))
 
     def _weights(self, candidates: Candidates) -> dict[int, float] | None:
         quotas = self._settings.domain_quotas
@@ -446,10 +269,10 @@ def _shared(rows_N: np.ndarray) -> dict[str, Any]:
     return columns | {"seq": rows_N["seq"].astype(np.int64)}
 
 
-def _of_item(rows_N: np.ndarray, factor_N: np.ndarray | float = 1.0) -> dict[str, Any]:
-    names = ("domain", "novelty", "diversity", "lapses", "visits", "score")
+def _of_item(rows_N: np.ndarray) -> dict[str, Any]:
     alpha_N, beta_N = rows_N["alpha"].astype(np.float64), rows_N["beta"].astype(np.float64)
-    return {name: rows_N[name] for name in names} | {"posterior_mean": factor_N * alpha_N / (alpha_N + beta_N)}
+    columns: dict[str, Any] = {name: rows_N[name] for name in ("domain", "diversity", "visits")}
+    return columns | {"posterior_mean": alpha_N / (alpha_N + beta_N)}
 
 
 class DrawnAnswer(NamedTuple):
@@ -457,7 +280,7 @@ class DrawnAnswer(NamedTuple):
 
     seqs: list[int]
     weights: list[float]
-    histories: list[History | None]  # under today's baseline
+    histories: list[History | None]  # of their prompts, where the baseline is one from history
 
     def to_json(self) -> Any:
         """Return JSON types: the numbers alone if there is nothing else to say."""
@@ -468,9 +291,8 @@ class DrawnAnswer(NamedTuple):
 
 
 def drawn_in(answer: Any) -> DrawnAnswer:
-    """Return the answer that `to_json` wrote; earlier versions wrote no histories."""
+    """Return the answer that `to_json` wrote."""
     if not isinstance(answer, Mapping):
         return DrawnAnswer(answer, [1.0] * len(answer), [None] * len(answer))
-    histories = answer.get("histories", [None] * len(answer["seqs"]))
-    of = [None if one is None else History(*one) for one in histories]
+    of = [None if one is None else History(*one) for one in answer["histories"]]
     return DrawnAnswer(answer["seqs"], answer["weights"], of)

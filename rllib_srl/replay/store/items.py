@@ -1,7 +1,7 @@
 """Store all items and their groups in two tables, with transactions and with draws of candidates.
 
     add_item, remove_item, update       ┐ rows and            pool, group_pool         ┐ slots of candidates
-    add_group, remove_group, ...        ┘ columns             waiting, any_items       ┘ for a selection rule
+    add_group, remove_group, ...        ┘ columns             any_items                ┘ for a selection rule
 
     key -> slot ──> ITEM row ──> slots of its groups, oldest first ──> GROUP rows
 
@@ -18,7 +18,7 @@ rows change; this module only stores the result. `items` and `groups` are read-o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,8 @@ from numpy.random import Generator
 
 from rllib_srl.replay.store.order import earliest, sample
 from rllib_srl.replay.store.records import (
-    FREE,
     GROUP,
     ITEM,
-    SCHEDULED,
-    WAITING,
     Header,
     faults_of_fields,
     faults_of_groups,
@@ -42,11 +39,7 @@ from rllib_srl.replay.store.records import (
 from rllib_srl.replay.store.tables import Table
 from rllib_srl.types import Prompt
 
-_ITEM_FILTERS = (
-    *("seq", "status", "domain", "due", "last_review", "created"),
-    # read of every item by the rules of `selection/pool.py`
-    *("last_drawn", "visits", "num_silent", "num_unsolved", "cost"),
-)
+_ITEM_FILTERS = ("seq", "domain", "due", "last_review")
 _GROUP_FILTERS = ("seq", "slot", "born", "uses", "variance", "num_bytes")
 
 Domains = Collection[int] | None  # by number; None: all
@@ -123,14 +116,6 @@ class ItemStore:
         """Return the number of items."""
         return len(self._slots)
 
-    def num_items(self, status: int | None = None, domain: int | None = None) -> int:
-        """Return the number of items, or of those with a status, in a domain, or both."""
-        status_N = self._items.columns["status"]
-        is_counted_N = status_N != FREE if status is None else status_N == status
-        if domain is not None:
-            is_counted_N &= self._items.columns["domain"] == domain
-        return int(np.count_nonzero(is_counted_N))
-
     def num_by_domain(self) -> dict[str, tuple[int, int]]:
         """Return domain -> number of its items and of their groups, 0 of domains whose items are gone."""
         rows_N, num = self.items[self.slots()], len(self.domains)
@@ -159,6 +144,11 @@ class ItemStore:
         """Return the slots of all items, ascending."""
         return self._items.slots()
 
+    def holds(self, slots_N: np.ndarray) -> np.ndarray:
+        """Return which slots have an item."""
+        is_held_N: np.ndarray = self._items.is_used[slots_N]
+        return is_held_N
+
     def groups_of(self, slot: int) -> list[int]:
         """Return the group slots of an item, oldest first.
 
@@ -172,8 +162,8 @@ class ItemStore:
     def add_item(self, key: int, prompt: Prompt, domain: str, now: int, **fields: Any) -> int:
         """Add an item at the smallest free slot and return the slot.
 
-        Defaults, which `fields` override: the status is waiting; creation, last review and due date are `now`; the
-        posterior of its recall is uniform (alpha = beta = 1); all other fields are 0.
+        Defaults, which `fields` override: creation, last review and due date are `now`; the posterior of its recall is
+        uniform (alpha = beta = 1); all other fields are 0.
 
         Raises:
             ValueError: the store is full, the key is taken, or a field is unknown, not settable or of a wrong type.
@@ -187,7 +177,7 @@ class ItemStore:
             faults.append(f"domain = {fields['domain']!r}; expected its name as an argument of its own")
         if faults:
             raise ValueError("; ".join(faults))
-        given = {"status": WAITING, "created": now, "last_review": now, "due": now, "alpha": 1, "beta": 1} | fields
+        given = {"created": now, "last_review": now, "due": now, "alpha": 1, "beta": 1} | fields
         row = filled(np.zeros(1, ITEM), given | {"key": key, "seq": self._header.next_seq})
         self._header = self._header.after_item(domain)
         row["domain"] = self.domains.index(domain)
@@ -275,9 +265,9 @@ class ItemStore:
         min_recall_interval: float = 1,
         is_by_due: bool = True,
     ) -> np.ndarray:
-        """Return the distinct slots of candidates for a revisit: due items, leeches included, and items that rested.
+        """Return the distinct slots of candidates for a revisit: due items, and items that rested.
 
-        The earliest due items come first. The rest of `max_num` is a uniform sample of the other scheduled items with
+        The earliest due items come first. The rest of `max_num` is a uniform sample of the other items with
         last_review + min_recall_interval <= now. If at most `max_num` items qualify, all are returned. Due items are
         not tested against `min_recall_interval`: their due date already includes it.
 
@@ -293,7 +283,7 @@ class ItemStore:
         columns = self._items.columns
         is_due_N = self._is_due(now, domains)
         is_rested_N = columns["last_review"] <= now - min_recall_interval
-        is_rested_N &= (columns["status"] == SCHEDULED) & self._is_in(domains)
+        is_rested_N &= self._items.is_used & self._is_in(domains)
         if not is_by_due and np.count_nonzero(is_able_N := is_due_N | is_rested_N) > max_num:
             return self._sampled(is_able_N, max_num, generator)
         due_N = self._earliest(max_num, "due", is_due_N)
@@ -312,11 +302,11 @@ class ItemStore:
         max_age: int,
         max_uses: int,
         domains: Domains = None,
-        has_signal: Callable[[np.ndarray], np.ndarray] | None = None,
+        must_vary: bool = True,
     ) -> np.ndarray:
         """Return the group slots of candidates for reuse: a uniform sample, or all if there are at most `max_num`.
 
-        Candidates have a learning signal, uses < max_uses and 0 < now - born <= max_age.
+        Candidates have uses < max_uses and 0 < now - born <= max_age.
 
         Args:
             now: iteration.
@@ -325,62 +315,27 @@ class ItemStore:
             max_age: iterations.
             max_uses: number of times a group may be trained on again.
             domains: of the items, by number; None takes all.
-            has_signal: returns which of some group slots have a learning signal; None: those of variance > 0.
+            must_vary: leave out groups whose rewards are all equal.
         """
         columns = self._groups.columns
         is_able_N = (columns["born"] < now) & (columns["born"] >= now - max_age) & (columns["uses"] < max_uses)
         if domains is not None:
             is_able_N &= self._is_in(domains)[columns["slot"]]
-        if has_signal is None:
-            is_able_N &= columns["variance"] > 0
-        else:
-            is_able_N &= self._groups.is_used
-            able_K = np.flatnonzero(is_able_N)
-            is_able_N[able_K] = has_signal(able_K)
+        is_able_N &= columns["variance"] > 0 if must_vary else self._groups.is_used
         domain_N = self._items.columns["domain"][columns["slot"][is_able_N]]
         keys_N = [columns[name][is_able_N] for name in ("uses", "born", "seq")]
         groups_K: np.ndarray = np.flatnonzero(is_able_N)[sample(max_num, generator, domain_N, *keys_N)]
         return groups_K
 
-    def waiting(self, max_num: int, domains: Domains = None) -> np.ndarray:
-        """Return the slots of at most `max_num` waiting items, oldest first."""
-        return self._earliest(max_num, "created", (self._items.columns["status"] == WAITING) & self._is_in(domains))
-
-    def rested(self, now: int, domains: Domains = None, min_recall_interval: int = 1) -> np.ndarray:
-        """Return the slots of all items, of any status, that were last drawn at least so many iterations ago.
-
-        Args:
-            now: iteration.
-            domains: by number; None takes all.
-            min_recall_interval: iterations, at least 1.
-        """
-        columns = self._items.columns
-        last_N = np.where(columns["visits"] > 0, np.maximum(columns["last_drawn"], columns["last_review"]), 0)
-        last_N = np.maximum(last_N, columns["last_drawn"])
-        is_rested_N = (columns["status"] != FREE) & ((last_N == 0) | (last_N <= now - min_recall_interval))
-        if domains is not None:
-            is_rested_N &= self._is_in(domains)
-        return np.flatnonzero(is_rested_N)
-
-    def columns_of(self, slots_N: np.ndarray, names: Collection[str]) -> dict[str, np.ndarray]:
-        """Return fields of items by name; those that filters read come fastest.
-
-        Args:
-            slots_N: in use.
-            names: of fields.
-        """
-        columns = self._items.columns
-        return {name: columns[name][slots_N] if name in columns else self.items[name][slots_N] for name in names}
-
     def any_items(self, max_num: int, generator: Generator) -> np.ndarray:
-        """Return a uniform sample of the slots of items of any status; all if there are at most `max_num`."""
+        """Return a uniform sample of the slots of items; all if there are at most `max_num`."""
         slots_N = self.slots()
         if not len(slots_N):
             return slots_N
         return slots_N[generator.choice(len(slots_N), min(max_num, len(slots_N)), replace=False)]
 
     def num_due(self, now: float, domains: Domains = None) -> int:
-        """Return how many scheduled items and leeches are due."""
+        """Return how many items are due."""
         return int(np.count_nonzero(self._is_due(now, domains)))
 
     def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: Generator) -> np.ndarray:
@@ -390,8 +345,7 @@ class ItemStore:
         return slots_K
 
     def _is_due(self, now: float, domains: Domains) -> np.ndarray:
-        columns = self._items.columns  # scheduled items and leeches have the highest two statuses
-        is_due_N: np.ndarray = (columns["due"] <= now) & (columns["status"] >= SCHEDULED) & self._is_in(domains)
+        is_due_N: np.ndarray = (self._items.columns["due"] <= now) & self._items.is_used & self._is_in(domains)
         return is_due_N
 
     def _is_in(self, domains: Domains) -> np.ndarray:

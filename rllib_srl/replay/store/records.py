@@ -1,6 +1,6 @@
 """Define the numpy records of items and groups, their bytes on disk, and the bounds of their values.
 
-    ITEM    192 bytes    key, schedule, last visit, posterior of recall, diversity, history
+    ITEM    176 bytes    key, schedule, last visit, posterior of recall, diversity, history
     GROUP    96 bytes    item, iteration and weight version of its rollout, statistics for reuse
 """
 
@@ -15,22 +15,18 @@ import numpy as np
 
 from rllib_srl.types import Prompt
 
-FREE, WAITING, SCHEDULED, LEECH = 0, 1, 2, 3  # status of an item; waiting: stored, not in the schedule
-
 # The widest fields come first and the padding is a named field: NumPy copies named fields only, so unnamed padding
 # would hold arbitrary bytes.
 ITEM = np.dtype(
     [("key", "u8"), ("seq", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("due", "f8")]
     + [("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8")]  # see `replay/history.py`
-    # trained_tokens: loss tokens of the visits whose rewards differ; what is trained on is decided after `add`
-    + [("trained_tokens", "i8"), ("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
+    + [("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]
     + [("variance", "f4"), ("nll", "f4"), ("score", "f4"), ("novelty", "f4"), ("centroid", "f4"), ("rarity", "f4")]
     + [("spread", "f4"), ("diversity", "f4")]
-    + [("num_silent", "f4"), ("num_unsolved", "i4"), ("cost", "f4")]  # see `replay/history.py`
-    + [("last_drawn", "i4")]  # iteration of the last draw or visit; 0: never
-    + [("num_groups", "i4"), ("status", "i1"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V1")],
+    + [("num_silent", "i4")]  # groups of equal rewards in a row, at most 8
+    + [("num_groups", "i4"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V6")],
     align=True,
 )
 GROUP = np.dtype(
@@ -47,8 +43,8 @@ GROUP = np.dtype(
 )
 _NEVER_NEGATIVE = (
     *("stability", "interval", "variance", "reps", "lapses", "visits"),
-    *("num_success", "trained_tokens", "num_groups", "history_count", "history_clock"),
-    *("num_silent", "num_unsolved", "cost"),
+    *("num_success", "num_groups", "history_count", "history_clock"),
+    "num_silent",
 )
 _SETTABLE = {  # by a caller; the store sets the rest
     ITEM: frozenset(ITEM.names or ()) - {"key", "seq", "num_groups", "spare"},
@@ -116,8 +112,7 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     """Set fields of `rows` in place and return them; pass new rows or a copy.
 
     Raises:
-        ValueError: a value that does not fit its field or the number of rows, a `due` that is NaN, or an unknown
-            `status`.
+        ValueError: a value that does not fit its field or the number of rows, or a `due` that is NaN.
     """
     for name, value in fields.items():
         try:
@@ -127,8 +122,6 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
             raise ValueError(fault) from error
     if "due" in fields and np.isnan(rows["due"]).any():
         raise ValueError(f"due = {fields['due']!r}; expected numbers")
-    if "status" in fields and not ((rows["status"] > FREE) & (rows["status"] <= LEECH)).all():
-        raise ValueError(f"status = {fields['status']!r}; expected 1 (waiting), 2 (scheduled) or 3 (leech)")
     return rows
 
 
@@ -145,8 +138,6 @@ def faults_of_items(rows_N: np.ndarray, num_domains: int) -> Iterator[str]:
     yield from _broken(rows_N, rows_N["due"] >= rows_N["last_review"], "due is not before last_review")
     yield from _broken(rows_N, rows_N["lapses"] <= rows_N["reps"], "lapses are reviews: at most reps")
     yield from _broken(rows_N, rows_N["num_success"] <= rows_N["group_size"], "num_success is at most group_size")
-    is_status_N = (rows_N["status"] > FREE) & (rows_N["status"] <= LEECH)
-    yield from _broken(rows_N, is_status_N, "an item is waiting, scheduled or a leech")
     is_domain_N = (rows_N["domain"] >= 0) & (rows_N["domain"] < num_domains)
     yield from _broken(rows_N, is_domain_N, f"domain is one of the {num_domains} that came")
 

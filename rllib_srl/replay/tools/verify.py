@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.journal.codec import decode
@@ -38,7 +38,6 @@ class Verified:
     faults: list[str]
     num_items: int = 0
     num_groups: int = 0
-    num_reviews: int = 0
     position: int = 0
 
 
@@ -56,7 +55,7 @@ def verify(path: Path, trusts_rules: bool = False) -> Verified:
             return Verified(path, faults)
         with reading(path, trusts_rules) as one:
             faults = list(_faults_of_groups(one))
-            counts = (len(one.stored.items), len(one.stored.seqs), len(one.reviews), one.stored.position)
+            counts = (len(one.stored.items), len(one.stored.seqs), one.stored.position)
             settings = one.settings
         faults += _faults_of_buffer(path, settings)
     except (JournalError, ValueError) as error:
@@ -114,5 +113,6 @@ def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
     needed.
     """
     rules = {name: getattr(ReplaySettings, name) for name in ("selection", "reuse_selection", "grade", "eviction")}
-    settings = replace(settings, **rules, selection_config={}, domains="all", admit=None)
+    configs: dict[str, Any] = {"selection_config": {}, "reuse_selection_config": {}}
+    settings = replace(settings, **rules, **configs, domains="all", admit=None)
     return SRLReplayBuffer(settings, directory=directory)

@@ -1,7 +1,7 @@
 """Spacing rules: compute when an item is due again.
 
     rule = make_spacing("fsrs", desired_retention=0.9)
-    state = rule.review(SpacingState.new(2), grade_N, elapsed_N, trained_N)      days, vectorised
+    state = rule.review(SpacingState.new(2), grade_N, elapsed_N)      days, vectorised
     recall_N = rule.retrievability(state, elapsed_N)
 
 A user-defined rule is one registered class: `SPACINGS["mine"] = Mine`, a subclass of `SpacingRule` or any callable
@@ -17,15 +17,13 @@ from typing import Any
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.schedule.spacing.fsrs import FSRS
 from rllib_srl.replay.schedule.spacing.rule import SpacingRule
-from rllib_srl.replay.schedule.spacing.simple import Expanding, Fixed, Leitner, NoSpacing
-from rllib_srl.replay.schedule.spacing.sm2 import SM2
-from rllib_srl.replay.schedule.spacing.srl1 import SRL1
+from rllib_srl.replay.schedule.spacing.simple import SM2, Expanding, Fixed, Leitner, NoSpacing
 from rllib_srl.replay.schedule.spacing.state import SpacingState
 
 __all__ = ["SPACINGS", "NoSpacing", "SpacingRule", "SpacingState", "make_spacing"]
 
 _OWN: dict[str, Callable[..., SpacingRule]] = {
-    rule.name: rule for rule in (FSRS, SM2, Leitner, Fixed, Expanding, SRL1, NoSpacing)
+    rule.name: rule for rule in (FSRS, SM2, Leitner, Fixed, Expanding, NoSpacing)
 }
 SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", _OWN)
 

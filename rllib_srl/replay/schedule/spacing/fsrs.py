@@ -1,6 +1,6 @@
 """FSRS-6 spacing rule: a power-law forgetting curve over stability and difficulty.
 
-The default parameters were fitted to human learners; for policies they are a prior that `fit` updates.
+The default parameters were fitted to human learners.
 
     R(t, S) = (1 + F t / S)^-w20,  F = 0.9^(-1/w20) - 1, so that R(S, S) = 0.9
     I(S, r) = S / F (r^(-1/w20) - 1)
@@ -11,11 +11,10 @@ The default parameters were fitted to human learners; for policies they are a pr
     difficulty     w7 D0(4) + (1-w7) (D - w6 (G-3) (10-D) / 9), in [1, 10]; stability is updated with the old D
 
 Differences from py-fsrs 6.3.2 without learning steps and fuzz:
-1. Time is a float: elapsed days are not truncated, intervals are not rounded and may be shorter than a day.
-   `whole_days=True` does all three as py-fsrs does, and then the results are the same.
-2. "Within a day" is less than 1.0 days, so with `whole_days=False` R changes smoothly up to there and S jumps.
+1. Time is a float: elapsed days are not truncated, intervals are not rounded and may be shorter than a day. After
+   whole days stability and difficulty are the same.
+2. "Within a day" is less than 1.0 days: R changes smoothly up to there and S jumps.
 3. Stability is at most 1e12 days; py-fsrs has no bound.
-4. `untrained_gain` below 1 weakens successes that trained nothing; py-fsrs has no such parameter.
 
 Source: Ye et al., "FSRS-6", github.com/open-spaced-repetition/py-fsrs, fsrs/scheduler.py, version 6.3.2;
 Ye, Su and Cao 2022, KDD, "A stochastic shortest path algorithm for optimizing spaced repetition scheduling".
@@ -23,15 +22,12 @@ Ye, Su and Cao 2022, KDD, "A stochastic shortest path algorithm for optimizing s
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.schedule.spacing.fitting import Knob
 from rllib_srl.replay.schedule.spacing.rule import MIN_STABILITY, SpacingRule, Visit
 from rllib_srl.replay.schedule.spacing.state import SpacingState
 
@@ -43,10 +39,7 @@ LOWEST_W = (0.001, 0.001, 0.001, 0.001, 1.0, 0.001, 0.001, 0.001, 0.0, 0.0, 0.00
 HIGHEST_W = (100.0, 100.0, 100.0, 100.0, 10.0, 4.0, 4.0, 0.75, 4.5, 0.8, 3.5,
              5.0, 0.25, 0.9, 4.0, 1.0, 6.0, 2.0, 2.0, 0.8, 0.8)
 # fmt: on
-AGAIN, HARD, EASY = 1, 2, 4
-# Initial stabilities by grade, gain on success, stability after a failure, decay: they set the time scale, its growth,
-# its fall and the shape of the curve. The log of one run does not identify the other parameters.
-FITTED = (0, 1, 2, 3, 8, 11, 20)
+HARD, EASY = 2, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +47,6 @@ class FSRS(SpacingRule):
     """FSRS-6 with its 21 parameters `w`. Invariant: each is within the bounds of py-fsrs."""
 
     w: tuple[float, ...] = setting(DEFAULT_W, "the 21 weights")
-    whole_days: bool = setting(False, "round intervals to whole days")
 
     name: ClassVar[str] = "fsrs"
 
@@ -62,17 +54,6 @@ class FSRS(SpacingRule):
         """Convert `w` from any sequence to a tuple, and check all parameters."""
         object.__setattr__(self, "w", tuple(float(x) for x in self.w))
         super().__post_init__()
-
-    def knobs(self) -> dict[str, Knob]:
-        """Return w0 to w3, w8 (already a logarithm), w11 and w20, and the parameters common to all rules."""
-        own = {f"w{i}": Knob(self.w[i], LOWEST_W[i], HIGHEST_W[i], is_log=i != 8) for i in FITTED}
-        return own | super().knobs()
-
-    def turned(self, values: Mapping[str, float]) -> Self:
-        """Return a copy with new values; "w0" and so on name entries of `w`."""
-        rest: dict[str, Any] = {name: value for name, value in values.items() if name == "untrained_gain"}
-        w = tuple(values.get(f"w{i}", x) for i, x in enumerate(self.w))
-        return dataclasses.replace(self, w=w, **rest)
 
     @property
     def _factor(self) -> float:
@@ -87,13 +68,12 @@ class FSRS(SpacingRule):
         return super()._faults() + own
 
     def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
-        elapsed_N = np.floor(elapsed_N) if self.whole_days else elapsed_N
         recall_N: np.ndarray = (1 + self._factor * elapsed_N / stability_N) ** -self.w[20]
         return recall_N
 
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
         days_N: np.ndarray = stability_N / self._factor * (self.desired_retention ** (-1 / self.w[20]) - 1)
-        return np.maximum(np.rint(days_N), 1.0) if self.whole_days else days_N
+        return days_N
 
     def _next(self, state: SpacingState, visit: Visit, streak_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         is_new_N, grade_N = visit.is_new_N, visit.grade_N

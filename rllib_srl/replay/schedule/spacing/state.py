@@ -2,8 +2,8 @@
 
 | column | means | new item |
 |---|---|---|
-| stability | days after which recall has fallen to 0.9 (expanding, leitner, fixed, srl1: the rule's own interval) | 0 |
-| difficulty | the rule's second number: FSRS's difficulty, 1 to 10; easiness for sm2 and srl1; else 0 | 0 |
+| stability | days after which recall has fallen to 0.9 (expanding, leitner, fixed: the rule's own interval) | 0 |
+| difficulty | the rule's second number: FSRS's difficulty, 1 to 10; easiness for sm2; else 0 | 0 |
 | interval | days from the last review to the next: the *base* interval, before diversity | 0 |
 | reps | reviews | 0 |
 | lapses | failures that followed a success | 0 |

@@ -1,0 +1,64 @@
+"""PIER: failures first, old certain successes last.
+
+    replay_reuse_selection = "contrib.pier"         or {"name": "contrib.pier", "alpha": 1.0, "beta": 0.5}
+
+Draws with probability p ** alpha, p = 1 - r (b ** (1 - c) - 1) / (b - 1) in [0, 2], where
+c = weight u / max u + (1 - weight) (1 - k / max k), u the uncertainty and k the order of insertion from the oldest.
+Differences from the source: the policy's mean -log-prob is the uncertainty, and 2 pass_rate - 1 the novice's reward r
+(0 before the first visit).
+
+Source: Luijkx et al. 2025, arXiv 2508.05310 (PIER).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rllib_srl.common.setting_checks import check_within
+from rllib_srl.common.setting_tables import setting
+from rllib_srl.replay.selection.candidates import Candidates, importance_weights, safe_log, weighted
+
+
+@dataclass(frozen=True)
+class PIER:
+    """Prioritised replay of demonstrations."""
+
+    weight: float = setting(0.5, "of uncertainty against age, in [0, 1]")
+    base: float = setting(10.0, "base b of the priority, above 1")
+    alpha: float = setting(1.5, "exponent of the priority")
+    beta: float = setting(1.0, "exponent of the importance weights of reused groups, in [0, 1]")
+
+    def __post_init__(self) -> None:
+        """Check the parameters.
+
+        Raises:
+            ValueError: naming every parameter out of its range.
+        """
+        shares = dict.fromkeys(("weight", "beta"), (0, 1, "a number in [0, 1]"))
+        others = {"base": (1 + 1e-9, math.inf, "a number above 1"), "alpha": (0, math.inf, "a number of at least 0")}
+        check_within(self, shares | others)
+
+    def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Draw `num` of the candidates."""
+        return weighted(self.log_weight(candidates), num, generator)
+
+    def loss_weights(self, candidates: Candidates, indices: np.ndarray) -> np.ndarray:
+        """Return the importance weights of drawn candidates."""
+        return importance_weights(self.log_weight(candidates), indices, self.beta)
+
+    def log_weight(self, candidates: Candidates) -> np.ndarray:
+        """Return alpha log p of each candidate."""
+        if not len(candidates):
+            return np.empty(0)
+        order_N = candidates.seq - candidates.seq.min()
+        uncertainty_N = candidates.nll / max(candidates.nll.max(), 1e-12)
+        age_N = 1 - order_N / max(order_N.max(), 1)
+        c_N = self.weight * uncertainty_N + (1 - self.weight) * age_N
+        reward_N = np.where(candidates.visits > 0, 2 * candidates.pass_rate - 1, 0.0)
+        return self.alpha * safe_log(1 - reward_N * (self.base ** (1 - c_N) - 1) / (self.base - 1))
+
+
+pier = PIER

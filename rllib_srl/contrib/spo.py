@@ -1,0 +1,46 @@
+"""SPO's prioritised prompts: draw in proportion to the deviation of a reward, plus a floor.
+
+    replay_selection = "contrib.spo"        or {"name": "contrib.spo", "floor": 0.1}
+
+The rest of SPO is in the core: `advantage={"name": "posterior", "scale": "centred", "min_surprise": 0}`, `group_size=1`
+and `replay_history="kl"` (docs/losses.md). Differences from the source: the pass rate is v = (1 + s) / (2 + n), s and n
+the discounted sum and number of the prompt's rewards; the source starts each prompt from eight samples of its first
+policy, and keeps the factor by which a visit discounts the counts within .875 and .96.
+
+Source: Xu and Ding 2025, arXiv 2509.13232 (SPO), prioritised prompt sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rllib_srl.common.setting_checks import check_within
+from rllib_srl.common.setting_tables import setting
+from rllib_srl.replay.selection.candidates import Candidates, weighted
+
+
+@dataclass(frozen=True)
+class SPO:
+    """Draw in proportion to sqrt(v (1 - v)) + floor."""
+
+    floor: float = setting(0.05, "added to sqrt(v(1 - v)), above 0")
+
+    def __post_init__(self) -> None:
+        """Check the parameter.
+
+        Raises:
+            ValueError: it is out of its range.
+        """
+        check_within(self, {"floor": (1e-9, math.inf, "a number above 0")})
+
+    def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Draw `num` of the candidates."""
+        value_N = (1 + candidates.history_sum) / (2 + candidates.history_count)
+        weight_N = np.sqrt(np.clip(value_N * (1 - value_N), 0, None)) + self.floor
+        return weighted(np.log(weight_N), num, generator)
+
+
+spo = SPO
