@@ -7,7 +7,7 @@ result answers it. There are two kinds, and `srl tune` lists and runs both:
              are a directory that `srl report` reads (`rllib_srl.studies.study`)
     Search   lets Ray Tune look for a good value of some settings; its answer is the table at the end
 
-`arms.py` holds the shared parts of the studies: the setting under test, the arms, and the stream they run on.
+`arms.py` holds the shared parts of the studies: the settings of a trial, the arms, and the stream they run on.
 """
 
 from __future__ import annotations
