@@ -201,16 +201,16 @@ def run_side(root: Path, name: str, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def one_sided(one: Any, other: Any, name: str = "") -> Iterator[str]:
-    """Yield "name only here" or "name only there" for each key of a mapping that the other side does not have."""
+def one_sided(one: Any, other: Any) -> Iterator[tuple[str, str]]:
+    """Yield ("here" or "there", key) for each key of a mapping that the other side does not have."""
     if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted(one.keys() ^ other.keys()):
-            yield f"{key} only {'here' if key in one else 'there'}"
-        for key in sorted(one.keys() & other.keys()):
-            yield from one_sided(one[key], other[key], key)
+        for key in one.keys() ^ other.keys():
+            yield ("here" if key in one else "there"), key
+        for key in one.keys() & other.keys():
+            yield from one_sided(one[key], other[key])
     elif isinstance(one, list) and isinstance(other, list):
         for pair in zip(one, other, strict=False):
-            yield from one_sided(*pair, name)
+            yield from one_sided(*pair)
 
 
 def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
@@ -268,8 +268,11 @@ def verdict(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> tup
     state = f"{len(found)} differences" if found else "equal"
     about = [f"{num} metrics", f"{len(here['said'])} episodes", f"weights {here['weights'][:12]}"]
     about += [f"{count} expected differences: {reason}" for reason, count in known.items()]
-    about += sorted(set(one_sided(one, other)))
-    return f"{state} ({', '.join(about)})", found
+    names = set(one_sided(one, other))
+    for side in ("here", "there"):
+        if mine := sorted(name for where, name in names if where == side):
+            about.append(f"only {side}: {' '.join(mine)}")
+    return f"{state} ({'; '.join(about)})", found
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def side(weights: str = "x", sums: float = 1.0, **metrics: float) -> dict:
 
 def test_metrics_of_one_side_are_listed_and_are_not_a_difference():
     state, found = golden.verdict("default", side(a=1.0, new=2.0), side(a=1.0, gone=3.0))
-    assert found == [] and state == "equal (1 metrics, 0 episodes, weights x, gone only there, new only here)"
+    assert found == [] and state == "equal (1 metrics; 0 episodes; weights x; only here: new; only there: gone)"
     state, found = golden.verdict("default", side(a=1.0), side(a=2.0))
     assert state.startswith("1 differences") and found == ["/results[0]/a: 1.0 here, 2.0 there"]
 
