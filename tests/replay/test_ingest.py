@@ -1,4 +1,4 @@
-"""What becomes of a played group: refused with a counted reason, graded, stored, masked, or grown."""
+"""What becomes of a played group: refused with a counted reason, graded, stored, or grown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rllib_srl.replay.admission.hooks import ADMISSIONS
 from rllib_srl.replay.buffer_metrics import REASONS
 from rllib_srl.replay.store.records import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
@@ -162,6 +163,19 @@ def test_an_episode_with_a_secret_is_named_and_its_group_is_not_stored():
     assert type(visit).from_dict(visit.as_dict()).as_dict() == visit.as_dict()
     stats = buffer.stats(2)
     assert (stats["num_refused_secret"], stats["num_refused"], stats["num_episodes_without_loss"]) == (1, 1, 1)
+
+
+def test_a_hook_sees_each_well_formed_group_once(monkeypatch):
+    seen = []
+    monkeypatch.setitem(ADMISSIONS, "note", lambda group, decode: seen.append(group.group_id))
+    buffer = a_buffer(admit=["note"], decode=words)
+    broken = replace(a_group(9, 1), rewards_G=np.full(4, np.nan, np.float32))
+    groups = [a_group(n, 1) for n in range(3)] + [long_group(1, token=5), broken]
+    buffer.add(groups, 1)
+    buffer.add([a_group(0, 1)], 2)  # a duplicate
+    buffer.due(2, 3)
+    buffer.sample(2, 3)
+    assert seen == [group.group_id for group in [*groups[:4], groups[0]]]
 
 
 def test_secrets_cannot_be_looked_for_without_a_tokenizer():
