@@ -278,6 +278,11 @@ class QuestionFile(Listed, QuestionWorld):
             canonical=problem.question,
         )
 
+    def gold(self, prompt_id: str) -> tuple[str, str]:
+        """Return the right answer of a row, "" without one, and the kind of comparison."""
+        problem = self._problem(prompt_id)
+        return problem.answer, self._kind(problem)
+
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the turn that earns reward 1; with a reward function, the answer of the row if it has one."""
         answer = self.question(prompt_id).answer

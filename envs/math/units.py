@@ -50,6 +50,7 @@ _KNOWN = {
     for name in names.split()
 }
 _INCH = (Fraction("0.0254"), (("m", 1),))  # "12 in", but not "12 in total"
+KNOWN_BASES = frozenset(_KINDS)
 _COMPOUND = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "sqft": "ft^2", "sqm": "m^2", "fps": "ft/s"}
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "sterling"}
 _STOPS = frozenset((

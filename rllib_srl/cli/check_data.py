@@ -47,12 +47,15 @@ from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.answer_text import plain
+from rllib_srl.envs.math.classes import class_of
+from rllib_srl.envs.math.doubts import doubt_about
 from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, make_transcript, play
 from rllib_srl.types import Prompt
 
 NUM_SHOWN = 5  # prompts
 NUM_MEASURED = 5000  # prompts whose tokens are counted
+NUM_UNCERTAIN = 10  # right answers
 NUM_EXAMPLES = 3  # of what needs a look
 NUM_TRIES = 4  # answers of the model to each prompt
 _RULE = "─" * 12
@@ -123,6 +126,7 @@ def check_data(arguments: argparse.Namespace) -> int:
         transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory))
         prompts(found, env, ids["train"], config, transcript, tokenizer)
         grading(found, env, [*ids["train"], *ids["heldout"]][: arguments.graded])
+        certainty(found, env, [*ids["train"], *ids["heldout"]][:NUM_MEASURED])
         lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
         if "model" in given and arguments.solve:
             solved(found, env, ids["train"][: arguments.solve], config, arguments.verbose)
@@ -173,8 +177,7 @@ def prompts(
     for number, prompt_id in enumerate(ids[:NUM_SHOWN], 1):
         print(f"{_RULE} prompt {number} {_RULE}")
         print(printable_lines(tokenizer.decode(_tokens(env, prompt_id, transcript), skip_special_tokens=False)))
-        answer = env.question(prompt_id).answer
-        print(f"{_RULE} {f'right answer: {_short(answer)}' if answer else 'no right answer in the row'}")
+        print(f"{_RULE} {_right_answer(env, prompt_id)}")
 
 
 def grading(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:
@@ -211,6 +214,24 @@ def grading(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:
     ):
         if odd:
             found.look(f"{name} (docs/grading.md): {len(odd)}", [_graded_line(env, *one) for one in odd])
+
+
+def certainty(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:
+    """List the right answers that may mean something else than the grader reads."""
+    if env.settings.reward != "":
+        return
+    doubts = [
+        (doubt, prompt_id)
+        for prompt_id in ids
+        if env.gold(prompt_id)[0] and (doubt := doubt_about(*env.gold(prompt_id)))
+    ]
+    doubts.sort(key=lambda pair: -pair[0].weight)
+    if not doubts:
+        found.line("", "right answers that may mean something else: none")
+        return
+    found.line("", f"right answers that may mean something else: {len(doubts)}; the least certain (docs/grading.md):")
+    for doubt, prompt_id in doubts[:NUM_UNCERTAIN]:
+        print(f"    {_short(env.gold(prompt_id)[0])!r}: {doubt.reason} ({_short(env.question(prompt_id).text, 40)})")
 
 
 def lengths(
@@ -265,7 +286,7 @@ def _played(ids: Sequence[str], config: SRLConfig) -> dict[str, list[float]]:
     directory = local_model(config.model_config["model"])
     engine = make_engine(model_dir=directory, **config.engine_settings())
     calls = EnvCalls(num_workers=config.num_env_threads, timeout_s=config.env_timeout_s)
-    (env_id, creator), = config.world_creators().items()
+    ((env_id, creator),) = config.world_creators().items()
     prompts = {prompt_id: Prompt(env_id, prompt_id) for prompt_id in ids}
     episodes = [LiveEpisode(prompt, key, n) for key, prompt in prompts.items() for n in range(NUM_TRIES)]
     rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in ids}
@@ -292,6 +313,16 @@ def _tokens(env: QuestionFile, prompt_id: str, transcript: Any) -> list[int]:
     observation, _ = env.reset(options={"prompt_id": prompt_id})
     ids: list[int] = transcript.first(observation, "", env.system_prompt)
     return ids
+
+
+def _right_answer(env: QuestionFile, prompt_id: str) -> str:
+    """Return the right answer of a row, with its class and the reward that it earns."""
+    answer = env.question(prompt_id).answer
+    if not answer:
+        return "no right answer in the row"
+    reward, _ = _reward(env, prompt_id, env.gold_turns(prompt_id))
+    of_class = "" if env.settings.reward != "" else f"class: {class_of(*env.gold(prompt_id))}, "
+    return f"right answer: {_short(answer)} ({of_class}reward {reward:g})"
 
 
 def _reward(env: QuestionFile, prompt_id: str, turns: Sequence[str]) -> tuple[float, dict[str, Any]]:
