@@ -139,7 +139,7 @@ def _shape(text: str) -> str:
     if BUILDER.fullmatch(text):
         return "relation"
     held = bracketed(text)
-    if held is not None and (held.opened == "{" or len(held.items) > 1):
+    if held is not None and (held.opened in "{[" or len(held.items) > 1):
         return "set" if held.opened == "{" else "bracket"
     level = levelled(text)
     items = items_of(text)

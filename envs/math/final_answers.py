@@ -217,13 +217,14 @@ def _number(text: str, marker: str, name: str) -> Reading:
         lines = [line for line in lines if not re.fullmatch(r"[\W\d_]+", line)] if not _CLOCK.search(text) else []
         if not lines:  # a table, or a number with a time behind it
             return Reading((text.strip(),) if text.strip() else (), marker)
+    is_table = marker not in ("bare", "phrase") and len(lines) > 1  # then every number of it is a final one
     is_rejected, last = False, None
     answers: list[str] = []
     for number in numbers_of(text):
         if number.is_rejected:
             is_rejected = True
             continue
-        if last is not None and not (number.is_joined_to(last)):
+        if last is not None and not (number.is_joined_to(last) or is_table):
             break
         if len(answers) == _MAX_NUMBERS:
             break

@@ -68,6 +68,8 @@ def quantity_of(
 
 
 def _number(said: str, is_gold: bool, takes_expressions: bool) -> Quantity | None:
+    if said.startswith("[") and said.endswith("]"):  # a list of one
+        return None
     if re.search("[A-Za-z]{3}", said):
         worded = _worded(_FONTS.sub(r" \1 ", said))
         if worded is not None:
