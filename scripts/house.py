@@ -6,7 +6,8 @@
     python scripts/house.py lines --root DIRECTORY   the same of another checkout
 
 `walk` counts the files of rllib_srl in which a function is called (what an import runs does not count), twice: from
-`algo.train()` to the first backward pass, and in the memory from the arrival of episodes to the end of the next draw.
+`algo.train()` to the first backward pass, without what runners and memory call (rollout, engine, envs and replay), and
+in the memory from the arrival of episodes to the end of the next draw.
 It plays everything in one process with the tiny model and 16 prompts; the iteration that is counted draws revisits.
 """
 
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -35,6 +36,7 @@ MEMORY = "SRLReplayBuffer"
 ARRIVALS = ("add",)
 DRAWS = ("due", "sample", "draw_prompts", "draw_groups")
 WALKS = {"train() to the gradient": 18, "an episode to the next draw": 10}  # files, at most
+OTHERS = ("rollout", "engine", "envs", "replay")  # folders of the runners' and the memory's processes
 NUM_ITERATIONS = 3  # before the one that is counted: the memory must hold `replay_min_buffer_size` items
 
 # Lines, at most, of folders of rllib_srl; "" stands for the files beside them.
@@ -81,9 +83,14 @@ class Walk:
         if self.is_on and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(self._folder):
             self.files.add(code.co_filename)
 
-    def num_lines(self) -> int:
+    def paths(self, without: Collection[str] = ()) -> list[Path]:
+        """Return the files, sorted and relative to the folder, without those of some of its folders."""
+        found = [Path(name).relative_to(self._folder) for name in sorted(self.files)]
+        return [path for path in found if path.parts[0] not in without]
+
+    def num_lines(self, without: Collection[str] = ()) -> int:
         """Return the lines of the files together."""
-        return sum(len(Path(name).read_text(encoding="utf-8").splitlines()) for name in self.files)
+        return sum(num_lines(Path(self._folder) / path) for path in self.paths(without))
 
 
 class Hook:
@@ -164,11 +171,11 @@ def print_walk(root: Path, names: bool) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory(prefix="house-") as directory:
         walks = walk(root, Path(directory))
-    for name, found in walks.items():
-        paths = [Path(file).relative_to(root) for file in sorted(found.files)]
-        folders = Counter(folder_of(path) for path in paths)
-        print(f"{name}: {len(paths)} files (at most {WALKS[name]}), {found.num_lines():,} lines", flush=True)
-        print("    by folder: " + ", ".join(f"{folder or 'rllib_srl'} {num}" for folder, num in folders.items()))
+    for (name, found), without in zip(walks.items(), (OTHERS, ()), strict=True):
+        paths = found.paths(without)
+        folders = Counter(folder_of(Path("rllib_srl") / path) or "rllib_srl" for path in found.paths())
+        print(f"{name}: {len(paths)} files (at most {WALKS[name]}), {found.num_lines(without):,} lines", flush=True)
+        print("    all by folder: " + ", ".join(f"{folder} {num}" for folder, num in folders.items()))
         print("".join(f"    {path}\n" for path in paths) if names else "", end="", flush=True)
 
 
