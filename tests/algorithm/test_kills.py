@@ -43,16 +43,15 @@ def is_first(flag: str) -> bool:
 class Troubled(LLMEnvRunner):
     """Dies when it gets the weights of the first update, then hangs once, and in the end dies whenever it plays."""
 
-    num_loads = 0
+    has_played = False
 
     def load_weights(self, *args, **kwargs):
-        self.num_loads += 1
-        if self.num_loads == 3 and is_first(self.config.env_config["flag"] + ".died"):  # after the self-test's two
+        if self.has_played and is_first(self.config.env_config["flag"] + ".died"):  # not in the self-test
             os.kill(os.getpid(), signal.SIGKILL)
         return super().load_weights(*args, **kwargs)
 
     def play_groups(self, *args, **kwargs):
-        flag = self.config.env_config["flag"]
+        flag, self.has_played = self.config.env_config["flag"], True
         if self.engine.version == 1 and is_first(flag + ".hung"):
             time.sleep(600)
         if Path(flag + ".doomed").exists():

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ray import tune
 
 from rllib_srl import SRL, register
 from rllib_srl.algorithm.resources import PlacementError
+from rllib_srl.learner.learner import GRPOTorchLearner
+from tests.small_memory import weights_of
 from tests.small_worlds import small_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -24,13 +29,14 @@ def config(random_llama_dir, tmp_path, ray_here):
     return config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
 
 
-def fit(config, directory, **changes) -> tune.ResultGrid:
-    tuner = tune.Tuner(
-        "SRL",
-        param_space={**config.to_dict(), **changes},
-        run_config=tune.RunConfig(storage_path=str(directory), stop={"training_iteration": 3}, verbose=0),
+def fit(config, directory, max_failures=0, **changes) -> tune.ResultGrid:
+    run_config = tune.RunConfig(
+        storage_path=str(directory),
+        stop={"training_iteration": 3},
+        failure_config=tune.FailureConfig(max_failures=max_failures),
+        verbose=0,
     )
-    return tuner.fit()
+    return tune.Tuner("SRL", param_space={**config.to_dict(), **changes}, run_config=run_config).fit()
 
 
 @pytest.mark.smoke
@@ -52,6 +58,37 @@ def test_two_trials_run_at_the_same_time(config, tmp_path):
     again = SRL.from_checkpoint(written[2].path)
     assert (again.iteration, again.version) == (2, 2)
     again.stop()
+
+
+class DyingOnce(GRPOTorchLearner):
+    """Dies in the middle of the third update, once."""
+
+    num_updates = 0
+
+    def _accumulate_gradients(self):
+        sums = super()._accumulate_gradients()
+        self.num_updates += 1
+        flag = Path(self.config.env_config["flag"])
+        if self.num_updates == 3 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sums
+
+
+def test_a_trial_that_loses_its_learner_goes_on_from_its_checkpoint(config, tmp_path):
+    """By Tune's own FailureConfig; its weights are those of a trial that was not disturbed."""
+    weights = []
+    for name, num_errors in (("killed", 1), ("unbroken", 0)):
+        flag = tmp_path / "flag"
+        config.environment(env_config={"slow_s": 0.0, "flag": str(flag)})
+        config.learners(num_learners=1, num_cpus_per_learner=0.25, learner_class=DyingOnce)
+        (result,) = fit(config, tmp_path / name, max_failures=1, checkpoint_every=1)
+        assert result.error is None and result.metrics["training_iteration"] == 3 and flag.exists()
+        assert len(list(Path(result.path).glob("error.txt"))) == num_errors
+        again = SRL.from_checkpoint(result.checkpoint.path)
+        weights.append(weights_of(again))
+        again.stop()
+    assert np.array_equal(*weights)
 
 
 def test_the_request_of_a_trial_is_that_of_its_processes(config):
