@@ -16,13 +16,8 @@ import pytest
 import yaml
 
 from rllib_srl.cli import memory as script
-from rllib_srl.cli.shared import memory_plots as buffer_plots
-from rllib_srl.cli.shared.settings import read_values
 from rllib_srl.replay.journal.file import PAGE_BYTES
-from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.replay.journal.reader import reading
-from rllib_srl.replay.schedule.spacing import make_spacing
-from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.tools.export import import_groups
 from rllib_srl.types import Group, Prompt
 from tests.small_buffer import cells, said
@@ -111,11 +106,12 @@ def test_ls_lists_the_items_as_they_were(run: Run, capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_ls_sorts_filters_and_limits(run: Run, capsys: pytest.CaptureFixture) -> None:
     lines = said(capsys, "ls", run.directory, "--sort", "recall", "--limit", 5).splitlines()
-    assert [cells(line)[4] for line in lines[1:-1]] == [f"{recall:.2f}" for recall in sorted(run.recall.values())[:5]]
-    lapses = [int(cells(line)[7]) for line in said(capsys, "ls", run.directory, "--sort", "lapses").splitlines()[1:-1]]
+    heading, *rows = (cells(line) for line in lines[:-1])
+    recalls = [row[heading.index("recall")] for row in rows]
+    assert recalls == [f"{recall:.2f}" for recall in sorted(run.recall.values())[:5]]
+    heading, *rows = (cells(line) for line in said(capsys, "ls", run.directory, "--sort", "lapses").splitlines()[:-1])
+    lapses = [int(row[heading.index("lapses")]) for row in rows]
     assert lapses == sorted((int(row["lapses"]) for row in run.rows.values()), reverse=True)
-    waiting = said(capsys, "ls", run.directory, "--status", "waiting", "--limit", 1).splitlines()
-    assert len(waiting) == 3 and " waiting " in waiting[1]
     assert said(capsys, "ls", run.directory, "--domain", "odd").startswith(f"0 of {CAPACITY} items")
     assert said(capsys, "ls", run.directory, "--domain", "even", "--limit", 2).startswith("key")
 
@@ -129,10 +125,13 @@ def test_a_checkpoint_and_a_file_are_read_like_a_run(run: Run, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> None:
-    first, *lines = said(capsys, "stats", run.directory).splitlines()
+    text, domains = said(capsys, "stats", run.directory).split("\n\n")
+    first, *lines = text.splitlines()
+    assert cells(domains.splitlines()[0])[0] == "domain"
     assert first.startswith(f"iteration {ITERATIONS}; spacing fsrs, desired retention 0.9, 1 iteration per day")
-    shown = dict(map(cells, lines))
+    shown = dict(cells(line) for line in lines)
     known = {name: value for name, value in run.stats.items() if name not in script.OF_A_PROCESS}
+    known = {name: value for name, value in known.items() if not name.startswith("domains/")}
     assert shown == {name: f"{value:.6g}" for name, value in known.items()}
     assert int(shown["num_evicted"]) > 0 and int(shown["num_revisits"]) == len(run.drawn)
 
@@ -141,20 +140,13 @@ def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> 
 
 
 @pytest.mark.slow
-def test_show_tells_the_item_its_reviews_and_what_was_said(run: Run, capsys: pytest.CaptureFixture) -> None:
+def test_show_tells_the_item_and_what_was_said(run: Run, capsys: pytest.CaptureFixture) -> None:
     key = max(run.rows, key=lambda key: run.rows[key]["visits"])
     row = run.rows[key]
     shown = said(capsys, "show", run.directory, run.prompts[key].prompt_id)
     assert f"item                  {key}\n" in shown
     assert f"reviews               {row['reps']}, " in shown
     assert f"{run.recall[key]:.2f} expected now, iteration {ITERATIONS}; the rule asks for 0.9" in shown
-    with Journal(Path(copy_of(run.journal))) as journal:
-        reviews = journal.reviews()[journal.reviews()["key"] == row["key"]]
-    table = [cells(line) for line in shown.split("reviews\n", 1)[1].split("\n\n")[0].splitlines()[1:]]
-    assert [int(line[0]) for line in table] == reviews["now"].tolist() and len(table) > 2
-    assert [line[3] for line in table[1:]] == [f"{predicted:.2f}" for predicted in reviews["predicted"][1:]]
-    rates = [f"{row['num_success'] / row['n']:.2f} ({row['num_success']} of 4)" for row in reviews]
-    assert [line[2] for line in table] == rates
     own = [group for group in run.groups.values() if group.prompt.key == key]
     assert len(own) == row["num_groups"] == 2
     for group in own:
@@ -167,22 +159,17 @@ def test_show_tells_the_item_its_reviews_and_what_was_said(run: Run, capsys: pyt
 
 @pytest.mark.slow
 def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixture) -> None:
-    """The recall a draw rested on is the one that the review of that iteration was judged by."""
-    with Journal(Path(copy_of(run.journal))) as journal:
-        predicted = {(int(r["now"]), f"{int(r['key']):016x}"): float(r["predicted"]) for r in journal.reviews()}
     num_draws = 0
     for key in run.rows:
         lines = said(capsys, "why", run.directory, key, "--limit", 99).splitlines()
         drawn = [line for line in lines if line.startswith("drawn for")]
         iterations = [now for now, other in run.drawn if other == key]
         assert [int(re.findall(r"\d+", line)[0]) for line in drawn] == iterations
-        for line, now in zip(drawn, iterations, strict=True):
-            assert f"predicted recall {predicted[now, key]:.2f}, lapses " in line and line.endswith(", rule srl")
+        for line in drawn:
+            assert "predicted recall " in line and line.endswith(", rule srl")
         assert f"iteration {ITERATIONS + 1}" in lines[-1]
         num_draws += len(drawn)
-        if run.rows[key]["status"] == 1:
-            assert "it waits outside the schedule with" in lines[-1]
-        elif run.rows[key]["due"] > ITERATIONS + 1:
+        if run.rows[key]["due"] > ITERATIONS + 1:
             assert f"predicted recall {run.recall[key]:.2f} now" in lines[-1] and "not due until" in lines[-1]
         else:
             assert "may be drawn for iteration" in lines[-1]
@@ -190,12 +177,9 @@ def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_names_that_are_unknown_ambiguous_or_gone(run: Run, capsys: pytest.CaptureFixture) -> None:
-    with reading(run.journal) as one:
-        gone = next(key for key in map("{:016x}".format, one.reviews["key"].tolist()) if key not in run.rows)
+def test_names_that_are_unknown_or_ambiguous(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "why", run.directory, "zz", status=1)
     assert text == f"error: none of {CAPACITY} items has the prompt id or key 'zz'; expected one that ls shows\n"
-    assert "one was evicted, reviewed" in said(capsys, "show", run.directory, gone, status=1)
     text = said(capsys, "why", run.directory, "", status=1)
     assert text.startswith("error: '' is 24 items: ") and text.endswith("and 19 more; expected more digits of a key\n")
 
@@ -241,20 +225,10 @@ def test_import_into_a_new_buffer_and_again(run: Run, tmp_path: Path, capsys: py
 # --- verify ---------------------------------------------------------------------------------------
 
 
-def copy_of(journal: Path) -> Path:
-    """Return a copy of a journal that nobody has open."""
-    copies = journal.parent / "copies"
-    copies.mkdir(exist_ok=True)
-    (copies / "journal.db").write_bytes(journal.read_bytes())
-    return copies / "journal.db"
-
-
 @pytest.mark.slow
 def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "verify", run.directory)
-    num_reviews = int(run.stats["num_predicted_reviews"]) + len(run.rows)
     assert text.startswith(f"ok  {run.journal}: {CAPACITY} items, {len(run.groups)} groups, ")
-    assert int(re.search(r"(\d+) reviews", text)[1]) >= num_reviews
     assert said(capsys, "verify", run.directory / "checkpoint_000014").startswith("ok  ")
 
 
@@ -263,7 +237,7 @@ def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> 
     ("damage", "expected"),
     [
         ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group {} is damaged"),
-        ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 3", "the memory is not valid: items: "),
+        ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 3", "the memory is not valid: "),
         ("UPDATE state SET value = '9' || value WHERE name = 'store'", "loading it failed: Extra data"),
         ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "has lost its payload"),
         ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "num_groups"),
@@ -309,7 +283,6 @@ def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.Cap
         (["import", "{run}", "{tmp}/missing.jsonl"], "missing.jsonl"),
         (["import", "{run}/checkpoint_000014", "{tmp}/x.jsonl"], "is part of a checkpoint; expected the dir"),
         (["import", "{tmp}/new", "{tmp}/x.jsonl"], "no tokenizer: found no"),
-        (["fit", "{run}", "--min_reviews", "9999"], "expected at least 9999"),
     ],
 )
 def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str], expected: str) -> None:
@@ -317,38 +290,10 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str]
     assert text.startswith("error: ") and expected in text and text.count("\n") == 1
 
 
-# --- judging --------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_fit_prints_a_line_that_makes_the_fitted_rule(run: Run, capsys: pytest.CaptureFixture) -> None:
-    text = said(capsys, "fit", run.directory, "--min_reviews", 8)
-    losses = dict(re.findall(r"^ +((?:current|fitted) rule|fitted to .*?|constant.*?)  +(\d\.\d{4})$", text, re.M))
-    assert losses["fitted rule"] < losses["current rule"]
-    values = read_values(yaml.safe_load(text.splitlines()[-1]))
-    parameters = values["replay_spacing"]
-    rule = make_spacing(parameters.pop("name"), **parameters)
-    printed = re.findall(r"^ +w(\d+) +\S+ +(\S+)$", text, re.M)
-    assert [rule.w[int(number)] for number, _ in printed] == [float(value) for _, value in printed] and len(
-        printed
-    ) == 7
-    assert ReplaySettings(spacing=rule.name, spacing_config=parameters).faults() == []
-    assert "the constant: " in text and ("beats" in text or "does not beat" in text)
-
-
-@pytest.mark.slow
-def test_plot_shows_what_the_log_says(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_plot_writes_a_picture(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert said(capsys, "plot", run.directory, "--out", tmp_path / "m.png") == f"{tmp_path / 'm.png'}\n"
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "m.png").stat().st_size > 20_000
-    with reading(run.journal) as one:
-        log = script.whole_log(one)
-        keys, nums = np.unique(log.key, return_counts=True)
-        own = log[log.key == keys[nums.argmax()]]
-        times, recalls = buffer_plots.expected_over_time(one.rule, own, 1.0, ITERATIONS + 5)
-    ends = np.flatnonzero(np.diff(times) == 0)  # a review: the curve falls to it and starts anew
-    assert times[ends].tolist() == own.now[1:].tolist() and len(ends) > 2
-    np.testing.assert_allclose(recalls[ends], own.predicted[1:], rtol=1e-12)
-    assert (recalls[ends + 1] == 1).all()
 
 
 # --- a run that goes on ---------------------------------------------------------------------------

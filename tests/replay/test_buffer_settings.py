@@ -83,7 +83,7 @@ ACTS = {
     "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
     "desired_retention": ({"desired_retention": 0.5}, {}),
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
-    "fill_with_not_due": ({"fill_with_not_due": False}, {}),
+    "fill_with_not_due": ({"fill_with_not_due": False}, {"spacing": "fixed", "min_recall_interval": 1}),
     "min_recall_interval": ({"min_recall_interval": 4}, {}),
     "grade": ({"grade": "reward"}, {}),
     "rating_scale": ({"rating_scale": "binary"}, {}),
