@@ -240,7 +240,6 @@ class SavedAlgorithm(Algorithm):
         about = {"worlds": self.source.world_ids, "version": self.version, "has_memory": self.memory.is_on}
         about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
         about |= {"functions": functions_in(self.config.world_configs())}
-        about |= {"engine": "stub"} if self.config.is_stub else {}
         checkpoints.seal(Path(saved), about, key)
         return saved
 
@@ -416,8 +415,6 @@ def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict
     """
     place = Path(path).absolute()
     about = checkpoints.verify_sealed(place)
-    if about.get("engine") == "stub":
-        raise checkpoints.CheckpointError(f"{place} is of engine = 'stub' and has no model; expected another")
     policy, flat = CausalLMModule(model_config=config.model_config), config.flat()
     if flat.lora_rank:
         add_adapters(policy.model, flat.adapter_spec(), seed=0)

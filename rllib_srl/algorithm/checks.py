@@ -26,7 +26,6 @@ from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
-from rllib_srl.engine.stub.answers import gold_turns
 from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
 from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, size_faults
@@ -133,8 +132,7 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
     if directory is None:
         return
     name = config.model_config["model"]
-    if not config.is_stub:
-        yield from (f"{fault} {name!r}" for fault in _of_sizes(config, sizes_of(directory)))
+    yield from (f"{fault} {name!r}" for fault in _of_sizes(config, sizes_of(directory)))
     flat = config.flat()
     sizes = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel} if flat.fsdp is True else {}
     for kind, size in sizes.items():
@@ -173,7 +171,7 @@ def _key(config: Any, directory: Path | None) -> str:
         (
             *(config.world_configs(), config.world_creators(), config.mixture, config.stream, directory),
             config.prompt_order,
-            *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s, config.is_stub),
+            *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s),
             *(config.evaluation_interval, config.evaluation_duration),
         )
     )
@@ -224,8 +222,6 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
             return "it has no held-out prompts; expected some, or evaluation_interval = None"
     except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be listed")
-    if config.is_stub and (fault := _fault_of_gold(env_id, env, prompt)):
-        return fault
     step_s = getattr(env.unwrapped, "step_timeout_s", 0.0)
     if isinstance(step_s, int | float) and step_s >= config.env_timeout_s:
         return (
@@ -237,15 +233,6 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
     except Exception as error:  # likewise
         return f"its prompt {prompt.prompt_id!r}: {_said(error, 'reset failed')}"
     return _fault_of_length(config, prompt, observation, directory)
-
-
-def _fault_of_gold(env_id: str, env: Any, prompt: Prompt) -> str:
-    """Return why the stub engine cannot answer an environment's prompts, "" if it can."""
-    try:
-        gold_turns(env.unwrapped, env_id, prompt.prompt_id)
-    except Exception as error:  # user code can raise anything
-        return _said(error, "gold_turns failed")
-    return ""
 
 
 def _fault_of_length(config: Any, prompt: Prompt, observation: str, directory: Path | None) -> str:

@@ -69,8 +69,6 @@ from rllib_srl.curriculum import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
 from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.engine.models import ModelError, described_model, local_model, sizes_of
-from rllib_srl.engine.stub.answers import Answers
-from rllib_srl.engine.stub.law import Law
 from rllib_srl.learner.regularisers.regularisers import made
 from rllib_srl.learner.regularisers.rule import Regulariser
 from rllib_srl.losses.settings import LossSettings
@@ -391,7 +389,7 @@ class SRLConfig(AlgorithmConfig):
         if not all(isinstance(number, int) for number in (*counts, size)):
             return []  # `faults_of` reports it
         given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
-        num_gpus = num_gpus_here() if None in given and not self.is_stub else 0
+        num_gpus = num_gpus_here() if None in given else 0
         try:
             shares = gpu_shares(num_gpus, *counts, size, given)
         except PlacementError as error:
@@ -433,9 +431,6 @@ class SRLConfig(AlgorithmConfig):
 
     def _settle(self) -> None:
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
-        if self.is_stub:
-            self.compute_dtype = "float32"
-            return
         if self.compute_dtype == "auto":
             self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
         flat = self.flat()
@@ -537,15 +532,9 @@ class SRLConfig(AlgorithmConfig):
         """Return the number of shards of a batch, at least 1."""
         return max(1, int(self.num_learners)) // self.learners_per_shard
 
-    @property
-    def is_stub(self) -> bool:
-        """Return whether the run has no model (engine = "stub")."""
-        return bool(self.rule_of("engine") == "stub")
-
     def model_dir(self) -> Path:
-        """Return the directory of the model; with the stub engine only its config and tokenizer are needed."""
-        name = self.model_config["model"]
-        return (described_model(name) if self.is_stub else None) or local_model(name)
+        """Return the directory of the model."""
+        return local_model(self.model_config["model"])
 
     def described_model(self) -> Path | None:
         """Return the directory of the model, downloaded if it has to be; None while a packaged model is not unpacked.
@@ -557,11 +546,6 @@ class SRLConfig(AlgorithmConfig):
     def engine_settings(self) -> dict[str, Any]:
         """Return the arguments of `make_engine` except the model's directory."""
         flat = self.flat()
-        if self.is_stub:
-            creators, configs = self.world_creators(), self.world_configs()
-            answers = Answers({name: partial(create, configs[name]) for name, create in creators.items()})
-            settings = {"law": Law.of(flat), "answers": answers, "context_length": self.max_episode_tokens}
-            return {"kind": "stub", "seed": self.seed or 0, **settings}
         common = {
             "kind": flat.engine,
             "dtype": self.compute_dtype,
@@ -583,13 +567,9 @@ class SRLConfig(AlgorithmConfig):
         }
 
     def get_default_learner_class(self) -> type:
-        """Return `GRPOTorchLearner`, `StubLearner` with the stub engine."""
+        """Return `GRPOTorchLearner`."""
         from rllib_srl.learner.learner import GRPOTorchLearner
 
-        if self.is_stub:
-            from rllib_srl.learner.stub.learner import StubLearner
-
-            return StubLearner
         return GRPOTorchLearner
 
     def build_learner_group(
@@ -620,13 +600,9 @@ class SRLConfig(AlgorithmConfig):
             raise
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """Return the spec of the Hugging Face causal language model (`CausalLMModule`), or of the stub's skills."""
+        """Return the spec of the Hugging Face causal language model (`CausalLMModule`)."""
         from rllib_srl.learner.rl_module import CausalLMModule
 
-        if self.is_stub:
-            from rllib_srl.learner.stub.module import StubModule
-
-            return RLModuleSpec(module_class=StubModule)
         return RLModuleSpec(module_class=CausalLMModule)
 
     @property

@@ -38,7 +38,7 @@ ENVIRONMENT = {
 ENV_RUNNERS = {
     "engine": Setting(
         "auto",
-        '"vllm", "transformers" (exact but slow), "stub" (no model, docs/stub.md), or "auto": vLLM if it is installed',
+        '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed',
         "engine.name",
         is_head=True,
     ),
@@ -57,13 +57,6 @@ ENV_RUNNERS = {
     "engine_num_threads": Setting(
         None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores", "engine.num_threads"
     ),
-    "stub_chance": Setting(
-        0.2, "first chance of a right answer, or domain -> chance (0.2 for the others)", "engine.chance", ("stub",)
-    ),
-    "stub_malformed": Setting(0.05, "chance of an answer that cannot be read", "engine.malformed", ("stub",)),
-    "stub_learns": Setting(0.1, "logits that a domain's skill gains per gain of its batch", "engine.learns", ("stub",)),
-    "stub_forgets": Setting(0.01, "decay of a skill per gain of other domains", "engine.forgets", ("stub",)),
-    "stub_spread": Setting(1.0, "standard deviation of the prompts' difficulty, logits", "engine.spread", ("stub",)),
     "weight_transfer": Setting(
         "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
     ),
@@ -201,7 +194,6 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {}
 # Flat names that users never gave.
 _NEW = (
     *("tis_clip_max", "replay_reuse_selection_config"),
-    *("stub_chance", "stub_malformed", "stub_learns", "stub_forgets", "stub_spread"),
     *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
     "planner_ema_rate",
     *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype"),

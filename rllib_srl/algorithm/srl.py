@@ -115,9 +115,7 @@ class SRL(SavedAlgorithm):
         starting.info("preparing the model")
         described = self.config.described_model()
         check_build(self.config)
-        if self.config.is_stub:
-            logging.getLogger(__name__).warning("engine = 'stub': no model is trained, answers follow a law")
-        elif described is not None:
+        if described is not None:
             check_memory(ModelShape.of(described), self.config.flat(), card_bytes_here())
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)

@@ -18,7 +18,6 @@ from rllib_srl.algorithm.loss_validation import faults_of_loss
 from rllib_srl.algorithm.regulariser_validation import faults_of_regularisers
 from rllib_srl.algorithm.rollout_validation import faults_of_rollout
 from rllib_srl.algorithm.settings import GROUPS
-from rllib_srl.algorithm.stub_validation import faults_of_stub
 from rllib_srl.common.foreign_names import in_place_of, nearest
 from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_switches
 from rllib_srl.curriculum.prompts import ORDERS
@@ -110,7 +109,7 @@ ABOVE_ZERO = (
 )
 TRUE_OR_FALSE = ("prefix_sharing", "fsdp", "check_resources")
 ONE_OF = {
-    "engine": ("auto", "vllm", "transformers", "stub"),
+    "engine": ("auto", "vllm", "transformers"),
     "weight_transfer": ("object_store", "nccl", "ipc"),
     "prompt_format": ("text", "chat"),
     "compute_dtype": ("auto", "float32", "bfloat16"),
@@ -126,7 +125,7 @@ def faults_of(config: Any) -> list[str]:
     lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
     flat, given = config.flat(), config.names_given()
     own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
-    others = (faults_of_loss, faults_of_regularisers, faults_of_rollout, faults_of_stub)
+    others = (faults_of_loss, faults_of_regularisers, faults_of_rollout)
     for check in (*own, _replay, _planner, *others):
         lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
     return lines
@@ -402,7 +401,7 @@ def _transfer(config: Any, num_gpus: float, learner_gpus: float) -> Iterator[str
     shown = f"weight_transfer = {kind!r}"
     if not (num_gpus > 0 and learner_gpus > 0):
         yield f"{shown}; expected 'object_store' without GPUs on both sides"
-    if config.engine in ("transformers", "stub"):
+    if config.engine == "transformers":
         yield f"{shown}; expected 'object_store' with engine = {config.engine!r}"
     if config.num_env_runners == 0:
         yield f"{shown} with num_env_runners = 0; expected 'object_store': engine and learner share one process"

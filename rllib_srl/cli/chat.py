@@ -41,7 +41,6 @@ from rllib_srl.cli.shared.settings import (
     check,
     given_settings,
     model_config_of,
-    refuse_stub,
     with_underscores,
 )
 from rllib_srl.engine import Engine, Sampling, make_engine
@@ -300,7 +299,6 @@ def engine_config(source: Source, given: Mapping[str, Any], directory: Path) -> 
         values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens") or 0))
     values["max_turn_tokens"] = 1
     config = build_config({**NO_TRAINING, **values, "model": source.values["model"]})
-    refuse_stub(config, "srl chat talks to a model")
     check(config)
     return config
 

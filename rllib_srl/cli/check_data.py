@@ -40,7 +40,6 @@ from rllib_srl.cli.shared.settings import (
     build_config,
     check,
     given_settings,
-    refuse_stub,
 )
 from rllib_srl.cli.shared.settings import with_underscores as with_names
 from rllib_srl.engine import Sampling, make_engine
@@ -261,7 +260,6 @@ def lengths(
 
 def solved(found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, verbose: bool) -> None:
     """Let the untrained model answer prompts, and report what it earns."""
-    refuse_stub(config, "--solve asks a model")
     with showing_progress(1, sys.stderr) as progress, hushed_stderr(verbose):
         progress.begin(f"{config.model_config['model']} answers {len(ids)} prompts, {NUM_TRIES} times each ...")
         rewards = _played(ids, config)

@@ -1,4 +1,4 @@
-"""Check a machine, or a whole run before it starts: packages, model, environments, replay, gradient, checkpoint.
+"""Check a machine, or a whole run before it starts: packages, model, environments, gradient, checkpoint.
 
     srl doctor                                         this machine: resources, packages, what fits onto its GPUs
     srl doctor --env compare --model smollm2-135m      the run that `srl train` with the same flags would start
@@ -7,9 +7,8 @@
     srl doctor --table                                 the table of docs/gpu.md
 
 With an environment it takes every flag of `srl train` (`srl train --help`). It prints a line for each check, with ok,
-warning or failure: right answers are graded 1 and empty ones 0, the memory replays the set share (in a short run
-without a model, engine = stub), the gradient is not 0, and a checkpoint restores the same weights. Nothing is left
-behind.
+warning or failure: right answers are graded 1 and empty ones 0, the gradient is not 0, and a checkpoint
+restores the same weights. Nothing is left behind.
 
 The estimate for GPUs is that of the check at the start of a run (`algorithm/gpu_memory.py`). docs/gpu.md says how
 far it was compared with one.
@@ -141,7 +140,7 @@ def _check_run(given: Mapping[str, Any], found: Findings, verbose: bool) -> None
     import ray
 
     from rllib_srl.cli.diagnosis.parts import of_environments, of_model, of_settings
-    from rllib_srl.cli.diagnosis.trial import of_replay, of_training
+    from rllib_srl.cli.diagnosis.trial import of_training
     from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
     from rllib_srl.cli.shared.settings import build_config
 
@@ -157,7 +156,6 @@ def _check_run(given: Mapping[str, Any], found: Findings, verbose: bool) -> None
     is_ours = not ray.is_initialized()
     start_ray(verbose)
     try:
-        found.add(of_replay(config, verbose))
         found.add(of_training(config, verbose))
     finally:
         if is_ours:

@@ -35,7 +35,6 @@ from rllib_srl.cli.shared.settings import (
     build_config,
     check,
     given_settings,
-    refuse_stub,
     with_underscores,
 )
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
@@ -74,8 +73,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if is_silent:
         print(json.dumps(figures, indent=1))
         return 0
-    no_model = " (engine = stub: no model)" if figures["engine"] == "stub" else ""
-    print(f"{figures['what']}{no_model} on {', '.join(figures['worlds'])}")
+    print(f"{figures['what']} on {', '.join(figures['worlds'])}")
     print(table(list(rows_of(figures))))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -138,8 +136,6 @@ def started(
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "callbacks": None}
         config = build_config({**values, **changed})
-        if checkpoint is None:
-            refuse_stub(config, "a model is measured")
         check(config)
         if needs_pool:
             creators, settings = config.world_creators(), config.world_configs()

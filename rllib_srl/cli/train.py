@@ -36,7 +36,6 @@ from rllib_srl.cli.shared.settings import (
     given_settings,
     grace_of,
     max_failures_of,
-    refuse_stub,
     with_underscores,
 )
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
@@ -92,8 +91,6 @@ def train(arguments: argparse.Namespace) -> int:
         again = ("--export", arguments.export.absolute())
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config, faults)  # before anything starts
-    if arguments.export:
-        refuse_stub(config, "--export writes a model")
     with showing_progress(last) as progress:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)

@@ -20,7 +20,7 @@ from rllib_srl.engine.canary import (
 from rllib_srl.engine.protocol import Engine, EngineBrokenError, EngineError, Sampling, Turn
 from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack, unpack, verify
 
-ENGINE_KINDS = ("vllm", "transformers", "stub")
+ENGINE_KINDS = ("vllm", "transformers")
 
 __all__ = [
     "ENGINE_KINDS",
@@ -64,7 +64,7 @@ def make_engine(kind: str, model_dir: str | Path, **settings: Any) -> Engine:
     """Build an engine.
 
     Args:
-        kind: "vllm", "transformers", or "stub" (no model, docs/stub.md), which takes `law` and `answers`.
+        kind: "vllm" or "transformers".
         model_dir: a local Hugging Face directory with weights and tokenizer.
         settings: `context_length`, `dtype`, `seed`, `max_num_seqs`, and other keyword arguments of the engine class.
 
@@ -80,8 +80,4 @@ def make_engine(kind: str, model_dir: str | Path, **settings: Any) -> Engine:
         from rllib_srl.engine.transformers_engine import TransformersEngine
 
         return TransformersEngine(model_dir, **settings)
-    if kind == "stub":
-        from rllib_srl.engine.stub.engine import StubEngine
-
-        return StubEngine(model_dir, **settings)
     raise ValueError(f"engine = {kind!r}; expected one of {', '.join(ENGINE_KINDS)}")

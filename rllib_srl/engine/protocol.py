@@ -120,7 +120,7 @@ class Engine(TurnWriter, Protocol):
     """A causal language model that generates and scores text with the weights of the last `load_weights`."""
 
     def expect(self, prompts: Mapping[str, Prompt]) -> None:
-        """Take the prompts that the coming requests are about, by group id: those of a stub's answers.
+        """Take the prompts that the coming requests are about, by group id.
 
         What was counted of requests of other groups, for their seeds, is forgotten.
         """

@@ -40,7 +40,6 @@ RARE |= {"num_groups_undone"}  # after a restore
 RARE |= {"turn_masked"}  # test_losses_in_the_learner.py
 RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
-RARE |= {"stub/gain", "stub/step_norm"}  # of runs without a model (test_stub_run.py)
 RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
 RARE |= {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
 NO_METRICS = ("Trackers",)  # headings of other sections

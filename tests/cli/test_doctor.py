@@ -17,7 +17,7 @@ from rllib_srl.cli import doctor
 from rllib_srl.cli.diagnosis.lines import FAILURE, OK, WARNING
 from rllib_srl.cli.diagnosis.parts import of_environments, of_model, of_settings
 from rllib_srl.cli.diagnosis.surroundings import of_build, of_directory, of_packages
-from rllib_srl.cli.diagnosis.trial import _gradient, _shares, of_replay
+from rllib_srl.cli.diagnosis.trial import _gradient
 from rllib_srl.engine.models import TINY_DIR
 from tests.small_worlds import Even
 
@@ -238,20 +238,6 @@ def test_wrong_settings_are_failures_of_one_line_each():
     assert any(text.startswith("lr = -1") for _, text in lines)
 
 
-def test_a_memory_that_is_never_drawn_from():
-    config = config_of(Asked).replay(revisit_fraction=0.0, reuse_fraction=0.0)
-    ((status, text),) = said(of_replay(config, verbose=False))
-    assert status == WARNING and "the memory is never drawn from" in text
-
-
-def test_realised_shares_against_the_set_ones():
-    wanted = {"revisit": 0.25, "reuse": 0.5}
-    lines = list(_shares(wanted, {"revisit_share_prompts": 0.24, "reuse_share_prompts": 0.0}))
-    assert [line.status for line in lines] == [OK, FAILURE]
-    lines = list(_shares(wanted, {"revisit_share_prompts": 0.1, "reuse_share_prompts": 0.45}))
-    assert [line.status for line in lines] == [WARNING, OK]
-
-
 @pytest.mark.parametrize(
     ("norm", "live", "status", "text"),
     [
@@ -264,7 +250,7 @@ def test_realised_shares_against_the_set_ones():
 def test_gradients(norm, live, status, text):
     played = {"num_groups_without_signal": 3, "num_groups": 4, "episode_return_mean": 0.5, "live_token_share": live}
     learned = {"default_policy": {"gradients_default_optimizer_global_norm": norm}}
-    line = _gradient({"env_runners": played, "learners": learned}, False)
+    line = _gradient({"env_runners": played, "learners": learned})
     assert line.status == status and line.text.startswith(text)
 
 
@@ -295,9 +281,9 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
     assert status == 0, out
     rows = [line.split(maxsplit=2) for line in out.splitlines() if line.startswith(("ok", "warning", "failure"))]
     found = {topic: status for status, topic, _ in rows}
-    expected = ("machine", "packages", "directory", "settings", "model", "environment", "replay", "gradient")
+    expected = ("machine", "packages", "directory", "settings", "model", "environment", "gradient")
     assert set(found) == {*expected, "checkpoint"}, out
-    assert all(found[name] == OK for name in ("settings", "model", "environment", "replay", "checkpoint")), out
+    assert all(found[name] == OK for name in ("settings", "model", "environment", "checkpoint")), out
     assert "0 failures" in out and not (tmp_path / "run").exists()
 
 

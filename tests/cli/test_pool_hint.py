@@ -64,7 +64,7 @@ def test_a_run_says_it_once_at_its_start(ray_here, data, tmp_path, capsys):
     at = TINY.index("--env")
     flags = [*TINY[:at], "--data", data, *TINY[at + 4 :], "--num_prompts_per_batch", str(NUM)]
     directory = str(tmp_path / "run")
-    assert train.main([*flags, "--engine", "stub", "--iterations", "4", "--out", directory, "--debug"]) == 0
+    assert train.main([*flags, "--engine", "transformers", "--iterations", "4", "--out", directory, "--debug"]) == 0
     said = capsys.readouterr().out
     assert said.count("hint: 4 iterations play each of the ") == 1
     assert said.index("hint: ") < said.index("iteration 1/4  ")

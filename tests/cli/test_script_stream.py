@@ -77,7 +77,7 @@ def test_a_stream_that_is_stopped_goes_on_and_compares_the_memory_over_all_order
 def test_the_online_accuracy_is_that_of_the_first_answers(
     ray_here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Without a model; the right answers to each fresh prompt at its first play, counted again from the groups."""
+    """With the tiny model; the right answers to each fresh prompt at its first play, counted again from the groups."""
     played, kept = defaultdict(list), SRL._kept
 
     def watched(algo, batches):
@@ -90,7 +90,7 @@ def test_the_online_accuracy_is_that_of_the_first_answers(
     monkeypatch.setattr(stream, "play", played_here)
     out = tmp_path / "out"
     assert (
-        stream.main(["--short", "--engine", "stub", "--evaluation_duration", "16", "--out", str(out), "--debug"]) == 0
+        stream.main(["--short", "--engine", "transformers", "--evaluation_duration", "16", "--out", str(out), "--debug"]) == 0
     )
     assert "online accuracy" in capsys.readouterr().out
     trials = json.loads((out / "stream.json").read_text())["trials"]

@@ -44,9 +44,6 @@ def of_model(config: SRLConfig) -> Iterator[Line]:
     try:
         directory = config.model_dir()
         tokenizer = load_tokenizer(directory)
-        if config.is_stub:
-            yield Line(OK, "model", f"tokenizer of {name} loads; engine = stub has no model")
-            return
         shape = ModelShape.of(directory)
         if shape is not None and shape.num_parameters > MOST_PARAMETERS:
             size = f"{shape.num_parameters / 1e9:.1f} billion parameters"

@@ -137,12 +137,6 @@ class RunFacts:
         return sorted(name.removeprefix(first).removesuffix(last) for name in names)
 
     @property
-    def is_stub(self) -> bool:
-        """Return whether the run has no model."""
-        engine = self.settings.get("engine")
-        return bool((engine.get("name") if isinstance(engine, Mapping) else engine) == "stub")
-
-    @property
     def silent_shares(self) -> np.ndarray:
         """Return the share of groups of equal rewards in each iteration."""
         num = self.values("env_runners/num_groups")
@@ -175,8 +169,7 @@ class RunFacts:
 
     def warnings(self) -> list[str]:
         """Return a line for each fault and each sign that little is learned."""
-        stub = ["no model was trained: engine = 'stub', the answers follow a law"] if self.is_stub else []
-        return [*stub, *(f"{meaning}: {num:,}" for num, meaning in self.faults.values()), *self._signs()]
+        return [*(f"{meaning}: {num:,}" for num, meaning in self.faults.values()), *self._signs()]
 
     def _signs(self) -> Iterator[str]:
         if self.has(REWARD) and not (self.values(REWARD) > 0).any():

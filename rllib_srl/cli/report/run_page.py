@@ -86,7 +86,7 @@ def opening(facts: RunFacts) -> Iterator[Block]:
     settings = facts.settings
     env = settings.get("env") or ", ".join(settings.get("worlds") or ())
     env = env or ("a stream of domains" if settings.get("stream") else "unknown environments")
-    what = f"{'The stub (no model)' if facts.is_stub else settings.get('model', 'A model')} on {env}"
+    what = f"{settings.get('model', 'A model')} on {env}"
     planned = settings.get(ITERATIONS.name)
     done = int(facts.iterations[-1])
     of = f" of {planned}" if planned else ""

@@ -361,16 +361,6 @@ def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
         check_machine_holds(SRL.default_resource_request(config), config)
 
 
-def refuse_stub(config: SRLConfig, what: str) -> None:
-    """Refuse a run without a model where one is needed.
-
-    Raises:
-        SettingsError: the engine is the stub.
-    """
-    if config.is_stub:
-        raise SettingsError(f"engine = 'stub' has no model; expected another engine: {what}")
-
-
 def in_flag_names(line: str) -> str:
     """Return an error message in the names of flags and YAML files."""
     return line.replace("model_config['model']", "model").replace("env_config of env", "env_config")
