@@ -89,9 +89,8 @@ def test_the_online_accuracy_is_that_of_the_first_answers(
     monkeypatch.setattr(SRL, "_kept", watched)
     monkeypatch.setattr(stream, "play", played_here)
     out = tmp_path / "out"
-    assert (
-        stream.main(["--short", "--engine", "transformers", "--evaluation_duration", "16", "--out", str(out), "--debug"]) == 0
-    )
+    flags = ["--short", "--engine", "transformers", "--evaluation_duration", "16", "--out", str(out), "--debug"]
+    assert stream.main(flags) == 0
     assert "online accuracy" in capsys.readouterr().out
     trials = json.loads((out / "stream.json").read_text())["trials"]
     assert len(trials) == 4 == len(played)
