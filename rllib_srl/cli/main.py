@@ -46,16 +46,15 @@ COMMANDS = {
     "dashboard": Command("serve a live page of a run in the browser"),
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "chat": Command("talk to a model, a checkpoint or a run in the terminal", starts_ray=True),
-    "play": Command("play an environment in the terminal"),
+    "env": Command("list environments, or play one in the terminal"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, explain, plot, export and verify the memory of a run", is_paged=True),
     "rate": Command("rate answers of a run; ratings become rewards and grades", folder="people", is_paged=True),
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
-    "doctor": Command("check this machine, or a whole run before it starts: model, grading, replay, gradient"),
+    "doctor": Command("check this machine, or a whole run before it starts: model, grading, gradient"),
     "contrib": Command("run a command of an optional method; without a name: list them", starts_ray=True),
-    "tokens": Command("check a chat template against token-exact training", starts_ray=True),
 }
 
 

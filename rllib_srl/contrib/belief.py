@@ -27,7 +27,7 @@ from typing import Any
 
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from rllib_srl.cli.play import json_object
+from rllib_srl.cli.env import json_object
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table

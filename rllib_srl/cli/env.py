@@ -1,10 +1,11 @@
-"""Play a text environment in a terminal: you are the policy and see observations, rewards and the reason for the end.
+"""List the environments, or play one in a terminal: you are the policy and see observations, rewards and the reason for the end.
 
-    srl play registers                                    a training prompt, then the next, until Ctrl-D
-    srl play grid --env-config '{"width": 3, "height": 3}' --split heldout --seed 7
-    srl play compare --prompt-id "17, 93, 40"             this one prompt
-    srl play compare --gold                               play the gold turns
-    printf ' 93\\n' | srl play compare --prompt-id "17, 93, 40"
+    srl env                                              the installed names
+    srl env registers                                    a training prompt, then the next, until Ctrl-D
+    srl env grid --env-config '{"width": 3, "height": 3}' --split heldout --seed 7
+    srl env compare --prompt-id "17, 93, 40"             this one prompt
+    srl env compare --gold                               play the gold turns
+    printf ' 93\\n' | srl env compare --prompt-id "17, 93, 40"
 
 ENV is an installed name, "package.module:Class" or another value of `SRLConfig.environment`. A line you type is one
 turn; the environment's first stop string is appended, as in an engine's turn. "\\n" in a line stands for a line break.

@@ -1,8 +1,8 @@
 """Check whether a model's chat template keeps earlier tokens when turns are added to a conversation.
 
-    srl tokens check smollm2-135m              the model, a directory or a tokeniser of the hub
-    srl tokens check DIR --template my.jinja   another template with that tokeniser
-    srl tokens check MODEL --turns turns.json  on this conversation: ["question", "answer", ...]
+    srl contrib tokens smollm2-135m              the model, a directory or a tokeniser of the hub
+    srl contrib tokens DIR --template my.jinja   another template with that tokeniser
+    srl contrib tokens MODEL --turns turns.json  on this conversation: ["question", "answer", ...]
 
 Tokens that a policy sampled must not change. A template that strips the thinking of earlier turns, trims white space,
 or formats the last message differently changes earlier tokens when a turn is added. Each conversation is rendered turn
@@ -132,19 +132,17 @@ def check(tokenizer: Any, conversations: dict[str, list[str]]) -> tuple[list[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the subcommand."""
+    """Run `srl contrib tokens`; return the exit status."""
     return run_cleanly(lambda: run(argv), debug="--debug" in (sys.argv if argv is None else argv))
 
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Check one model."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
-    commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("check", help="show the first earlier token that changes")
-    one.add_argument("model", metavar="MODEL", help="name or directory, as for --model of srl train")
-    one.add_argument("--template", type=Path, metavar="FILE", help="a Jinja template in place of the model's own")
-    one.add_argument("--turns", type=Path, metavar="FILE", help="JSON list of texts: question, answer, question, ...")
-    add_debug(one)
+    parser.add_argument("model", metavar="MODEL", help="name or directory, as for --model of srl train")
+    parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja template, not the model's own")
+    parser.add_argument("--turns", type=Path, metavar="FILE", help="JSON list: question, answer, question, ...")
+    add_debug(parser)
     arguments = parser.parse_args(argv)
     tokenizer = load_tokenizer(arguments.model)
     if arguments.template:

@@ -1,4 +1,4 @@
-"""Which templates rewrite the past: shown by srl tokens, refused or worked around by the chat transcript."""
+"""Which templates rewrite the past: shown by srl contrib tokens, refused or worked around by the chat transcript."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.cli import tokens
+from rllib_srl.contrib import tokens
 from rllib_srl.rollout.transcript import ChatTranscript
 from tests.rollout.fakes import CHATML, make_tokenizer
 
@@ -134,10 +134,10 @@ def test_a_template_that_rewrites_questions_is_refused(template):
 
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tokens, "load_tokenizer", lambda model: tokenizer_of(CHATML))
-    assert tokens.run(["check", "m"]) == 0
+    assert tokens.run(["m"]) == 0
     (tmp_path / "t.jinja").write_text(LAST_DIFFERS)
     (tmp_path / "turns.json").write_text(json.dumps(["a", "b", "c"]))
-    argv = ["check", "m", "--template", str(tmp_path / "t.jinja"), "--turns", str(tmp_path / "turns.json")]
+    argv = ["m", "--template", str(tmp_path / "t.jinja"), "--turns", str(tmp_path / "turns.json")]
     assert tokens.run(argv) == 1
     assert "turns.json: token " in capsys.readouterr().out
     (tmp_path / "turns.json").write_text("[1]")
@@ -145,7 +145,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         tokens.run(argv)
     monkeypatch.setattr(tokens, "load_tokenizer", lambda model: tokenizer_of(REFUSES_SHORT))
     with pytest.raises(ValueError, match="the chat template rejects a conversation of 5 messages: too long"):
-        tokens.run(["check", "m"])
+        tokens.run(["m"])
     monkeypatch.setattr(tokens, "load_tokenizer", lambda model: make_tokenizer())
     with pytest.raises(ValueError, match="m has no chat template"):
-        tokens.run(["check", "m"])
+        tokens.run(["m"])

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from rllib_srl.cli import play
+from rllib_srl.cli import env
 from rllib_srl.common.environments import WorldError
 
 COMPARE = ["rllib_srl.envs.math.compare:Compare", "--env-config", '{"num_shots": 0}', "--prompt-id", "17, 93, 40"]
@@ -14,7 +14,7 @@ REGISTERS = ["rllib_srl.envs.games.registers:Registers", "--env-config", '{"num_
 
 
 def said(capsys, argv, typed=""):
-    assert play.run(argv, io.StringIO(typed)) == 0
+    assert env.run(argv, io.StringIO(typed)) == 0
     return capsys.readouterr().out
 
 
@@ -58,13 +58,13 @@ def test_text_that_steers_a_terminal_is_shown_and_not_sent(capsys):
 
 def test_an_unknown_world_or_setting_is_one_clear_error(capsys):
     with pytest.raises(WorldError, match="environment 'contrast' is unknown; expected one of "):
-        play.run(["contrast"])
+        env.run(["contrast"])
     with pytest.raises(ValueError, match="num_shot is not a setting"):
-        play.run(["rllib_srl.envs.math.compare:Compare", "--env-config", '{"num_shot": 1}'])
+        env.run(["rllib_srl.envs.math.compare:Compare", "--env-config", '{"num_shot": 1}'])
     with pytest.raises(ValueError, match="prompt_id = 'none'; expected distinct numbers"):
-        play.run([*COMPARE[:-1], "none"], io.StringIO())
+        env.run([*COMPARE[:-1], "none"], io.StringIO())
     with pytest.raises(SystemExit):
-        play.run(["compare", "--env-config", "[1]"])
+        env.run(["compare", "--env-config", "[1]"])
     assert "expected a JSON object" in capsys.readouterr().err
 
 
