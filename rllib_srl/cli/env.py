@@ -1,4 +1,4 @@
-"""List the environments, or play one in a terminal: you are the policy and see observations, rewards and the reason for the end.
+"""List the environments, or play one in a terminal: you write the turns and see observations, rewards and the end.
 
     srl env                                              the installed names
     srl env registers                                    a training prompt, then the next, until Ctrl-D
