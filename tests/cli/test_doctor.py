@@ -302,14 +302,14 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
 )
 def test_the_short_runs_of_valid_settings_are_valid(flags):
     from rllib_srl.algorithm.validation import faults_of
-    from rllib_srl.cli.diagnosis.trial import _small, _without_model
+    from rllib_srl.cli.diagnosis.trial import _small
     from rllib_srl.cli.doctor import parse
     from rllib_srl.cli.shared.settings import build_config, given_settings
 
     config = build_config(given_settings(parse(["--env", "compare", "--model", "tiny", *flags])))
     before = config.num_env_runners
-    for own in (config, _small(config, 4), _without_model(config)):
+    for own in (config, _small(config)):
         assert faults_of(own) == []
-    assert _small(config, 4).num_env_runners == int(bool(config.max_lag) or config.is_sharded)
-    assert _small(config, 4).num_learners == (config.num_learners if config.is_sharded else 0)
+    assert _small(config).num_env_runners == int(bool(config.max_lag) or config.is_sharded)
+    assert _small(config).num_learners == (config.num_learners if config.is_sharded else 0)
     assert config.num_env_runners == before
