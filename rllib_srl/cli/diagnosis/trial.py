@@ -74,8 +74,9 @@ def _small(config: SRLConfig) -> SRLConfig:
     It runs in this process, unless it needs GPUs, a runner, or learners that hold a shard each.
     """
     own: SRLConfig = config.copy(copy_frozen=False)
+    own.callbacks(None)
     changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, MOST_PROMPTS), "num_transcripts": 0}
-    changed |= {"checkpoint_every": 0, "evaluation_interval": None, "callbacks": None}
+    changed |= {"checkpoint_every": 0, "evaluation_interval": None}
     if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
         if config.is_sharded:  # learners are processes, and so must be what plays
             changed |= {"num_env_runners": 1}
