@@ -86,12 +86,6 @@ class Sentences(TurnWorld):
         """Return a sentence with full grades."""
         return [f" {_gold(self._words(prompt_id))}\n"]
 
-    def graded_turns(self, prompt_id: str) -> dict[int, list[str]]:
-        """Return grade from 1 to 4 -> turns with this mean grade of the criteria; 3 has all but the words."""
-        words = self._words(prompt_id)
-        others = [noun for noun in _NOUNS if noun not in words][: len(words)]
-        return {1: [" ??\n"], 2: [" Yes.\n"], 3: [f" {_gold(others)}\n"], 4: self.gold_turns(prompt_id)}
-
     def begin(self, prompt_id: str) -> str:
         """State the words and the bounds."""
         words = self._words(prompt_id)

@@ -2,7 +2,7 @@
 
 Around.__init__(name, config)      self.world, and its domain and stop strings
 prompt_ids, gold_turns, tool_schemas, system_prompt, close: the inner environment's
-domain_of, split_of, graded_turns, data_question, shot_ids: the inner environment's if it has them
+domain_of, split_of, data_question, shot_ids: the inner environment's if it has them
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Around(gymnasium.Env[str, str]):
         self.world = inner_world(world, world_config)
         self.domain = str(getattr(self.world, "domain", world))
         self.stop_strings: tuple[str, ...] = tuple(getattr(self.world, "stop_strings", ()))
-        for name in ("domain_of", "split_of", "graded_turns", "data_question", "shot_ids"):
+        for name in ("domain_of", "split_of", "data_question", "shot_ids"):
             if hasattr(self.world, name):
                 setattr(self, name, getattr(self.world, name))
 

@@ -12,7 +12,6 @@ Optional attributes:
     prompt_ids                                  prompts of a split; needs reset(options={"prompt_id", "history"})
     pool_ids, num_prompts                       of a finite set: its prompts, graded by right answers; their number
     domain, stop_strings, gold_turns
-    graded_turns(prompt_id)                     grade 1 to 4 -> turns, of environments with a rubric
     data_question(prompt_id)                    question and answer of a row of data
     shot_ids                                    prompts that every prompt shows as solved examples
     tool_schemas, system_prompt                 of the episode, for the chat template

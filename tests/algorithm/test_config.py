@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
 import rllib_srl
@@ -318,3 +319,19 @@ def test_engines_share_the_cores_unless_openmp_is_told_otherwise(monkeypatch, gi
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert engine_threads(num_engines) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("contrib.tracker:wandb", "did you mean 'contrib.trackers'?"),
+        ("contrib.trackers:wand", "has no attribute 'wand'"),
+        ("math:sqrt", "expected a subclass of RLlibCallback, got"),
+    ],
+)
+def test_callbacks_are_named_and_a_wrong_name_is_one_line(name, fault):
+    found = SRLConfig().callbacks(["contrib.trackers:wandb", RLlibCallback]).callbacks_class
+    assert [one.__name__ for one in found] == ["Wandb", "RLlibCallback"]
+    with pytest.raises(ValueError, match=r"^callbacks = ") as caught:
+        SRLConfig().update_from_dict({"callbacks": name})
+    assert fault in str(caught.value) and "\n" not in str(caught.value)

@@ -12,13 +12,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.shown_settings import settings_to_log
 from rllib_srl.contrib.trackers import Tracker, TrackerError
+from tests.small_worlds import small_config
 
 REWARD = "env_runners/episode_return_mean"
 
@@ -112,6 +114,33 @@ def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch
     config = SRLConfig().callbacks("contrib.trackers:trackio")
     with pytest.raises(TrackerError, match=r"needs the package trackio: pip install 'rllib_srl\[trackio\]'"):
         config.callbacks_class().on_algorithm_init(algorithm=algorithm(tmp_path))
+
+
+class Noted(Tracker):
+    """Notes what it was called with."""
+
+    name = "noted"
+    calls: ClassVar[list[Any]] = []
+
+    def start(self, directory: Path, settings: Mapping[str, Any], run_id: str | None) -> tuple[str, str]:
+        self.calls.append(run_id)
+        return "r1", "here"
+
+    def send(self, iteration: int, numbers: Mapping[str, float]) -> None:
+        self.calls.append((iteration, numbers[REWARD]))
+
+    def finish(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.mark.slow
+def test_a_run_sends_each_iteration_and_ends_its_tracker(random_llama_dir: Path, tmp_path: Path, ray_here: Any) -> None:
+    algo = small_config(random_llama_dir, tmp_path).callbacks([Noted, RLlibCallback]).build_algo()
+    try:
+        rewards = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(2)]
+    finally:
+        algo.stop()
+    assert Noted.calls == [None, (1, rewards[0]), (2, rewards[1]), "end"]
 
 
 # --- the real ones, offline
