@@ -62,7 +62,7 @@ from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
-from rllib_srl.common.rules import Rules
+from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.common.setting_checks import is_integer, is_number
 from rllib_srl.common.setting_tables import Setting, public
 from rllib_srl.curriculum import PlannerSettings
@@ -229,17 +229,21 @@ class SRLConfig(AlgorithmConfig):
         return self._assign_short("planner", kwargs, PLANNER)
 
     def callbacks(self, callbacks_class: Any = NotProvided, **kwargs: Any) -> SRLConfig:
-        """Set RLlib's callbacks; a class may be named: "contrib.wandb", "my_module:MyCallback", or a list of such.
+        """Set RLlib's callbacks; a class may be named: "contrib.trackers:wandb", "my_module:MyCallback", or a list of such.
 
         Raises:
             ValueError: the name of no class of callbacks.
         """
-        if isinstance(callbacks_class, str):
-            callbacks_class = _callback(callbacks_class)
-        elif isinstance(callbacks_class, list | tuple):
-            callbacks_class = [_callback(one) if isinstance(one, str) else one for one in callbacks_class]
-        super().callbacks(callbacks_class, **kwargs)
+        super().callbacks(_callbacks(callbacks_class), **kwargs)
         return self
+
+    def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
+        """Set settings by name; callbacks may be named as in `callbacks`."""
+        values = dict(config_dict)
+        for name in values.keys() & {"callbacks", "callbacks_class"}:
+            values[name] = _callbacks(values[name])
+        config: SRLConfig = super().update_from_dict(values)
+        return config
 
     def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Setting]) -> SRLConfig:
         names = {name.removeprefix(f"{part}_") for name in _taken(table)}
@@ -684,6 +688,14 @@ def _divide(
         raise TypeError(_refusal(part, unknown, {*public(table), *theirs} - {"self", "kwargs"}))
     ours = {name: value for name, value in values.items() if name in taken}
     return ours, {name: value for name, value in values.items() if name not in taken}
+
+
+def _callbacks(given: Any) -> Any:
+    """Return callbacks with names replaced by classes; RLlib's own form of a class, "module.Class", stays."""
+    if isinstance(given, list | tuple):
+        return [_callbacks(one) for one in given]
+    is_name = isinstance(given, str) and (":" in given or given.startswith(CONTRIB) or "." not in given)
+    return _callback(given) if is_name else given
 
 
 def _callback(name: str) -> type[RLlibCallback]:
