@@ -229,7 +229,7 @@ class SRLConfig(AlgorithmConfig):
         return self._assign_short("planner", kwargs, PLANNER)
 
     def callbacks(self, callbacks_class: Any = NotProvided, **kwargs: Any) -> SRLConfig:
-        """Set RLlib's callbacks; a class may be named: "contrib.trackers:wandb", "my_module:MyCallback", or a list of such.
+        """Set RLlib's callbacks, by class or by name: "contrib.trackers:wandb", "my_module:MyCallback", or a list.
 
         Raises:
             ValueError: the name of no class of callbacks.
