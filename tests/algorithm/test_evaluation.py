@@ -91,7 +91,7 @@ def test_the_accuracy_on_the_pool_is_of_its_own_prompts_by_right_answers(ray_her
     assert sorted(group.prompt.prompt_id for group in played) == sorted(own.pool_ids())
     assert all(group.rewards_G.shape == (1,) for group in played)
     right = {group.prompt.prompt_id: bool(group.rewards_G[0] >= 0.999) for group in played}
-    assert 3 < sum(right.values()) < 27
+    assert 0 < sum(right.values()) < 30
     assert results["accuracy"] == pytest.approx(sum(right.values()) / 30) and again == results
     assert (results["accuracy_low"], results["accuracy_high"]) == wilson_interval(sum(right.values()), 30)
     assert (results["num_prompts"], results["num_lost"]) == (30, 0)

@@ -23,7 +23,7 @@ def questions(path: Path, num: int) -> Path:
     return path
 
 
-def played_here(plan: Plan, missing: list[tuple[str, int]], verbose: bool, trust: bool) -> list[Exception]:
+def played_here(plan: Plan, missing: list[tuple[str, int]], verbose: bool, trust: bool, retries: int) -> list:
     """Run trials in this process, which saves the start of Tune's processes."""
     for arm, seed in missing:
         config = config_of(plan, arm, seed, plan.directory, trust=trust)
@@ -42,11 +42,11 @@ def test_a_stream_that_is_stopped_goes_on_and_compares_the_memory_over_all_order
 ) -> None:
     out, played, orders = tmp_path / "out", stream.play, []
 
-    def stopped_in_the_second(plan, missing, verbose, trust):
+    def stopped_in_the_second(plan, missing, verbose, trust, retries):
         orders.append(plan.study.name)
         if len(orders) == 2:
             raise KeyboardInterrupt
-        return played(plan, missing, verbose, trust)
+        return played(plan, missing, verbose, trust, retries)
 
     monkeypatch.setattr(stream, "play", stopped_in_the_second)
     tasks = ["--tasks", "compare={num_shots: 0}", str(questions(tmp_path / "mine.jsonl", 400))]
